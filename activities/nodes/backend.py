@@ -1,0 +1,52 @@
+"""What every way of running nodes must offer: the seam between the workflows and processes, pods or actors.
+
+A backend holds no state that matters: it is asked again after any crash of the worker, and must then do the same
+once more without doing it twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from workflows.messages import CreatedNode, NodeEvent, NodeRef, NodeRequest, WatchRequest
+
+
+class NodeBackend(Protocol):
+    """Creates, deletes and watches nodes.
+
+    Invariants:
+        - Names are deterministic: creating the same incarnation twice makes one node, and an incarnation that has
+          ended is never started again under its name.
+        - Deleting what does not exist succeeds. When `delete` returns, no process of the incarnation runs.
+        - A node outlives the worker that created it.
+        - `watch` begins with one event for every node of the group that exists, so that a new watch learns what the
+          last one missed; events may repeat.
+    """
+
+    name: str
+    """As the spec's `backend` names it."""
+
+    async def create(self, request: NodeRequest) -> CreatedNode:
+        """Makes the node exist. Returns before its agent has spoken.
+
+        Raises:
+            NodeRefused: if this request can never succeed.
+        """
+        ...
+
+    async def delete(self, node: NodeRef) -> None:
+        """Ends the node: SIGTERM, the grace, SIGKILL, and everything that it left."""
+        ...
+
+    async def describe(self, node: NodeRef) -> NodeEvent | None:
+        """The node's state now; None where it does not exist."""
+        ...
+
+    def watch(self, request: WatchRequest) -> AsyncIterator[tuple[NodeEvent, ...]]:
+        """Yields batches of facts for as long as it is iterated."""
+        ...
+
+
+class NodeRefused(Exception):
+    """The backend will never create this node; the message says which field to change, and to what."""

@@ -1,0 +1,101 @@
+"""Every interval, timeout and grace of Perdure, each with its reason.
+
+They are knobs of the spec (`timing:`), so that a site can tune one without a release; nothing else in the code
+holds a duration that a user could want to change.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from .durations import Duration
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class LeaseTiming(_Section):
+    """How long a silent node is believed. A lapsed lease means unreachable, never failed."""
+
+    heartbeat: Duration = timedelta(seconds=2)
+    """How often an agent renews its lease. Billed per call on Temporal Cloud, where 10s is advised."""
+    timeout: Duration = timedelta(seconds=6)
+    """A lease not renewed for this long lapses: three missed heartbeats."""
+    schedule_to_start: Duration = timedelta(seconds=4)
+    """How long a lease may wait for its agent to take it, before the node counts as unreachable."""
+
+    @model_validator(mode="after")
+    def _timeout_exceeds_heartbeat(self) -> LeaseTiming:
+        if self.timeout < 2 * self.heartbeat:
+            raise ValueError(
+                "lease.timeout must be at least twice lease.heartbeat, or one late heartbeat loses the lease"
+            )
+        return self
+
+
+class SignalTiming(_Section):
+    """What telemetry may cost. Signals make history: a group of nodes sends at most two a second."""
+
+    heartbeat: Duration = timedelta(seconds=10)
+    """The shortest interval of a node's heartbeat signal; larger groups wait longer (nodes x 0.5 s)."""
+    heartbeat_per_node: Duration = timedelta(milliseconds=500)
+    """Heartbeat interval per node of the group: keeps a group within two signals a second."""
+    metrics_every: int = Field(default=6, ge=1)
+    """Every how many heartbeats the CPU, memory and GPU figures ride along."""
+    edge_batch: Duration = timedelta(milliseconds=200)
+    """A group gathers its nodes' edges this long before the next message to its job; the first goes at once."""
+
+
+class RendezvousTiming(_Section):
+    """How a world is formed."""
+
+    last_call: Duration = timedelta(seconds=5)
+    """Once `min` nodes are ready, how long to wait for more before starting without them."""
+    join_timeout: Duration = timedelta(minutes=10)
+    """How long to wait for `min` nodes before the job stops with that reason; also its wait for a replacement
+    where `recovery.replace_timeout` does not say otherwise."""
+    take_timeout: Duration = timedelta(seconds=60)
+    """How long a member may take from the command to having entered the world; restarts of ranks that handle
+    SIGTERM are the slow case."""
+    victim_grace: Duration = timedelta(seconds=1)
+    """Where every report so far says only that a peer went away, how long to wait for the culprit's own report."""
+
+
+class CommandTiming(_Section):
+    """Commands are short activities on a node's own queue."""
+
+    schedule_to_start: Duration = timedelta(seconds=4)
+    """How long a command may wait for its agent to take it (70 ms is usual)."""
+    start_to_close: Duration = timedelta(seconds=10)
+    """How long an agent may take to carry a command out."""
+
+
+class ProcessTiming(_Section):
+    """How processes are stopped on a node."""
+
+    stop_grace: Duration = timedelta(seconds=2)
+    """From SIGTERM to SIGKILL for ranks of a generation that is over: they have nothing left to save."""
+    orphan_grace: Duration = timedelta(0)
+    """How long training goes on when the control plane answers that the job does not exist; 0 is for ever."""
+    log_max_bytes: int = Field(default=64 * 1024 * 1024, ge=4096)
+    """Size in bytes at which a node's log is rotated; four rotated files are kept."""
+
+
+class Timing(_Section):
+    """Intervals, timeouts and graces. The defaults were measured; change one at a time."""
+
+    lease: LeaseTiming = LeaseTiming()
+    """How long a silent node is believed."""
+    signals: SignalTiming = SignalTiming()
+    """What telemetry may cost."""
+    rendezvous: RendezvousTiming = RendezvousTiming()
+    """How a world is formed."""
+    commands: CommandTiming = CommandTiming()
+    """Commands to nodes."""
+    processes: ProcessTiming = ProcessTiming()
+    """How processes are stopped and their logs kept."""
+    owner_check: Duration = timedelta(seconds=30)
+    """How often a group's watch asks whether its job still runs; a closed job means wind down."""

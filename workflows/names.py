@@ -1,0 +1,44 @@
+"""Every name that others see: workflow IDs, task queues, node names.
+
+A job's name may be used again while the last run's nodes still wind down, so all that belongs to one run carries
+its uid: the first 8 hexadecimal digits of the first run ID of its workflow.
+"""
+
+from __future__ import annotations
+
+WORKER_TASK_QUEUE = "perdure"
+"""Workflows and short activities."""
+WATCH_TASK_QUEUE = "perdure-watch"
+"""Long watches only, so that they cannot starve the short activities of slots."""
+
+TRAINING_JOB = "TrainingJob"
+NODE_GROUP = "NodeGroup"
+
+NODES_PER_GROUP = 128
+"""Nodes that one NodeGroup leads: 128 leases are re-held in about a second after continue-as-new."""
+
+
+def job_workflow_id(namespace: str, name: str) -> str:
+    return f"job/{namespace}/{name}"
+
+
+def uid_of(first_run_id: str) -> str:
+    return first_run_id.replace("-", "")[:8]
+
+
+def group_index(rank: int) -> int:
+    return rank // NODES_PER_GROUP
+
+
+def group_workflow_id(job_id: str, uid: str, role: str, group: int) -> str:
+    return f"{job_id}/{uid}/{role}/{group}"
+
+
+def node_task_queue(uid: str, role: str, rank: int, incarnation: int) -> str:
+    return f"node/{uid}/{role}-{rank}/{incarnation}"
+
+
+def node_name(job_name: str, role: str, rank: int, uid: str, incarnation: int) -> str:
+    """The name of a pod or a node's folder; at most 63 characters, as Kubernetes' labels allow."""
+    suffix = f"-{role}-{rank}-{uid}{incarnation}"
+    return job_name[: 63 - len(suffix)].rstrip("-") + suffix
