@@ -10,7 +10,7 @@ import re
 from datetime import timedelta
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, WithJsonSchema
 
 _UNITS = {
     "ms": timedelta(milliseconds=1),
@@ -24,22 +24,32 @@ _WHOLE = re.compile(rf"(?:{_PART.pattern})+")
 
 
 def parse_duration(value: Any) -> timedelta:
-    """Reads a duration.
+    """Reads a duration, to the millisecond.
 
     Raises:
-        ValueError: if the text is no duration, or the duration is negative.
+        ValueError: if the text is no duration, or the duration is negative or beyond what a `timedelta` holds.
     """
-    if isinstance(value, timedelta):
-        duration = value
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        duration = timedelta(seconds=value)
-    elif isinstance(value, str) and _WHOLE.fullmatch(text := value.replace(" ", "")):
-        duration = sum((float(number) * _UNITS[unit] for number, unit in _PART.findall(text)), timedelta())
-    else:
+    try:
+        duration = _read(value)
+    except (OverflowError, ValueError):
+        duration = None
+    if duration is None:
         raise ValueError("expected a duration such as 30s, 10m, 1h30m or 2d")
     if duration < timedelta():
         raise ValueError("expected a duration that is not negative")
     return duration
+
+
+def _read(value: Any) -> timedelta | None:
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        duration = timedelta(seconds=value)
+    elif isinstance(value, str) and _WHOLE.fullmatch(text := value.replace(" ", "")):
+        duration = sum((float(number) * _UNITS[unit] for number, unit in _PART.findall(text)), timedelta())
+    else:
+        return None
+    return timedelta(milliseconds=round(duration / timedelta(milliseconds=1)))
 
 
 def format_duration(duration: timedelta) -> str:
@@ -53,18 +63,32 @@ def format_duration(duration: timedelta) -> str:
     return "".join(parts) or "0s"
 
 
+def _longer_than_zero(duration: timedelta) -> timedelta:
+    if not duration:
+        raise ValueError("expected a duration longer than 0")
+    return duration
+
+
+_SCHEMA = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "string", "pattern": r"^(\d+(\.\d+)?(ms|s|m|h|d) *)+$"},
+            {"type": "number", "minimum": 0, "description": "seconds"},
+        ],
+        "examples": ["30s", "10m", "1h30m"],
+    }
+)
+
 Duration = Annotated[
-    timedelta,
-    BeforeValidator(parse_duration),
-    PlainSerializer(format_duration, return_type=str),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "pattern": r"^(\d+(\.\d+)?(ms|s|m|h|d) *)+$"},
-                {"type": "number", "minimum": 0, "description": "seconds"},
-            ],
-            "examples": ["30s", "10m", "1h30m"],
-        }
-    ),
+    timedelta, BeforeValidator(parse_duration), PlainSerializer(format_duration, return_type=str), _SCHEMA
 ]
 """A non-negative `timedelta`; in YAML and JSON a text such as `1h30m`, or a number of seconds."""
+
+PositiveDuration = Annotated[
+    timedelta,
+    BeforeValidator(parse_duration),
+    AfterValidator(_longer_than_zero),
+    PlainSerializer(format_duration, return_type=str),
+    _SCHEMA,
+]
+"""A `Duration` longer than 0."""

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from .base import Section
 from .durations import Duration
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class LeaseTiming(_Section):
+class LeaseTiming(Section):
     """How long a silent node is believed. A lapsed lease means unreachable, never failed."""
 
     heartbeat: Duration = timedelta(seconds=2)
@@ -36,7 +33,7 @@ class LeaseTiming(_Section):
         return self
 
 
-class SignalTiming(_Section):
+class SignalTiming(Section):
     """What telemetry may cost. Signals make history: a group of nodes sends at most two a second."""
 
     heartbeat: Duration = timedelta(seconds=10)
@@ -49,7 +46,7 @@ class SignalTiming(_Section):
     """A group gathers its nodes' edges this long before the next message to its job; the first goes at once."""
 
 
-class RendezvousTiming(_Section):
+class RendezvousTiming(Section):
     """How a world is formed."""
 
     last_call: Duration = timedelta(seconds=5)
@@ -64,7 +61,7 @@ class RendezvousTiming(_Section):
     """Where every report so far says only that a peer went away, how long to wait for the culprit's own report."""
 
 
-class CommandTiming(_Section):
+class CommandTiming(Section):
     """Commands are short activities on a node's own queue."""
 
     schedule_to_start: Duration = timedelta(seconds=4)
@@ -73,7 +70,7 @@ class CommandTiming(_Section):
     """How long an agent may take to carry a command out."""
 
 
-class ProcessTiming(_Section):
+class ProcessTiming(Section):
     """How processes are stopped on a node."""
 
     stop_grace: Duration = timedelta(seconds=2)
@@ -84,7 +81,7 @@ class ProcessTiming(_Section):
     """Size in bytes at which a node's log is rotated; four rotated files are kept."""
 
 
-class Timing(_Section):
+class Timing(Section):
     """Intervals, timeouts and graces. The defaults were measured; change one at a time."""
 
     lease: LeaseTiming = LeaseTiming()

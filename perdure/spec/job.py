@@ -1,0 +1,116 @@
+"""The job specification: everything that a person says about a training job.
+
+Field names are the standard terms of Kubernetes, Kueue, torchrun and Kubeflow. The models import little, since
+workflows read specifications inside Temporal's sandbox.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from .base import DnsLabel, JobName, LabelKey, LabelValue, Matching, RoleName, SecretReference, Section
+from .data import Notification, Outputs, Volume, Workdir
+from .durations import Duration
+from .recovery import Limits, Recovery, Retry
+from .roles import Role
+from .timing import Timing
+
+
+class Backend(StrEnum):
+    """Where nodes come from."""
+
+    LOCAL = "local"
+    """Processes on the worker's machine."""
+    KUBERNETES = "kubernetes"
+    """Pods."""
+    RAY = "ray"
+    """Ray actors."""
+    JOINED = "joined"
+    """Nodes that someone else started, such as Slurm, and that join by `perdure join`."""
+
+
+_OWN_VARIABLES = frozenset(
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK ROLE_RANK MASTER_ADDR MASTER_PORT".split()
+)
+
+Variable = Annotated[
+    str,
+    Matching(
+        pattern=r"[A-Za-z_][A-Za-z0-9_]*", expected="the name of an environment variable: letters, digits, underscores"
+    ),
+]
+
+
+class JobSpec(Section):
+    """A training job."""
+
+    name: JobName
+    """What the job is called; unique in its namespace while it runs."""
+    namespace: DnsLabel = "default"
+    """The tenant: the namespace on Kubernetes, and part of the workflow's ID."""
+    labels: dict[LabelKey, LabelValue] = {}
+    """Labels for finding and accounting; they go to pods, metrics and reports."""
+    backend: Backend = Backend.LOCAL
+    """Where nodes come from. Usually the site says so (a context of the command line, or `--backend`)."""
+    runtime: DnsLabel | None = None
+    """The name of an administrator's preset, merged under this specification."""
+    queue: str | None = None
+    """The queue of Kueue or Volcano that admits the job."""
+    priority_class: str | None = None
+    """Kubernetes' PriorityClass of the job's pods."""
+    workdir: Workdir | None = None
+    """The folder that commands run in."""
+    env: dict[Variable, str] = {}
+    """Environment variables of the job's processes. `${job.name}` and `${job.namespace}` are filled in."""
+    secrets: dict[Variable, SecretReference] = {}
+    """Environment variables whose value is a secret's, as name/key; values never enter Temporal."""
+    volumes: list[Volume] = []
+    """Persistent volume claims, mounted in every node."""
+    roles: dict[RoleName, Role]
+    """The job's nodes, by the name of their role; this release runs exactly one role."""
+    recovery: Recovery = Recovery()
+    """How a lost node is made up for."""
+    retry: Retry = Retry()
+    """How often failures are repaired before the job stops."""
+    limits: Limits = Limits()
+    """How long the job and its parts may take."""
+    outputs: Outputs = Outputs()
+    """Where what the job leaves behind is kept."""
+    hold_on_failure: Duration | None = None
+    """How long the nodes of a failed job are kept for looking at; none is not at all."""
+    ttl_after_finished: Duration | None = None
+    """How long after its end the job's leftovers are deleted; none is never."""
+    notifications: list[Notification] = []
+    """Whom to tell of what."""
+    timing: Timing = Timing()
+    """Intervals, timeouts and graces of Perdure itself."""
+
+    @property
+    def role(self) -> tuple[str, Role]:
+        """The job's one role and its name."""
+        ((name, role),) = self.roles.items()
+        return name, role
+
+    @field_validator("roles")
+    @classmethod
+    def _has_one_role(cls, roles: dict[str, Role]) -> dict[str, Role]:
+        if not roles:
+            raise ValueError("expected one role, such as worker")
+        if len(roles) > 1:
+            raise ValueError(f"has {len(roles)} roles ({', '.join(roles)}); this release runs exactly one role per job")
+        return roles
+
+    @field_validator("env", "secrets")
+    @classmethod
+    def _leaves_our_variables(cls, variables: dict[str, str]) -> dict[str, str]:
+        for name in variables:
+            if name in _OWN_VARIABLES:
+                raise ValueError(f"{name} is set for each process by the rendezvous; remove it")
+            if name.startswith("PERDURE_"):
+                raise ValueError(f"{name} is reserved: names that begin with PERDURE_ are Perdure's own; rename it")
+            if name.startswith("PET_"):
+                raise ValueError(f"{name} is an option of torchrun that Perdure sets; use nodes or nproc_per_node")
+        return variables

@@ -1,0 +1,60 @@
+"""What happens when something fails: which repair, how often, and for how long."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import Integer, Section
+from .durations import Duration, PositiveDuration
+
+
+class CapacityLoss(StrEnum):
+    """What a job does that has fewer nodes than before."""
+
+    SHRINK = "shrink"
+    """Goes on at once with the nodes it has, down to `nodes.min`, and grows again when a replacement is ready."""
+    WAIT = "wait"
+    """Waits for a replacement, for `replace_timeout`; then goes on with what it has, if that is enough."""
+    FAIL = "fail"
+    """Stops."""
+
+
+class Recovery(Section):
+    """How a lost node is made up for."""
+
+    on_capacity_loss: CapacityLoss = CapacityLoss.SHRINK
+    """`shrink` goes on with fewer nodes (only where `nodes.min` allows it), `wait` waits for a replacement, `fail`
+    stops the job."""
+    spares: Integer = Field(default=0, ge=0)
+    """Nodes held ready beside the job, that take a lost node's place at once."""
+    replace_timeout: PositiveDuration = timedelta(minutes=10)
+    """How long the job waits for a replacement that it cannot go on without."""
+
+
+class Retry(Section):
+    """How often failures are repaired before the job stops with the reason."""
+
+    max_restarts: Integer = Field(default=10, ge=0)
+    """Restarts allowed within `window`. Losses of nodes count; scaling and resuming by users do not."""
+    window: PositiveDuration = timedelta(hours=1)
+    """Only restarts of the last this long count against `max_restarts`."""
+    no_progress_limit: Integer = Field(default=3, ge=1)
+    """The job stops after this many restarts in a row without a step beyond the furthest one so far."""
+    fatal_exit_codes: list[Annotated[Integer, Field(ge=1, le=255)]] = [2]
+    """A process that exits with one of these stops the job at once; 2 is what Python programs exit with when called
+    with wrong arguments."""
+
+
+class Limits(Section):
+    """How long a job and its parts may take."""
+
+    active_deadline: PositiveDuration | None = None
+    """The job is stopped this long after it began; none is never."""
+    queue_timeout: PositiveDuration | None = None
+    """The job is stopped if a queue has not admitted it within this time; none is never."""
+    termination_grace_period: Duration = timedelta(seconds=30)
+    """From SIGTERM to SIGKILL when the job's processes are stopped for good: time to save."""

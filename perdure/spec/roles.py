@@ -1,0 +1,221 @@
+"""The nodes of a job: how many, what runs on them and what they need."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
+
+from .base import DnsLabel, Integer, Quantity, Section
+
+_RANGE = re.compile(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?")
+_NODES_EXPECTED = "a number of nodes such as 4, a range such as 2:8, or a mapping of min, max and unit"
+
+
+class NodeCount(Section):
+    """How many nodes train together. Also written `16` (fixed) or `"2:8"` (min and max)."""
+
+    min: Integer = Field(ge=1, le=10_000)
+    """The fewest nodes that a world is formed with."""
+    max: Integer = Field(ge=1, le=10_000)
+    """The nodes that are asked for, and the most that a world is formed with. More than `min` makes the job elastic:
+    a smaller world has a smaller global batch unless the script adapts."""
+    unit: Integer = Field(default=1, ge=1)
+    """Worlds are formed with a multiple of this many nodes, such as the nodes that hold one model replica."""
+
+    @property
+    def elastic(self) -> bool:
+        """Whether worlds may differ in size."""
+        return self.min < self.max
+
+    def __str__(self) -> str:
+        """As torchrun's `--nnodes` takes it."""
+        return f"{self.min}:{self.max}" if self.elastic else str(self.max)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Any:
+        if isinstance(value, dict | NodeCount):
+            return value
+        match = _RANGE.fullmatch(str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else None
+        if match is None:
+            raise ValueError(f"expected {_NODES_EXPECTED}")
+        least, most = int(match[1]), int(match[2] or match[1])
+        if least < 1:
+            raise ValueError("expected at least 1 node")
+        return {"min": least, "max": most}
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> NodeCount:
+        if self.min > self.max:
+            raise ValueError(f"min is {self.min} and max is {self.max}; expected min to be at most max")
+        if self.min % self.unit or self.max % self.unit:
+            raise ValueError(
+                f"unit is {self.unit}; expected min ({self.min}) and max ({self.max}) to be multiples of it"
+            )
+        return self
+
+
+def _read_processes(value: Any) -> Any:
+    if value is None:
+        return "auto"
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if value in ("gpu", "auto") or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1024):
+        return value
+    raise ValueError("expected an integer from 1 to 1024, gpu or auto")
+
+
+Processes = Annotated[
+    int | Literal["gpu", "auto"],
+    BeforeValidator(_read_processes),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 1024}, {"enum": ["gpu", "auto", None]}]}),
+]
+"""Processes per node: a number, `gpu` (one per GPU) or `auto` (one per GPU, or 1 where there is none)."""
+
+
+class RendezvousMode(StrEnum):
+    """How the processes of a node learn of their world."""
+
+    AUTO = "auto"
+    """By torchrun where the command starts it, else by environment variables."""
+    TORCHRUN = "torchrun"
+    """The command starts torchrun, which asks Perdure's rendezvous handler."""
+    ENV = "env"
+    """The command is started once per process, with `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and the like set."""
+
+
+class ImagePullPolicy(StrEnum):
+    """When Kubernetes pulls the image."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+def _number_to_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Amount = Annotated[Quantity, BeforeValidator(_number_to_text)]
+"""A quantity that may be written as a number."""
+
+
+class Resources(Section):
+    """What one node needs of its machine, in Kubernetes' quantities."""
+
+    cpu: Amount | None = None
+    """CPU cores, such as 96 or 500m."""
+    memory: Amount | None = None
+    """Main memory in bytes, such as 1Ti."""
+    gpu: Integer = Field(default=0, ge=0)
+    """Number of GPUs."""
+    gpu_type: str | None = None
+    """The GPU's product name, such as H100, as the nodes of the cluster are labelled."""
+    shm: Amount | None = None
+    """Size of /dev/shm in bytes, such as 128Gi; data loaders and NCCL use it."""
+
+
+class TolerationOperator(StrEnum):
+    """How a toleration matches a taint."""
+
+    EXISTS = "Exists"
+    EQUAL = "Equal"
+
+
+class TaintEffect(StrEnum):
+    """What a taint does to pods that do not tolerate it."""
+
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class Toleration(Section):
+    """A taint of machines that nodes of this role accept."""
+
+    key: str | None = None
+    """The taint's key; none matches every key, with the operator Exists."""
+    operator: TolerationOperator = TolerationOperator.EQUAL
+    """Exists matches any value, Equal matches `value`."""
+    value: str | None = None
+    """The taint's value."""
+    effect: TaintEffect | None = None
+    """The taint's effect; none matches every effect."""
+
+
+class Topology(Section):
+    """How near to each other the nodes stand, by a level of the cluster's topology such as rack or block."""
+
+    preferred: str | None = None
+    """Nodes share this level where there is room."""
+    required: str | None = None
+    """Nodes share this level, or wait."""
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Topology:
+        if (self.preferred is None) == (self.required is None):
+            raise ValueError("expected exactly one of preferred and required")
+        return self
+
+
+def _refuse_command_text(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            words = shlex.split(value)
+        except ValueError:
+            words = value.split()
+        if not words:
+            raise ValueError("expected a list with the program and its arguments")
+        # A shell's syntax is lost in a list of words.
+        if any(re.search(r"[|&;<>()`]|\$[A-Za-z_{(]", word) for word in words):
+            words = ["bash", "-c", value]
+        raise ValueError(f"expected a list: [{', '.join(_yaml_word(word) for word in words)}]")
+    return value
+
+
+def _yaml_word(word: str) -> str:
+    plain = re.fullmatch(r"[-./A-Za-z_][-./=A-Za-z0-9_]*", word) and word.lower() not in _YAML_WORDS
+    return word if plain else "'" + word.replace("'", "''") + "'"
+
+
+_YAML_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n", "-", "--", "---", "."}
+
+Command = Annotated[list[str], BeforeValidator(_refuse_command_text), Field(min_length=1)]
+"""A program and its arguments, as a list: no shell reads it."""
+
+
+class Role(Section):
+    """Nodes that run the same command."""
+
+    nodes: NodeCount
+    """How many nodes: `16` is fixed, `"2:8"` or a mapping of min, max and unit is elastic."""
+    nproc_per_node: Processes = "auto"
+    """Processes (ranks) per node, torchrun's term: a number, `gpu` for one per GPU, or `auto` for one per GPU where the
+    node has any, else 1."""
+    command: Command
+    """The program and its arguments, such as `[torchrun, train.py]`. No shell reads it."""
+    rendezvous: RendezvousMode = RendezvousMode.AUTO
+    """How processes learn of their world: `torchrun`, `env` for commands that read `RANK`, `WORLD_SIZE` and the like
+    themselves, or `auto` to tell by the command."""
+    python: str | None = None
+    """The interpreter for Perdure's launcher inside the image; by default `python3`, else `python`."""
+    image: str | None = None
+    """The container image; any with Python and PyTorch."""
+    image_pull_policy: ImagePullPolicy | None = None
+    """When Kubernetes pulls the image; Kubernetes' own default where none is given."""
+    image_pull_secrets: list[str] = []
+    """Names of the secrets that the image's registry asks for."""
+    resources: Resources = Resources()
+    """What one node needs of its machine."""
+    ports: dict[DnsLabel, Annotated[Integer, Field(ge=1, le=65535)]] = {}
+    """Ports by name that nodes open for people, such as `{tensorboard: 6006}`."""
+    tolerations: list[Toleration] = []
+    """Taints of machines that the nodes accept."""
+    topology: Topology | None = None
+    """How near to each other the nodes stand."""
+    pod_template: dict[str, JsonValue] = {}
+    """Kubernetes' PodTemplateSpec, merged over what Perdure makes, containers by name; for all that has no field."""
