@@ -1,0 +1,39 @@
+# Every target does its own set-up: a fresh checkout needs only Python 3.11-3.13, and the network or a warm cache.
+PYTHON ?= python3
+BIN := .venv/bin
+# For example: make test PYTEST_ARGS="tests/agent -k outbox"
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+.PHONY: help setup demo test check format lock bench-recovery clean
+
+help:  ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
+
+setup:  ## Create .venv from the lock and fetch the Temporal binary, where missing
+	@$(PYTHON) scripts/setup.py
+
+demo: setup  ## Train on three nodes while ranks, nodes, worker and server are killed
+	@$(BIN)/python -m examples.demo
+
+test: check  ## Static checks, then all tests
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: setup  ## Formatting, lint, import layering, types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/pyright
+
+format: setup  ## Rewrite the sources as the checks want them, where that is safe
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock:  ## Resolve requirements.lock anew
+	@$(PYTHON) scripts/setup.py lock
+
+bench-recovery: setup  ## Time from a kill to the next step: torchrun, DLRover and Perdure in one run
+	@$(BIN)/python -m benchmarks.recovery $(BENCH_ARGS)
+
+clean:  ## Remove what set-up and tests left in the checkout; the caches outside it stay
+	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/recovery/out

@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Makes a fresh checkout able to run, so that `make demo` and `make test` need nothing but Python.
+
+Standard library only, since it runs before anything is installed. It creates `.venv` from the hashed lock by `uv` and
+fetches the Temporal binary. What it made is recorded in a stamp, so that the next call does nothing, at once.
+
+    scripts/setup.py          set up what is missing or out of date
+    scripts/setup.py lock     write requirements.lock anew from pyproject.toml
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+PYTHON_VERSIONS = ">=3.11,<3.14"
+UV_VERSION = "0.13.8"
+UV_OLDEST = (0, 8)
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+VENV_PYTHON = VENV / "bin" / "python"
+LOCK = ROOT / "requirements.lock"
+STAMP = VENV / "perdure-setup"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure"
+
+LOCKED_EXTRAS = ("local", "torch", "dev")
+
+
+class SetupFailed(Exception):
+    """The message names what is missing and how to supply it."""
+
+
+@contextmanager
+def step(what: str) -> Iterator[None]:
+    """Says what is being done, and how long it took."""
+    print(f"setup: {what} ...", flush=True)
+    started = time.monotonic()
+    yield
+    print(f"setup: done in {time.monotonic() - started:.1f} s", flush=True)
+
+
+def run(command: Sequence[str | Path], *, remedy: str) -> None:
+    """Runs a command in the checkout, with its output shown.
+
+    Raises:
+        SetupFailed: if it fails; `remedy` says what to do about it.
+    """
+    words = [str(word) for word in command]
+    try:
+        code = subprocess.run(words, cwd=ROOT, check=False).returncode
+    except OSError as error:
+        raise SetupFailed(f"could not run {words[0]}: {error.strerror}. {remedy}") from error
+    if code != 0:
+        raise SetupFailed(f"`{' '.join(words)}` ended with exit code {code}. {remedy}")
+
+
+def usable_uv(uv: str | Path) -> bool:
+    """Whether `uv` starts (a pyenv shim may not) and knows the options used here."""
+    try:
+        answer = subprocess.run([uv, "--version"], capture_output=True, text=True, check=False, timeout=60)
+    except OSError:
+        return False
+    version = re.match(r"uv (\d+)\.(\d+)", answer.stdout)
+    return answer.returncode == 0 and version is not None and (int(version[1]), int(version[2])) >= UV_OLDEST
+
+
+def find_uv() -> Path:
+    """The `uv` on PATH, else a private one, cached outside the checkout and shared by all checkouts."""
+    on_path = shutil.which("uv")
+    if on_path and usable_uv(on_path):
+        return Path(on_path)
+    home = CACHE / "uv" / UV_VERSION
+    private = home / "bin" / "uv"
+    if not usable_uv(private):
+        with step(f"installing uv {UV_VERSION} into {home}"):
+            home.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=home.parent) as folder:
+                made = Path(folder) / "uv"
+                run(
+                    [sys.executable, "-m", "venv", made],
+                    remedy="Install Python's venv module (Debian: apt-get install python3-venv), or uv itself.",
+                )
+                run(
+                    [made / "bin" / "python", "-m", "pip", "install", "--quiet", f"uv=={UV_VERSION}"],
+                    remedy="Check that pip reaches its package index, or install uv by other means.",
+                )
+                shutil.rmtree(home, ignore_errors=True)
+                made.rename(home)
+    return private
+
+
+def fingerprint() -> str:
+    """Changes whenever what is in `.venv` may no longer be what the checkout asks for."""
+    digest = hashlib.sha256(str(ROOT).encode())
+    for path in (LOCK, ROOT / "pyproject.toml"):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def environment_is_current() -> bool:
+    stamp = STAMP.read_text(encoding="utf-8").strip() if STAMP.is_file() else ""
+    return stamp == fingerprint() and os.access(VENV_PYTHON, os.X_OK)
+
+
+def make_environment() -> None:
+    """Brings `.venv` to the state that the lock describes, with this checkout installed in it."""
+    uv = find_uv()
+    STAMP.unlink(missing_ok=True)
+    quiet = [] if sys.stdout.isatty() else ["--quiet"]
+    if not os.access(VENV_PYTHON, os.X_OK):
+        # The Python that runs this is preferred; where it is unsuited uv looks for another, or fetches one.
+        suited = (3, 11) <= sys.version_info[:2] < (3, 14)
+        python = sys.executable if suited else PYTHON_VERSIONS
+        with step("creating .venv"):
+            run([uv, "venv", *quiet, "--clear", "--python", python, VENV], remedy=f"Install Python {PYTHON_VERSIONS}.")
+    packages = len(re.findall(r"^\S+==", LOCK.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    with step(f"installing {packages} locked packages (the first time 5 GB, mostly torch: a minute or more)"):
+        install = [uv, "pip", "sync", *quiet, "--python", VENV_PYTHON, "--require-hashes", LOCK]
+        run(install, remedy="Check the network and the free disk space (6 GB), then try again.")
+        install = [uv, "pip", "install", *quiet, "--python", VENV_PYTHON, "--no-deps", "--editable", ROOT]
+        run(install, remedy="Check the network, then try again.")
+    STAMP.write_text(fingerprint() + "\n", encoding="utf-8")
+
+
+def fetch_temporal() -> None:
+    """Temporal's dev server and CLI: from PATH, else downloaded, else built; cached per version."""
+    run(
+        [VENV_PYTHON, "-m", "perdure.local.temporal_binary"],
+        remedy="Put Temporal's CLI (`temporal`) or a Go toolchain on PATH, or allow the download.",
+    )
+
+
+def set_up() -> None:
+    """Does what is missing; two calls at once take turns."""
+    started = time.monotonic()
+    with (ROOT / "pyproject.toml").open(encoding="utf-8") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        current = environment_is_current()
+        if not current:
+            make_environment()
+        fetch_temporal()
+    state = "nothing to do" if current else "ready"
+    print(f"setup: {state} ({time.monotonic() - started:.1f} s)", flush=True)
+
+
+def lock() -> None:
+    """Resolves for all supported Python versions, with hashes and without the addresses of any index."""
+    extras = [word for extra in LOCKED_EXTRAS for word in ("--extra", extra)]
+    scope = ["--universal", "--python-version", "3.11", "--generate-hashes"]
+    silence = ["--no-emit-index-url", "--no-emit-find-links", "--no-header", "--quiet"]
+    with step("resolving requirements.lock"):
+        run(
+            [find_uv(), "pip", "compile", "pyproject.toml", *extras, *scope, *silence, "--output-file", LOCK.name],
+            remedy="Check the network and the dependencies in pyproject.toml.",
+        )
+
+
+def main() -> int:
+    if sys.argv[1:] not in ([], ["lock"]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        lock() if sys.argv[1:] == ["lock"] else set_up()
+    except SetupFailed as failed:
+        print(f"setup: {failed}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Import-linter knows what may not be imported; these tests know what may, so that nothing new slips in unseen."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every absolute import of a file, wherever in the file it stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+
+
+def foreign(folder: str, *, allowed: tuple[str, ...]) -> list[str]:
+    """Imports of a package that are neither its own, nor standard library, nor allowed."""
+    own = folder.replace("/", ".")
+    found: list[str] = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for name in imports(path):
+            expected = name.split(".")[0] in sys.stdlib_module_names or any(
+                name == module or name.startswith(f"{module}.") for module in (own, *allowed)
+            )
+            if not expected:
+                found.append(f"{path.relative_to(ROOT)}: {name}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("folder", "allowed"),
+    [
+        # Runs in the workflow sandbox, and must replay the same for years.
+        ("workflows", ("pydantic", "temporalio", "perdure.spec")),
+        ("perdure/spec", ("pydantic", "pydantic_core", "yaml")),
+        # Run in users' processes, next to whatever versions they have.
+        ("perdure_launcher", ("torch",)),
+        ("perdure/training", ("torch",)),
+    ],
+)
+def test_imports_only_what_it_may(folder: str, allowed: tuple[str, ...]):
+    assert foreign(folder, allowed=allowed) == []
+
+
+def test_importing_the_package_is_cheap():
+    """Users' processes import `perdure.training`, and with it `perdure`."""
+    tree = ast.parse((ROOT / "perdure" / "__init__.py").read_text(encoding="utf-8"))
+    eager = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    expensive = [line for line in eager if "temporalio" in line or "pydantic" in line or "client" in line]
+    assert expensive == []
