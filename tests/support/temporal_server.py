@@ -1,0 +1,146 @@
+"""A real Temporal dev server for tests, which can be killed and brought back: nothing else shows what an outage does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+
+SEARCH_ATTRIBUTES = {
+    "JobPhase": "Keyword",
+    "JobBackend": "Keyword",
+    "JobNamespace": "Keyword",
+    "JobOwner": "Keyword",
+    "WorldSize": "Int",
+    "JobRestarts": "Int",
+}
+
+
+def temporal_binary() -> Path:
+    """The CLI on PATH, else the newest that Perdure's set-up has cached."""
+    if found := shutil.which("temporal"):
+        return Path(found)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure" / "temporal"
+    cached = sorted(cache.glob("*/temporal"), key=lambda path: [int(n) for n in path.parent.name.split(".")])
+    if not cached:
+        raise FileNotFoundError(f"no temporal CLI on PATH nor below {cache}: run `make setup`")
+    return cached[-1]
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class DevServer:
+    """`temporal server start-dev` on a port of its own; the database outlives kills."""
+
+    def __init__(self, database: Path, *, options: tuple[str, ...] = ()) -> None:
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.namespace = "default"
+        self.database = database
+        self._options = options
+        self._log = database.with_suffix(".log")
+        self._pid: int | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes Temporal's clients find this server."""
+        return {"TEMPORAL_ADDRESS": self.address, "TEMPORAL_NAMESPACE": self.namespace}
+
+    async def start(self, *, within: float = 60.0) -> None:
+        """Starts it and returns when it serves the namespace."""
+        self.launch()
+        deadline = time.monotonic() + within
+        while True:
+            try:
+                client = await self.client()
+                await client.count_workflows()
+                return
+            except Exception:
+                if time.monotonic() > deadline:
+                    self.kill()
+                    raise TimeoutError(f"the Temporal dev server did not come up: {self._log.read_text()}") from None
+                await asyncio.sleep(0.1)
+
+    def launch(self) -> None:
+        """Starts it without waiting."""
+        assert self._pid is None, "it runs already"
+        command = [
+            str(temporal_binary()),
+            *("server", "start-dev", "--headless", "--ip", "127.0.0.1", "--port", str(self.port)),
+            *("--db-filename", str(self.database), "--log-level", "error"),
+            *("--dynamic-config-value", "frontend.namespaceCount=20000"),
+            *(part for name, kind in SEARCH_ATTRIBUTES.items() for part in ("--search-attribute", f"{name}={kind}")),
+            *self._options,
+        ]
+        log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            self._pid = os.posix_spawn(
+                command[0],
+                command,
+                os.environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)],
+                setsid=True,
+            )
+        finally:
+            os.close(log)
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is gone."""
+        if self._pid is not None:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            self._pid = None
+
+    async def restart(self) -> None:
+        """Kills it where it runs and starts it on the same database and port."""
+        self.kill()
+        await self.start()
+
+    async def client(self) -> Client:
+        """A new client with the data converter that everything here uses."""
+        return await Client.connect(self.address, namespace=self.namespace, data_converter=pydantic_data_converter)
+
+
+@asynccontextmanager
+async def dev_server(database: Path | None = None, *, options: tuple[str, ...] = ()) -> AsyncIterator[DevServer]:
+    """A running server, for a test that kills it or needs options of its own."""
+    with _folder() as folder:
+        server = DevServer(database or folder / "temporal.db", options=options)
+        try:
+            await server.start()
+            yield server
+        finally:
+            server.kill()
+
+
+@contextmanager
+def shared_dev_server() -> Iterator[DevServer]:
+    """A running server for a whole session of tests, which has no event loop of its own."""
+    with _folder() as folder:
+        server = DevServer(folder / "temporal.db")
+        try:
+            asyncio.run(server.start())
+            yield server
+        finally:
+            server.kill()
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="perdure-temporal-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
