@@ -1,0 +1,210 @@
+"""Finds Temporal's command line and dev server, or makes it: the embedded default must not begin with a manual.
+
+In this order: the `PERDURE_TEMPORAL` environment variable, `temporal` on PATH, the cache, the official download, a
+build from the Go module. The result is cached per version outside any checkout.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TextIO
+
+VERSION = "1.8.2"
+"""Of Temporal's CLI; its server is 1.31.2."""
+
+OLDEST_SERVER = (1, 28)
+"""The oldest server inside a CLI found on PATH that is used rather than passed over."""
+
+_DOWNLOAD = "https://temporal.download/cli/archive/v{version}?platform={platform}&arch={arch}"
+_CONNECT_TIMEOUT = timedelta(seconds=10)
+"""A machine without internet should come to the Go build soon."""
+
+_GO_MODULE = """\
+module perdure.local/temporal-build
+
+go 1.25
+
+replace github.com/temporalio/cli/cliext => github.com/temporalio/cli/cliext v0.0.0-20260731000218-c579925f193f
+"""
+"""The CLI's own go.mod replaces cliext by a folder of its repository, which a module build does not have."""
+
+Report = Callable[[str], None]
+"""Hears, line by line, what is being done."""
+
+
+class TemporalBinaryMissing(Exception):
+    """None could be found or made; the message says what was tried and how to help."""
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure" / "temporal"
+
+
+def find() -> Path | None:
+    """The binary that would be used now, without downloading or building anything.
+
+    Raises:
+        TemporalBinaryMissing: if `PERDURE_TEMPORAL` names something that is not executable.
+    """
+    if named := os.environ.get("PERDURE_TEMPORAL"):
+        if not os.access(named, os.X_OK) or not Path(named).is_file():
+            raise TemporalBinaryMissing(
+                f"PERDURE_TEMPORAL is {named!r}, which is no executable file. Point it at Temporal's CLI, or unset it."
+            )
+        return Path(named)
+    on_path = shutil.which("temporal")
+    if on_path and _server_version(Path(on_path)) >= OLDEST_SERVER:
+        return Path(on_path)
+    cached = cache_folder() / VERSION / "temporal"
+    return cached if os.access(cached, os.X_OK) else None
+
+
+def ensure(report: Report = lambda _: None) -> Path:
+    """The binary; downloaded or built where there is none.
+
+    Raises:
+        TemporalBinaryMissing: if all ways fail.
+    """
+    if found := find():
+        return found
+    folder = cache_folder() / VERSION
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if found := find():
+            return found
+        target = folder / "temporal"
+        failures: list[str] = []
+        for make in (_download, _build):
+            try:
+                make(target, report)
+            except _Failed as failure:
+                report(f"  {failure}")
+                failures.append(str(failure))
+            else:
+                return target
+    raise TemporalBinaryMissing(
+        "Temporal's CLI is needed and could not be had: "
+        + "; ".join(failures)
+        + ". Put `temporal` on PATH, set PERDURE_TEMPORAL to it, or install Go and try again."
+    )
+
+
+class _Failed(Exception):
+    """One of the ways did not work."""
+
+
+def _server_version(binary: Path) -> tuple[int, int]:
+    try:
+        answer = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return (0, 0)
+    version = re.search(r"Server (\d+)\.(\d+)", answer.stdout)
+    return (int(version[1]), int(version[2])) if version else (0, 0)
+
+
+def _download(target: Path, report: Report) -> None:
+    systems = {"Linux": "linux", "Darwin": "darwin"}
+    machines = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+    try:
+        system, machine = systems[platform.system()], machines[platform.machine().lower()]
+    except KeyError:
+        raise _Failed(f"no download for {platform.system()} on {platform.machine()}") from None
+    url = _DOWNLOAD.format(version=VERSION, platform=system, arch=machine)
+    report(f"Downloading Temporal's CLI {VERSION} (40 MB, usually under a minute) ...")
+    started = time.monotonic()
+    try:
+        with (
+            urllib.request.urlopen(url, timeout=_CONNECT_TIMEOUT.total_seconds()) as response,
+            tarfile.open(fileobj=response, mode="r|gz") as archive,
+            _installed(target) as unpacked,
+        ):
+            for member in archive:
+                if Path(member.name).name == "temporal" and (content := archive.extractfile(member)):
+                    with unpacked.open("wb") as file:
+                        shutil.copyfileobj(content, file)
+                    break
+            else:
+                raise _Failed("the downloaded archive holds no `temporal`")
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise _Failed(f"the download failed ({reason})") from error
+    report(f"  done in {time.monotonic() - started:.0f} s: {target}")
+
+
+def _build(target: Path, report: Report) -> None:
+    go = shutil.which("go")
+    if go is None:
+        raise _Failed("there is no Go toolchain to build it with")
+    report(f"Building Temporal's CLI {VERSION} from its Go module (once; about 3 minutes on 2 cores) ...")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="perdure-temporal-build-") as name, _installed(target) as built:
+        folder = Path(name)
+        (folder / "go.mod").write_text(_GO_MODULE, encoding="utf-8")
+        package = "github.com/temporalio/cli/cmd/temporal"
+        stamp = f"-s -w -X github.com/temporalio/cli/internal/temporalcli.Version={VERSION}"
+        for command in (
+            [go, "get", f"{package}@v{VERSION}"],
+            [go, "build", "-ldflags", stamp, "-o", str(built), package],
+        ):
+            answer = subprocess.run(
+                command,
+                cwd=folder,
+                env={**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            if answer.returncode != 0:
+                last = " ".join(answer.stdout.strip().splitlines()[-3:])
+                raise _Failed(f"`go {command[1]}` failed: {last}")
+    report(f"  done in {time.monotonic() - started:.0f} s: {target}")
+
+
+@contextmanager
+def _installed(target: Path) -> Generator[Path]:
+    """A place beside `target` to write it; moved there when it is known to run, so that no half file is ever used."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as name:
+        made = Path(name) / "temporal"
+        yield made
+        made.chmod(0o755)
+        if _server_version(made) < OLDEST_SERVER:
+            raise _Failed("what was made does not run here")
+        made.replace(target)
+
+
+def main() -> int:
+    """Prints the binary's path; what is being done goes to stderr."""
+    try:
+        path = ensure(lambda line: _say(sys.stderr, line))
+    except (TemporalBinaryMissing, OSError) as error:
+        _say(sys.stderr, f"error: {error}")
+        return 1
+    _say(sys.stdout, str(path))
+    return 0
+
+
+def _say(stream: TextIO, line: str) -> None:
+    stream.write(line + "\n")
+    stream.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
