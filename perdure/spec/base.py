@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -19,6 +27,15 @@ class Section(BaseModel):
     """A part of the specification: immutable and strict about its fields; docstrings describe them everywhere."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_is_default(cls, data: Any) -> Any:
+        """Takes a field without a value, as YAML leaves it when its content is commented out, for one left out."""
+        if not isinstance(data, dict):
+            return data
+        fields = cast("dict[str, Any]", data)
+        return {name: value for name, value in fields.items() if value is not None or name not in cls.model_fields}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +110,29 @@ SecretReference = Annotated[
         expected="a reference name/key to a secret, such as hf/token",
     ),
 ]
+
+Text = Annotated[str, Matching(pattern=r"[^\x00]*", expected="a text without NUL characters")]
+"""What an operating system takes as an argument or a variable."""
+
+_TEMPLATE = re.compile(r"\$\{\s*job\.([^}]*?)\s*\}")
+_TEMPLATE_NAMES = ("name", "namespace")
+
+
+def _knows_its_names(text: str) -> str:
+    for name in _TEMPLATE.findall(text):
+        if name not in _TEMPLATE_NAMES:
+            raise ValueError(f"${{job.{name}}} is unknown; expected ${{job.name}} or ${{job.namespace}}")
+    return text
+
+
+def fill_template(template: str, *, name: str, namespace: str) -> str:
+    """Puts a job's name and namespace where `${job.name}` and `${job.namespace}` stand."""
+    values = {"name": name, "namespace": namespace}
+    return _TEMPLATE.sub(lambda match: values[match[1]], template)
+
+
+Template = Annotated[Text, AfterValidator(_knows_its_names)]
+"""A text in which `${job.name}` and `${job.namespace}` are filled in."""
 
 Quantity = Annotated[
     str,

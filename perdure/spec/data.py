@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from .base import AbsolutePath, SecretReference, Section
+from .base import AbsolutePath, SecretReference, Section, Template
 
 
 class Workdir(Section):
@@ -15,7 +15,7 @@ class Workdir(Section):
 
     path: str | None = None
     """A folder, carried to the nodes where they are elsewhere; relative paths count from the specification's file."""
-    exclude: list[str] = []
+    exclude: list[str] = Field(default=[])
     """Patterns as in .gitignore of what is not carried along."""
     git: str | None = None
     """URL of a repository that nodes check out instead."""
@@ -45,9 +45,9 @@ class Volume(Section):
 class Outputs(Section):
     """Where what a job leaves behind is kept. `${job.name}` and `${job.namespace}` are filled in."""
 
-    logs: str | None = None
+    logs: Template | None = None
     """URL of a folder, as fsspec takes it (`s3://…`, `gs://…`, `file:///…`), that the nodes' logs are copied to."""
-    archive: str | None = None
+    archive: Template | None = None
     """URL of a folder that the job's history and report are written to when it ends."""
 
 

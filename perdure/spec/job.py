@@ -9,9 +9,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from .base import DnsLabel, JobName, LabelKey, LabelValue, Matching, RoleName, SecretReference, Section
+from .base import DnsLabel, JobName, LabelKey, LabelValue, Matching, RoleName, SecretReference, Section, Template
 from .data import Notification, Outputs, Volume, Workdir
 from .durations import Duration
 from .recovery import Limits, Recovery, Retry
@@ -33,15 +33,38 @@ class Backend(StrEnum):
 
 
 _OWN_VARIABLES = frozenset(
-    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK ROLE_RANK MASTER_ADDR MASTER_PORT".split()
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "NODE_RANK",
+        "ROLE_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    }
 )
+
+
+def _is_not_ours(name: str) -> str:
+    if name in _OWN_VARIABLES:
+        raise ValueError(f"{name} is set for each process by the rendezvous; remove it")
+    if name.startswith("PERDURE_"):
+        raise ValueError("names that begin with PERDURE_ are Perdure's own; rename it")
+    if name.startswith("PET_"):
+        raise ValueError(f"{name} is an option of torchrun that Perdure sets; use nodes and nproc_per_node")
+    return name
+
 
 Variable = Annotated[
     str,
     Matching(
         pattern=r"[A-Za-z_][A-Za-z0-9_]*", expected="the name of an environment variable: letters, digits, underscores"
     ),
+    AfterValidator(_is_not_ours),
 ]
+"""The name of an environment variable that users may set."""
 
 
 class JobSpec(Section):
@@ -51,7 +74,7 @@ class JobSpec(Section):
     """What the job is called; unique in its namespace while it runs."""
     namespace: DnsLabel = "default"
     """The tenant: the namespace on Kubernetes, and part of the workflow's ID."""
-    labels: dict[LabelKey, LabelValue] = {}
+    labels: dict[LabelKey, LabelValue] = Field(default={})
     """Labels for finding and accounting; they go to pods, metrics and reports."""
     backend: Backend = Backend.LOCAL
     """Where nodes come from. Usually the site says so (a context of the command line, or `--backend`)."""
@@ -63,11 +86,11 @@ class JobSpec(Section):
     """Kubernetes' PriorityClass of the job's pods."""
     workdir: Workdir | None = None
     """The folder that commands run in."""
-    env: dict[Variable, str] = {}
+    env: dict[Variable, Template] = Field(default={})
     """Environment variables of the job's processes. `${job.name}` and `${job.namespace}` are filled in."""
-    secrets: dict[Variable, SecretReference] = {}
+    secrets: dict[Variable, SecretReference] = Field(default={})
     """Environment variables whose value is a secret's, as name/key; values never enter Temporal."""
-    volumes: list[Volume] = []
+    volumes: list[Volume] = Field(default=[])
     """Persistent volume claims, mounted in every node."""
     roles: dict[RoleName, Role]
     """The job's nodes, by the name of their role; this release runs exactly one role."""
@@ -83,7 +106,7 @@ class JobSpec(Section):
     """How long the nodes of a failed job are kept for looking at; none is not at all."""
     ttl_after_finished: Duration | None = None
     """How long after its end the job's leftovers are deleted; none is never."""
-    notifications: list[Notification] = []
+    notifications: list[Notification] = Field(default=[])
     """Whom to tell of what."""
     timing: Timing = Timing()
     """Intervals, timeouts and graces of Perdure itself."""
@@ -103,14 +126,8 @@ class JobSpec(Section):
             raise ValueError(f"has {len(roles)} roles ({', '.join(roles)}); this release runs exactly one role per job")
         return roles
 
-    @field_validator("env", "secrets")
-    @classmethod
-    def _leaves_our_variables(cls, variables: dict[str, str]) -> dict[str, str]:
-        for name in variables:
-            if name in _OWN_VARIABLES:
-                raise ValueError(f"{name} is set for each process by the rendezvous; remove it")
-            if name.startswith("PERDURE_"):
-                raise ValueError(f"{name} is reserved: names that begin with PERDURE_ are Perdure's own; rename it")
-            if name.startswith("PET_"):
-                raise ValueError(f"{name} is an option of torchrun that Perdure sets; use nodes or nproc_per_node")
-        return variables
+    @model_validator(mode="after")
+    def _sets_each_variable_once(self) -> JobSpec:
+        if both := sorted(self.env.keys() & self.secrets.keys()):
+            raise ValueError(f"{', '.join(both)} is in env and in secrets; expected one of them")
+        return self

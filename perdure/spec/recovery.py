@@ -44,7 +44,7 @@ class Retry(Section):
     """Only restarts of the last this long count against `max_restarts`."""
     no_progress_limit: Integer = Field(default=3, ge=1)
     """The job stops after this many restarts in a row without a step beyond the furthest one so far."""
-    fatal_exit_codes: list[Annotated[Integer, Field(ge=1, le=255)]] = [2]
+    fatal_exit_codes: list[Annotated[Integer, Field(ge=1, le=255)]] = Field(default=[2])
     """A process that exits with one of these stops the job at once; 2 is what Python programs exit with when called
     with wrong arguments."""
 

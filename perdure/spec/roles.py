@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
 
-from .base import DnsLabel, Integer, Quantity, Section
+from .base import DnsLabel, Integer, Quantity, Section, Template
 
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?")
 _NODES_EXPECTED = "a number of nodes such as 4, a range such as 2:8, or a mapping of min, max and unit"
@@ -38,9 +38,11 @@ class NodeCount(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_shorthand(cls, value: Any) -> Any:
-        if isinstance(value, dict | NodeCount):
+        if isinstance(value, bool | float | list | None):
+            raise ValueError(f"expected {_NODES_EXPECTED}")
+        if not isinstance(value, int | str):
             return value
-        match = _RANGE.fullmatch(str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else None
+        match = _RANGE.fullmatch(str(value))
         if match is None:
             raise ValueError(f"expected {_NODES_EXPECTED}")
         least, most = int(match[1]), int(match[2] or match[1])
@@ -184,7 +186,7 @@ def _yaml_word(word: str) -> str:
 
 _YAML_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n", "-", "--", "---", "."}
 
-Command = Annotated[list[str], BeforeValidator(_refuse_command_text), Field(min_length=1)]
+Command = Annotated[list[Template], BeforeValidator(_refuse_command_text), Field(min_length=1)]
 """A program and its arguments, as a list: no shell reads it."""
 
 
@@ -207,15 +209,15 @@ class Role(Section):
     """The container image; any with Python and PyTorch."""
     image_pull_policy: ImagePullPolicy | None = None
     """When Kubernetes pulls the image; Kubernetes' own default where none is given."""
-    image_pull_secrets: list[str] = []
+    image_pull_secrets: list[str] = Field(default=[])
     """Names of the secrets that the image's registry asks for."""
     resources: Resources = Resources()
     """What one node needs of its machine."""
-    ports: dict[DnsLabel, Annotated[Integer, Field(ge=1, le=65535)]] = {}
+    ports: dict[DnsLabel, Annotated[Integer, Field(ge=1, le=65535)]] = Field(default={})
     """Ports by name that nodes open for people, such as `{tensorboard: 6006}`."""
-    tolerations: list[Toleration] = []
+    tolerations: list[Toleration] = Field(default=[])
     """Taints of machines that the nodes accept."""
     topology: Topology | None = None
     """How near to each other the nodes stand."""
-    pod_template: dict[str, JsonValue] = {}
+    pod_template: dict[str, JsonValue] = Field(default={})
     """Kubernetes' PodTemplateSpec, merged over what Perdure makes, containers by name; for all that has no field."""

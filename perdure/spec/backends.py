@@ -1,0 +1,173 @@
+"""Which fields have a meaning where, so that none is silently ignored.
+
+A field that would change what runs (an image, a volume, a secret) is refused where it has no meaning; one that only
+says where or how nicely it runs (a queue, a toleration) is named in a warning. What this release cannot do yet is
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from .errors import Location, SpecError, SpecProblem, format_path, format_value, line_of
+from .job import Backend, JobSpec
+
+AVAILABLE_BACKENDS = frozenset({Backend.LOCAL})
+"""What this release can run on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecWarning:
+    """Something that is allowed, and perhaps not meant."""
+
+    location: Location
+    message: str
+    line: int | None = None
+    """The line of the file, counted from 1, where there is a file."""
+
+    @property
+    def path(self) -> str:
+        """The location as one text, such as `roles.worker.nodes`."""
+        return format_path(self.location)
+
+    def with_line(self, lines: Mapping[Location, int]) -> SpecWarning:
+        """The same warning, with the line of the file that it is about."""
+        return replace(self, line=line_of(self.location, lines))
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" + (f" (line {self.line})" if self.line else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldSupport:
+    """Where one field has a meaning."""
+
+    pattern: Location
+    """The field; `*` stands for any name or index."""
+    backends: frozenset[Backend] = frozenset(Backend)
+    """The backends that know it."""
+    available: bool = True
+    """Whether this release does it at all."""
+    harmless: bool = False
+    """Whether a job without it still does the same."""
+    remedy: str = ""
+    """What to do instead."""
+
+
+def _field(path: str, *backends: Backend, available: bool = True, harmless: bool = False, remedy: str = ""):
+    return FieldSupport(
+        pattern=tuple(path.split(".")),
+        backends=frozenset(backends) or frozenset(Backend),
+        available=available,
+        harmless=harmless,
+        remedy=remedy,
+    )
+
+
+_PODS = (Backend.KUBERNETES,)
+_CONTAINERS = (Backend.KUBERNETES, Backend.RAY)
+
+FIELD_SUPPORT: tuple[FieldSupport, ...] = (
+    _field("runtime", available=False, remedy="write the preset's fields into the specification"),
+    _field("workdir.git", available=False, remedy="check the commit out and use workdir.path"),
+    _field("recovery.spares", available=False, remedy="remove it; a lost node is replaced by a new one"),
+    _field("outputs.archive", available=False, remedy="remove it"),
+    _field("hold_on_failure", available=False, remedy="remove it; the logs of a failed job stay"),
+    _field("ttl_after_finished", available=False, remedy="remove it"),
+    _field("notifications", available=False, remedy="remove it"),
+    _field("secrets", *_CONTAINERS, remedy="set the variables where the worker starts"),
+    _field("volumes", *_PODS, remedy="use paths of the machine"),
+    _field("roles.*.image", *_CONTAINERS, remedy="the command runs with the machine's own programs"),
+    _field("roles.*.pod_template", *_PODS, remedy="remove it"),
+    _field("queue", *_PODS, harmless=True),
+    _field("priority_class", *_PODS, harmless=True),
+    _field("limits.queue_timeout", *_PODS, harmless=True),
+    _field("workdir.exclude", *_CONTAINERS, harmless=True),
+    _field("roles.*.python", *_CONTAINERS, harmless=True),
+    _field("roles.*.image_pull_policy", *_PODS, harmless=True),
+    _field("roles.*.image_pull_secrets", *_PODS, harmless=True),
+    _field("roles.*.resources", *_CONTAINERS, harmless=True),
+    _field("roles.*.ports", *_PODS, harmless=True),
+    _field("roles.*.tolerations", *_PODS, harmless=True),
+    _field("roles.*.topology", *_PODS, harmless=True),
+)
+"""Fields that not every backend knows, or that this release lacks; all others have a meaning everywhere."""
+
+
+def check_backend(spec: JobSpec) -> tuple[SpecWarning, ...]:
+    """Checks that this release can run the job on its backend, and returns what is worth saying.
+
+    Raises:
+        SpecError: if it cannot.
+    """
+    problems, warnings = find_unsupported(spec.model_dump(mode="json", exclude_defaults=True), backend=spec.backend)
+    if problems:
+        raise SpecError(problems)
+    return (*_shrinking(spec), *warnings)
+
+
+def find_unsupported(
+    mapping: Mapping[str, Any], *, backend: Backend | None
+) -> tuple[tuple[SpecProblem, ...], tuple[SpecWarning, ...]]:
+    """The fields of a specification, valid or not, that the backend or this release has no use for; of this release
+    only, where the backend is unknown."""
+    problems: list[SpecProblem] = []
+    warnings: list[SpecWarning] = []
+    if backend and backend not in AVAILABLE_BACKENDS:
+        problems.append(
+            SpecProblem(
+                location=("backend",),
+                value=format_value(backend),
+                message="not available in this release",
+                expected=" or ".join(sorted(AVAILABLE_BACKENDS)),
+            )
+        )
+    for support in FIELD_SUPPORT:
+        for location in _occurrences(mapping, support.pattern):
+            if not support.available:
+                problems.append(
+                    SpecProblem(location=location, message="not available in this release", hint=support.remedy)
+                )
+            elif backend and backend not in support.backends:
+                message = f"has no meaning on the backend {backend}"
+                if support.harmless:
+                    warnings.append(SpecWarning(location=location, message=f"{message} and is ignored"))
+                else:
+                    problems.append(SpecProblem(location=location, message=message, hint=support.remedy))
+    if backend is Backend.LOCAL:
+        for location in _occurrences(mapping, ("workdir", "path")):
+            path = mapping["workdir"]["path"]
+            if isinstance(path, str) and not path.startswith("/"):
+                problems.append(
+                    SpecProblem(
+                        location=location,
+                        value=format_value(path),
+                        expected="an absolute path",
+                        hint="relative ones are known only where the specification is a file",
+                    )
+                )
+    return tuple(problems), tuple(warnings)
+
+
+def _occurrences(value: Any, pattern: Location, location: Location = ()) -> Iterator[Location]:
+    """Where a pattern leads to a value that says something: all fields of `FIELD_SUPPORT` are empty by default."""
+    if not pattern:
+        if value not in (None, 0, "", [], {}):
+            yield location
+    elif isinstance(value, Mapping):
+        mapping = cast("Mapping[str, Any]", value)
+        for key in mapping if pattern[0] == "*" else (str(pattern[0]),):
+            if key in mapping:
+                yield from _occurrences(mapping[key], pattern[1:], (*location, key))
+
+
+def _shrinking(spec: JobSpec) -> Iterator[SpecWarning]:
+    for name, role in spec.roles.items():
+        if role.nodes.elastic:
+            yield SpecWarning(
+                location=("roles", name, "nodes"),
+                message=f"a world may have {role.nodes.min} to {role.nodes.max} nodes; fewer nodes make a smaller "
+                "global batch, unless the script adapts its own to WORLD_SIZE",
+            )

@@ -1,0 +1,273 @@
+"""What is wrong with a specification, in words that name the field, the value and the remedy.
+
+The same texts appear on the command line, in `perdure.Client` and as the failure of a workflow that was started by
+plain JSON, so they are made in one place.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from .base import Matching
+from .job import JobSpec
+
+Location = tuple[str | int, ...]
+"""The keys and indexes that lead to a value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecProblem:
+    """One thing that is wrong."""
+
+    location: Location
+    """Where it is."""
+    value: str = ""
+    """What is there, as people write it; empty where that says nothing."""
+    message: str = ""
+    """What is wrong, where it is not the value alone."""
+    expected: str = ""
+    """What would be right."""
+    hint: str = ""
+    """What to do."""
+    line: int | None = None
+    """The line of the file, counted from 1, where there is a file."""
+
+    @property
+    def path(self) -> str:
+        """The location as one text, such as `roles.worker.nodes.min`."""
+        return format_path(self.location)
+
+    def __str__(self) -> str:
+        parts = [
+            self.message,
+            f"got {self.value}" if self.value else "",
+            f"expected {self.expected}" if self.expected else "",
+            self.hint,
+        ]
+        place = f" (line {self.line})" if self.line else ""
+        return f"{self.path}: {'; '.join(part for part in parts if part)}{place}"
+
+
+class SpecError(ValueError):
+    """A specification that cannot run; its text has a line for each problem."""
+
+    def __init__(self, problems: Iterable[SpecProblem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    def with_lines(self, lines: Mapping[Location, int]) -> SpecError:
+        """The same error, with the lines of the file that its problems are on, in the file's order."""
+        placed = [replace(problem, line=line_of(problem.location, lines)) for problem in self.problems]
+        return SpecError(sorted(placed, key=lambda problem: problem.line or 0))
+
+
+def line_of(location: Location, lines: Mapping[Location, int]) -> int | None:
+    """The line of a location, or of the nearest thing around it that the file has."""
+    return next((lines[location[:end]] for end in range(len(location), -1, -1) if location[:end] in lines), None)
+
+
+def format_path(location: Location) -> str:
+    """Writes a location as people do: `volumes[0].mount_path`."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += ("." if path else "") + (json.dumps(part) if "." in part or not part else part)
+    return path or "specification"
+
+
+def format_value(value: Any) -> str:
+    """Writes a value as it stands in a file; long texts and whole mappings are shortened."""
+    match value:
+        case None:
+            return "nothing"
+        case {} if not value:
+            return "an empty mapping"
+        case Mapping():
+            return "a mapping"
+        case [] | ():
+            return "an empty list"
+        case list() | tuple():
+            return "a list"
+        case Enum():
+            return format_value(value.value)
+        case str() | int() | float():
+            text = json.dumps(value, ensure_ascii=False)
+            return text if len(text) <= 80 else text[:76] + "…" + text[-1]
+        case _:
+            return str(value)
+
+
+def unknown_name(name: str, known: Sequence[str], *, what: str) -> str:
+    """Says that a name does not exist, and which one may have been meant."""
+    nearest = difflib.get_close_matches(name.lower(), [item.lower() for item in known], n=1, cutoff=0.6)
+    if nearest:
+        meant = next(item for item in known if item.lower() == nearest[0])
+        return f'unknown {what}; did you mean "{meant}"?'
+    return f"unknown {what}; there are {', '.join(known)}"
+
+
+def problem_report(error: ValidationError) -> SpecError:
+    """Puts pydantic's errors about a `JobSpec` into this module's words."""
+    return SpecError(_problem(details) for details in error.errors(include_url=False))
+
+
+def _problem(details: ErrorDetails) -> SpecProblem:
+    location: Location = details["loc"]
+    if location and location[-1] == "[key]":
+        location = location[:-1]
+    context = details.get("ctx", {})
+    value = format_value(details["input"])
+    match details["type"]:
+        case "extra_forbidden":
+            return SpecProblem(location=location, hint=_unknown_field(location))
+        case "missing":
+            annotation, description = _field_at(location)
+            summary = description.split(". ")[0].split("; ")[0].split(": ")[0].rstrip(".")
+            return SpecProblem(
+                location=location,
+                message=f"missing ({summary[:1].lower()}{summary[1:]})" if summary else "missing",
+                expected=_expected(annotation),
+            )
+        case "enum" | "literal_error":
+            choices = _choices(_field_at(location)[0])
+            nearest = difflib.get_close_matches(str(details["input"]), choices, n=1)
+            hint = f'did you mean "{nearest[0]}"?' if nearest else ""
+            return SpecProblem(location=location, value=value, expected=_one_of(choices), hint=hint)
+        case "value_error":
+            text = str(context["error"])
+            if text.startswith("expected "):
+                text, _, hint = text.removeprefix("expected ").partition("; ")
+                return SpecProblem(location=location, value=value, expected=text, hint=hint)
+            return SpecProblem(location=location, message=text)
+        case "string_type" if isinstance(details["input"], bool | int | float):
+            quoted = json.dumps(json.dumps(details["input"]))
+            return SpecProblem(location=location, value=value, expected="a text", hint=f"in quotes: {quoted}")
+        case "greater_than_equal":
+            expected = f"an integer of at least {context['ge']}"
+        case "less_than_equal":
+            expected = f"an integer of at most {context['le']}"
+        case "too_short":
+            expected = "a list that is not empty"
+        case other:
+            expected = _EXPECTED_TYPE.get(other, "")
+            if not expected:
+                return SpecProblem(location=location, value=value, message=details["msg"])
+    return SpecProblem(location=location, value=value, expected=expected)
+
+
+_EXPECTED_TYPE = {
+    "string_type": "a text",
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "int_from_float": "an integer",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "list_type": "a list",
+    "string_unicode": "a text of valid Unicode",
+}
+
+
+def _unknown_field(location: Location) -> str:
+    name = str(location[-1])
+    model = _strip(_field_at(location[:-1])[0])
+    known = list(model.model_fields) if _is_model(model) else []
+    elsewhere = next((place for place in _places(JobSpec) if place[-1] == name), None)
+    if elsewhere and not difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8):
+        return f"unknown field here; it belongs to {format_path(elsewhere[:-1])}"
+    return unknown_name(name, known, what="field")
+
+
+def _places(model: type[BaseModel], prefix: Location = ()) -> Iterator[Location]:
+    """Every field of the specification, the nearest to the top first."""
+    deeper: list[tuple[type[BaseModel], Location]] = []
+    for name, field in model.model_fields.items():
+        yield (*prefix, name)
+        for inner, step in _inner_models(field.annotation):
+            deeper.append((inner, (*prefix, name, *step)))
+    for inner, place in deeper:
+        yield from _places(inner, place)
+
+
+def _inner_models(annotation: Any) -> Iterator[tuple[type[BaseModel], Location]]:
+    kind = _strip(annotation)
+    if _is_model(kind):
+        yield kind, ()
+    elif get_origin(kind) is dict and _is_model(inner := _strip(get_args(kind)[1])):
+        yield inner, ("<name>",)
+    elif get_origin(kind) is list and _is_model(inner := _strip(get_args(kind)[0])):
+        yield inner, (0,)
+
+
+def _field_at(location: Location) -> tuple[Any, str]:
+    """The type that belongs at a location, and its description; None where the location leads out of the models."""
+    annotation: Any = JobSpec
+    description = ""
+    for part in location:
+        kind = _strip(annotation)
+        if _is_model(kind):
+            field = kind.model_fields.get(str(part))
+            if field is None:
+                return None, ""
+            metadata = tuple(field.metadata)
+            annotation = Annotated[(field.annotation, *metadata)] if metadata else field.annotation
+            description = field.description or ""
+        elif get_origin(kind) in {dict, list}:
+            annotation, description = get_args(kind)[-1], ""
+        else:
+            return None, ""
+    return annotation, description
+
+
+def _strip(annotation: Any) -> Any:
+    """A type without `Annotated` and `| None`."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif get_origin(annotation) in {Union, UnionType}:
+            present = [item for item in get_args(annotation) if item is not type(None)]
+            if len(present) != 1:
+                return annotation
+            annotation = present[0]
+        else:
+            return annotation
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _choices(annotation: Any) -> list[str]:
+    kind = _strip(annotation)
+    return [str(item.value) for item in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
+
+
+def _one_of(choices: Sequence[str]) -> str:
+    return f"{', '.join(choices[:-1])} or {choices[-1]}" if len(choices) > 1 else "".join(choices)
+
+
+def _expected(annotation: Any) -> str:
+    for item in get_args(annotation) if get_origin(annotation) is Annotated else ():
+        if isinstance(item, Matching):
+            return item.expected
+    kind = _strip(annotation)
+    if choices := _choices(kind):
+        return _one_of(choices)
+    if get_origin(kind) is list:
+        return "a list"
+    if get_origin(kind) is dict or _is_model(kind):
+        return "a mapping"
+    return {str: "a text", int: "an integer", bool: "true or false"}.get(kind, "")

@@ -1,0 +1,226 @@
+"""Reads specifications from files, so that errors name the line, and YAML does not change what was written.
+
+YAML 1.1, which PyYAML follows, reads `nodes: 2:8` as 128, `on` as true and `1e-4` as a text. Specifications are read
+by the rules of YAML 1.2 instead, under which these mean what they look like.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from yaml.constructor import ConstructorError
+
+from .backends import SpecWarning
+from .errors import Location, SpecError, SpecProblem
+from .job import Backend, JobSpec
+from .validate import parse_spec, validate_spec
+
+MAX_FILE_BYTES = 1024 * 1024
+MAX_VALUES = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecDocument:
+    """A specification as it was written."""
+
+    data: Any
+    """Mappings, lists and scalars."""
+    lines: dict[Location, int]
+    """The line, counted from 1, on which each key or item stands."""
+    folder: Path | None
+    """Of the file; None for a text."""
+
+    def with_overrides(self, overrides: Mapping[str, Any]) -> SpecDocument:
+        """The same document, with some fields at its top set by the command line or the site."""
+        if (data := _mapping(self.data)) is None:
+            return self
+        lines = {place: line for place, line in self.lines.items() if not place or place[0] not in overrides}
+        return SpecDocument(data={**data, **overrides}, lines=lines, folder=self.folder)
+
+    def with_workdir(self) -> SpecDocument:
+        """The same document, with the local backend's working directory made absolute: the file's own folder where
+        it says nothing."""
+        if self.folder is None or (data := _mapping(self.data)) is None:
+            return self
+        workdir = _mapping(data.get("workdir"))
+        if data.get("workdir") is None and (data.get("backend") or Backend.LOCAL) == Backend.LOCAL:
+            workdir = {"path": "."}
+        if workdir is None or not isinstance(path := workdir.get("path"), str):
+            return self
+        absolute = str((self.folder / Path(path).expanduser()).resolve())
+        return SpecDocument(
+            data={**data, "workdir": {**workdir, "path": absolute}}, lines=self.lines, folder=self.folder
+        )
+
+
+def _mapping(value: Any) -> dict[Any, Any] | None:
+    return cast("dict[Any, Any]", value) if isinstance(value, dict) else None
+
+
+def load_spec(source: str | Path, *, overrides: Mapping[str, Any] | None = None) -> JobSpec:
+    """Reads a specification from a file or a text, in YAML or JSON; says nothing about backends.
+
+    Args:
+        source: A path, or a text (several lines, or JSON).
+        overrides: Fields at the specification's top that replace the file's, such as `{"backend": "local"}`.
+
+    Raises:
+        SpecError: with all that is wrong, and its lines.
+        OSError: if the file cannot be read.
+    """
+    document = read_document(source).with_overrides(overrides or {}).with_workdir()
+    try:
+        return parse_spec(document.data)
+    except SpecError as error:
+        raise error.with_lines(document.lines) from None
+
+
+def validate_file(
+    source: str | Path, *, overrides: Mapping[str, Any] | None = None
+) -> tuple[JobSpec, tuple[SpecWarning, ...]]:
+    """Reads a specification as `load_spec` does, and checks that this release can run it where it says.
+
+    Raises:
+        SpecError: with all that is wrong, and its lines.
+        OSError: if the file cannot be read.
+    """
+    document = read_document(source).with_overrides(overrides or {}).with_workdir()
+    try:
+        spec, warnings = validate_spec(document.data)
+    except SpecError as error:
+        raise error.with_lines(document.lines) from None
+    return spec, tuple(warning.with_line(document.lines) for warning in warnings)
+
+
+def read_document(source: str | Path) -> SpecDocument:
+    """Reads YAML or JSON as plain data, with the lines that it stands on.
+
+    Raises:
+        SpecError: if the text is neither.
+        OSError: if the file cannot be read.
+    """
+    if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
+        text, folder = source, None
+    else:
+        path = Path(source)
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise SpecError([SpecProblem(location=(str(path),), expected="a text in UTF-8")]) from None
+        if len(content) > MAX_FILE_BYTES:
+            raise SpecError([SpecProblem(location=(str(path),), expected=f"at most {MAX_FILE_BYTES} bytes")])
+        folder = path.absolute().parent
+    try:
+        data, lines = _read_json(text) if text.lstrip().startswith("{") else _read_yaml(text)
+    except yaml.YAMLError as error:
+        raise SpecError([_syntax_problem(error, text)]) from None
+    except RecursionError:
+        raise SpecError([SpecProblem(location=(), message="nested too deep")]) from None
+    return SpecDocument(data=data, lines=lines, folder=folder)
+
+
+def _read_json(text: str) -> tuple[Any, dict[Location, int]]:
+    """Reads JSON, or else the YAML that begins with a brace."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError:
+        return _read_yaml(text)
+    # YAML finds lines and doubled keys in JSON, too, once tabs are gone, which JSON allows between tokens only.
+    return data, _read_yaml(text.replace("\t", " "))[1]
+
+
+def _read_yaml(text: str) -> tuple[Any, dict[Location, int]]:
+    loader: Any = _Loader(text)  # PyYAML's type stubs are partial.
+    lines: dict[Location, int] = {}
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, lines
+        _find_lines(node, (), lines)
+        return loader.construct_document(node), lines
+    finally:
+        loader.dispose()
+
+
+def _find_lines(node: yaml.Node, location: Location, lines: dict[Location, int]) -> None:
+    if len(lines) > MAX_VALUES:
+        raise ConstructorError(None, None, f"more than {MAX_VALUES} values, counting aliases", node.start_mark)
+    lines.setdefault(location, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            place = (*location, str(key.value))
+            lines[place] = key.start_mark.line + 1
+            _find_lines(value, place, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            _find_lines(value, (*location, index), lines)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with the scalars of version 1.2, and without doubled keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        first: dict[str, yaml.Node] = {}
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge" or not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in first:
+                line = first[key.value].start_mark.line + 1
+                raise ConstructorError(None, None, f'the key "{key.value}" is already on line {line}', key.start_mark)
+            first[key.value] = key
+        return cast("dict[Any, Any]", super().construct_mapping(node, deep=deep))
+
+    def construct_integer(self, node: yaml.ScalarNode) -> int:
+        text = str(node.value)
+        try:
+            return int(text, 0) if re.match(r"0[ox]", text) else int(text)
+        except ValueError as error:
+            raise ConstructorError(None, None, str(error), node.start_mark) from None
+
+
+def _use_scalars_of_yaml_1_2(loader: Any) -> None:
+    loader.yaml_implicit_resolvers = {}
+    for tag, pattern, first in _SCALARS:
+        loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
+    loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
+
+
+_SCALARS = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    ("merge", r"<<", ["<"]),
+)
+"""Tag, pattern, and the characters that a scalar of this kind may begin with."""
+
+_use_scalars_of_yaml_1_2(_Loader)
+
+
+def _syntax_problem(error: yaml.YAMLError, text: str) -> SpecProblem:
+    if not isinstance(error, yaml.MarkedYAMLError) or (mark := error.problem_mark or error.context_mark) is None:
+        return SpecProblem(location=(), message=f"not valid YAML: {error}")
+    rows = text.splitlines()
+    row = rows[mark.line].strip() if mark.line < len(rows) else ""
+    begin = rows[error.context_mark.line].strip() if error.context_mark else row
+    problem = error.problem or error.context or "cannot be read"
+    hint = f"there: {row}" if row else ""
+    if any(re.search(r"""\{[^"'#]*\$\{""", part) for part in (row, begin)):
+        hint = 'inside {…}, put a text with ${…} in quotes, such as {logs: "s3://bucket/${job.name}"}'
+    elif "'\\t'" in problem:
+        hint = "indent with spaces"
+    return SpecProblem(
+        location=(), message=f"not valid YAML at line {mark.line + 1}, column {mark.column + 1}: {problem}", hint=hint
+    )

@@ -1,0 +1,179 @@
+"""Reads a specification from plain data: what `perdure submit` and a workflow that was started by JSON have in common.
+
+Needs no file and no YAML, and gives the same answer wherever it runs, so workflows may call it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from .backends import SpecWarning, check_backend, find_unsupported
+from .base import fill_template
+from .errors import Location, SpecError, SpecProblem, format_value, problem_report
+from .job import Backend, JobSpec
+
+MAX_BYTES = 16 * 1024
+"""Of a specification as JSON: it rides in the request for each of 128 nodes, within one message to Temporal."""
+
+MAX_DEPTH = 40
+
+
+def parse_spec(data: Any) -> JobSpec:
+    """Reads a specification from mappings, lists and scalars, and fills `${job.name}` and the like in.
+
+    Says nothing about backends: see `validate_spec`.
+
+    Raises:
+        SpecError: with all that is wrong.
+    """
+    if not isinstance(data, Mapping):
+        problem = SpecProblem(location=(), value=format_value(data), expected="a mapping with name and roles")
+        raise SpecError([problem])
+    problems: list[SpecProblem] = []
+    text_keyed = _check_keys(data, (), problems)
+    spec = None
+    try:
+        spec = JobSpec.model_validate(text_keyed)
+    except ValidationError as error:
+        problems += problem_report(error).problems
+    if spec is not None:
+        spec = _fill_templates(spec)
+        size = len(spec.model_dump_json(exclude_defaults=True).encode())
+        if size > MAX_BYTES:
+            problems.append(
+                SpecProblem(
+                    location=(),
+                    value=f"{size} bytes as JSON",
+                    expected=f"at most {MAX_BYTES}",
+                    hint="move long texts into files that the command reads",
+                )
+            )
+    if problems or spec is None:
+        raise SpecError(problems)
+    return spec
+
+
+def validate_spec(data: Mapping[str, Any] | JobSpec) -> tuple[JobSpec, tuple[SpecWarning, ...]]:
+    """Reads a specification and checks that this release can run it where it says.
+
+    Raises:
+        SpecError: with all that is wrong: fields and values, and what the backend or this release does not know.
+    """
+    if isinstance(data, JobSpec):
+        return data, check_backend(data)
+    try:
+        spec = parse_spec(data)
+    except SpecError as error:
+        raise SpecError((*error.problems, *_unsupported(data, error))) from None
+    return spec, check_backend(spec)
+
+
+def _unsupported(data: Any, error: SpecError) -> list[SpecProblem]:
+    """What can be said about a backend's fields in a specification that is wrong otherwise."""
+    if not isinstance(data, Mapping):
+        return []
+    mapping = cast("Mapping[str, Any]", data)
+    named = mapping.get("backend") or Backend.LOCAL
+    backend = Backend(named) if named in list(Backend) else None
+    said = {problem.location for problem in error.problems}
+    return [problem for problem in find_unsupported(mapping, backend=backend)[0] if problem.location not in said]
+
+
+def _check_keys(value: Any, location: Location, problems: list[SpecProblem]) -> Any:
+    """A copy whose keys are texts; others become problems, since YAML makes keys of other types by surprise."""
+    if len(location) > MAX_DEPTH:
+        raise SpecError([SpecProblem(location=location, message=f"nested more than {MAX_DEPTH} deep")])
+    if isinstance(value, Mapping):
+        copy: dict[str, Any] = {}
+        for key, item in cast("Mapping[Any, Any]", value).items():
+            if isinstance(key, str):
+                copy[key] = _check_keys(item, (*location, key), problems)
+            else:
+                problems.append(_wrong_key(key, location))
+        return copy
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        items = cast("Sequence[Any]", value)
+        return [_check_keys(item, (*location, index), problems) for index, item in enumerate(items)]
+    return value
+
+
+def _wrong_key(key: Any, location: Location) -> SpecProblem:
+    if isinstance(key, bool):
+        words = '"on", "yes" or "true"' if key else '"off", "no" or "false"'
+        hint = f"YAML reads the words {words} as {format_value(key)}: put the key in quotes"
+    else:
+        hint = "put the key in quotes"
+    return SpecProblem(
+        location=(*location, format_value(key)), message=f"the key is {format_value(key)}", expected="a text", hint=hint
+    )
+
+
+def _fill_templates(spec: JobSpec) -> JobSpec:
+    def fill(text: str) -> str:
+        return fill_template(text, name=spec.name, namespace=spec.namespace)
+
+    outputs = {field: None if text is None else fill(text) for field, text in spec.outputs}
+    roles = {
+        name: role.model_copy(update={"command": [fill(word) for word in role.command]})
+        for name, role in spec.roles.items()
+    }
+    env = {name: fill(text) for name, text in spec.env.items()}
+    return spec.model_copy(update={"outputs": spec.outputs.model_copy(update=outputs), "roles": roles, "env": env})
+
+
+def one_line_spec(
+    *,
+    command: Sequence[str],
+    name: str | None = None,
+    nodes: int | str = 1,
+    nproc_per_node: int | str | None = None,
+    namespace: str = "default",
+    workdir: str | None = None,
+    env: Mapping[str, str] | None = None,
+    backend: Backend | str = Backend.LOCAL,
+    role: str = "worker",
+) -> JobSpec:
+    """The specification of `perdure run --nodes 2:4 -- torchrun train.py`.
+
+    Args:
+        command: The program and its arguments.
+        name: Of the job; by default it is made of the command's script.
+        nodes: `4`, or `"2:8"` for min and max.
+        nproc_per_node: A number, `gpu`, or none for one per GPU.
+        namespace: Of the job.
+        workdir: The absolute path that the command runs in.
+        env: Environment variables of the processes.
+        backend: Where nodes come from.
+        role: What the nodes are called.
+
+    Raises:
+        SpecError: with all that is wrong.
+    """
+    return parse_spec(
+        {
+            "name": default_name(command) if name is None else name,
+            "namespace": namespace,
+            "backend": str(backend),
+            "workdir": None if workdir is None else {"path": workdir},
+            "env": dict(env or {}),
+            "roles": {role: {"nodes": nodes, "nproc_per_node": nproc_per_node, "command": list(command)}},
+        }
+    )
+
+
+def default_name(command: Sequence[str]) -> str:
+    """A name for a job that was given none: its script's, else its program's."""
+    script = next((word for word in command if word.endswith((".py", ".sh"))), command[0] if command else "")
+    name = re.sub(r"[^a-z0-9]+", "-", PurePath(script).stem.lower())[:40].strip("-")
+    return name or "job"
+
+
+def to_mapping(spec: JobSpec) -> dict[str, Any]:
+    """The specification as plain data without what is default: what people read, and workflows are started with."""
+    return json.loads(spec.model_dump_json(exclude_defaults=True))
