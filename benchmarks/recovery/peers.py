@@ -1,0 +1,129 @@
+"""The others: plain torchrun with its c10d rendezvous, and DLRover's local mode. Each node is one launcher process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from .processes import eventually, free_port, kill, start, tree
+from .records import Composition, Scenario
+
+TRAIN = Path(__file__).with_name("train.py")
+RESTARTS = "10"
+
+
+@dataclass
+class PeerJob(ABC):
+    """What the peers have in common: nodes are processes of ours, and what dies is ours to start again."""
+
+    scenario: Scenario
+    folder: Path
+    _nodes: dict[int, asyncio.subprocess.Process] = field(default_factory=dict[int, asyncio.subprocess.Process])
+    _others: list[asyncio.subprocess.Process] = field(default_factory=list[asyncio.subprocess.Process])
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Starts everything that the system consists of."""
+
+    def alive(self) -> bool:
+        return any(node.returncode is None for node in self._nodes.values())
+
+    def processes(self, node: int) -> list[psutil.Process]:
+        return tree(self._nodes[node].pid)
+
+    async def forbid_replacement(self) -> None:
+        """Nobody but us would start one."""
+
+    async def replace(self, node: int) -> None:
+        await self._nodes[node].wait()
+        await self._start_node(node)
+
+    async def compose(self, killed_at: float) -> Composition:
+        return Composition()
+
+    async def stop(self) -> None:
+        started = [*self._nodes.values(), *self._others]
+        kill(process for top in started for process in tree(top.pid))
+        for top in started:
+            await top.wait()
+
+    async def _start_node(self, node: int) -> None:
+        command, env = self._node_command(node)
+        log = self.folder / f"node-{node}.log"
+        self._nodes[node] = await start(command, env={"BENCH_FOLDER": str(self.folder), **env}, log=log)
+
+    @abstractmethod
+    def _node_command(self, node: int) -> tuple[Sequence[str | Path], Mapping[str, str]]:
+        """The command of a node, and what it needs in its environment."""
+
+
+@dataclass
+class TorchrunJob(PeerJob):
+    """`torchrun --rdzv-backend=c10d`, as PyTorch's documentation has it."""
+
+    own_store: bool = False
+    """Workers get a store of their own instead of the launcher's, whose keys outlive a restart."""
+    _port: int = field(default_factory=free_port)
+
+    async def start(self) -> None:
+        await self._start_node(0)
+        # The first one listening hosts the store; a second that looks too early would take the port for its own.
+        await eventually(self._store_answers, seconds=60, otherwise="torchrun's store did not open")
+        await self._start_node(1)
+
+    def _store_answers(self) -> bool | None:
+        return True if answers(self._port) else None
+
+    def _node_command(self, node: int) -> tuple[Sequence[str | Path], Mapping[str, str]]:
+        rendezvous = ["--rdzv-backend=c10d", "--rdzv-id=bench", f"--rdzv-endpoint=127.0.0.1:{self._port}"]
+        options = [f"--nnodes={self.scenario.nodes}", "--nproc-per-node=1", f"--max-restarts={RESTARTS}"]
+        command = [sys.executable, "-m", "torch.distributed.run", *options, *rendezvous, "--local-addr=127.0.0.1"]
+        env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self.own_store else {}
+        return [*command, TRAIN], env
+
+
+@dataclass
+class DLRoverJob(PeerJob):
+    """A master and one `dlrover-run` per node."""
+
+    binaries: Path = Path()
+    """The `bin` folder of the environment that holds DLRover."""
+    _port: int = field(default_factory=free_port)
+
+    async def start(self) -> None:
+        options = ["--platform", "local", "--job_name", "bench", "--node_num", "2", "--port", str(self._port)]
+        master = [self.binaries / "python", "-u", "-m", "dlrover.python.master.main", *options]
+        self._others.append(await start(master, env={}, log=self.folder / "master.log"))
+        await eventually(self._master_answers, seconds=90, otherwise="DLRover's master did not open its port")
+        await self._start_node(0)
+        await self._start_node(1)
+
+    def _master_answers(self) -> bool | None:
+        return True if answers(self._port) else None
+
+    def _node_command(self, node: int) -> tuple[Sequence[str | Path], Mapping[str, str]]:
+        options = [f"--nnodes={self.scenario.nodes}", "--nproc-per-node=1", f"--max-restarts={RESTARTS}"]
+        env = {
+            "DLROVER_MASTER_ADDR": f"127.0.0.1:{self._port}",
+            "JOB_NAME": "bench",
+            "NODE_NUM": "2",
+            "NODE_RANK": str(node),
+            "NODE_ID": str(node),
+            "POD_NAME": f"bench-{node}",
+            "POD_IP": "127.0.0.1",
+            "NODE_IP": "127.0.0.1",
+        }
+        return [self.binaries / "dlrover-run", *options, TRAIN], env
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(0.5)
+        return client.connect_ex(("127.0.0.1", port)) == 0

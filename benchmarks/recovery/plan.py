@@ -1,0 +1,40 @@
+"""In which order trials run, and how long that will take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .records import Scenario, SystemName, TrialRecord, count_trials
+
+
+@dataclass(frozen=True)
+class PlannedTrial:
+    system: SystemName
+    scenario: Scenario
+    number: int
+
+
+USUAL_SECONDS: Mapping[SystemName, Mapping[Scenario, float]] = {
+    SystemName.TORCHRUN: {Scenario.WORKER: 70, Scenario.NODE_REPLACED: 100, Scenario.NODE_LOST: 60},
+    SystemName.TORCHRUN_OWN_STORE: {Scenario.WORKER: 18, Scenario.NODE_REPLACED: 32, Scenario.NODE_LOST: 57},
+    SystemName.DLROVER: {Scenario.WORKER: 25, Scenario.NODE_REPLACED: 30, Scenario.NODE_LOST: 80},
+    SystemName.PERDURE: {Scenario.WORKER: 14, Scenario.NODE_REPLACED: 14, Scenario.NODE_LOST: 14},
+    SystemName.PERDURE_WITHHELD: {Scenario.NODE_REPLACED: 25},
+}
+"""How long a trial takes on two cores, hangs included; only for the forecast."""
+
+
+def plan(wanted: Mapping[tuple[SystemName, Scenario], int], *, done: Iterable[TrialRecord] = ()) -> list[PlannedTrial]:
+    """What is left to do, interleaved: each system is spread evenly over the run, so that the machine's mood is too."""
+    already = count_trials(done)
+    trials = [
+        ((number - 0.5) / runs, PlannedTrial(system, scenario, number))
+        for (system, scenario), runs in wanted.items()
+        for number in range(already[system, scenario] + 1, runs + 1)
+    ]
+    return [trial for _, trial in sorted(trials, key=lambda entry: entry[0])]
+
+
+def forecast_seconds(trials: Iterable[PlannedTrial]) -> float:
+    return sum(USUAL_SECONDS[trial.system][trial.scenario] for trial in trials)

@@ -1,0 +1,112 @@
+"""What one trial gives: written as a line of JSON, so that a cut-off run can go on where it was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Scenario(StrEnum):
+    """What is killed, with SIGKILL, in a job of two nodes with one rank each."""
+
+    WORKER = "a"
+    """The second node's rank."""
+    NODE_REPLACED = "b"
+    """All of the second node; a replacement comes. `--nodes 2:2`."""
+    NODE_LOST = "c"
+    """All of the second node; no replacement can come. `--nodes 1:2`."""
+
+    @property
+    def title(self) -> str:
+        return {
+            Scenario.WORKER: "(a) one worker process",
+            Scenario.NODE_REPLACED: "(b) a node, replaced",
+            Scenario.NODE_LOST: "(c) a node, not replaced",
+        }[self]
+
+    @property
+    def nodes(self) -> str:
+        """In torchrun's words."""
+        return "1:2" if self is Scenario.NODE_LOST else "2:2"
+
+    @property
+    def world_size_after(self) -> int:
+        return 1 if self is Scenario.NODE_LOST else 2
+
+
+class SystemName(StrEnum):
+    """Who keeps the job running."""
+
+    TORCHRUN = "torchrun"
+    TORCHRUN_OWN_STORE = "torchrun, own store"
+    """With TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: a way around torchrun's worst, for those who know of it."""
+    DLROVER = "dlrover"
+    PERDURE = "perdure"
+    PERDURE_WITHHELD = "perdure, lease only"
+    """The backend says nothing: leases and peers must do."""
+
+
+PEERS = (SystemName.TORCHRUN, SystemName.TORCHRUN_OWN_STORE, SystemName.DLROVER)
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Composition(Record):
+    """What the seconds consist of, each counted from the kill."""
+
+    noticed: float | None = None
+    """The job heard of it."""
+    decided: float | None = None
+    commanded: float | None = None
+    """The last surviving agent had the new world."""
+    entered: float | None = None
+    """The last member's rendezvous returned."""
+    process_started: float | None = None
+    """The last new rank's interpreter reached its script."""
+    imported: float | None = None
+    """... had imported torch."""
+    grouped: float | None = None
+    """... had its process group."""
+    stepped: float | None = None
+
+
+class TrialRecord(Record):
+    """One kill, and what came of it."""
+
+    system: SystemName
+    scenario: Scenario
+    number: int = Field(ge=1)
+    recovered: bool
+    seconds: float | None = None
+    """From the kill to the first step of all ranks of the new world."""
+    start_seconds: float | None = None
+    """From nothing to the first step of all ranks."""
+    steps_redone: int | None = None
+    error: str = ""
+    composition: Composition = Composition()
+
+
+class ResultFile:
+    """The trials of one run, a line each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> list[TrialRecord]:
+        if not self.path.exists():
+            return []
+        return [TrialRecord.model_validate_json(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+
+    def append(self, record: TrialRecord) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(record.model_dump_json() + "\n")
+
+
+def count_trials(records: Iterable[TrialRecord]) -> Counter[tuple[SystemName, Scenario]]:
+    return Counter((record.system, record.scenario) for record in records)

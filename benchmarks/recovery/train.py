@@ -1,0 +1,69 @@
+"""The job that every system runs: small, so that what is measured is the restart and not the training.
+
+It knows nothing of the system that started it: DDP over gloo, about 50 ms a step, a checkpoint every 20 steps. Each
+rank appends a line per step, `time step rank world_size pid`, to `steps.log`, and one per process to `starts.log`,
+`pid rank started imported grouped`, in the folder that BENCH_FOLDER names.
+"""
+# The time of the first line is one of the results, so imports come after it.
+# ruff: noqa: E402
+
+import os
+import time
+
+STARTED = time.time()
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+IMPORTED = time.time()
+
+STEP_SECONDS = 0.045
+CHECKPOINT_EVERY = 20
+LAST_STEP = 1_000_000
+
+
+def main() -> None:
+    folder = Path(os.environ["BENCH_FOLDER"])
+    checkpoint = folder / "checkpoint.pt"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    grouped = time.time()
+    rank, world_size, pid = dist.get_rank(), dist.get_world_size(), os.getpid()
+    with (folder / "starts.log").open("a", encoding="utf-8") as starts:
+        starts.write(f"{pid} {rank} {STARTED:.4f} {IMPORTED:.4f} {grouped:.4f}\n")
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    step = 0
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, map_location="cpu")
+        model.module.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step = saved["step"]
+
+    generator = torch.Generator().manual_seed(rank)
+    # Line-buffered and in append mode: a line is one write, and lines of several processes never mix.
+    with (folder / "steps.log").open("a", buffering=1, encoding="utf-8") as steps:
+        while step < LAST_STEP:
+            inputs = torch.randn(64, 256, generator=generator)
+            labels = torch.randint(0, 10, (64,), generator=generator)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            step += 1
+            time.sleep(STEP_SECONDS)
+            steps.write(f"{time.time():.4f} {step} {rank} {world_size} {pid}\n")
+            if rank == 0 and step % CHECKPOINT_EVERY == 0:
+                state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                torch.save(state, checkpoint.with_suffix(".new"))
+                checkpoint.with_suffix(".new").replace(checkpoint)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""One trial: start a job, wait until it steps, kill, and wait until it steps again. The same for every system."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from .processes import TrialFailed, eventually, kill
+from .records import Composition, Scenario, SystemName, TrialRecord
+from .steps import ProcessStart, StepLog, WorldStart, find_world
+
+START_TIMEOUT = 180.0
+SETTLE_SECONDS = 2.0
+"""Between stepping and the kill: elections, keep-alives and caches of all systems have come to rest."""
+VICTIM_NODE = 1
+"""Not the node that was started first: torchrun never survives the loss of that one."""
+
+
+class Job(Protocol):
+    """One training job of two nodes, run by one system."""
+
+    async def start(self) -> None:
+        """Starts it; returns before it steps."""
+        ...
+
+    def alive(self) -> bool:
+        """False once the job has ended and cannot recover any more."""
+        ...
+
+    def processes(self, node: int) -> list[psutil.Process]:
+        """All of one node, its ranks included."""
+        ...
+
+    async def forbid_replacement(self) -> None:
+        """From now on no node can be added."""
+        ...
+
+    async def replace(self, node: int) -> None:
+        """Starts a replacement at once, where the system leaves that to others."""
+        ...
+
+    async def compose(self, killed_at: float) -> Composition:
+        """What the system itself knows about where the time went."""
+        ...
+
+    async def stop(self) -> None:
+        """Ends it and all its processes."""
+        ...
+
+
+def victims(job: Job, scenario: Scenario, world: WorldStart) -> list[psutil.Process]:
+    """What the scenario kills."""
+    node = job.processes(VICTIM_NODE)
+    if scenario is not Scenario.WORKER:
+        return node
+    return [process for process in node if process.pid in world.pids.values()]
+
+
+def compose_starts(composition: Composition, starts: list[ProcessStart], world: WorldStart, killed_at: float):
+    """Adds what the ranks of the new world said about their own start."""
+    new = [start for start in starts if start.pid in world.pids.values()]
+    if not new:
+        return composition
+    return composition.model_copy(
+        update={
+            "process_started": max(start.started for start in new) - killed_at,
+            "imported": max(start.imported for start in new) - killed_at,
+            "grouped": max(start.grouped for start in new) - killed_at,
+            "stepped": world.time - killed_at,
+        }
+    )
+
+
+async def run_trial(
+    job: Job, *, system: SystemName, scenario: Scenario, number: int, folder: Path, timeout_seconds: float
+) -> TrialRecord:
+    """Runs one trial; a failure of the system is a result, not an exception."""
+    record = TrialRecord(system=system, scenario=scenario, number=number, recovered=False)
+    log = StepLog(folder)
+    try:
+        began = time.time()
+        await job.start()
+        first = await eventually(
+            lambda: find_world(log.refresh(), world_size=2, after=began, count=10),
+            seconds=START_TIMEOUT,
+            otherwise="the job did not start stepping",
+        )
+        record = record.model_copy(update={"start_seconds": first.time - began})
+        if scenario is Scenario.NODE_LOST:
+            await job.forbid_replacement()
+        await asyncio.sleep(SETTLE_SECONDS)
+
+        targets = victims(job, scenario, first)
+        if not targets:
+            raise TrialFailed("nothing was there to kill: the first world had gone before")
+        last_step = log.refresh()[-1].step
+        killed_at = kill(targets)
+        if scenario is Scenario.NODE_REPLACED:
+            await job.replace(VICTIM_NODE)
+        old = set(first.pids.values())
+
+        def stepping_again() -> WorldStart | None:
+            alive = job.alive()
+            world = find_world(log.refresh(), world_size=scenario.world_size_after, after=killed_at, without=old)
+            if world is None and not alive:
+                raise TrialFailed(f"the job ended, {time.time() - killed_at:.0f} s after the kill")
+            return world
+
+        world = await eventually(stepping_again, seconds=timeout_seconds, otherwise="not stepping again")
+        composition = compose_starts(await job.compose(killed_at), log.starts(), world, killed_at)
+        return record.model_copy(
+            update={
+                "recovered": True,
+                "seconds": world.time - killed_at,
+                "steps_redone": max(0, last_step + 1 - world.first_step),
+                "composition": composition,
+            }
+        )
+    except TrialFailed as failed:
+        return record.model_copy(update={"error": str(failed)})
+    finally:
+        await job.stop()
