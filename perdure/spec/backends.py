@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from .errors import Location, SpecError, SpecProblem, format_path, format_value, line_of
+from .errors import SpecError, SpecProblem, format_path, format_value, line_of
+from .fields import Location
 from .job import Backend, JobSpec
 
 AVAILABLE_BACKENDS = frozenset({Backend.LOCAL})

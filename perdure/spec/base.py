@@ -111,7 +111,14 @@ SecretReference = Annotated[
     ),
 ]
 
-Text = Annotated[str, Matching(pattern=r"[^\x00]*", expected="a text without NUL characters")]
+
+def _has_no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("expected a text without NUL characters")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_has_no_nul)]
 """What an operating system takes as an argument or a variable."""
 
 _TEMPLATE = re.compile(r"\$\{\s*job\.([^}]*?)\s*\}")

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from .base import Matching
-from .job import JobSpec
-
-Location = tuple[str | int, ...]
-"""The keys and indexes that lead to a value."""
+from .fields import Location, choices_of, expected_of, field_at, is_model, one_of, places, strip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,18 +127,18 @@ def _problem(details: ErrorDetails) -> SpecProblem:
         case "extra_forbidden":
             return SpecProblem(location=location, hint=_unknown_field(location))
         case "missing":
-            annotation, description = _field_at(location)
+            annotation, description = field_at(location)
             summary = description.split(". ")[0].split("; ")[0].split(": ")[0].rstrip(".")
             return SpecProblem(
                 location=location,
                 message=f"missing ({summary[:1].lower()}{summary[1:]})" if summary else "missing",
-                expected=_expected(annotation),
+                expected=expected_of(annotation),
             )
         case "enum" | "literal_error":
-            choices = _choices(_field_at(location)[0])
+            choices = choices_of(field_at(location)[0])
             nearest = difflib.get_close_matches(str(details["input"]), choices, n=1)
             hint = f'did you mean "{nearest[0]}"?' if nearest else ""
-            return SpecProblem(location=location, value=value, expected=_one_of(choices), hint=hint)
+            return SpecProblem(location=location, value=value, expected=one_of(choices), hint=hint)
         case "value_error":
             text = str(context["error"])
             if text.startswith("expected "):
@@ -183,91 +178,9 @@ _EXPECTED_TYPE = {
 
 def _unknown_field(location: Location) -> str:
     name = str(location[-1])
-    model = _strip(_field_at(location[:-1])[0])
-    known = list(model.model_fields) if _is_model(model) else []
-    elsewhere = next((place for place in _places(JobSpec) if place[-1] == name), None)
+    model = strip(field_at(location[:-1])[0])
+    known = list(model.model_fields) if is_model(model) else []
+    elsewhere = next((place for place in places() if place[-1] == name), None)
     if elsewhere and not difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8):
         return f"unknown field here; it belongs to {format_path(elsewhere[:-1])}"
     return unknown_name(name, known, what="field")
-
-
-def _places(model: type[BaseModel], prefix: Location = ()) -> Iterator[Location]:
-    """Every field of the specification, the nearest to the top first."""
-    deeper: list[tuple[type[BaseModel], Location]] = []
-    for name, field in model.model_fields.items():
-        yield (*prefix, name)
-        for inner, step in _inner_models(field.annotation):
-            deeper.append((inner, (*prefix, name, *step)))
-    for inner, place in deeper:
-        yield from _places(inner, place)
-
-
-def _inner_models(annotation: Any) -> Iterator[tuple[type[BaseModel], Location]]:
-    kind = _strip(annotation)
-    if _is_model(kind):
-        yield kind, ()
-    elif get_origin(kind) is dict and _is_model(inner := _strip(get_args(kind)[1])):
-        yield inner, ("<name>",)
-    elif get_origin(kind) is list and _is_model(inner := _strip(get_args(kind)[0])):
-        yield inner, (0,)
-
-
-def _field_at(location: Location) -> tuple[Any, str]:
-    """The type that belongs at a location, and its description; None where the location leads out of the models."""
-    annotation: Any = JobSpec
-    description = ""
-    for part in location:
-        kind = _strip(annotation)
-        if _is_model(kind):
-            field = kind.model_fields.get(str(part))
-            if field is None:
-                return None, ""
-            metadata = tuple(field.metadata)
-            annotation = Annotated[(field.annotation, *metadata)] if metadata else field.annotation
-            description = field.description or ""
-        elif get_origin(kind) in {dict, list}:
-            annotation, description = get_args(kind)[-1], ""
-        else:
-            return None, ""
-    return annotation, description
-
-
-def _strip(annotation: Any) -> Any:
-    """A type without `Annotated` and `| None`."""
-    while True:
-        if get_origin(annotation) is Annotated:
-            annotation = get_args(annotation)[0]
-        elif get_origin(annotation) in {Union, UnionType}:
-            present = [item for item in get_args(annotation) if item is not type(None)]
-            if len(present) != 1:
-                return annotation
-            annotation = present[0]
-        else:
-            return annotation
-
-
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def _choices(annotation: Any) -> list[str]:
-    kind = _strip(annotation)
-    return [str(item.value) for item in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
-
-
-def _one_of(choices: Sequence[str]) -> str:
-    return f"{', '.join(choices[:-1])} or {choices[-1]}" if len(choices) > 1 else "".join(choices)
-
-
-def _expected(annotation: Any) -> str:
-    for item in get_args(annotation) if get_origin(annotation) is Annotated else ():
-        if isinstance(item, Matching):
-            return item.expected
-    kind = _strip(annotation)
-    if choices := _choices(kind):
-        return _one_of(choices)
-    if get_origin(kind) is list:
-        return "a list"
-    if get_origin(kind) is dict or _is_model(kind):
-        return "a mapping"
-    return {str: "a text", int: "an integer", bool: "true or false"}.get(kind, "")

@@ -17,7 +17,8 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from .backends import SpecWarning
-from .errors import Location, SpecError, SpecProblem
+from .errors import SpecError, SpecProblem
+from .fields import Location
 from .job import Backend, JobSpec
 from .validate import parse_spec, validate_spec
 

@@ -32,7 +32,9 @@ class Recovery(Section):
     spares: Integer = Field(default=0, ge=0)
     """Nodes held ready beside the job, that take a lost node's place at once."""
     replace_timeout: PositiveDuration = timedelta(minutes=10)
-    """How long the job waits for a replacement that it cannot go on without."""
+    """How long a job waits for a replacement: with fewer than `nodes.min` nodes, after which it stops, or because
+    `on_capacity_loss` is `wait`, after which it goes on with the nodes it has. The wait for the first world is
+    `timing.rendezvous.join_timeout`."""
 
 
 class Retry(Section):

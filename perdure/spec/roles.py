@@ -7,9 +7,14 @@ import shlex
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, JsonValue, WithJsonSchema, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from .base import DnsLabel, Integer, Quantity, Section, Template
+
+MAX_NODES = 10_000
+"""Of one role; more is probably a slip of the keyboard."""
 
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?")
 _NODES_EXPECTED = "a number of nodes such as 4, a range such as 2:8, or a mapping of min, max and unit"
@@ -18,9 +23,9 @@ _NODES_EXPECTED = "a number of nodes such as 4, a range such as 2:8, or a mappin
 class NodeCount(Section):
     """How many nodes train together. Also written `16` (fixed) or `"2:8"` (min and max)."""
 
-    min: Integer = Field(ge=1, le=10_000)
+    min: Integer = Field(ge=1, le=MAX_NODES)
     """The fewest nodes that a world is formed with."""
-    max: Integer = Field(ge=1, le=10_000)
+    max: Integer = Field(ge=1, le=MAX_NODES)
     """The nodes that are asked for, and the most that a world is formed with. More than `min` makes the job elastic:
     a smaller world has a smaller global batch unless the script adapts."""
     unit: Integer = Field(default=1, ge=1)
@@ -34,6 +39,12 @@ class NodeCount(Section):
     def __str__(self) -> str:
         """As torchrun's `--nnodes` takes it."""
         return f"{self.min}:{self.max}" if self.elastic else str(self.max)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        mapping = handler.resolve_ref_schema(handler(schema))
+        shorthand = {"type": "string", "pattern": r"^\s*[0-9]{1,9}\s*(:\s*[0-9]{1,9}\s*)?$", "examples": ["2:8"]}
+        return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_NODES}, shorthand, mapping]}
 
     @model_validator(mode="before")
     @classmethod

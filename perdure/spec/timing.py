@@ -52,8 +52,7 @@ class RendezvousTiming(Section):
     last_call: Duration = timedelta(seconds=5)
     """Once `min` nodes are ready, how long to wait for more before starting without them."""
     join_timeout: Duration = timedelta(minutes=10)
-    """How long to wait for `min` nodes before the job stops with that reason; also its wait for a replacement
-    where `recovery.replace_timeout` does not say otherwise."""
+    """How long a new job waits for its first `min` nodes before it stops with that reason."""
     take_timeout: Duration = timedelta(seconds=60)
     """How long a member may take from the command to having entered the world; restarts of ranks that handle
     SIGTERM are the slow case."""

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from .backends import SpecWarning, check_backend, find_unsupported
 from .base import fill_template
-from .errors import Location, SpecError, SpecProblem, format_value, problem_report
+from .errors import SpecError, SpecProblem, format_value, problem_report
+from .fields import Location
 from .job import Backend, JobSpec
 
 MAX_BYTES = 16 * 1024

@@ -1,0 +1,62 @@
+"""The specification as JSON Schema, so that editors complete field names and show what they mean."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, cast
+
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import CoreSchema
+
+from .backends import AVAILABLE_BACKENDS, FIELD_SUPPORT
+from .durations import format_duration
+from .job import JobSpec
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a job specification: shorthand forms included, as `perdure schema` prints it."""
+    schema = _unwrap(JobSpec.model_json_schema(schema_generator=_Generator))
+    definitions: dict[str, Any] = schema.pop("$defs", {})
+    return {
+        "$schema": DIALECT,
+        "title": "Perdure training job",
+        "description": _description(),
+        **{key: value for key, value in schema.items() if key not in {"title", "description"}},
+        "examples": [
+            {"name": "demo", "roles": {"worker": {"nodes": "2:4", "command": ["torchrun", "train.py"]}}},
+        ],
+        "$defs": definitions,
+    }
+
+
+class _Generator(GenerateJsonSchema):
+    """Writes defaults as people write them, and no titles that only repeat a field's name."""
+
+    def encode_default(self, dft: Any) -> Any:
+        return format_duration(dft) if isinstance(dft, timedelta) else super().encode_default(dft)
+
+    def field_title_should_be_set(self, schema: CoreSchema) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return False
+
+
+def _unwrap(value: Any) -> Any:
+    """Joins the lines of descriptions, which the source breaks."""
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        return {
+            key: " ".join(item.split()) if key == "description" and isinstance(item, str) else _unwrap(item)
+            for key, item in items
+        }
+    if isinstance(value, list):
+        return [_unwrap(item) for item in cast("list[Any]", value)]
+    return value
+
+
+def _description() -> str:
+    lacking = [".".join(str(part) for part in support.pattern) for support in FIELD_SUPPORT if not support.available]
+    return (
+        f"A distributed PyTorch training job. This release runs on: {', '.join(sorted(AVAILABLE_BACKENDS))}; "
+        f"it does not have yet: {', '.join(lacking)}."
+    )
