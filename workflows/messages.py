@@ -323,6 +323,8 @@ class NodeEdge(Message):
 class GroupEdges(Message):
     """To the TrainingJob: what changed in one group since its last message."""
 
+    uid: str
+    """Of the job's run: a later job of the same name ignores the groups of an earlier one."""
     group: int
     sequence: int
     edges: tuple[NodeEdge, ...] = ()
@@ -338,6 +340,8 @@ class DesiredNode(Message):
 
 
 class Member(Message):
+    incarnation: int
+    """A node that takes a lost member's place is not a member before the next generation."""
     group_rank: int
     """The node's rank in the world: torch's GROUP_RANK."""
     base_rank: int
@@ -388,12 +392,6 @@ class Adopt(Message):
     """To a NodeGroup that already runs: a job that starts over (reset, or a lost parent) takes it on."""
 
     job_run_id: str
-
-
-class JobInput(Message):
-    """The state that TrainingJob carries into its next run; a fresh job has a spec only."""
-
-    spec: JobSpec
 
 
 class GroupInput(Message):
@@ -553,6 +551,15 @@ class NodeEvent(Message):
     reason: str = ""
     exit_code: int | None = None
     signal: int | None = None
+
+
+class SiteFacts(Message):
+    """What `site_facts` answers: what the worker found out about its Temporal namespace when it started."""
+
+    search_attributes: bool
+    """Perdure's search attributes exist; setting one that does not exist would block the workflow for ever."""
+    backends: tuple[str, ...] = ()
+    """Backends that this worker serves."""
 
 
 class NodeEvents(Message):

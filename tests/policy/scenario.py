@@ -1,0 +1,173 @@
+"""A job played by hand: events go in, time passes when told, and the state shows what was decided."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+from uuid import UUID
+
+from perdure.spec.job import JobSpec
+from perdure.spec.validate import parse_spec
+from workflows.messages import (
+    EdgeKind,
+    EvidenceSource,
+    Failure,
+    FailureKind,
+    Finished,
+    NodeEdge,
+    NodeIdentity,
+    NodePhase,
+    Progress,
+    ProgressSource,
+    RankExit,
+)
+from workflows.policy.deadlines import next_deadline
+from workflows.policy.events import EdgeSeen, Event, FailureReported, NodeFinished, TimePassed
+from workflows.policy.job import decide
+from workflows.policy.state import JobState, NodeState
+
+UID = "0123abcd"
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Scenario:
+    def __init__(self, nodes: str = "2", **spec: Any) -> None:
+        self.job: JobSpec = parse_spec(
+            {"name": "job", "roles": {"worker": {"nodes": nodes, "command": ["torchrun", "train.py"]}}} | spec
+        )
+        count_ = self.job.role[1].nodes
+        self.now = START
+        self.state = JobState(
+            name="job",
+            namespace="default",
+            uid=UID,
+            role="worker",
+            started_at=START,
+            nodes_min=count_.min,
+            nodes_max=count_.max,
+            unit=count_.unit,
+        )
+        self._tokens = count(1)
+        self._sequence = count(1)
+        self._ports = count(20_000)
+        self.take(TimePassed())
+
+    # Time and events
+
+    def take(self, event: Event) -> Scenario:
+        self.state = decide(self.state, event, self.job, self.now, new_token=lambda: UUID(int=next(self._tokens)))
+        return self
+
+    def wait(self, duration: timedelta | float) -> Scenario:
+        """Lets time pass, waking at every deadline on the way."""
+        end = self.now + (duration if isinstance(duration, timedelta) else timedelta(seconds=duration))
+        while (deadline := next_deadline(self.state, self.job, self.now)) is not None and deadline <= end:
+            self.now = deadline
+            self.take(TimePassed())
+        self.now = end
+        return self.take(TimePassed())
+
+    def edge(self, rank: int, kind: EdgeKind, *, incarnation: int | None = None, **facts: Any) -> Scenario:
+        edge = NodeEdge(
+            kind=kind,
+            rank=rank,
+            incarnation=incarnation or self.node(rank).incarnation,
+            time=facts.pop("time", self.now),
+            **facts,
+        )
+        return self.take(EdgeSeen(edge=edge))
+
+    # What agents and groups say
+
+    def ready(self, *ranks: int, after: int = 0, processes: int = 1) -> Scenario:
+        for rank in ranks:
+            if self.node(rank).phase is not NodePhase.JOINED:
+                self.edge(rank, EdgeKind.JOINED, address=f"10.0.0.{rank}", host=f"host-{rank}")
+            ports = tuple(next(self._ports) for _ in range(4))
+            self.edge(rank, EdgeKind.READY, store_ports=ports, processes=processes, generation=after)
+        return self
+
+    def steps(self, *ranks: int) -> Scenario:
+        """The given members, or all, step in the current world."""
+        assert self.state.world is not None
+        for rank in ranks or tuple(self.state.world.members):
+            self.edge(rank, EdgeKind.COMMANDED, generation=self.generation)
+            self.edge(rank, EdgeKind.STEPPING, generation=self.generation)
+        return self
+
+    def running(self) -> Scenario:
+        return self.ready(*range(self.state.nodes_max)).steps()
+
+    def lost(self, rank: int, reason: str = "killed") -> Scenario:
+        return self.edge(rank, EdgeKind.LOST, source=EvidenceSource.BACKEND, detail=reason)
+
+    def failure(self, rank: int, **fields: Any) -> Failure:
+        return Failure(
+            sender=self.identity(rank),
+            sequence=fields.pop("sequence", None) or next(self._sequence),
+            time=fields.pop("time", self.now),
+            generation=fields.pop("generation", self.generation),
+            kind=fields.pop("kind", FailureKind.RANKS),
+            store_ports=tuple(next(self._ports) for _ in range(4)),
+            **fields,
+        )
+
+    def rank_killed(self, rank: int, signal: int = 9, **fields: Any) -> Scenario:
+        exits = (RankExit(local_rank=0, global_rank=rank, signal=signal),)
+        return self.take(FailureReported(failure=self.failure(rank, ranks=exits, **fields)))
+
+    def rank_raised(self, rank: int, error: str | None = "ValueError: bad batch", **fields: Any) -> Scenario:
+        exits = (RankExit(local_rank=0, global_rank=rank, exit_code=fields.pop("exit_code", 1), error=error),)
+        return self.take(FailureReported(failure=self.failure(rank, ranks=exits, **fields)))
+
+    def peer_failed(self, rank: int, **fields: Any) -> Scenario:
+        return self.rank_raised(rank, "RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:123", **fields)
+
+    def command_exited(
+        self, rank: int, exit_code: int | None = 1, signal: int | None = None, **fields: Any
+    ) -> Scenario:
+        failure = self.failure(rank, kind=FailureKind.COMMAND, exit_code=exit_code, signal=signal, **fields)
+        return self.take(FailureReported(failure=failure))
+
+    def finish(self, *ranks: int, generation: int | None = None) -> Scenario:
+        for rank in ranks:
+            finished = Finished(
+                sender=self.identity(rank),
+                sequence=next(self._sequence),
+                time=self.now,
+                generation=generation or self.generation,
+            )
+            self.take(NodeFinished(finished=finished))
+        return self
+
+    def identity(self, rank: int) -> NodeIdentity:
+        node = self.node(rank)
+        return NodeIdentity(uid=UID, role="worker", rank=rank, incarnation=node.incarnation, token=node.token)
+
+    # What is known
+
+    def node(self, rank: int) -> NodeState:
+        return self.state.nodes[rank]
+
+    @property
+    def generation(self) -> int:
+        return self.state.world.generation if self.state.world is not None else 0
+
+    @property
+    def group_ranks(self) -> dict[int, int]:
+        """Group rank by node of the current world."""
+        assert self.state.world is not None
+        return {rank: member.group_rank for rank, member in self.state.world.members.items()}
+
+    @property
+    def incarnations(self) -> dict[int, int]:
+        return {rank: node.incarnation for rank, node in self.state.nodes.items() if node.alive}
+
+
+def reported(step: int, generation_steps: int = 1) -> Progress:
+    return Progress(step=step, source=ProgressSource.REPORTED, generation_steps=generation_steps)
+
+
+def counted(steps: int) -> Progress:
+    return Progress(step=steps, source=ProgressSource.COUNTED, generation_steps=steps)

@@ -1,0 +1,460 @@
+"""Golden tables of what a job does about what it hears."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tests.policy.scenario import Scenario, counted, reported
+from workflows.messages import EdgeKind, FailureClass, JobPhase, NodePhase, NodeView
+from workflows.policy.deadlines import next_deadline
+from workflows.policy.desire import desire_for, is_over, result_of
+from workflows.policy.events import (
+    CancelAsked,
+    GroupAdopted,
+    GroupWoundDown,
+    RelaunchAsked,
+    RestartAsked,
+    ResumeAsked,
+    ScaleAsked,
+    SuspendAsked,
+)
+
+
+def test_a_full_world_forms_as_soon_as_the_last_node_is_ready():
+    job = Scenario("3").ready(0, 2)
+    assert job.state.world is None
+    job.ready(1)
+    assert job.group_ranks == {0: 0, 1: 1, 2: 2}
+    assert job.state.phase is JobPhase.RENDEZVOUS
+    assert job.steps().state.phase is JobPhase.RUNNING
+
+
+def test_an_elastic_world_waits_for_the_last_call_only():
+    job = Scenario("2:4").ready(0, 1).wait(4)
+    assert job.state.world is None
+    assert len(job.wait(1).group_ranks) == 2
+
+
+def test_a_late_node_makes_the_world_grow_after_a_last_call():
+    job = Scenario("2:3").ready(0, 1).wait(5).steps().wait(60).ready(2)
+    assert job.generation == 2
+    assert job.group_ranks == {0: 0, 1: 1, 2: 2}
+    assert not job.state.restarts
+
+
+def test_worlds_are_whole_units():
+    nodes = {"worker": {"nodes": {"min": 2, "max": 6, "unit": 2}, "command": ["torchrun", "x.py"]}}
+    job = Scenario(roles=nodes).ready(0, 1, 2).wait(5)
+    assert len(job.group_ranks) == 2
+    assert len(job.steps().ready(3).wait(5).group_ranks) == 4
+
+
+def test_base_ranks_follow_processes_per_node():
+    job = Scenario("2").ready(0, processes=4).ready(1, processes=2)
+    world = job.state.world
+    assert world is not None
+    assert [(m.base_rank, m.processes) for m in world.members.values()] == [(0, 4), (4, 2)]
+    assert world.processes == 6
+
+
+def test_a_killed_rank_is_restarted_in_place_at_once():
+    job = Scenario("2").running().rank_killed(1)
+    assert job.generation == 2
+    assert job.incarnations == {0: 1, 1: 1}
+    incident = job.state.incidents[-1]
+    assert incident.failure is FailureClass.KILLED
+    assert incident.culprit == 1
+    assert incident.rule.startswith("rank-failure/1")
+    job.wait(2).steps()
+    assert job.state.phase is JobPhase.RUNNING
+    assert job.state.incidents[-1].stepping_at == job.now
+
+
+def test_a_victim_does_not_decide_while_the_culprit_may_speak():
+    job = Scenario("3").running().peer_failed(0).peer_failed(1)
+    assert job.generation == 1
+    job.rank_killed(2, signal=11)
+    assert job.generation == 2
+    assert job.state.incidents[-1].culprit == 2
+    assert job.state.incidents[-1].failure is FailureClass.CRASH
+
+
+def test_an_exit_without_an_error_text_may_be_a_victim():
+    job = Scenario("2").running().rank_raised(0, error=None)
+    assert job.generation == 1
+    job.lost(1)
+    assert job.state.incidents[-1].culprit == 1
+    assert job.state.incidents[-1].failure is FailureClass.NODE_LOST
+
+
+def test_victims_alone_restart_in_place_after_the_grace():
+    job = Scenario("3").running().peer_failed(0).wait(0.9)
+    assert job.generation == 1
+    job.wait(0.2)
+    assert job.generation == 2
+    assert job.state.incidents[-1].failure is FailureClass.PEER_LOST
+
+
+def test_victims_everywhere_need_no_grace():
+    assert Scenario("2").running().peer_failed(0).peer_failed(1).generation == 2
+
+
+def test_late_reports_of_a_generation_that_is_over_change_nothing():
+    job = Scenario("2").running().rank_killed(1).peer_failed(0, generation=1)
+    assert job.generation == 2
+    assert len(job.state.restarts) == 1
+    assert len(job.state.incidents[-1].evidence) == 2
+
+
+def test_the_same_message_twice_counts_once():
+    job = Scenario("2").running()
+    failure = job.failure(1, kind="RANKS", sequence=7, message="gone")
+    job.rank_killed(1, sequence=7).steps().rank_killed(1, sequence=7)
+    assert job.generation == 2
+    assert failure.sequence == 7
+
+
+def test_an_older_incarnation_is_not_heard():
+    job = Scenario("1:2").running()
+    old = job.identity(1)
+    job.lost(1).steps()
+    generation = job.generation
+    from workflows.policy.events import FailureReported
+
+    job.take(FailureReported(failure=job.failure(0).model_copy(update={"sender": old})))
+    assert job.generation == generation
+
+
+def test_a_wrong_token_is_not_heard():
+    from workflows.policy.events import FailureReported
+
+    job = Scenario("2").running()
+    forged = job.failure(1).model_copy(update={"sender": job.identity(1).model_copy(update={"token": "guess"})})
+    assert job.take(FailureReported(failure=forged)).generation == 1
+
+
+def test_a_lost_node_of_a_fixed_job_is_replaced():
+    job = Scenario("2").running().peer_failed(0).lost(1)
+    assert job.incarnations == {0: 1, 1: 2}
+    assert job.generation == 1
+    assert job.state.phase is JobPhase.WAITING
+    job.wait(2).ready(1)
+    assert job.generation == 2
+    assert job.group_ranks == {0: 0, 1: 1}
+    assert len(job.state.restarts) == 1
+    assert job.steps().state.phase is JobPhase.RUNNING
+
+
+def test_a_lost_node_of_an_elastic_job_is_gone_on_without():
+    job = Scenario("1:3").running().lost(0)
+    assert job.generation == 2
+    assert job.group_ranks == {1: 1, 2: 0}, "survivors keep the ranks that still exist"
+    assert job.incarnations[0] == 2
+    job.steps().wait(3).ready(0)
+    assert job.generation == 3
+    assert job.group_ranks == {0: 2, 1: 1, 2: 0}
+
+
+def test_on_capacity_loss_wait_waits_and_then_goes_on_with_what_it_has():
+    job = Scenario("1:2", recovery={"on_capacity_loss": "wait", "replace_timeout": "60s"}).running().lost(1)
+    assert job.generation == 1
+    job.wait(59)
+    assert job.generation == 1
+    job.wait(1)
+    assert job.group_ranks == {0: 0}
+
+
+def test_on_capacity_loss_fail_stops():
+    job = Scenario("1:2", recovery={"on_capacity_loss": "fail"}).running().lost(1)
+    assert job.state.outcome is not None
+    assert job.state.outcome.exit_code == 3
+
+
+def test_min_not_reached_stops_with_the_reason():
+    job = Scenario("2").ready(0).edge(1, EdgeKind.PENDING, detail="no free slot").wait(timedelta(minutes=10))
+    assert job.state.outcome is not None
+    assert job.state.outcome.exit_code == 3
+    assert "no free slot" in job.state.outcome.reason
+    assert "nodes.min is 2" in job.state.outcome.reason
+
+
+def test_unreachable_is_not_failed():
+    job = Scenario("2").running().edge(1, EdgeKind.UNREACHABLE).wait(timedelta(hours=3))
+    assert job.generation == 1
+    assert job.incarnations == {0: 1, 1: 1}
+    assert not job.state.incidents
+    job.edge(1, EdgeKind.REACHABLE)
+    assert job.state.phase is JobPhase.RUNNING
+
+
+def test_unreachable_and_its_peers_failed_is_replaced():
+    job = Scenario("1:2").running().edge(1, EdgeKind.UNREACHABLE, detail="lease lapsed").peer_failed(0).wait(6.5)
+    assert job.group_ranks == {0: 0}
+    assert job.incarnations[1] == 2
+    assert job.state.incidents[-1].failure is FailureClass.NODE_UNRESPONSIVE
+
+
+def test_a_node_that_does_not_take_the_next_world_is_replaced():
+    job = Scenario("1:2").running().peer_failed(0).wait(1.5)
+    assert job.generation == 2
+    job.wait(4).edge(1, EdgeKind.UNRESPONSIVE, generation=2, detail="not taken within 4 s")
+    assert job.generation == 3
+    assert job.group_ranks == {0: 0}
+    assert len(job.state.incidents) == 1, "one story: what the peers reported first is its effect"
+
+
+def test_after_an_outage_unresponsive_agents_are_given_time():
+    job = Scenario("1:2").running()
+    job.wait(40).rank_killed(0, time=job.now - timedelta(seconds=40))
+    assert job.generation == 2
+    job.wait(4).edge(1, EdgeKind.UNRESPONSIVE, generation=2)
+    assert job.generation == 2
+    job.edge(1, EdgeKind.COMMANDED, generation=2).steps()
+    assert job.incarnations == {0: 1, 1: 1}
+
+
+def test_unresponsive_while_the_world_steps_means_nothing():
+    job = Scenario("2").running().edge(1, EdgeKind.UNRESPONSIVE, generation=1)
+    assert job.generation == 1
+    assert job.incarnations == {0: 1, 1: 1}
+
+
+def test_no_world_is_changed_for_growth_while_a_member_cannot_be_told():
+    job = Scenario("2:3").ready(0, 1).wait(5).steps().edge(1, EdgeKind.UNREACHABLE).ready(2).wait(60)
+    assert job.generation == 1
+    assert job.edge(1, EdgeKind.REACHABLE).generation == 2
+
+
+def test_a_store_port_serves_one_generation_only():
+    job = Scenario("2").running()
+    used = set()
+    for _ in range(3):
+        world = job.state.world
+        assert world is not None
+        assert (world.store_rank, world.store_port) not in used
+        used.add((world.store_rank, world.store_port))
+        job.rank_killed(1).steps()
+
+
+def test_without_a_store_port_the_world_waits_for_one():
+    job = Scenario("1")
+    job.edge(0, EdgeKind.JOINED, address="10.0.0.1").edge(0, EdgeKind.READY, store_ports=(), processes=1)
+    assert job.state.world is None
+    assert job.edge(0, EdgeKind.STORE_PORTS, store_ports=(5,)).generation == 1
+
+
+def test_a_command_that_is_not_found_stops_at_once():
+    job = Scenario("2").command_exited(0, 127, generation=0, message="no such command: trochrun")
+    assert job.state.outcome is not None
+    assert job.state.outcome.exit_code == 1
+    assert job.state.outcome.reason == "no such command: trochrun"
+
+
+def test_a_fatal_exit_code_stops_at_once():
+    job = Scenario("2").running().rank_raised(0, exit_code=2)
+    assert job.state.outcome is not None
+    assert "retry.fatal_exit_codes" in job.state.outcome.reason
+
+
+def test_a_script_that_fails_at_once_every_time_stops_after_n_restarts():
+    job = Scenario("2").ready(0, 1)
+    for _ in range(3):
+        job.rank_raised(0)
+        assert job.state.outcome is None
+    job.rank_raised(0)
+    assert job.state.outcome is not None
+    assert job.state.outcome.exit_code == 1
+    assert "no progress over 3 restarts" in job.state.outcome.reason
+
+
+def test_reported_progress_resets_the_count_and_repetition_does_not():
+    job = Scenario("2", retry={"max_restarts": 100}).ready(0, 1)
+    for step in range(1, 20):
+        job.rank_raised(0, progress=reported(step))
+    assert job.state.outcome is None
+    for _ in range(4):
+        job.rank_raised(0, progress=reported(19))
+    assert job.state.outcome is not None
+
+
+def test_counted_steps_that_do_not_grow_are_no_progress():
+    job = Scenario("2", retry={"max_restarts": 100}).ready(0, 1).rank_raised(0, progress=counted(1000))
+    for _ in range(3):
+        job.rank_raised(0, progress=counted(100))
+        assert job.state.outcome is None
+    assert job.rank_raised(0, progress=counted(100)).state.outcome is not None
+
+
+def test_kills_from_outside_do_not_count_against_progress():
+    job = Scenario("2").ready(0, 1)
+    for _ in range(8):
+        job.rank_killed(1)
+    assert job.state.outcome is None
+
+
+def test_the_restart_budget_slides():
+    job = Scenario("2", retry={"max_restarts": 2, "window": "10m"}).running()
+    job.rank_killed(1).wait(timedelta(minutes=9)).steps().rank_killed(1).wait(timedelta(minutes=2)).steps()
+    assert job.rank_killed(1).state.outcome is None
+    assert job.rank_killed(1).state.outcome is not None
+    assert job.state.outcome is not None
+    assert "retry.max_restarts" in job.state.outcome.reason
+
+
+def test_torchrun_killed_is_started_again_on_its_node():
+    job = Scenario("2").running().command_exited(1, None, signal=9)
+    assert job.generation == 2
+    assert job.incarnations == {0: 1, 1: 1}
+    assert job.state.incidents[-1].failure is FailureClass.COMMAND_LOST
+
+
+def test_a_command_that_died_after_the_next_world_was_decided_breaks_that_one_too():
+    job = Scenario("2").running().rank_killed(0).wait(0.1).command_exited(1, None, signal=9, generation=1)
+    assert job.generation == 3
+
+
+def test_complete_when_all_members_of_one_generation_finished():
+    job = Scenario("2").running().finish(0)
+    assert job.state.outcome is None
+    job.finish(1)
+    assert job.state.outcome is not None
+    assert job.state.outcome.phase is JobPhase.SUCCEEDED
+    desire = desire_for(job.state, 0)
+    assert (desire.complete_generation, desire.wind_down) == (1, True)
+    assert not is_over(job.state)
+    job.take(GroupWoundDown(group=0))
+    assert is_over(job.state)
+    assert result_of(job.state, job.now).exit_code == 0
+
+
+def test_finishing_in_different_generations_is_not_complete():
+    job = Scenario("2").running().finish(0).lost(1).ready(1)
+    assert job.generation == 2
+    job.finish(1)
+    assert job.state.outcome is None
+    job.finish(0)
+    assert job.state.outcome is not None
+
+
+def test_a_node_that_is_lost_after_it_finished_is_not_missed():
+    job = Scenario("2").running().finish(0).lost(0)
+    assert job.generation == 1
+    assert 0 not in job.incarnations
+    job.finish(1)
+    assert job.state.outcome is not None
+    assert job.state.outcome.phase is JobPhase.SUCCEEDED
+
+
+def test_a_replacement_that_never_gets_ready_is_asked_for_with_growing_pauses():
+    job = Scenario("1:2").running().lost(1).steps()
+    assert job.incarnations[1] == 2
+    job.lost(1)
+    assert job.incarnations[1] == 3
+    job.lost(1)
+    assert 1 not in job.incarnations
+    job.wait(5)
+    assert job.incarnations[1] == 4
+    job.lost(1).wait(9)
+    assert 1 not in job.incarnations
+    assert job.wait(1).incarnations[1] == 5
+    assert job.generation == 2, "the world that steps is left alone"
+
+
+def test_a_refused_node_stops_the_job():
+    job = Scenario("2").edge(0, EdgeKind.CREATE_FAILED, detail="image: no such image")
+    assert job.state.outcome is not None
+    assert "no such image" in job.state.outcome.reason
+
+
+def test_scale_down_shrinks_the_world_and_removes_the_surplus():
+    job = Scenario("3").running().take(ScaleAsked(minimum=2, maximum=2))
+    assert job.generation == 2
+    assert job.group_ranks == {0: 0, 1: 1}
+    assert job.node(2).phase is NodePhase.REMOVED
+    assert 2 not in desire_for(job.state, 0).nodes
+    assert job.steps().state.phase is JobPhase.RUNNING
+    job.take(ScaleAsked(minimum=3, maximum=3))
+    assert job.incarnations[2] == 2
+    assert job.generation == 2
+    job.ready(2)
+    assert job.group_ranks == {0: 0, 1: 1, 2: 2}
+    assert not job.state.restarts
+
+
+def test_suspend_gives_all_nodes_back_and_resume_asks_for_new_ones():
+    job = Scenario("2").running().take(SuspendAsked(reason="maintenance"))
+    assert job.state.phase is JobPhase.SUSPENDED
+    assert not desire_for(job.state, 0).nodes
+    job.wait(timedelta(days=2)).take(ResumeAsked())
+    assert job.incarnations == {0: 2, 1: 2}
+    job.ready(0, 1)
+    assert job.generation == 2
+
+
+def test_suspend_during_a_recovery():
+    job = Scenario("2").running().lost(1).take(SuspendAsked())
+    assert job.state.phase is JobPhase.SUSPENDED
+    job.take(ResumeAsked()).ready(0, 1).steps()
+    assert job.state.phase is JobPhase.RUNNING
+    assert job.incarnations == {0: 2, 1: 3}
+
+
+def test_restart_asked_by_a_user_costs_no_budget():
+    job = Scenario("2").running().take(RestartAsked(reason="new config"))
+    assert job.generation == 2
+    assert not job.state.restarts
+    assert job.state.incidents[-1].failure is None
+
+
+def test_relaunch_replaces_one_node():
+    job = Scenario("2").running().take(RelaunchAsked(rank=1))
+    assert job.incarnations == {0: 1, 1: 2}
+    assert job.generation == 1
+    assert job.ready(1).generation == 2
+
+
+def test_cancel_during_rendezvous():
+    job = Scenario("2").ready(0).take(CancelAsked())
+    assert job.state.outcome is not None
+    assert job.state.outcome.phase is JobPhase.CANCELLED
+    assert desire_for(job.state, 0).wind_down
+
+
+def test_active_deadline():
+    job = Scenario("1", limits={"active_deadline": "1h"}).running().wait(timedelta(hours=1))
+    assert job.state.outcome is not None
+    assert job.state.outcome.exit_code == 5
+
+
+def test_a_job_at_rest_has_no_deadline():
+    job = Scenario("3").running()
+    assert next_deadline(job.state, job.job, job.now) is None
+
+
+def test_a_reset_job_adopts_its_nodes_and_goes_on_with_a_newer_generation():
+    before = Scenario("2").running().rank_killed(1).steps()
+    views = tuple(
+        NodeView(
+            rank=node.rank,
+            incarnation=node.incarnation,
+            phase=node.phase,
+            token="theirs",
+            generation=2,
+            address=node.address,
+            store_ports=node.store_ports,
+        )
+        for node in before.state.nodes.values()
+    )
+    job = Scenario("2").take(GroupAdopted(group=0, nodes=views))
+    assert job.generation == 3
+    assert job.incarnations == {0: 1, 1: 1}
+    assert job.node(0).token == "theirs"
+
+
+@pytest.mark.parametrize("kind", [EdgeKind.LOST, EdgeKind.READY, EdgeKind.UNRESPONSIVE, EdgeKind.CREATE_FAILED])
+def test_edges_of_older_incarnations_change_nothing(kind: EdgeKind):
+    job = Scenario("1:2").running().lost(1).steps().ready(1).steps()
+    before = job.state
+    assert job.edge(1, kind, incarnation=1, generation=0).state == before

@@ -1,0 +1,80 @@
+"""One node as its group knows it: the table that a NodeGroup carries through continue-as-new."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from workflows.messages import (
+    CreatedNode,
+    Message,
+    Metrics,
+    NodeIdentity,
+    NodePhase,
+    NodeView,
+    Progress,
+)
+
+
+class NodeRecord(Message):
+    """The newest incarnation of one node, and what its agent said last."""
+
+    node: NodeIdentity
+    phase: NodePhase = NodePhase.REQUESTED
+    since: datetime
+    reason: str = ""
+    created: CreatedNode | None = None
+    address: str = ""
+    host: str = ""
+    joined: bool = False
+    """Its agent has spoken at least once: there is somebody to hold a lease."""
+    reachable: bool = True
+    epoch: int = 0
+    """Of its newest lease."""
+    holder_started_at: datetime | None = None
+    """Start time of the agent that was heard last: another one means that the agent was restarted."""
+    renewed: bool = False
+    """The agent was heard anew since the current lease was scheduled: a loss of that lease is old news."""
+    processes: int = 1
+    store_ports: tuple[int, ...] = ()
+    generation: int = 0
+    """The newest that its agent has accepted, or spoken of."""
+    completed: int = 0
+    stepping: int = 0
+    progress: Progress | None = None
+    metrics: Metrics | None = None
+    heard: dict[str, int] = Field(default={})
+    """Highest sequence number by kind of message: within a kind, older ones are dropped."""
+
+    def changed(self, **fields: object) -> NodeRecord:
+        return self.model_copy(update=fields)
+
+    def view(self, *, group_rank: int | None, with_token: bool = False) -> NodeView:
+        return NodeView(
+            rank=self.node.rank,
+            incarnation=self.node.incarnation,
+            phase=self.phase,
+            token=self.node.token if with_token else "",
+            reachable=self.reachable,
+            host=self.host,
+            address=self.address,
+            reason=self.reason,
+            generation=self.generation,
+            group_rank=group_rank,
+            processes=self.processes,
+            progress=self.progress,
+            metrics=self.metrics,
+            store_ports=self.store_ports,
+            since=self.since,
+            log_path=self.created.log_path if self.created else "",
+        )
+
+
+class GroupTable(Message):
+    """All that a NodeGroup carries into its next run."""
+
+    records: dict[int, NodeRecord] = Field(default={})
+    retiring: tuple[NodeRecord, ...] = ()
+    """Older incarnations that are being deleted."""
+    edge_sequence: int = 0

@@ -1,0 +1,38 @@
+"""Activity options of every kind of call, each made from the spec's `timing` and given its reason here."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio.common import RetryPolicy
+
+SHORT_ACTIVITY = timedelta(minutes=5)
+"""Longest attempt of a backend's short activity: a slow API server with its own retries inside."""
+
+FOREVER = timedelta(days=3650)
+"""Leases and watches end by cancellation, lapse or continue-as-new, not by their age."""
+
+WATCH_HEARTBEAT = timedelta(seconds=10)
+"""A watch whose worker died is started elsewhere after this long."""
+
+BACKEND_RETRY = RetryPolicy(
+    initial_interval=timedelta(milliseconds=500), backoff_coefficient=2, maximum_interval=timedelta(seconds=30)
+)
+"""For ever: what a backend cannot do now it may do later; what it never will it says by a non-retryable error."""
+
+LEASE_RETRY = RetryPolicy(
+    initial_interval=timedelta(milliseconds=100), backoff_coefficient=1.5, maximum_interval=timedelta(seconds=1)
+)
+"""Quick and for ever: an agent that restarts takes the next attempt, and nobody needs to know."""
+
+COMMAND_RETRY = RetryPolicy(
+    initial_interval=timedelta(milliseconds=100), backoff_coefficient=2, maximum_interval=timedelta(seconds=2)
+)
+"""Quick: a recovery waits for it. Ends when the command is superseded."""
+
+PATIENT_COMMAND = timedelta(seconds=15)
+"""How long a command that was not taken in time waits at its next try: longer than the SDK's poll backoff of 10 s, so
+that after an outage it is taken; short enough to say again that it was not."""
+
+LOST_SIGNAL_RETRY = timedelta(seconds=5)
+"""Before a group tries again to reach a job that did not take its message: it may be between two runs."""

@@ -1,0 +1,40 @@
+"""How often is too often: restarts in a sliding window, and restarts that led nowhere.
+
+A job that runs for months may restart hundreds of times; a job with a bug must stop after a few. So the budget slides,
+and what ends a buggy job early is that its restarts make no progress.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from workflows.messages import Progress, ProgressSource
+
+
+def within_window(times: tuple[datetime, ...], *, now: datetime, window: timedelta) -> tuple[datetime, ...]:
+    """The restarts that still count."""
+    return tuple(time for time in times if now - time < window)
+
+
+def made_progress(progress: Progress | None, *, best_step: int, last_generation_steps: int) -> bool:
+    """Whether an attempt that has just failed got further than those before it.
+
+    A reported step is absolute, so it must exceed the best so far. Counted steps begin at 0 in every attempt and say
+    nothing about the checkpoint that the attempt began from; there, doing no better than the attempt before it is no
+    progress, which is what a deterministic error looks like.
+    """
+    if progress is None:
+        return False
+    if progress.source is ProgressSource.REPORTED:
+        return progress.step > best_step
+    return progress.generation_steps > max(last_generation_steps, 0)
+
+
+def backoff(failed_starts: int) -> timedelta:
+    """How long to wait before replacing a node whose last incarnations never became ready: 0, 5, 10, 20 … 300 s.
+
+    The first replacement is never delayed: most nodes are lost only once.
+    """
+    if failed_starts <= 1:
+        return timedelta()
+    return min(timedelta(seconds=5) * 2 ** min(failed_starts - 2, 10), timedelta(minutes=5))

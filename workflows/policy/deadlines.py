@@ -1,0 +1,44 @@
+"""When a job must look at itself again although nothing was heard: the one timer that a TrainingJob needs.
+
+A job at rest has none, so it adds nothing to its history.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.spec.job import JobSpec
+from workflows.messages import NodePhase
+from workflows.policy.job import unreachable_deadline
+from workflows.policy.judge import waits_until
+from workflows.policy.state import JobState
+
+
+def next_deadline(state: JobState, job: JobSpec, now: datetime) -> datetime | None:
+    """The earliest time after `now` at which the passing of time alone may change a decision."""
+    if state.outcome is not None:
+        return None
+    times: list[datetime | None] = []
+    if job.limits.active_deadline is not None:
+        times.append(state.started_at + job.limits.active_deadline)
+    if not state.suspended:
+        times += _deadlines_of_the_world(state, job)
+        times += [node.not_before for node in state.nodes.values() if node.phase is NodePhase.LOST]
+    return min((time for time in times if time is not None and time > now), default=None)
+
+
+def _deadlines_of_the_world(state: JobState, job: JobSpec) -> list[datetime | None]:
+    times: list[datetime | None] = []
+    interruption = state.interruption
+    if interruption is not None:
+        times.append(
+            unreachable_deadline(state, job, interruption)
+            if interruption.decided
+            else waits_until(state, interruption, job)
+        )
+    if state.ready_since is not None:
+        times.append(state.ready_since + job.timing.rendezvous.last_call)
+    if state.waiting_since is not None:
+        times.append(state.waiting_since + job.recovery.replace_timeout)
+        times.append(state.waiting_since + job.timing.rendezvous.join_timeout)
+    return times

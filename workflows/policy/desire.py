@@ -1,0 +1,185 @@
+"""What a job wants of each of its groups, and what it shows of itself: derived from the state, not kept beside it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.spec.job import JobSpec
+from workflows.messages import (
+    DesiredNode,
+    GroupDesire,
+    IncidentView,
+    JobPhase,
+    JobResult,
+    JobStatus,
+    NodePhase,
+    NodeView,
+    ProgressSource,
+)
+from workflows.names import group_index
+from workflows.policy.budget import within_window
+from workflows.policy.state import JobState
+
+
+def groups_of(state: JobState) -> tuple[int, ...]:
+    """Every group that has, had or will have nodes of the job."""
+    return tuple(sorted({group_index(rank) for rank in (*state.nodes, *range(state.nodes_max))}))
+
+
+def desire_for(state: JobState, group: int) -> GroupDesire:
+    """All that the job wants of one group; its version is set when it is sent."""
+    return GroupDesire(
+        version=0,
+        nodes={
+            rank: DesiredNode(incarnation=node.incarnation, token=node.token)
+            for rank, node in sorted(state.nodes.items())
+            if group_index(rank) == group and node.alive
+        },
+        world=state.world.model_copy(
+            update={"members": {r: m for r, m in state.world.members.items() if group_index(r) == group}}
+        )
+        if state.world is not None and not state.suspended
+        else None,
+        world_nodes=state.world.nodes if state.world else 0,
+        world_size=state.world.processes if state.world else 0,
+        complete_generation=state.complete_generation,
+        wind_down=state.outcome is not None,
+        reason=_reason(state),
+    )
+
+
+def is_over(state: JobState) -> bool:
+    """The outcome is known and nothing of the job is left."""
+    return state.outcome is not None and set(groups_of(state)) <= set(state.wound_down_groups)
+
+
+def _reason(state: JobState) -> str:
+    if state.outcome is not None:
+        return f"job ends: {state.outcome.reason}"
+    incident = state.open_incident
+    return f"#{incident.number}: {incident.title}" if incident is not None else ""
+
+
+def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: JobPhase, now: datetime) -> JobStatus:
+    """The answer to the query `status`."""
+    world = state.world
+    return JobStatus(
+        name=state.name,
+        namespace=state.namespace,
+        uid=state.uid,
+        phase=phase,
+        reason=state.reason,
+        role=state.role,
+        backend=job.backend,
+        generation=state.generation,
+        nodes=world.nodes if world else 0,
+        nodes_min=state.nodes_min,
+        nodes_max=state.nodes_max,
+        world_size=world.processes if world else 0,
+        restarts=len(within_window(state.restarts, now=now, window=job.retry.window)),
+        max_restarts=job.retry.max_restarts,
+        restart_window=job.retry.window,
+        started_at=state.started_at,
+        finished_at=now if phase in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED) else None,
+        groups=groups,
+        unreachable=tuple(node.rank for node in state.nodes.values() if node.alive and not node.reachable),
+        lost=tuple(node.rank for node in state.nodes.values() if node.phase is NodePhase.LOST),
+        last_incident=last_incident(state),
+        next_action=next_action(state),
+        progress=state.progress,
+    )
+
+
+def last_incident(state: JobState) -> IncidentView | None:
+    return state.incidents[-1] if state.incidents else None
+
+
+def next_action(state: JobState) -> str:
+    """What happens next without anybody doing anything."""
+    coming = [node for node in state.nodes.values() if node.alive and node.phase is not NodePhase.READY]
+    delayed = [node for node in state.nodes.values() if node.phase is NodePhase.LOST and node.not_before is not None]
+    if state.outcome is not None:
+        return "the nodes are wound down"
+    if state.suspended:
+        return "nothing, until somebody resumes it"
+    if coming:
+        node = coming[0]
+        return f"waits for node {node.rank} ({node.phase.lower()}{f': {node.reason}' if node.reason else ''})"
+    if delayed:
+        return f"asks again for node {delayed[0].rank}, which was lost before it was ready: {delayed[0].reason}"
+    return "nothing to do"
+
+
+def node_views(state: JobState) -> tuple[NodeView, ...]:
+    """The answer to the query `nodes`: the job's own view, without telemetry."""
+    members = state.world.members if state.world else {}
+    return tuple(
+        NodeView(
+            rank=node.rank,
+            incarnation=node.incarnation,
+            phase=node.phase,
+            reachable=node.reachable,
+            host=node.host,
+            address=node.address,
+            reason=node.reason,
+            generation=node.commanded,
+            group_rank=members[node.rank].group_rank if state.is_member(node) and node.alive else None,
+            processes=node.processes,
+            since=node.since,
+        )
+        for node in sorted(state.nodes.values(), key=lambda node: node.rank)
+    )
+
+
+def result_of(state: JobState, now: datetime) -> JobResult:
+    """What the workflow returns once `is_over`."""
+    outcome = state.outcome
+    assert outcome is not None, "only a job with an outcome has a result"
+    progress = state.progress
+    return JobResult(
+        phase=outcome.phase,
+        exit_code=outcome.exit_code,
+        reason=outcome.reason,
+        generations=state.generation,
+        restarts=sum(incident.failure is not None for incident in state.incidents),
+        step=progress.step if progress is not None and progress.source is ProgressSource.REPORTED else None,
+        started_at=state.started_at,
+        finished_at=now,
+    )
+
+
+def details_of(state: JobState, phase: JobPhase) -> str:
+    """Markdown for the workflow's page in the Temporal UI."""
+    world = state.world
+    lines = [
+        f"**{phase}**: {state.reason}" if state.reason else f"**{phase}**",
+        "",
+        "| | |",
+        "|-|-|",
+        f"| Nodes | {world.nodes if world else 0} in the world, {state.nodes_min} to {state.nodes_max} wanted |",
+        f"| Ranks | {world.processes if world else 0} |",
+        f"| Generation | {state.generation} |",
+        f"| Next | {next_action(state)} |",
+    ]
+    incident = last_incident(state)
+    if incident is not None:
+        took = (
+            f"stepping again after {(incident.stepping_at - incident.started_at).total_seconds():.1f} s"
+            if incident.stepping_at
+            else "under way"
+        )
+        lines.append(f"| Last incident | #{incident.number} {incident.title} ({took}) |")
+    lines += ["", "| Node | State | Group rank | Host | Why |", "|-|-|-|-|-|"]
+    for view in node_views(state)[:64]:
+        reach = "" if view.reachable else ", unreachable"
+        rank = "" if view.group_rank is None else str(view.group_rank)
+        lines.append(
+            f"| {view.rank}.{view.incarnation} | {view.phase}{reach} | {rank} | {view.host} | {_cell(view.reason)} |"
+        )
+    if len(state.nodes) > 64:
+        lines.append(f"| … | {len(state.nodes) - 64} more | | | |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")[:160]

@@ -1,0 +1,82 @@
+"""What a job can hear. Each event is decided on by `workflows.policy.job.decide`."""
+
+from __future__ import annotations
+
+from workflows.messages import Failure, Finished, Message, NodeEdge, NodeView
+
+
+class FailureReported(Message):
+    """An agent's `failure`."""
+
+    failure: Failure
+
+
+class NodeFinished(Message):
+    """An agent's `finished`."""
+
+    finished: Finished
+
+
+class EdgeSeen(Message):
+    """One node changed, as its group saw it."""
+
+    edge: NodeEdge
+
+
+class GroupAdopted(Message):
+    """A group that already ran told its table: the job was reset, or took over."""
+
+    group: int
+    nodes: tuple[NodeView, ...]
+
+
+class GroupWoundDown(Message):
+    """Nothing of the group is left."""
+
+    group: int
+
+
+class TimePassed(Message):
+    """A deadline of `workflows.policy.deadlines` may be over."""
+
+
+class ScaleAsked(Message):
+    minimum: int
+    maximum: int
+
+
+class SuspendAsked(Message):
+    reason: str = ""
+
+
+class ResumeAsked(Message):
+    reason: str = ""
+
+
+class RestartAsked(Message):
+    reason: str = ""
+
+
+class RelaunchAsked(Message):
+    rank: int
+    reason: str = ""
+
+
+class CancelAsked(Message):
+    reason: str = ""
+
+
+Event = (
+    FailureReported
+    | NodeFinished
+    | EdgeSeen
+    | GroupAdopted
+    | GroupWoundDown
+    | TimePassed
+    | ScaleAsked
+    | SuspendAsked
+    | ResumeAsked
+    | RestartAsked
+    | RelaunchAsked
+    | CancelAsked
+)

@@ -1,0 +1,361 @@
+"""The brain of one job: `decide(state, event, job, now)` is everything that a TrainingJob ever decides.
+
+It first takes the event's facts in (`observe`), then brings the job as far as the facts allow: judges a broken world,
+replaces what is lost, forms the next world, completes, stops. The second part looks at the state only and never at the
+event, so the same facts lead to the same decision in whatever order they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from uuid import UUID
+
+from perdure.spec.job import JobSpec
+from perdure.spec.recovery import CapacityLoss
+from workflows.messages import EvidenceSource, FailureClass, JobPhase, NodePhase
+from workflows.policy import incidents
+from workflows.policy.budget import backoff
+from workflows.policy.events import (
+    CancelAsked,
+    Event,
+    RelaunchAsked,
+    RestartAsked,
+    ResumeAsked,
+    ScaleAsked,
+    SuspendAsked,
+)
+from workflows.policy.judge import judge, record
+from workflows.policy.observe import observe
+from workflows.policy.rendezvous import choose_members, form_world, usable
+from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState, Outcome
+
+TokenSource = Callable[[], UUID]
+"""Makes the secrets of new incarnations: `workflow.uuid4`, so that a replay makes the same ones."""
+
+
+def decide(state: JobState, event: Event, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
+    """What the job is after an event: the only way in which it changes."""
+    return advance(asked(observe(state, event, now), event, now), job, now, new_token=new_token)
+
+
+def asked(state: JobState, event: Event, now: datetime) -> JobState:
+    """The state with a user's wish in it."""
+    match event:
+        case ScaleAsked():
+            return state.changed(nodes_min=event.minimum, nodes_max=event.maximum, ready_since=None)
+        case SuspendAsked():
+            reason = f"suspended by a user{_because(event.reason)}"
+            return _close_incident(state.changed(suspended=True, reason=reason), now, reason)
+        case ResumeAsked():
+            return state.changed(suspended=False, waiting_since=None, ready_since=None)
+        case RestartAsked():
+            return _request(state, f"restart asked by a user{_because(event.reason)}", now)
+        case RelaunchAsked():
+            node = state.nodes.get(event.rank)
+            if node is None or not node.alive:
+                return state
+            text = f"replacement of node {event.rank} asked by a user{_because(event.reason)}"
+            if state.is_member(node):
+                state = _request(state, text, now)
+            return state.with_node(node.changed(phase=NodePhase.LOST, since=now, reason=text, failed_starts=0))
+        case CancelAsked():
+            if state.outcome is not None:
+                return state
+            reason = f"cancelled by a user{_because(event.reason)}"
+            return _stop(state, Outcome(phase=JobPhase.CANCELLED, exit_code=4, reason=reason, decided_at=now))
+        case _:
+            return state
+
+
+def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
+    """Brings the job as far as what is known allows."""
+    if state.outcome is None:
+        state = _check_limits(state, job, now)
+    if state.outcome is None and state.suspended:
+        state = _dismiss(state, now)
+    elif state.outcome is None:
+        state = _complete(state, now)
+        state = _give_up_on_unreachable(state, job, now)
+        state = _judge(state, job, now)
+        if state.outcome is None:
+            state = _form(state, job, now)
+            state = _staff(state, now, new_token=new_token)
+            state = _note_stepping(state, now)
+    return _with_phase(state)
+
+
+def _judge(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    interruption = state.interruption
+    if interruption is None or interruption.decided:
+        return state
+    verdict = judge(state, interruption, job, now)
+    if verdict is None:
+        return state
+    state = record(state, verdict, interruption, job, now)
+    for rank in verdict.replace:
+        node = state.nodes.get(rank)
+        if node is not None and node.alive:
+            state = state.with_node(node.changed(phase=NodePhase.LOST, since=now, reason=verdict.title))
+    return state
+
+
+def _give_up_on_unreachable(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """A member that stays unreachable while its world stands still cannot be told of the next one."""
+    interruption = state.interruption
+    if interruption is None or not interruption.decided or interruption.requested is not None:
+        return state
+    if now < unreachable_deadline(state, job, interruption):
+        return state
+    for node in state.members:
+        if node.alive and not node.reachable:
+            failure = NodeFailure(
+                rank=node.rank,
+                failure=FailureClass.NODE_UNRESPONSIVE,
+                time=now,
+                text=f"node {node.rank} stayed unreachable while its world stood still: {node.reason}",
+            )
+            state = incidents.sighted(
+                state, now=now, time=now, source=EvidenceSource.LEASE, text=failure.text, rank=node.rank
+            ).changed(
+                interruption=interruption.model_copy(
+                    update={"failures": (*interruption.failures, failure), "decided": False}
+                )
+            )
+            interruption = state.interruption or interruption
+    return state
+
+
+def unreachable_deadline(state: JobState, job: JobSpec, interruption: Interruption) -> datetime:
+    """From when an unreachable member is given up on, if its world is broken."""
+    deadline = interruption.since + job.timing.lease.timeout
+    return max(deadline, state.control_lag_until) if state.control_lag_until is not None else deadline
+
+
+def candidates(state: JobState) -> list[NodeState]:
+    """Nodes that can be given a world: they wait for one, or are in the current one."""
+    return [
+        node
+        for node in state.nodes.values()
+        if node.alive
+        and node.reachable
+        and node.rank < state.nodes_max
+        and (node.phase is NodePhase.READY or state.is_member(node))
+    ]
+
+
+def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """Hands out the next world, if one is due and possible."""
+    world = state.world
+    interruption = state.interruption
+    if interruption is not None and not interruption.decided:
+        return state
+    at_hand = candidates(state)
+    size = usable(len(at_hand), minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
+    surplus = world is not None and any(rank >= state.nodes_max for rank in world.members)
+    if world is not None and interruption is None and not surplus and size <= world.nodes:
+        return state.changed(ready_since=None, waiting_since=None)
+    # From here on a world is due: there is none, it broke, it must shrink, or it can grow.
+    if any(node.alive and not node.reachable for node in state.members):
+        # It cannot be told, and while its world steps nothing is held against it.
+        return state
+    stands_still = world is None or interruption is not None
+    if size == 0:
+        return _wait(state, job, now) if stands_still else state
+    ready_since = state.ready_since or now
+    state = state.changed(ready_since=ready_since)
+    if not _is_time(state, job, now, size=size, at_hand=len(at_hand), ready_since=ready_since, surplus=surplus):
+        return state.changed(waiting_since=state.waiting_since or now) if stands_still else state
+    formed = form_world(
+        state.nodes, choose_members(at_hand, size, world), generation=state.generation + 1, previous=world
+    )
+    if formed is None:
+        return state
+    if interruption is None and world is not None:
+        state = _request(state, f"world {'shrinks' if surplus else 'grows'} from {world.nodes} to {size} nodes", now)
+        state = record(state, _verdict_of_request(state, job, now), _interruption(state, now), job, now)
+    host = state.nodes[formed.store_rank]
+    state = state.with_node(
+        host.changed(
+            store_ports=tuple(port for port in host.store_ports if port != formed.store_port),
+            used_ports=(*host.used_ports, formed.store_port)[-64:],
+        )
+    )
+    return incidents.formed(
+        state.changed(
+            world=formed,
+            world_decided_at=now,
+            generation=formed.generation,
+            interruption=None,
+            waiting_since=None,
+            ready_since=None,
+        )
+    )
+
+
+def _is_time(
+    state: JobState, job: JobSpec, now: datetime, *, size: int, at_hand: int, ready_since: datetime, surplus: bool
+) -> bool:
+    """Whether a world of this size should be formed now, rather than waiting for more nodes."""
+    full = usable(state.nodes_max, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
+    if size >= full or surplus:
+        return True
+    world = state.world
+    if world is not None and state.interruption is not None:
+        if size >= min(world.nodes, full) or job.recovery.on_capacity_loss is not CapacityLoss.WAIT:
+            return True
+        return state.waiting_since is not None and now - state.waiting_since >= job.recovery.replace_timeout
+    return now - ready_since >= job.timing.rendezvous.last_call
+
+
+def _wait(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """No world is possible: waits for nodes, and stops when that has taken too long."""
+    since = state.waiting_since or now
+    timeout = job.recovery.replace_timeout if state.world is not None else job.timing.rendezvous.join_timeout
+    if now - since < timeout:
+        return state.changed(waiting_since=since, ready_since=None)
+    knob = "recovery.replace_timeout" if state.world is not None else "timing.rendezvous.join_timeout"
+    blocked = next((node for node in state.nodes.values() if node.reason), None)
+    return _stop(
+        state,
+        Outcome(
+            phase=JobPhase.FAILED,
+            exit_code=3,
+            reason=(
+                f"{len(candidates(state))} nodes were ready after {timeout} ({knob}), "
+                f"and nodes.min is {state.nodes_min}" + (f"; node {blocked.rank}: {blocked.reason}" if blocked else "")
+            ),
+            decided_at=now,
+        ),
+    )
+
+
+def _staff(state: JobState, now: datetime, *, new_token: TokenSource) -> JobState:
+    """Every slot has a living node, and no other node is kept."""
+    for node in list(state.nodes.values()):
+        if node.alive and node.rank >= state.nodes_max and not state.is_member(node):
+            state = state.with_node(node.changed(phase=NodePhase.REMOVED, since=now, reason="scaled down"))
+    for rank in range(state.nodes_max):
+        node = state.nodes.get(rank)
+        if node is not None and (node.alive or (state.world and node.finished >= state.world.generation)):
+            continue
+        if node is not None and node.phase is NodePhase.LOST:
+            if node.not_before is None and (delay := backoff(node.failed_starts)):
+                node = node.changed(not_before=node.since + delay)
+                state = state.with_node(node)
+            if node.not_before is not None and now < node.not_before:
+                continue
+        state = state.with_node(
+            NodeState(
+                rank=rank,
+                incarnation=node.incarnation + 1 if node else 1,
+                token=new_token().hex,
+                since=now,
+                processes=node.processes if node else 1,
+                failed_starts=node.failed_starts if node else 0,
+                reason=f"replaces: {node.reason}" if node and node.reason else "",
+            )
+        )
+    return state
+
+
+def _complete(state: JobState, now: datetime) -> JobState:
+    """A job is complete when all ranks of one generation have finished."""
+    world = state.world
+    if world is None or not state.finished:
+        return state
+    state = _close_incident(state.changed(complete_generation=world.generation), now, "finished")
+    return _stop(
+        state,
+        Outcome(
+            phase=JobPhase.SUCCEEDED,
+            exit_code=0,
+            reason=f"all {world.processes} ranks finished in generation {world.generation}",
+            decided_at=now,
+        ),
+    )
+
+
+def _dismiss(state: JobState, now: datetime) -> JobState:
+    """A suspended job has no nodes; their numbers are kept, so that none is ever used again."""
+    nodes = {
+        rank: node.changed(phase=NodePhase.REMOVED, since=now, reason="suspended", store_ports=())
+        if node.alive
+        else node
+        for rank, node in state.nodes.items()
+    }
+    return state.changed(nodes=nodes, world=None, interruption=None, waiting_since=None, ready_since=None)
+
+
+def _check_limits(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    deadline = job.limits.active_deadline
+    if deadline is not None and now - state.started_at >= deadline:
+        reason = f"limits.active_deadline ({deadline}) is over"
+        return _stop(state, Outcome(phase=JobPhase.FAILED, exit_code=5, reason=reason, decided_at=now))
+    return state
+
+
+def _note_stepping(state: JobState, now: datetime) -> JobState:
+    if state.open_incident is not None and state.interruption is None and state.stepping:
+        return incidents.closed(state, now)
+    return state
+
+
+def _request(state: JobState, text: str, now: datetime) -> JobState:
+    """Opens an interruption that is nobody's failure; one that is under way makes it needless."""
+    if state.world is None or (state.interruption is not None and state.interruption.requested is None):
+        return state
+    state = incidents.sighted(state, now=now, time=now, source=EvidenceSource.USER, text=text)
+    return state.changed(interruption=Interruption(since=now, requested=text))
+
+
+def _interruption(state: JobState, now: datetime) -> Interruption:
+    return state.interruption or Interruption(since=now)
+
+
+def _verdict_of_request(state: JobState, job: JobSpec, now: datetime):
+    verdict = judge(state, _interruption(state, now), job, now)
+    assert verdict is not None, "a request needs no waiting"
+    return verdict
+
+
+def _close_incident(state: JobState, now: datetime, how: str) -> JobState:
+    incident = state.open_incident
+    if incident is None:
+        return state
+    if incident.decided_at is None:
+        state = incidents.decided(state, now=now, title=incident.title, rule=how, action=how)
+    return incidents.closed(state, now)
+
+
+def _stop(state: JobState, outcome: Outcome) -> JobState:
+    return state.changed(outcome=outcome, interruption=None)
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _with_phase(state: JobState) -> JobState:
+    phase, reason = _phase(state)
+    return state.changed(phase=phase, reason=reason)
+
+
+def _phase(state: JobState) -> tuple[JobPhase, str]:
+    world = state.world
+    if state.outcome is not None:
+        return JobPhase.STOPPING, state.outcome.reason
+    if state.suspended:
+        return JobPhase.SUSPENDED, state.reason
+    incident = state.open_incident
+    if state.waiting_since is not None and (world is not None or state.generation > 0):
+        at_hand = len(candidates(state))
+        return JobPhase.WAITING, f"{at_hand} of at least {state.nodes_min} nodes are ready"
+    if state.interruption is not None or (incident is not None and world is not None):
+        return JobPhase.RECOVERING, incident.title if incident else ""
+    if world is None:
+        ready = sum(node.phase is NodePhase.READY for node in state.nodes.values())
+        return JobPhase.STARTING, f"{ready} of {state.nodes_max} nodes are ready"
+    if not state.stepping:
+        return JobPhase.RENDEZVOUS, f"generation {world.generation} with {world.nodes} nodes is starting"
+    return JobPhase.RUNNING, f"{world.nodes} of {state.nodes_max} nodes, {world.processes} ranks"

@@ -1,0 +1,247 @@
+"""From what is known about a broken world to one verdict: the smallest repair that works, or the reason to stop.
+
+Every verdict names its rule and what else was considered, which is what `perdure explain` prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from perdure.spec.job import JobSpec
+from perdure.spec.recovery import CapacityLoss
+from workflows.messages import Considered, FailureClass, JobPhase, ProgressSource
+from workflows.policy import incidents
+from workflows.policy.budget import made_progress, within_window
+from workflows.policy.failures import USERS_OWN
+from workflows.policy.rendezvous import usable
+from workflows.policy.state import Interruption, JobState, NodeFailure, Outcome
+
+_CULPRITS = (
+    FailureClass.NODE_LOST,
+    FailureClass.NODE_UNRESPONSIVE,
+    FailureClass.CREATE_FAILED,
+    FailureClass.UNPROTECTED,
+    FailureClass.LAUNCH,
+    FailureClass.OUT_OF_MEMORY,
+    FailureClass.CRASH,
+    FailureClass.COMMAND_LOST,
+    FailureClass.KILLED,
+    FailureClass.USER_CODE,
+    FailureClass.PEER_LOST,
+)
+"""Who speaks for an interruption that several nodes reported: causes before their effects."""
+
+_NODE_FAILURES = frozenset({FailureClass.NODE_LOST, FailureClass.NODE_UNRESPONSIVE})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do about a broken world."""
+
+    rule: str
+    title: str
+    action: str
+    failure: FailureClass | None = None
+    culprit: int | None = None
+    considered: tuple[Considered, ...] = ()
+    stop: Outcome | None = None
+    replace: tuple[int, ...] = field(default=())
+    """Nodes (slots) that are given up on although nothing proves them gone."""
+
+
+def waits_until(state: JobState, interruption: Interruption, job: JobSpec) -> datetime | None:
+    """Until when a decision should wait for a culprit to speak; None where enough is known."""
+    if interruption.requested is not None or any(
+        failure.certain and failure.failure is not FailureClass.PEER_LOST for failure in interruption.failures
+    ):
+        return None
+    reported = {failure.rank for failure in interruption.failures}
+    if all(node.rank in reported for node in state.members if node.alive):
+        return None
+    return interruption.since + job.timing.rendezvous.victim_grace
+
+
+def judge(state: JobState, interruption: Interruption, job: JobSpec, now: datetime) -> Verdict | None:
+    """The verdict; None while it is too early for one."""
+    if interruption.requested is not None:
+        return Verdict(
+            rule="user/1 asked for",
+            title=interruption.requested,
+            action=f"new generation: {interruption.requested}",
+        )
+    until = waits_until(state, interruption, job)
+    if until is not None and now < until:
+        return None
+    culprit = min(
+        interruption.failures, key=lambda failure: (_CULPRITS.index(failure.failure), not failure.certain, failure.time)
+    )
+    return _must_stop(state, culprit, job, now) or _repair(state, interruption, culprit, job, now)
+
+
+def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, job: JobSpec, now: datetime) -> Verdict:
+    if culprit.failure in _NODE_FAILURES:
+        return _node_gone(state, interruption, culprit, job, now)
+    if culprit.failure is FailureClass.PEER_LOST:
+        return Verdict(
+            rule='peers-lost/1 "no culprit spoke: restart in place"',
+            title=f"connections between ranks broke: {culprit.text}",
+            action="restart the ranks of every node in place",
+            failure=FailureClass.PEER_LOST,
+            considered=(Considered(option="replace a node", why_not="nothing says which, and no node is known lost"),),
+        )
+    command = culprit.failure is FailureClass.COMMAND_LOST
+    return Verdict(
+        rule='command-lost/1 "start it again on its node"' if command else 'rank-failure/1 "restart in place"',
+        title=f"node {culprit.rank}: {culprit.text}",
+        action="start the command again and restart the other ranks in place"
+        if command
+        else "restart the ranks of every node in place",
+        failure=culprit.failure,
+        culprit=culprit.rank,
+        considered=(
+            Considered(option="replace the node", why_not="its agent and launcher are alive"),
+            Considered(option="go on smaller", why_not="no capacity is lost"),
+        ),
+    )
+
+
+def _node_gone(
+    state: JobState, interruption: Interruption, culprit: NodeFailure, job: JobSpec, now: datetime
+) -> Verdict:
+    gone = tuple(sorted({f.rank for f in interruption.failures if f.failure in _NODE_FAILURES}))
+    names = f"node {gone[0]}" if len(gone) == 1 else f"nodes {', '.join(map(str, gone))}"
+    lost = culprit.failure is FailureClass.NODE_LOST
+    survivors = [node for node in state.members if node.alive and node.rank not in gone]
+    size = usable(len(survivors), minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
+    before = state.world.nodes if state.world else 0
+    in_place = Considered(
+        option="restart in place", why_not="its processes are gone" if lost else "its agent does not take commands"
+    )
+    title = f"{names} lost" if lost else f"{names} unresponsive while its world stands still"
+    choice = job.recovery.on_capacity_loss
+    if choice is CapacityLoss.FAIL:
+        reason = f"{title}, and recovery.on_capacity_loss is fail: {culprit.text}"
+        return Verdict(
+            rule='node-loss/4 "on_capacity_loss is fail: stop"',
+            title=title,
+            action="stop the job",
+            failure=culprit.failure,
+            culprit=culprit.rank,
+            considered=(in_place,),
+            stop=Outcome(phase=JobPhase.FAILED, exit_code=3, reason=reason, decided_at=now),
+        )
+    if size and choice is CapacityLoss.SHRINK:
+        return Verdict(
+            rule='node-loss/2 "n >= min: shrink"',
+            title=f"{title}: {before} to {size} nodes, replacement asked",
+            action=f"go on with {size} of {len(survivors)} survivors; ask for a replacement; grow when it is ready",
+            failure=culprit.failure,
+            culprit=culprit.rank,
+            considered=(in_place, Considered(option="wait", why_not="recovery.on_capacity_loss is shrink")),
+            replace=gone,
+        )
+    why_not = (
+        f"{len(survivors)} survivors are fewer than nodes.min = {state.nodes_min}"
+        if not size
+        else "recovery.on_capacity_loss is wait"
+    )
+    return Verdict(
+        rule='node-loss/1 "replace, then go on"',
+        title=f"{title}, replacement asked",
+        action=f"ask for a replacement and wait for it, for at most {job.recovery.replace_timeout}",
+        failure=culprit.failure,
+        culprit=culprit.rank,
+        considered=(in_place, Considered(option="go on smaller", why_not=why_not)),
+        replace=gone,
+    )
+
+
+def _must_stop(state: JobState, culprit: NodeFailure, job: JobSpec, now: datetime) -> Verdict | None:
+    """The reason not to repair at all, if there is one."""
+    users = culprit.failure in USERS_OWN
+    retry = job.retry
+
+    def stop(rule: str, reason: str, exit_code: int) -> Verdict:
+        return Verdict(
+            rule=rule,
+            title=f"node {culprit.rank}: {culprit.text}",
+            action="stop the job",
+            failure=culprit.failure,
+            culprit=culprit.rank,
+            considered=(Considered(option="restart", why_not=reason),),
+            stop=Outcome(phase=JobPhase.FAILED, exit_code=exit_code, reason=reason, decided_at=now),
+        )
+
+    if culprit.failure is FailureClass.LAUNCH:
+        return stop('launch/1 "it will not start the next time either"', culprit.text, 1)
+    if culprit.failure is FailureClass.UNPROTECTED:
+        return stop('unprotected/1 "several nodes, no rendezvous: stop"', culprit.text, 2)
+    if culprit.failure is FailureClass.CREATE_FAILED:
+        return stop('refused/1 "the backend will never create this node"', culprit.text, 3)
+    if culprit.exit_code in retry.fatal_exit_codes:
+        return stop(
+            'fatal-exit-code/1 "retry.fatal_exit_codes"',
+            f"{culprit.text}; exit code {culprit.exit_code} is listed in retry.fatal_exit_codes",
+            1,
+        )
+    futile = failures_without_progress(state, culprit)
+    if futile > retry.no_progress_limit:
+        return stop(
+            'no-progress/1 "restarts lead nowhere"',
+            f"no progress over {retry.no_progress_limit} restarts (retry.no_progress_limit); last: {culprit.text}",
+            1,
+        )
+    used = len(within_window(state.restarts, now=now, window=retry.window))
+    if used >= retry.max_restarts:
+        return stop(
+            'budget/1 "retry.max_restarts"',
+            f"{used} restarts within {retry.window} use up retry.max_restarts; last: {culprit.text}",
+            1 if users else 3,
+        )
+    return None
+
+
+def failures_without_progress(state: JobState, culprit: NodeFailure) -> int:
+    """How many failures of users' own making there were in a row without progress, this one included."""
+    if culprit.failure not in USERS_OWN:
+        return state.failures_without_progress
+    if made_progress(state.progress, best_step=state.best_step, last_generation_steps=state.last_generation_steps):
+        return 0
+    return state.failures_without_progress + 1
+
+
+def record(state: JobState, verdict: Verdict, interruption: Interruption, job: JobSpec, now: datetime) -> JobState:
+    """The state with the verdict in force: budgets spent, the incident told."""
+    state = incidents.decided(
+        state,
+        now=now,
+        title=verdict.title,
+        rule=verdict.rule,
+        action=verdict.action,
+        failure=verdict.failure,
+        culprit=verdict.culprit,
+        considered=verdict.considered,
+    )
+    if verdict.failure is not None and not interruption.counted:
+        culprit = next(f for f in interruption.failures if f.failure is verdict.failure and _is(f, verdict))
+        progress = state.progress
+        futile = failures_without_progress(state, culprit)
+        reported = progress is not None and progress.source is ProgressSource.REPORTED
+        state = state.changed(
+            failures_without_progress=futile,
+            best_step=max(state.best_step, progress.step) if progress is not None and reported else state.best_step,
+            last_generation_steps=progress.generation_steps if progress is not None else -1,
+            restarts=state.restarts
+            if verdict.stop
+            else (*within_window(state.restarts, now=now, window=job.retry.window), now),
+            progress=progress if reported else None,
+        )
+    return state.changed(
+        interruption=interruption.model_copy(update={"decided": True, "counted": True}),
+        outcome=verdict.stop or state.outcome,
+    )
+
+
+def _is(failure: NodeFailure, verdict: Verdict) -> bool:
+    return verdict.culprit is None or failure.rank == verdict.culprit

@@ -1,0 +1,80 @@
+"""Who trains together: which nodes form the next world, with which ranks, over which store.
+
+A survivor keeps its rank wherever the new world has that rank, so that what a rank holds in memory or on its disk
+stays useful; holes are filled by the others in the order of their slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from workflows.messages import Member, World
+from workflows.policy.state import NodeState
+
+
+@dataclass(frozen=True)
+class StoreChoice:
+    """The address that the next generation's store is served from."""
+
+    rank: int
+    address: str
+    port: int
+
+
+def usable(count: int, *, minimum: int, maximum: int, unit: int) -> int:
+    """How many of `count` nodes a world may have: whole units, at most `maximum`; 0 where that is below `minimum`."""
+    size = min(count, maximum) // unit * unit
+    return size if size >= minimum else 0
+
+
+def choose_members(candidates: Iterable[NodeState], size: int, previous: World | None) -> list[int]:
+    """The ranks (slots) of the next world: members of the current one first, then the lowest."""
+    current = previous.members if previous else {}
+    return sorted(sorted((node.rank for node in candidates), key=lambda rank: (rank not in current, rank))[:size])
+
+
+def assign_group_ranks(ranks: list[int], previous: World | None) -> dict[int, int]:
+    """Group ranks 0..n-1 by slot; a member of the previous world keeps its own where it is below n."""
+    size = len(ranks)
+    before = {rank: member.group_rank for rank, member in previous.members.items()} if previous else {}
+    kept = {rank: before[rank] for rank in ranks if before.get(rank, size) < size}
+    free = iter(sorted(set(range(size)) - set(kept.values())))
+    return {rank: kept[rank] if rank in kept else next(free) for rank in ranks}
+
+
+def choose_store(nodes: Mapping[int, NodeState], group_ranks: Mapping[int, int]) -> StoreChoice | None:
+    """A port that no generation has used, on the member with the lowest group rank that has one.
+
+    The first rank's own node is preferred: its store calls stay local.
+    """
+    for rank in sorted(group_ranks, key=lambda rank: group_ranks[rank]):
+        node = nodes[rank]
+        if node.store_ports and node.reachable:
+            return StoreChoice(rank=rank, address=node.address, port=node.store_ports[0])
+    return None
+
+
+def form_world(
+    nodes: Mapping[int, NodeState], ranks: list[int], *, generation: int, previous: World | None
+) -> World | None:
+    """The next world; None while no member offers a port for its store."""
+    group_ranks = assign_group_ranks(ranks, previous)
+    store = choose_store(nodes, group_ranks)
+    if store is None:
+        return None
+    members: dict[int, Member] = {}
+    base = 0
+    for rank in sorted(ranks, key=lambda rank: group_ranks[rank]):
+        processes = nodes[rank].processes
+        members[rank] = Member(
+            incarnation=nodes[rank].incarnation, group_rank=group_ranks[rank], base_rank=base, processes=processes
+        )
+        base += processes
+    return World(
+        generation=generation,
+        members=members,
+        store_address=store.address,
+        store_port=store.port,
+        store_rank=store.rank,
+    )

@@ -1,0 +1,394 @@
+"""TrainingJob: the brain of one job.
+
+The class is thin: handlers queue events, the main loop feeds them to `workflows.policy.job.decide`, and what the new
+state wants of the world is sent to the groups. It hears edges and users, never telemetry, and commands no node itself.
+
+Invariants:
+    - `JobState` is all there is; it is set in `__init__` and rides through continue-as-new whole.
+    - Groups get desires, not deltas: the newest one is always enough.
+    - A cancelled job still winds its nodes down before it closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
+from temporalio.exceptions import ApplicationError, ChildWorkflowError, TemporalError, WorkflowAlreadyStartedError
+
+with workflow.unsafe.imports_passed_through():
+    from perdure.spec.errors import SpecError
+    from perdure.spec.job import JobSpec
+    from perdure.spec.roles import NodeCount
+    from perdure.spec.validate import validate_spec
+    from workflows import options
+    from workflows.messages import (
+        Accepted,
+        Adopt,
+        Failure,
+        Finished,
+        GroupDesire,
+        GroupEdges,
+        GroupInput,
+        IncidentView,
+        JobPhase,
+        JobResult,
+        JobStatus,
+        NodeView,
+        ReasonRequest,
+        RelaunchRequest,
+        ScaleRequest,
+        SiteFacts,
+    )
+    from workflows.names import TRAINING_JOB, group_workflow_id, uid_of
+    from workflows.policy import desire as wanted
+    from workflows.policy.deadlines import next_deadline
+    from workflows.policy.events import (
+        CancelAsked,
+        EdgeSeen,
+        Event,
+        FailureReported,
+        GroupAdopted,
+        GroupWoundDown,
+        NodeFinished,
+        RelaunchAsked,
+        RestartAsked,
+        ResumeAsked,
+        ScaleAsked,
+        SuspendAsked,
+        TimePassed,
+    )
+    from workflows.policy.job import decide
+    from workflows.policy.state import JobState
+
+JOB_PHASE = SearchAttributeKey.for_keyword("JobPhase")
+JOB_BACKEND = SearchAttributeKey.for_keyword("JobBackend")
+JOB_NAMESPACE = SearchAttributeKey.for_keyword("JobNamespace")
+JOB_OWNER = SearchAttributeKey.for_keyword("JobOwner")
+WORLD_SIZE = SearchAttributeKey.for_int("WorldSize")
+JOB_RESTARTS = SearchAttributeKey.for_int("JobRestarts")
+
+FINAL_PHASES = (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED)
+
+
+@workflow.defn(name=TRAINING_JOB)
+class TrainingJob:
+    """See the module."""
+
+    @workflow.init
+    def __init__(self, spec: dict[str, Any], carried: JobState | None = None) -> None:
+        self._spec_error: SpecError | None = None
+        self._events: deque[Event] = deque()
+        self._sent: dict[int, GroupDesire] = {}
+        self._acknowledged: dict[int, int] = {}
+        self._senders: dict[int, asyncio.Task[None]] = {}
+        self._shown: dict[str, str | int] = {}
+        self._facts = SiteFacts(search_attributes=False)
+        self._closed: JobPhase | None = None
+        try:
+            self._job, _ = validate_spec(spec)
+        except SpecError as error:
+            self._spec_error = error
+            return
+        self._state = carried or _new_state(self._job)
+        self._started_groups: set[int] = set(wanted.groups_of(self._state)) if carried else set()
+
+    @workflow.run
+    async def run(self, spec: dict[str, Any], carried: JobState | None = None) -> JobResult:
+        if self._spec_error is not None:
+            raise ApplicationError(str(self._spec_error), type="InvalidSpec", non_retryable=True)
+        try:
+            self._facts = await workflow.execute_local_activity(
+                "site_facts", result_type=SiteFacts, start_to_close_timeout=timedelta(seconds=10)
+            )
+            self._take(TimePassed())
+            while not self._is_over():
+                await self._wait()
+                self._take_all()
+                self._continue_if_due(spec)
+        except asyncio.CancelledError:
+            self._take(CancelAsked())
+            while not self._is_over():
+                await self._wait()
+                self._take_all()
+        return await self._close()
+
+    # What is heard
+
+    @workflow.signal(description="Something ended on a node")
+    def failure(self, message: Failure) -> None:
+        self._events.append(FailureReported(failure=message))
+
+    @workflow.signal(description="All ranks of a node ended with 0")
+    def finished(self, message: Finished) -> None:
+        self._events.append(NodeFinished(finished=message))
+
+    @workflow.signal(description="Changes of nodes, as their group saw them")
+    def edges(self, message: GroupEdges) -> None:
+        if self._spec_error is not None or message.uid != self._state.uid:
+            return
+        if message.adopted is not None:
+            self._events.append(GroupAdopted(group=message.group, nodes=message.adopted))
+        self._events.extend(EdgeSeen(edge=edge) for edge in message.edges)
+        if message.wound_down:
+            self._events.append(GroupWoundDown(group=message.group))
+
+    @workflow.update(description="Change how many nodes the job has: 4, or 2:8 for min and max")
+    def scale(self, request: ScaleRequest) -> Accepted:
+        count = _node_count(request.nodes, self._state.unit)
+        self._take(ScaleAsked(minimum=count.min, maximum=count.max))
+        return Accepted(message=f"{self._state.name} goes to {count} nodes; {wanted.next_action(self._state)}")
+
+    @scale.validator
+    def _scale_is_valid(self, request: ScaleRequest) -> None:
+        self._is_running()
+        _node_count(request.nodes, self._state.unit)
+        if request.role is not None and request.role != self._state.role:
+            raise ApplicationError(f'role: got "{request.role}"; this job has the role "{self._state.role}"')
+
+    @workflow.update(description="Give all nodes back; the job keeps its history and can be resumed")
+    def suspend(self, request: ReasonRequest) -> Accepted:
+        self._take(SuspendAsked(reason=request.reason))
+        return Accepted(message=f"{self._state.name} is suspended; its nodes are being removed")
+
+    @suspend.validator
+    def _suspend_is_valid(self, request: ReasonRequest) -> None:
+        self._is_running()
+        if self._state.suspended:
+            raise ApplicationError("the job is already suspended; resume it to go on")
+
+    @workflow.update(description="Ask for nodes again after a suspend")
+    def resume(self, request: ReasonRequest) -> Accepted:
+        self._take(ResumeAsked(reason=request.reason))
+        return Accepted(message=f"{self._state.name} asks for {self._state.nodes_max} nodes")
+
+    @resume.validator
+    def _resume_is_valid(self, request: ReasonRequest) -> None:
+        self._is_running()
+        if not self._state.suspended:
+            raise ApplicationError("the job is not suspended, so there is nothing to resume")
+
+    @workflow.update(description="Restart all ranks in place")
+    def restart(self, request: ReasonRequest) -> Accepted:
+        self._take(RestartAsked(reason=request.reason))
+        return Accepted(message=f"{self._state.name} restarts its ranks as generation {self._state.generation}")
+
+    @restart.validator
+    def _restart_is_valid(self, request: ReasonRequest) -> None:
+        self._is_running()
+        if self._state.world is None:
+            raise ApplicationError(f"there is nothing to restart: the job is {self._state.phase}")
+
+    @workflow.update(description="Replace one node by a new one")
+    def relaunch_node(self, request: RelaunchRequest) -> Accepted:
+        self._take(RelaunchAsked(rank=request.rank, reason=request.reason))
+        return Accepted(message=f"node {request.rank} is being replaced; {wanted.next_action(self._state)}")
+
+    @relaunch_node.validator
+    def _relaunch_is_valid(self, request: RelaunchRequest) -> None:
+        self._is_running()
+        node = self._state.nodes.get(request.rank)
+        if node is None or not node.alive:
+            known = ", ".join(str(rank) for rank, node in sorted(self._state.nodes.items()) if node.alive)
+            raise ApplicationError(f"rank: got {request.rank}; this job has the nodes {known or 'none'}")
+
+    @workflow.query(description="Where the job stands")
+    def status(self) -> JobStatus:
+        state = self._known_state()
+        return wanted.status_of(state, self._job, groups=self._group_ids(), phase=self._phase(), now=workflow.now())
+
+    @workflow.query(description="The job's nodes; their groups know progress and metrics")
+    def nodes(self) -> list[NodeView]:
+        return list(wanted.node_views(self._known_state()))
+
+    @workflow.query(description="Every interruption with its evidence, decision and cost")
+    def incidents(self) -> list[IncidentView]:
+        return list(self._known_state().incidents)
+
+    # What is done
+
+    def _take_all(self) -> None:
+        while self._events:
+            self._take(self._events.popleft())
+        self._take(TimePassed())
+
+    def _take(self, event: Event) -> None:
+        """Decides on one event, and sends out what follows from it."""
+        self._state = decide(self._state, event, self._job, workflow.now(), new_token=workflow.uuid4)
+        for group in wanted.groups_of(self._state):
+            desire = wanted.desire_for(self._state, group)
+            if self._sent.get(group) != desire and group not in self._state.wound_down_groups:
+                self._sent[group] = desire
+                self._state = self._state.changed(desire_version=self._state.desire_version + 1)
+                self._acknowledged.setdefault(group, 0)
+                if group not in self._senders:
+                    self._senders[group] = asyncio.create_task(self._send(group))
+        self._show()
+
+    async def _send(self, group: int) -> None:
+        """Brings one group up to date; the newest desire overtakes those still waiting."""
+        sent: GroupDesire | None = None
+        try:
+            while (desire := self._sent[group]) != sent:
+                versioned = desire.model_copy(update={"version": self._state.desire_version})
+                if await self._tell(group, versioned):
+                    sent = desire
+                else:
+                    await workflow.sleep(options.LOST_SIGNAL_RETRY)
+        finally:
+            del self._senders[group]
+
+    async def _tell(self, group: int, desire: GroupDesire) -> bool:
+        group_id = self._group_id(group)
+        if group in self._started_groups:
+            try:
+                await workflow.get_external_workflow_handle(group_id).signal("desire", desire)
+                return True
+            except TemporalError as error:
+                workflow.logger.warning("group %s did not take a desire: %s", group, error)
+                # It has closed (terminated by somebody); a new one picks its nodes up by their names.
+                self._started_groups.discard(group)
+        return await self._start_group(group, group_id, desire)
+
+    async def _start_group(self, group: int, group_id: str, desire: GroupDesire) -> bool:
+        info = workflow.info()
+        try:
+            await workflow.start_child_workflow(
+                "NodeGroup",
+                GroupInput(
+                    job_id=info.workflow_id,
+                    job_first_run_id=info.first_execution_run_id,
+                    uid=self._state.uid,
+                    group=group,
+                    role=self._state.role,
+                    spec=self._job,
+                    desire=desire,
+                ),
+                id=group_id,
+                parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+                cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
+                static_summary=f"nodes of {self._state.name}, role {self._state.role}, group {group}",
+            )
+        except WorkflowAlreadyStartedError:
+            # This job was reset, or lost its memory of the group: the group's table is the truth.
+            self._started_groups.add(group)
+            await workflow.get_external_workflow_handle(group_id).signal("adopt", Adopt(job_run_id=info.run_id))
+            return True
+        except (ChildWorkflowError, TemporalError) as error:
+            workflow.logger.warning("group %s could not be started: %s", group, error)
+            return False
+        self._started_groups.add(group)
+        return True
+
+    async def _wait(self) -> None:
+        deadline = next_deadline(self._state, self._job, workflow.now())
+        try:
+            await workflow.wait_condition(
+                lambda: bool(self._events) or self._is_over() or self._may_continue(),
+                timeout=deadline - workflow.now() if deadline is not None else None,
+                timeout_summary="next deadline of the job",
+            )
+        except TimeoutError:
+            pass
+
+    def _continue_if_due(self, spec: dict[str, Any]) -> None:
+        if self._may_continue() and not self._events:
+            workflow.continue_as_new(args=[spec, self._state])
+
+    def _may_continue(self) -> bool:
+        info = workflow.info()
+        due = info.is_continue_as_new_suggested() or info.is_target_worker_deployment_version_changed()
+        quiet = not self._senders and self._state.open_incident is None and self._state.outcome is None
+        return due and quiet and workflow.all_handlers_finished()
+
+    async def _close(self) -> JobResult:
+        result = wanted.result_of(self._state, workflow.now())
+        self._closed = result.phase
+        self._show()
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        if result.phase is JobPhase.CANCELLED:
+            raise asyncio.CancelledError(result.reason)
+        if result.phase is JobPhase.FAILED:
+            raise ApplicationError(result.reason, result, type="JobFailed", non_retryable=True)
+        return result
+
+    def _is_over(self) -> bool:
+        return wanted.is_over(self._state) and not self._events
+
+    # What is shown
+
+    def _show(self) -> None:
+        """Search attributes and the page's details; only what changed makes history."""
+        state, phase = self._state, self._phase()
+        workflow.set_current_details(wanted.details_of(state, phase))
+        if not self._facts.search_attributes:
+            return
+        shown: dict[str, str | int] = {
+            JOB_PHASE.name: phase.value,
+            JOB_BACKEND.name: self._job.backend.value,
+            JOB_NAMESPACE.name: state.namespace,
+            WORLD_SIZE.name: state.world.processes if state.world else 0,
+            JOB_RESTARTS.name: len(state.restarts),
+        }
+        updates: list[SearchAttributeUpdate[Any]] = []
+        for key in (JOB_PHASE, JOB_BACKEND, JOB_NAMESPACE):
+            if self._shown.get(key.name) != shown[key.name]:
+                updates.append(key.value_set(str(shown[key.name])))
+        for key in (WORLD_SIZE, JOB_RESTARTS):
+            if self._shown.get(key.name) != shown[key.name]:
+                updates.append(key.value_set(int(shown[key.name])))
+        if updates:
+            self._shown = shown
+            workflow.upsert_search_attributes(updates)
+
+    def _phase(self) -> JobPhase:
+        return self._closed or self._state.phase
+
+    def _group_id(self, group: int) -> str:
+        return group_workflow_id(workflow.info().workflow_id, self._state.uid, self._state.role, group)
+
+    def _group_ids(self) -> tuple[str, ...]:
+        return tuple(self._group_id(group) for group in wanted.groups_of(self._state))
+
+    def _known_state(self) -> JobState:
+        if self._spec_error is not None:
+            raise ApplicationError(str(self._spec_error), type="InvalidSpec")
+        return self._state
+
+    def _is_running(self) -> None:
+        state = self._known_state()
+        if state.outcome is not None:
+            raise ApplicationError(f"the job is ending: {state.outcome.reason}")
+
+
+def _new_state(job: JobSpec) -> JobState:
+    role, spec = job.role
+    info = workflow.info()
+    return JobState(
+        name=job.name,
+        namespace=job.namespace,
+        uid=uid_of(info.first_execution_run_id),
+        role=role,
+        started_at=workflow.now(),
+        nodes_min=spec.nodes.min,
+        nodes_max=spec.nodes.max,
+        unit=spec.nodes.unit,
+    )
+
+
+def _node_count(text: str, unit: int) -> NodeCount:
+    """Reads `4` or `2:8`.
+
+    Raises:
+        ApplicationError: if it is neither, or does not fit the job's unit.
+    """
+    try:
+        count = NodeCount.model_validate(text)
+        return NodeCount(min=count.min, max=count.max, unit=unit)
+    except ValueError as error:
+        problem = str(error).splitlines()[-2 if "\n" in str(error) else 0].strip()
+        raise ApplicationError(f'nodes: got "{text}"; {problem}; write 4, or 2:8 for min and max') from None
