@@ -10,8 +10,10 @@ from pathlib import Path
 from scripts.setup import CACHE, SetupFailed, find_uv
 
 VERSION = "0.6.1"
-UNDECLARED = ("grpcio", "protobuf")
+UNDECLARED = ("protobuf",)
 """What it imports and does not ask for."""
+MODULES = ("dlrover.python.master.local_master", "dlrover.trainer.torch.elastic_run")
+"""What its two commands load: if these import, they start."""
 
 
 class NotAvailable(Exception):
@@ -33,11 +35,11 @@ async def ensure() -> Path:
             uv = find_uv()
         except SetupFailed as failed:
             raise NotAvailable(str(failed)) from failed
-        packages = [f"dlrover=={VERSION}", f"torch=={torch}", *UNDECLARED]
+        packages = [f"dlrover[k8s,torch]=={VERSION}", f"torch=={torch}", *UNDECLARED]
         await _run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, home)
         await _run(uv, "pip", "install", "--quiet", "--python", home / "bin" / "python", *packages)
         await _run(
-            home / "bin" / "python", "-c", "import dlrover.python.master.main, dlrover.trainer.torch.elastic_run"
+            home / "bin" / "python", "-c", f"import {', '.join(MODULES)}"
         )
         ready.touch()
     return home / "bin"
