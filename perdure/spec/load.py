@@ -214,8 +214,8 @@ def _syntax_problem(error: yaml.YAMLError, text: str) -> SpecProblem:
     if not isinstance(error, yaml.MarkedYAMLError) or (mark := error.problem_mark or error.context_mark) is None:
         return SpecProblem(location=(), message=f"not valid YAML: {error}")
     rows = text.splitlines()
-    row = rows[mark.line].strip() if mark.line < len(rows) else ""
-    begin = rows[error.context_mark.line].strip() if error.context_mark else row
+    # A mark may stand behind the last line.
+    row, begin = ("".join(rows[m.line : m.line + 1]).strip() for m in (mark, error.context_mark or mark))
     problem = error.problem or error.context or "cannot be read"
     hint = f"there: {row}" if row else ""
     if any(re.search(r"""\{[^"'#]*\$\{""", part) for part in (row, begin)):

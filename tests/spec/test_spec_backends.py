@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_origin
+
+import pytest
+
+from perdure.spec.backends import FIELD_SUPPORT, FieldSupport, check_backend
+from perdure.spec.errors import SpecError
+from perdure.spec.fields import field_at, is_model, strip
+from perdure.spec.job import JobSpec
+from perdure.spec.load import load_spec, validate_file
+from perdure.spec.validate import validate_spec
+
+WORKER = {"nodes": 1, "command": ["a"]}
+
+
+def spec(role: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    return {"name": "a", "roles": {"worker": {**WORKER, **(role or {})}}, **fields}
+
+
+def test_a_plain_local_job_has_nothing_said_about_it():
+    assert validate_spec(spec())[1] == ()
+
+
+def test_defaults_that_are_spelled_out_are_no_problem():
+    every_default = JobSpec.model_validate(spec()).model_dump(mode="json")
+    assert validate_spec(every_default)[1] == ()
+
+
+def test_an_elastic_job_is_told_about_its_batch():
+    warnings = validate_spec(spec({"nodes": "2:4"}))[1]
+    assert "\n".join(str(warning) for warning in warnings) == (
+        "roles.worker.nodes: a world may have 2 to 4 nodes; fewer nodes make a smaller global batch, unless the script "
+        "adapts its own to WORLD_SIZE"
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (spec(backend="kubernetes"), 'backend: not available in this release; got "kubernetes"; expected local'),
+        (spec(backend="ray"), 'backend: not available in this release; got "ray"; expected local'),
+        (spec(backend="joined"), 'backend: not available in this release; got "joined"; expected local'),
+        (spec(recovery={"spares": 1}), "recovery.spares: not available in this release"),
+        (spec(runtime="x"), "runtime: not available in this release; write the preset's fields"),
+        (spec(workdir={"git": "u", "ref": "r"}), "workdir.git: not available in this release"),
+        (spec(outputs={"archive": "s3://x"}), "outputs.archive: not available in this release"),
+        (spec(ttl_after_finished="1h"), "ttl_after_finished: not available in this release"),
+        (spec(hold_on_failure="1h"), "hold_on_failure: not available in this release"),
+        (spec(secrets={"A": "b/c"}), "secrets: has no meaning on the backend local; set the variables where"),
+        (spec(volumes=[{"mount_path": "/a", "pvc": "b"}]), "volumes: has no meaning on the backend local; use paths"),
+        (spec({"image": "x"}), "roles.worker.image: has no meaning on the backend local; the command runs with"),
+        (spec({"pod_template": {"spec": {}}}), "roles.worker.pod_template: has no meaning on the backend local"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(data: dict[str, Any], text: str):
+    with pytest.raises(SpecError) as caught:
+        validate_spec(data)
+    assert text in str(caught.value)
+    with pytest.raises(SpecError) as again:
+        check_backend(JobSpec.model_validate(data))
+    assert text in str(again.value)
+
+
+def test_what_only_places_nodes_is_ignored_with_a_warning_and_its_line():
+    _, warnings = validate_file(
+        "name: a\nqueue: q\nroles:\n  worker:\n    nodes: 1\n    command: [a]\n    resources: {gpu: 8}\n"
+    )
+    assert [str(warning) for warning in warnings] == [
+        "queue: has no meaning on the backend local and is ignored (line 2)",
+        "roles.worker.resources: has no meaning on the backend local and is ignored (line 7)",
+    ]
+
+
+def test_the_full_example_has_all_that_it_lacks_named():
+    path = Path(__file__).with_name("full_example.yaml")
+    with pytest.raises(SpecError) as caught:
+        check_backend(load_spec(path))
+    assert [problem.path for problem in caught.value.problems] == [
+        "backend",
+        "runtime",
+        "outputs.archive",
+        "hold_on_failure",
+        "ttl_after_finished",
+        "notifications",
+    ]
+
+
+@pytest.mark.parametrize("support", FIELD_SUPPORT, ids=lambda support: ".".join(support.pattern))
+def test_fields_that_are_said_to_lack_support_exist_and_are_empty_by_default(support: FieldSupport):
+    parent = strip(field_at(tuple("worker" if part == "*" else part for part in support.pattern[:-1]))[0])
+    assert is_model(parent)
+    field = parent.model_fields[str(support.pattern[-1])]
+    kind = strip(field.annotation)
+    assert not field.default or field.default == kind() or get_origin(kind) in {list, dict}
