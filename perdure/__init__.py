@@ -1,0 +1,44 @@
+"""Keeps distributed PyTorch training running: a training job as a durable Temporal workflow.
+
+    import perdure
+
+    async with perdure.Client() as client:
+        await client.submit(perdure.load_spec("job.yaml"))
+
+Nothing is imported before it is asked for: `perdure.training` is used in training scripts, which need none of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure.client import Client as Client
+    from perdure.spec.errors import SpecError as SpecError
+    from perdure.spec.job import JobSpec as JobSpec
+    from perdure.spec.load import load_spec as load_spec
+    from perdure.spec.validate import parse_spec as parse_spec
+    from perdure.sync import SyncClient as SyncClient
+
+    __version__: str
+
+_HOMES = {
+    "Client": "perdure.client",
+    "SyncClient": "perdure.sync",
+    "JobSpec": "perdure.spec.job",
+    "SpecError": "perdure.spec.errors",
+    "load_spec": "perdure.spec.load",
+    "parse_spec": "perdure.spec.validate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("perdure")
+    if home := _HOMES.get(name):
+        from importlib import import_module
+
+        return getattr(import_module(home), name)
+    raise AttributeError(f"module 'perdure' has no attribute {name!r}")

@@ -1,0 +1,193 @@
+"""How a client finds the control plane: Temporal's own environment configuration, else the local default's server.
+
+Nothing here is Perdure's own invention, so that whoever can run `temporal workflow list` can run `perdure list`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from urllib.parse import quote
+
+from temporalio.client import Client as TemporalClient
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.envconfig import ClientConfigProfile
+from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
+from temporalio.service import RetryConfig
+
+from perdure.errors import ControlPlaneUnreachable
+from perdure.local.processes import DaemonRecord
+from perdure.local.state import StateFolder
+
+CONNECT_TIMEOUT = timedelta(seconds=5)
+"""A person waits for an answer; a server that is there answers in milliseconds."""
+
+CALL_TIMEOUT = timedelta(seconds=5)
+"""Of one call of a client, retries included."""
+
+UI_VARIABLE = "PERDURE_UI"
+"""Address of the Temporal UI, for control planes other than the local default's, which knows its own."""
+
+
+class ServerRecord(DaemonRecord, frozen=True):
+    """The local default's server, as `temporal/server.json` keeps it."""
+
+    port: int
+    ui_port: int
+    binary: str
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def ui(self) -> str:
+        return f"http://127.0.0.1:{self.ui_port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """Where the control plane is."""
+
+    address: str
+    namespace: str = "default"
+    """Temporal's namespace, not the job's."""
+    ui: str = ""
+    """Address of the Temporal UI; empty where that is unknown."""
+    state: StateFolder | None = None
+    """Of the local default; None where the address was configured."""
+
+    @property
+    def is_local_default(self) -> bool:
+        return self.state is not None
+
+    def workflow_page(self, workflow_id: str, run_id: str = "") -> str:
+        """Address of a workflow's page in the Temporal UI; empty where that is unknown."""
+        if not self.ui:
+            return ""
+        page = f"{self.ui}/namespaces/{quote(self.namespace, safe='')}/workflows/{quote(workflow_id, safe='')}"
+        return f"{page}/{run_id}" if run_id else page
+
+
+def configured_endpoint(address: str | None = None) -> Endpoint | None:
+    """The endpoint that the command line or Temporal's environment configuration names, if one does."""
+    profile = load_profile()
+    if not (address or profile.address):
+        return None
+    return Endpoint(
+        address=address or profile.address or "",
+        namespace=profile.namespace or "default",
+        ui=os.environ.get(UI_VARIABLE, "").rstrip("/"),
+    )
+
+
+def find_endpoint(address: str | None = None, *, state: StateFolder | None = None) -> Endpoint:
+    """The endpoint to use: a configured one, else that of the server that was started from the state folder.
+
+    Raises:
+        ControlPlaneUnreachable: if there is neither.
+        StateFolderError: if the state folder belongs to another release.
+    """
+    if endpoint := configured_endpoint(address):
+        return endpoint
+    state = state or StateFolder()
+    state.check_version()
+    if record := state.read_record(state.server_record, ServerRecord):
+        return local_endpoint(record, state)
+    raise ControlPlaneUnreachable(
+        f"no Temporal server: none is configured, and none was started from {state.path}",
+        remedy="`perdure run …` and `perdure worker --detach` start a local one; TEMPORAL_ADDRESS names another.",
+    )
+
+
+def local_endpoint(record: ServerRecord, state: StateFolder) -> Endpoint:
+    return Endpoint(address=record.address, ui=record.ui, state=state)
+
+
+def load_profile() -> ClientConfigProfile:
+    """Temporal's environment configuration: variables, and the profile of its file.
+
+    Raises:
+        ControlPlaneUnreachable: if it cannot be read.
+    """
+    try:
+        return ClientConfigProfile.load()
+    except Exception as error:  # The SDK raises RuntimeError and others, from its Rust core.
+        raise ControlPlaneUnreachable(
+            f"Temporal's environment configuration cannot be read: {error}",
+            remedy="Check the TEMPORAL_* variables and `temporal config list`.",
+        ) from error
+
+
+async def connect(
+    endpoint: Endpoint, *, identity: str | None = None, runtime: Runtime | None = None, patient: bool = False
+) -> TemporalClient:
+    """Connects.
+
+    Args:
+        endpoint: What `find_endpoint` found.
+        identity: As Temporal shows it; the default names process and host.
+        runtime: Of the SDK; the default one logs errors only.
+        patient: For a worker: calls are retried for as long as the SDK would by itself.
+
+    Raises:
+        ControlPlaneUnreachable: if the server does not answer.
+    """
+    config = {} if endpoint.is_local_default else dict(load_profile().to_client_connect_config())
+    config.update(target_host=endpoint.address, namespace=endpoint.namespace)
+    if identity:
+        config["identity"] = identity
+    if not patient:
+        config["retry_config"] = RetryConfig(max_elapsed_time_millis=int(CALL_TIMEOUT.total_seconds() * 1000))
+    try:
+        return await TemporalClient.connect(
+            **config,  # pyright: ignore[reportArgumentType]  # The SDK's own keys and types, by its TypedDict.
+            data_converter=pydantic_data_converter,
+            connect_timeout=CONNECT_TIMEOUT,
+            runtime=runtime or quiet_runtime(),
+        )
+    except (RuntimeError, OSError) as error:
+        raise unreachable(endpoint, _reason(str(error))) from error
+
+
+def quiet_runtime() -> Runtime:
+    """The process's runtime, with the SDK's own log lines kept out of what users read."""
+    global _runtime
+    if _runtime is None:
+        _runtime = Runtime(
+            telemetry=TelemetryConfig(
+                logging=LoggingConfig(filter=TelemetryFilter(core_level="OFF", other_level="OFF"))
+            ),
+            disable_environment_info=True,
+        )
+    return _runtime
+
+
+_runtime: Runtime | None = None
+
+
+def unreachable(endpoint: Endpoint, reason: str) -> ControlPlaneUnreachable:
+    """The error for a server that does not answer, with what to do about it."""
+    if endpoint.is_local_default:
+        remedy = "Running nodes train on without it. `perdure worker --detach` starts it again on its database."
+    else:
+        remedy = "Running nodes train on without it. Check TEMPORAL_ADDRESS, and `temporal operator cluster health`."
+    return ControlPlaneUnreachable(
+        f"the Temporal server at {endpoint.address} does not answer: {reason}", remedy=remedy
+    )
+
+
+def _reason(text: str) -> str:
+    """The useful end of the SDK's nested errors."""
+    for known, words in (
+        ("Connection refused", "connection refused"),
+        ("dns error", "its host name is unknown"),
+        ("deadline", "no answer in time"),
+        ("timed out", "no answer in time"),
+        ("Unauthenticated", "it refused our credentials"),
+        ("certificate", "TLS certificates do not match"),
+    ):
+        if known.lower() in text.lower():
+            return words
+    return text.splitlines()[0][:200]

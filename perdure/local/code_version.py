@@ -1,0 +1,26 @@
+"""Tells one state of Perdure's code from another, so that a worker of an older one is replaced.
+
+The release number is not enough: in a checkout the code changes under it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+import perdure
+
+_PACKAGES = ("perdure", "workflows", "activities", "agent", "perdure_launcher")
+
+
+@cache
+def code_version() -> str:
+    """The release, and a digest of where the code lies and when each file of it last changed."""
+    root = Path(perdure.__file__).resolve().parent.parent
+    digest = hashlib.sha256(str(root).encode())
+    for package in _PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            facts = path.stat()
+            digest.update(f"{path.relative_to(root)} {facts.st_mtime_ns} {facts.st_size}\n".encode())
+    return f"{perdure.__version__}+{digest.hexdigest()[:12]}"

@@ -1,0 +1,335 @@
+"""Starts, finds and stops the embedded default's two processes: a Temporal dev server and a worker.
+
+Both are detached: no command owns them, and a job outlives each of them. Whoever needs one makes sure that it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, DescribeTaskQueueRequest
+from temporalio.client import Client as TemporalClient
+from temporalio.service import RPCError
+
+from perdure.connection import CONNECT_TIMEOUT, Endpoint, ServerRecord, connect, local_endpoint
+from perdure.errors import ControlPlaneUnreachable, NoWorker
+from perdure.local import temporal_binary
+from perdure.local.code_version import code_version
+from perdure.local.processes import DaemonRecord, spawn, tail
+from perdure.local.state import StateFolder
+from perdure.search_attributes import SEARCH_ATTRIBUTES
+from workflows.names import WATCH_TASK_QUEUE, WORKER_TASK_QUEUE
+
+START_TIMEOUT = timedelta(seconds=60)
+"""A server or worker that is not up by then will not come up; both usually take a second or two."""
+
+FIRST_PORT = 7233
+"""Temporal's own default, with the UI 1,000 above it; the ports after it serve further state folders.
+
+Never one of the operating system's ephemeral ports: while the server is away, a client that retries such a port on
+loopback ends up connected to itself, and holds it."""
+
+SERVER_OPTIONS = (
+    # One frontend's limit of open long polls per namespace; 1,200 by default, and every agent needs some.
+    ("--dynamic-config-value", "frontend.namespaceCount=20000"),
+    ("--dynamic-config-value", "system.enableActivityEagerExecution=true"),
+    # 20 reads a second of each task queue by default: on the dev server's one shard that delays every step of a
+    # recovery by up to 50 ms (an activity's round trip 101 ms, without the limit 18 ms).
+    ("--dynamic-config-value", "history.transferProcessorMaxPollRPS=1000"),
+    ("--dynamic-config-value", "history.timerProcessorMaxPollRPS=1000"),
+    # A write-ahead log survives a kill of the server as the default journal does, and halves that again.
+    ("--sqlite-pragma", "journal_mode=WAL"),
+    ("--sqlite-pragma", "synchronous=NORMAL"),
+    # Lines of a failing server would otherwise repeat without end; what stops it from starting is printed anyway.
+    ("--log-level", "never"),
+)
+
+Report = Callable[[str], None]
+
+
+class WorkerRecord(DaemonRecord, frozen=True):
+    """The local default's worker, as `worker/worker.json` keeps it."""
+
+    code: str
+    """Version of the code that it runs."""
+    address: str
+    """Of the server that it polls."""
+    python: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalStatus:
+    """What runs from a state folder now."""
+
+    server: ServerRecord | None
+    worker: WorkerRecord | None
+
+    @property
+    def worker_is_current(self) -> bool:
+        return self.worker is not None and self.worker.code == code_version()
+
+
+class LocalControlPlane:
+    """The server and the worker of one state folder.
+
+    Invariants:
+        - One process at a time starts or stops them (the folder's lock).
+        - A server that comes back takes its old port and database: agents and clients find it where it was.
+        - Stopping either ends no node.
+    """
+
+    def __init__(self, state: StateFolder | None = None, *, report: Report = lambda _: None) -> None:
+        self.state = (state or StateFolder()).open()
+        self._report = report
+
+    def status(self) -> LocalStatus:
+        server = self.state.read_record(self.state.server_record, ServerRecord)
+        worker = self.state.read_record(self.state.worker_record, WorkerRecord)
+        return LocalStatus(
+            server=server if server and server.alive else None, worker=worker if worker and worker.alive else None
+        )
+
+    async def ensure(self) -> Endpoint:
+        """Makes sure that both run."""
+        endpoint = await self.ensure_server()
+        await self.ensure_worker()
+        return endpoint
+
+    async def ensure_server(self) -> Endpoint:
+        """Makes sure that the server runs, and returns when it answers.
+
+        Raises:
+            ControlPlaneUnreachable: if it does not come up; with the end of its log.
+            StateFolderError: if the state folder's disk is full.
+            TemporalBinaryMissing: if there is no binary and none could be made.
+        """
+        async with self.state.lock():
+            record = self.state.read_record(self.state.server_record, ServerRecord)
+            if record is None or not record.alive:
+                record = await self._start_server(record)
+            endpoint = local_endpoint(record, self.state)
+            await self._until_server_answers(record)
+            return endpoint
+
+    async def ensure_worker(self) -> WorkerRecord:
+        """Makes sure that a worker of this very code runs, and returns when it polls its queues.
+
+        Raises:
+            NoWorker: if it does not come up; with the end of its log.
+        """
+        async with self.state.lock():
+            server = self.state.read_record(self.state.server_record, ServerRecord)
+            if server is None:
+                raise ControlPlaneUnreachable("the local Temporal server was never started", remedy="Start it first.")
+            record = self.state.read_record(self.state.worker_record, WorkerRecord)
+            if record and record.alive:
+                if record.code == code_version() and record.address == server.address:
+                    return record
+                self._report("Restarting the worker: its code is not this command's. Jobs go on meanwhile.")
+                await record.stop()
+            record = self._spawn_worker(server)
+            await self._until_worker_polls(server, record)
+            return record
+
+    async def stop_worker(self) -> bool:
+        """Stops the worker, gracefully; False where none ran."""
+        async with self.state.lock():
+            worker = self.status().worker
+            if worker:
+                await worker.stop()
+            return worker is not None
+
+    async def stop_server(self) -> bool:
+        """Stops the server, gracefully; False where none ran."""
+        async with self.state.lock():
+            server = self.status().server
+            if server:
+                await server.stop()
+            return server is not None
+
+    def kill_worker(self) -> None:
+        """Kills the worker as a crash would."""
+        if worker := self.status().worker:
+            worker.kill()
+
+    def kill_server(self) -> None:
+        """Kills the server as a crash would."""
+        if server := self.status().server:
+            server.kill()
+
+    async def _start_server(self, previous: ServerRecord | None) -> ServerRecord:
+        binary = await asyncio.to_thread(temporal_binary.ensure, self._report)
+        started = time.monotonic()
+        if previous:
+            if not _is_free(previous.port):
+                raise ControlPlaneUnreachable(
+                    f"port {previous.port}, where this state folder's jobs look for their Temporal server, is taken by "
+                    "another process",
+                    remedy=f"Free the port; or, where no job of this folder runs, remove {self.state.server_record} "
+                    "to let the server choose another.",
+                )
+            record = self._spawn_server(binary, previous.port, previous.ui_port)
+        else:
+            port, ui_port = _choose_ports()
+            record = self._spawn_server(binary, port, ui_port)
+        self._report(f"Starting the Temporal server on {record.address}, its UI on {record.ui} ...")
+        await self._until_server_answers(record)
+        self._report(f"  up in {time.monotonic() - started:.1f} s")
+        return record
+
+    def _spawn_server(self, binary: Path, port: int, ui_port: int) -> ServerRecord:
+        self.state.check_space()
+        command = [
+            str(binary),
+            *("server", "start-dev", "--ip", "127.0.0.1", "--port", str(port), "--ui-port", str(ui_port)),
+            *("--db-filename", str(self.state.temporal / "temporal.db")),
+            *(word for option in SERVER_OPTIONS for word in option),
+            *(word for name, kind in SEARCH_ATTRIBUTES.items() for word in ("--search-attribute", f"{name}={kind}")),
+        ]
+        with self.state.explained():
+            log = self._server_log
+            log.unlink(missing_ok=True)
+            pid, created = spawn(
+                command, output=log, folder=self.state.temporal, environment=_without_temporal_variables()
+            )
+        record = ServerRecord(pid=pid, created=created, port=port, ui_port=ui_port, binary=str(binary))
+        self.state.write(self.state.server_record, record.model_dump_json())
+        return record
+
+    def _spawn_worker(self, server: ServerRecord) -> WorkerRecord:
+        self.state.check_space()
+        environment = {
+            **_without_temporal_variables(),
+            "TEMPORAL_ADDRESS": server.address,
+            "TEMPORAL_NAMESPACE": "default",
+            # The user's own profile may hold credentials of another control plane.
+            "TEMPORAL_CONFIG_FILE": os.devnull,
+            "PERDURE_STATE": str(self.state.path),
+            "PERDURE_UI": server.ui,
+        }
+        with self.state.explained():
+            output = self.state.worker / "worker.out"
+            output.unlink(missing_ok=True)
+            pid, created = spawn(
+                [sys.executable, "-m", "perdure.worker", "--log-file", str(self._worker_log)],
+                output=output,
+                folder=self.state.worker,
+                environment=environment,
+            )
+        record = WorkerRecord(
+            pid=pid, created=created, code=code_version(), address=server.address, python=sys.executable
+        )
+        self.state.write(self.state.worker_record, record.model_dump_json())
+        return record
+
+    async def _until_server_answers(self, record: ServerRecord) -> TemporalClient:
+        """Waits for the server to serve its namespace."""
+        endpoint = local_endpoint(record, self.state)
+        deadline = time.monotonic() + START_TIMEOUT.total_seconds()
+        while True:
+            try:
+                client = await connect(endpoint)
+                request = DescribeNamespaceRequest(namespace=endpoint.namespace)
+                await client.workflow_service.describe_namespace(request, timeout=CONNECT_TIMEOUT)
+                return client
+            except (ControlPlaneUnreachable, RPCError) as error:
+                reason = str(error)
+            log = tail(self._server_log)
+            if not record.alive:
+                self.state.check_space()
+                raise ControlPlaneUnreachable(
+                    f"the Temporal server ended while starting: {log or 'it printed nothing'}",
+                    remedy="`perdure doctor` checks what it needs.",
+                )
+            if time.monotonic() > deadline:
+                raise ControlPlaneUnreachable(
+                    f"the Temporal server (process {record.pid}) does not answer on {record.address}: {reason} {log}",
+                    remedy="`perdure doctor` checks what it needs; `perdure worker --stop` ends it, jobs go on.",
+                )
+            await asyncio.sleep(0.1)
+
+    async def _until_worker_polls(self, server: ServerRecord, record: WorkerRecord) -> None:
+        client = await connect(local_endpoint(server, self.state))
+        deadline = time.monotonic() + START_TIMEOUT.total_seconds()
+        while not await _polls_both_queues(client, record.pid):
+            if not record.alive or time.monotonic() > deadline:
+                what = "does not poll its task queues" if record.alive else "ended while starting"
+                log = tail(self.state.worker / "worker.out") or tail(self._worker_log)
+                raise NoWorker(
+                    f"the worker (process {record.pid}) {what}: {log or 'it logged nothing'}",
+                    remedy=f"Its log is {self._worker_log}. `perdure worker` runs one in the foreground.",
+                )
+            await asyncio.sleep(0.05)
+
+    @property
+    def _server_log(self) -> Path:
+        return self.state.temporal / "server.log"
+
+    @property
+    def _worker_log(self) -> Path:
+        return self.state.worker / "worker.log"
+
+
+def worker_identity(pid: int) -> str:
+    """How a worker shows in Temporal: which process on which machine."""
+    return f"perdure-worker/{pid}@{socket.gethostname()}"
+
+
+async def pollers(client: TemporalClient, task_queue: str, kind: TaskQueueType.ValueType) -> dict[str, float]:
+    """Who polls a task queue: identities, and when each last asked, in seconds since the epoch."""
+    request = DescribeTaskQueueRequest(
+        namespace=client.namespace, task_queue=TaskQueue(name=task_queue), task_queue_type=kind
+    )
+    answer = await client.workflow_service.describe_task_queue(request, timeout=CONNECT_TIMEOUT)
+    return {poller.identity: poller.last_access_time.ToNanoseconds() / 1e9 for poller in answer.pollers}
+
+
+async def _polls_both_queues(client: TemporalClient, pid: int) -> bool:
+    identity = worker_identity(pid)
+    with suppress(RPCError):
+        return identity in await pollers(
+            client, WORKER_TASK_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
+        ) and identity in await pollers(client, WATCH_TASK_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY)
+    return False
+
+
+def _choose_ports() -> tuple[int, int]:
+    others = list(range(FIRST_PORT + 1, FIRST_PORT + 1000))
+    random.shuffle(others)
+    for port in (FIRST_PORT, *others):
+        if _is_free(port) and _is_free(port + 1000):
+            return port, port + 1000
+    raise ControlPlaneUnreachable(
+        f"no free port for a Temporal server from {FIRST_PORT} to {FIRST_PORT + 999}",
+        remedy="Set TEMPORAL_ADDRESS to a server that runs.",
+    )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As the server itself binds: connections of a server that was killed may still linger.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
+    return True
+
+
+def _without_temporal_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("TEMPORAL_")}

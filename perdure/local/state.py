@@ -1,0 +1,173 @@
+"""The state folder: all that the embedded default keeps, so that any later command finds it again.
+
+    version            format of this folder; others are refused rather than guessed at
+    lock               held while the server or the worker is started or stopped
+    temporal/          server.json (process and ports), temporal.db, server.log
+    worker/            worker.json (process and code version), worker.log and its rotations
+    nodes/             the run directories of local nodes
+
+Files are replaced atomically: a full disk or a kill leaves the old content, never half of the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from perdure.errors import StateFolderError
+
+FORMAT = 1
+"""Of the folder. A release that reads an older one says so here; none does yet."""
+
+LEAST_FREE_BYTES = 64 * 1024 * 1024
+"""Below this the server's database could not grow through one job."""
+
+
+RecordT = TypeVar("RecordT", bound=BaseModel)
+
+
+def default_path() -> Path:
+    """`PERDURE_STATE`, else `perdure` in XDG's state folder."""
+    if named := os.environ.get("PERDURE_STATE"):
+        return Path(named).expanduser().absolute()
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "perdure"
+
+
+class StateFolder:
+    """One state folder. Making the object touches nothing; `open` makes and checks the folder."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = (path or default_path()).absolute()
+        self.temporal = self.path / "temporal"
+        self.worker = self.path / "worker"
+        self.nodes = self.path / "nodes"
+        self.server_record = self.temporal / "server.json"
+        self.worker_record = self.worker / "worker.json"
+
+    def open(self) -> StateFolder:
+        """Makes the folder where it is missing.
+
+        Raises:
+            StateFolderError: if it belongs to another release or its disk is full, or it cannot be written.
+        """
+        with self.explained():
+            fresh = not self.path.exists() or not any(self.path.iterdir())
+            if not fresh:
+                self.check_version()
+            for folder in (self.path, self.temporal, self.worker):
+                # Records and node configurations hold tokens.
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.check_space()
+            if fresh:
+                self.write(self.path / "version", f"{FORMAT}\n")
+        return self
+
+    def check_version(self) -> None:
+        """Refuses a folder that this release cannot read.
+
+        Raises:
+            StateFolderError: if the folder exists and is of another version, or is no state folder.
+        """
+        if not self.path.exists():
+            return
+        other = "Or keep it and use another folder: set PERDURE_STATE to a new path."
+        try:
+            text = (self.path / "version").read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            if not any(self.path.iterdir()):
+                return
+            raise StateFolderError(
+                f"{self.path} is not empty and is no state folder of Perdure: it has no `version` file",
+                remedy="Set PERDURE_STATE to an empty or new folder.",
+            ) from None
+        if not text.isdecimal():
+            raise StateFolderError(
+                f"{self.path / 'version'} reads {text!r}; expected the folder's format, {FORMAT}",
+                remedy=f"Move the folder away (mv {self.path} {self.path}.broken). {other}",
+            )
+        if int(text) < FORMAT:
+            raise StateFolderError(
+                f"the state folder {self.path} is of the older format {text}; this release reads format {FORMAT}",
+                remedy="Let its jobs end under the release that made it, stop that release's worker and server, then "
+                f"move it away (mv {self.path} {self.path}.format{text}). {other}",
+            )
+        if int(text) > FORMAT:
+            raise StateFolderError(
+                f"the state folder {self.path} is of format {text}, made by a newer release; this one reads {FORMAT}",
+                remedy=f"Upgrade perdure (pip install --upgrade perdure). {other}",
+            )
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self.path).free
+
+    def check_space(self) -> None:
+        """Refuses a disk that is as good as full.
+
+        Raises:
+            StateFolderError: if less than `LEAST_FREE_BYTES` are free.
+        """
+        free = self.free_bytes()
+        if free < LEAST_FREE_BYTES:
+            raise StateFolderError(
+                f"the disk of the state folder {self.path} is full: {free // 2**20} MiB free, "
+                f"{LEAST_FREE_BYTES // 2**20} MiB needed",
+                remedy="Free some space there, or set PERDURE_STATE to a folder on another disk.",
+            )
+
+    def write(self, path: Path, text: str) -> None:
+        """Replaces a file's content, whole or not at all."""
+        with self.explained():
+            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                Path(name).replace(path)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+
+    def read_record(self, path: Path, model: type[RecordT]) -> RecordT | None:
+        """A record that was written here, or None where there is none that can be read."""
+        try:
+            return model.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError, ValidationError):
+            return None
+
+    @asynccontextmanager
+    async def lock(self) -> AsyncGenerator[None]:
+        """Lets one process at a time start or stop what runs from this folder."""
+        with self.explained():
+            file = (self.path / "lock").open("w")
+        with file:
+            await asyncio.to_thread(fcntl.flock, file, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def explained(self) -> Generator[None]:
+        """Turns the operating system's errors into ones that name the folder and the remedy."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StateFolderError(
+                    f"the disk of the state folder {self.path} is full ({error.strerror})",
+                    remedy="Free some space there, or set PERDURE_STATE to a folder on another disk.",
+                ) from error
+            raise StateFolderError(
+                f"cannot use the state folder {self.path}: {error.strerror or error}"
+                + (f" ({error.filename})" if error.filename else ""),
+                remedy="Set PERDURE_STATE to a folder that you may write.",
+            ) from error

@@ -1,0 +1,67 @@
+"""The search attributes by which jobs are found, and how they come to exist.
+
+They are an amenity: a job runs without them, but setting one that does not exist would block its workflow for ever.
+So whoever sets them asks first.
+"""
+
+from __future__ import annotations
+
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.client import Client as TemporalClient
+from temporalio.common import SearchAttributeKey
+from temporalio.service import RPCError
+
+JOB_NAMESPACE = SearchAttributeKey.for_keyword("JobNamespace")
+JOB_OWNER = SearchAttributeKey.for_keyword("JobOwner")
+JOB_PHASE = SearchAttributeKey.for_keyword("JobPhase")
+JOB_BACKEND = SearchAttributeKey.for_keyword("JobBackend")
+WORLD_SIZE = SearchAttributeKey.for_int("WorldSize")
+JOB_RESTARTS = SearchAttributeKey.for_int("JobRestarts")
+
+SEARCH_ATTRIBUTES = {
+    JOB_PHASE.name: "Keyword",
+    JOB_BACKEND.name: "Keyword",
+    JOB_NAMESPACE.name: "Keyword",
+    JOB_OWNER.name: "Keyword",
+    WORLD_SIZE.name: "Int",
+    JOB_RESTARTS.name: "Int",
+}
+"""Names and kinds, as Temporal's command line takes them."""
+
+_KINDS = {
+    "Keyword": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
+    "Int": IndexedValueType.INDEXED_VALUE_TYPE_INT,
+}
+
+
+async def missing_search_attributes(client: TemporalClient) -> dict[str, str]:
+    """The ones that the client's namespace lacks, or has as another kind.
+
+    Raises:
+        RPCError: if the server does not say.
+    """
+    answer = await client.operator_service.list_search_attributes(
+        ListSearchAttributesRequest(namespace=client.namespace)
+    )
+    return {
+        name: kind for name, kind in SEARCH_ATTRIBUTES.items() if answer.custom_attributes.get(name) != _KINDS[kind]
+    }
+
+
+async def register_search_attributes(client: TemporalClient) -> str:
+    """Adds what is missing, where that is permitted.
+
+    Returns:
+        Why they are not all there; empty where they are.
+    """
+    try:
+        missing = await missing_search_attributes(client)
+        if missing:
+            request = AddSearchAttributesRequest(namespace=client.namespace)
+            request.search_attributes.update({name: _KINDS[kind] for name, kind in missing.items()})
+            await client.operator_service.add_search_attributes(request)
+            missing = await missing_search_attributes(client)
+        return f"still missing after they were added: {', '.join(missing)}" if missing else ""
+    except RPCError as error:
+        return f"{error.status.name}: {error.message}"

@@ -1,0 +1,179 @@
+"""The worker process: runs the workflows' decisions and touches the world for them.
+
+It holds nothing that matters: it can die or be replaced at any time, and jobs go on where they were. Two task queues,
+each with a Worker of its own: watches last for as long as their groups, and would starve short activities of slots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import logging.handlers
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from temporalio import activity
+from temporalio.client import Client as TemporalClient
+from temporalio.runtime import (
+    LogForwardingConfig,
+    LoggingConfig,
+    PrometheusConfig,
+    Runtime,
+    TelemetryConfig,
+    TelemetryFilter,
+)
+from temporalio.worker import Worker
+
+from activities.nodes.activities import NodeActivities
+from perdure.connection import connect, find_endpoint
+from perdure.errors import ExitCode, PerdureError
+from perdure.local.control_plane import worker_identity
+from perdure.search_attributes import register_search_attributes
+from workflows.messages import SiteFacts
+from workflows.names import WATCH_TASK_QUEUE, WORKER_TASK_QUEUE
+from workflows.node_group import NodeGroup
+from workflows.training_job import TrainingJob
+
+WATCH_SLOTS = 2000
+"""Groups that one worker can watch at a time; a waiting watch costs next to nothing."""
+
+SHUTDOWN_GRACE = timedelta(seconds=5)
+"""For short activities to end when the worker is stopped; what is cut off is retried by the next worker."""
+
+STICKY_TIMEOUT = timedelta(seconds=5)
+"""How long a decision waits for a worker that may have died; half of the SDK's default, since training waits too."""
+
+LOG_BYTES = 10 * 1024 * 1024
+LOG_FILES = 3
+
+logger = logging.getLogger("perdure.worker")
+
+
+class SiteActivities:
+    """Tells workflows what this worker found out about its namespace."""
+
+    def __init__(self, facts: SiteFacts) -> None:
+        self._facts = facts
+
+    @activity.defn(name="site_facts")
+    async def site_facts(self) -> SiteFacts:
+        return self._facts
+
+
+@asynccontextmanager
+async def running_worker(client: TemporalClient) -> AsyncGenerator[SiteFacts]:
+    """Serves both task queues while the context is open; leaving it stops gracefully.
+
+    Yields:
+        What the worker found out about the client's namespace.
+    """
+    problem = await register_search_attributes(client)
+    if problem:
+        logger.warning("jobs run without search attributes, so they cannot be searched for: %s", problem)
+    nodes = NodeActivities(client)
+    facts = SiteFacts(search_attributes=not problem, backends=tuple(nodes.backends))
+    async with (
+        Worker(
+            client,
+            task_queue=WORKER_TASK_QUEUE,
+            workflows=[TrainingJob, NodeGroup],
+            activities=[nodes.create_node, nodes.delete_node, nodes.describe_node, SiteActivities(facts).site_facts],
+            graceful_shutdown_timeout=SHUTDOWN_GRACE,
+            sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
+        ),
+        Worker(
+            client,
+            task_queue=WATCH_TASK_QUEUE,
+            activities=[nodes.watch_nodes],
+            max_concurrent_activities=WATCH_SLOTS,
+        ),
+    ):
+        yield facts
+
+
+async def serve(*, address: str | None = None, metrics_port: int | None = None) -> None:
+    """Runs a worker until SIGTERM or SIGINT.
+
+    Raises:
+        ControlPlaneUnreachable: if the server does not answer at the start.
+    """
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    endpoint = find_endpoint(address)
+    client = await connect(
+        endpoint, identity=worker_identity(os.getpid()), runtime=_runtime(metrics_port), patient=True
+    )
+    async with running_worker(client) as facts:
+        logger.info(
+            "serving %s and %s at %s, namespace %s; backends: %s",
+            WORKER_TASK_QUEUE,
+            WATCH_TASK_QUEUE,
+            endpoint.address,
+            endpoint.namespace,
+            ", ".join(facts.backends),
+        )
+        await stopped.wait()
+        logger.info("stopping")
+
+
+def _runtime(metrics_port: int | None) -> Runtime:
+    """The SDK's own log lines, which repeat through an outage, are kept to errors and go where ours go."""
+    return Runtime(
+        telemetry=TelemetryConfig(
+            logging=LoggingConfig(
+                filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"),
+                forwarding=LogForwardingConfig(logger=logging.getLogger("temporalio.core")),
+            ),
+            metrics=PrometheusConfig(bind_address=f"0.0.0.0:{metrics_port}") if metrics_port else None,
+        )
+    )
+
+
+def log_to(path: Path | None) -> None:
+    """Logs to a file that is rotated, else to stderr."""
+    handler = (
+        logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES)
+        if path
+        else logging.StreamHandler(sys.stderr)
+    )
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> ExitCode:
+    """Runs a worker in this process."""
+    parser = argparse.ArgumentParser(prog="python -m perdure.worker", description=__doc__)
+    parser.add_argument("--address", help="of the Temporal server; else as Temporal's environment configuration says")
+    parser.add_argument("--log-file", type=Path, help="rotated; default: stderr")
+    parser.add_argument("--metrics-port", type=int, help="serve Prometheus metrics on this port")
+    options = parser.parse_args(arguments)
+    log_to(options.log_file)
+    try:
+        asyncio.run(serve(address=options.address, metrics_port=options.metrics_port))
+    except PerdureError as error:
+        logger.error("%s %s", error, error.remedy)
+        return error.exit_code
+    except Exception:
+        logger.exception("the worker failed")
+        return ExitCode.INFRASTRUCTURE
+    return ExitCode.OK
+
+
+def leave(code: int) -> None:
+    """Ends the process at once: the SDK's native threads do not survive the interpreter's finalization."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main())
