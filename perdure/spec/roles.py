@@ -113,7 +113,7 @@ def _number_to_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-Amount = Annotated[Quantity, BeforeValidator(_number_to_text)]
+Amount = Annotated[Quantity, BeforeValidator(_number_to_text, json_schema_input_type=Quantity | int | float)]
 """A quantity that may be written as a number."""
 
 

@@ -45,7 +45,14 @@ def test_the_schema_writes_defaults_as_people_do():
     definitions = json_schema()["$defs"]
     assert definitions["Retry"]["properties"]["window"]["default"] == "1h"
     assert definitions["Recovery"]["properties"]["on_capacity_loss"]["default"] == "shrink"
+
+
+def test_the_schema_takes_shorthand():
+    definitions = json_schema()["$defs"]
     assert [form.get("type") for form in definitions["NodeCount"]["anyOf"]] == ["integer", "string", "object"]
+    amounts = str(definitions["Resources"]["properties"]["cpu"])
+    assert "'number'" in amounts
+    assert "Ki|Mi" in amounts
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
