@@ -1,4 +1,4 @@
-"""What all tests share: one real Temporal server per session, and a namespace-wide client to it."""
+"""What all tests share: one real Temporal server per session, and clients of it."""
 
 from __future__ import annotations
 

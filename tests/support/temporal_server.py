@@ -1,4 +1,4 @@
-"""A real Temporal dev server for tests, which can be killed and brought back: nothing else shows what an outage does."""
+"""A real Temporal dev server that tests can kill and bring back: nothing else shows what an outage does."""
 
 from __future__ import annotations
 

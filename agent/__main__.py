@@ -1,0 +1,96 @@
+"""`python -m agent`: the process beside a node's training."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import sys
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import NoReturn
+
+from agent.config import AgentConfig, ConfigError
+from agent.process import serve
+from agent.transport import TemporalControlPlane
+
+logger = logging.getLogger("agent")
+
+_LOG_MAX = 2 * 1024 * 1024
+_EXIT_FAILED = 1
+_EXIT_CONFIG = 2
+_EXIT_ALREADY_RUNS = 75
+"""EX_TEMPFAIL: another agent serves this node; trying again later may succeed."""
+
+
+def _log_to(run_dir: Path) -> None:
+    """To a bounded file: an outage must not fill a disk, nor an unread pipe stall the agent."""
+    folder = run_dir / "logs"
+    # A full disk costs log lines and nothing else.
+    logging.raiseExceptions = False
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handler: logging.Handler = RotatingFileHandler(folder / "agent.log", maxBytes=_LOG_MAX, backupCount=2)
+    except OSError:
+        handler = logging.NullHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    # The SDK warns of each lease that ends, which is how leases end.
+    logging.getLogger("temporalio").setLevel(logging.ERROR)
+
+
+def _lock(run_dir: Path) -> int:
+    """Makes this the node's only agent for as long as the process lives.
+
+    Raises:
+        BlockingIOError: if another agent runs.
+    """
+    descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _run() -> int:
+    try:
+        config = AgentConfig.load()
+    except ConfigError as error:
+        sys.stderr.write(f"agent: {error}\n")
+        return _EXIT_CONFIG
+    try:
+        _lock(config.run_dir)
+    except BlockingIOError:
+        sys.stderr.write(f"agent: another agent serves {config.run_dir}\n")
+        return _EXIT_ALREADY_RUNS
+    except OSError as error:
+        sys.stderr.write(f"agent: run_dir is {config.run_dir}, which cannot be used: {error.strerror}\n")
+        return _EXIT_CONFIG
+    _log_to(config.run_dir)
+    asyncio.run(_serve(config))
+    return 0
+
+
+async def _serve(config: AgentConfig) -> None:
+    """Ends the process from inside the loop: the SDK's worker would first talk to a server that may be away."""
+    try:
+        await serve(config, TemporalControlPlane(config))
+    except BaseException:
+        logger.exception("ended by an error")
+        _leave(_EXIT_FAILED)
+    _leave(0)
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process without finalizing the interpreter, which the SDK's threads may crash."""
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main() -> None:
+    """Runs the agent."""
+    _leave(_run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Commands of the control plane: short activities on the node's own queue, and the lease, the one long one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from agent.lease import Lease
+from agent.node import Node
+from workflows.messages import ApplyWorld, CommandAnswer, CompleteGeneration, LeaseRequest, NodeIdentity, StopNode
+
+
+class Commands:
+    """The agent's activities. A command that is not for this incarnation is answered, and not followed."""
+
+    def __init__(self, node: Node, lease: Lease) -> None:
+        self._node = node
+        self._lease = lease
+
+    @property
+    def activities(self) -> Sequence[Callable[..., Any]]:
+        """What the agent's worker serves."""
+        return (self.hold_lease, self.apply_world, self.complete_generation, self.stop_node)
+
+    @activity.defn(name="hold_lease")
+    async def hold_lease(self, request: LeaseRequest) -> None:
+        """Heartbeats until it is cancelled or superseded.
+
+        Raises:
+            ApplicationError: if the lease is another incarnation's; not retried.
+        """
+        if refusal := self._node.refusal(request.node):
+            raise ApplicationError(refusal, type="WrongIncarnation", non_retryable=True)
+        await self._lease.hold(request)
+
+    @activity.defn(name="apply_world")
+    async def apply_world(self, command: ApplyWorld) -> CommandAnswer:
+        """Brings the node into a generation."""
+        return self._node.apply_world(command)
+
+    @activity.defn(name="complete_generation")
+    async def complete_generation(self, command: CompleteGeneration) -> CommandAnswer:
+        """Lets the command leave its exit barrier."""
+        return self._refused(command.node) or self._node.complete_generation(command.generation)
+
+    @activity.defn(name="stop_node")
+    async def stop_node(self, command: StopNode) -> CommandAnswer:
+        """Ends the command for good; answers before it has ended."""
+        return self._refused(command.node) or self._node.leave(command.reason or "stopped by the job")
+
+    def _refused(self, node: NodeIdentity) -> CommandAnswer | None:
+        refusal = self._node.refusal(node)
+        if not refusal:
+            return None
+        return CommandAnswer(accepted=False, generation=self._node.state.generation, detail=refusal)

@@ -1,0 +1,53 @@
+"""Small files that must survive the agent, and an agent that must survive a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+
+class KeptFile:
+    """A file that is always either its last or its next content, never half of one.
+
+    A disk that refuses to take it costs what an agent restarted meanwhile would have remembered, and nothing else:
+    whoever writes goes on, and `stale` stays true until a later write succeeds.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.stale = False
+
+    def read(self) -> bytes | None:
+        """The content, or None where there is none that can be read."""
+        try:
+            return self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            logger.warning("%s cannot be read, so it counts as missing: %s", self._path, error)
+            return None
+
+    def write(self, content: bytes) -> bool:
+        """Replaces the content; False where the disk refused."""
+        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            # Private: it may hold the incarnation's token.
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            draft.replace(self._path)
+        except OSError as error:
+            if not self.stale:
+                logger.error("%s cannot be written; going on from memory: %s", self._path, error)
+            self.stale = True
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            return False
+        if self.stale:
+            logger.info("%s can be written again", self._path)
+        self.stale = False
+        return True

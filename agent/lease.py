@@ -1,0 +1,120 @@
+"""Liveness, kept by the server: an agent that holds its lease is reachable, and one that does not is nothing worse
+than unreachable.
+
+A lease that ends says nothing about the job: the group continued as new, a newer attempt took over, a database was
+restored. So the agent lets go and waits for the next one. Only when none comes for a while does it ask after the job,
+and only the proof that the job has closed makes it stop training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from datetime import datetime
+
+from temporalio import activity
+
+from agent.node import Node, Teller
+from agent.outbox import envelope
+from agent.pulse import Pulse
+from agent.telemetry import Telemetry
+from agent.transport import ControlPlane, JobFate
+from workflows.messages import LeaseRequest, LeaseTaken
+
+logger = logging.getLogger(__name__)
+
+
+class Lease:
+    """Whether this agent holds one, and since when not."""
+
+    def __init__(
+        self, node: Node, telemetry: Telemetry, control: ControlPlane, *, started_at: datetime, to_group: Teller
+    ) -> None:
+        self._node = node
+        self._telemetry = telemetry
+        self._control = control
+        self._started_at = started_at
+        self._to_group = to_group
+        self._changed = Pulse()
+        self._epoch = 0
+        """The newest one taken."""
+        self._holders = 0
+        """More than one while a new lease overlaps the old one."""
+        self._turn = 0
+        """Counts takings, so that each holder sees when it is not the newest any more."""
+        self._ask_now = False
+
+    async def hold(self, request: LeaseRequest) -> None:
+        """Holds the lease until it is cancelled or another one is taken."""
+        if request.epoch < self._epoch:
+            return
+        self._turn += 1
+        turn = self._turn
+        self._epoch = request.epoch
+        self._holders += 1
+        self._changed.fire()
+        logger.info("holding lease %d", request.epoch)
+        self._telemetry.use_interval(request.signal_interval)
+        self._to_group.put(
+            LeaseTaken(
+                **envelope(self._node.config.node),
+                agent_started_at=self._started_at,
+                epoch=request.epoch,
+            )
+        )
+        interval = request.heartbeat.total_seconds()
+        try:
+            while turn == self._turn:
+                activity.heartbeat(self._telemetry.view(request.epoch))
+                await self._changed.wait_for(lambda: turn != self._turn, within=interval)
+        finally:
+            self._holders -= 1
+            self._changed.fire()
+            logger.info("let go of lease %d", request.epoch)
+
+    def ask_soon(self) -> None:
+        """Someone found the job or the group missing: worth a question before the usual time."""
+        self._ask_now = True
+        self._changed.fire()
+
+    async def watch_owner(self) -> None:
+        """Asks after the job while no lease is held; ends the node when the job has closed."""
+        timing = self._node.config.timing
+        patience = timing.owner_check.total_seconds()
+        loop = asyncio.get_running_loop()
+        missing_since: float | None = None
+        while True:
+            await self._changed.wait_for(lambda: not self._holders)
+            if await self._changed.wait_for(lambda: bool(self._holders) or self._ask_now, within=patience):
+                if self._holders:
+                    missing_since = None
+                    continue
+                self._ask_now = False
+            fate = await self._fate()
+            if fate is JobFate.CLOSED:
+                self._node.leave("the job has closed")
+                return
+            if fate is not JobFate.NOT_FOUND:
+                missing_since = None
+                continue
+            missing_since = missing_since or loop.time()
+            orphan_grace = timing.processes.orphan_grace.total_seconds()
+            if orphan_grace and loop.time() - missing_since >= orphan_grace:
+                self._node.leave(f"the control plane has not known the job for {orphan_grace:.0f} s (orphan_grace)")
+                return
+
+    async def _fate(self) -> JobFate | None:
+        """None where there is no answer."""
+        with contextlib.suppress(TimeoutError):
+            try:
+                async with asyncio.timeout(self._node.config.timing.owner_check.total_seconds()):
+                    fate = await self._control.job_fate()
+            except TimeoutError:
+                raise
+            except Exception as error:
+                logger.info("no lease, and no answer about the job: %s", error)
+            else:
+                logger.info("no lease; the job is %s", fate)
+                return fate
+        return None

@@ -1,0 +1,143 @@
+"""Copies the node's log to object storage, where the job asks for it (`outputs.logs`).
+
+Object stores cannot append, so the log goes out in parts; the newest part is written again as it grows. Whatever goes
+wrong is logged and tried again: training knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from agent.files import KeptFile
+from workflows.messages import NodeIdentity
+
+logger = logging.getLogger(__name__)
+
+LOG_NAME = "logs/output.log"
+_KEPT_ROTATIONS = 4
+_PART_MAX = 4 * 1024 * 1024
+"""Bytes of a part, which are also what shipping holds in memory."""
+_INTERVAL = 30.0
+"""Seconds between copies: at most one part is written again each time."""
+
+
+class _Position(BaseModel):
+    """How far the log is copied."""
+
+    inode: int = 0
+    start: int = 0
+    """Where the current part begins in the file."""
+    part: int = 1
+    shipped: int = 0
+    """Bytes of the current part that are out."""
+
+
+@dataclass(frozen=True)
+class _LogFile:
+    path: Path
+    inode: int
+
+
+class LogShipper:
+    """Copies one node's log into `<url>/<role>-<rank>/<incarnation>/part-NNNNNN.log`."""
+
+    def __init__(self, run_dir: Path, url: str, node: NodeIdentity, *, part_max: int = _PART_MAX) -> None:
+        self._log = run_dir / LOG_NAME
+        self._url = f"{url.rstrip('/')}/{node.role}-{node.rank}/{node.incarnation}"
+        self._part_max = part_max
+        self._file = KeptFile(run_dir / "logs-shipped.json")
+        self._position = self._read_position()
+        self._files: Any = None
+        self._root = ""
+        self._failing = False
+        self._busy = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Copies what is new, for ever."""
+        while True:
+            await self.ship()
+            await asyncio.sleep(_INTERVAL)
+
+    async def ship(self) -> None:
+        """Copies what is new; says so in the agent's log where that fails."""
+        async with self._busy:
+            try:
+                await asyncio.to_thread(self._ship)
+            except Exception as error:
+                if not self._failing:
+                    logger.warning("the log cannot be copied to %s, trying on: %s", self._url, error)
+                self._failing = True
+            else:
+                if self._failing:
+                    logger.info("the log is copied to %s again", self._url)
+                self._failing = False
+
+    def _ship(self) -> None:
+        files = self._existing()
+        if not files:
+            return
+        # Where the file that we were in has been rotated away, the oldest that is left comes next.
+        index = next((i for i, file in enumerate(files) if file.inode == self._position.inode), None)
+        if index is None or files[index].path.stat().st_size < self._position.start:
+            index = index or 0
+            self._next_file(files[index])
+        while True:
+            self._ship_file(files[index])
+            if index + 1 == len(files):
+                return
+            index += 1
+            self._next_file(files[index])
+
+    def _ship_file(self, file: _LogFile) -> None:
+        with file.path.open("rb") as log:
+            while True:
+                position = self._position
+                log.seek(position.start)
+                content = log.read(self._part_max)
+                if len(content) > position.shipped:
+                    self._upload(position.part, content)
+                    self._keep(position.model_copy(update={"shipped": len(content)}))
+                if len(content) < self._part_max:
+                    return
+                self._keep(_Position(inode=position.inode, start=position.start + len(content), part=position.part + 1))
+
+    def _next_file(self, file: _LogFile) -> None:
+        position = self._position
+        self._keep(_Position(inode=file.inode, part=position.part + (position.shipped > 0)))
+
+    def _existing(self) -> list[_LogFile]:
+        """The log's files, oldest first."""
+        names = [f"{self._log.name}.{number}" for number in range(_KEPT_ROTATIONS, 0, -1)] + [self._log.name]
+        files: list[_LogFile] = []
+        for name in names:
+            path = self._log.with_name(name)
+            try:
+                files.append(_LogFile(path, path.stat().st_ino))
+            except FileNotFoundError:
+                continue
+        return files
+
+    def _upload(self, part: int, content: bytes) -> None:
+        if self._files is None:
+            # Imported late: with its backends it is a good part of an agent's memory.
+            fsspec: Any = importlib.import_module("fsspec.core")
+            self._files, self._root = fsspec.url_to_fs(self._url)
+            self._files.makedirs(self._root, exist_ok=True)
+        self._files.pipe_file(f"{self._root}/part-{part:06}.log", content)
+
+    def _keep(self, position: _Position) -> None:
+        self._position = position
+        self._file.write(position.model_dump_json().encode())
+
+    def _read_position(self) -> _Position:
+        try:
+            return _Position.model_validate_json(self._file.read() or b"{}")
+        except ValidationError:
+            return _Position()

@@ -1,0 +1,360 @@
+"""The node's own decisions: what the launcher and the handler are asked for, and what is told to the workflows.
+
+Everything that reaches an agent ends here, from both sides: commands, and what the node's processes say. The methods
+are plain functions of the state, so that nothing can come in between; they keep the state before they answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Protocol
+
+from agent.config import AgentConfig
+from agent.outbox import envelope
+from agent.protocol import (
+    DesiredBody,
+    EnteredBody,
+    ExitedBody,
+    FinishedBody,
+    HandlerHello,
+    LauncherHello,
+    ReadyBody,
+    UnprotectedBody,
+    WorldBody,
+)
+from agent.pulse import Pulse
+from agent.state import StateFile
+from workflows.messages import (
+    AgentMessage,
+    ApplyWorld,
+    CommandAnswer,
+    Failure,
+    FailureKind,
+    Finished,
+    NodeIdentity,
+    Progress,
+    RankExit,
+    Ready,
+    Stepping,
+)
+
+logger = logging.getLogger(__name__)
+
+_FAILURES_REMEMBERED = 64
+_LOG_TAIL_MAX = 4_000
+_TRACEBACK_MAX = 2_000
+
+
+class Teller(Protocol):
+    """Where messages go: an outbox."""
+
+    def put(self, message: AgentMessage, *, first: bool = False) -> None: ...
+
+
+class Node:
+    """The state of one incarnation and what follows from each event.
+
+    Invariants:
+        - The generation never goes back.
+        - A failure is told once however often it is reported, and before its report is answered.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        state_file: StateFile,
+        *,
+        to_job: Teller,
+        to_group: Teller,
+        progress: Callable[[], Progress | None],
+    ) -> None:
+        self.config = config
+        self.changed = Pulse()
+        self._file = state_file
+        self._to_job = to_job
+        self._to_group = to_group
+        self._progress = progress
+        self.state = state_file.load()
+        # Launchers that polled the last agent must see that this one may want something else.
+        self._keep(version=self.state.version + 1)
+
+    # What the control plane commands
+
+    def refusal(self, node: NodeIdentity) -> str:
+        """Why a command for this identity is not ours to follow; empty where it is."""
+        own = self.config.node
+        if (node.uid, node.role, node.rank, node.incarnation) != (own.uid, own.role, own.rank, own.incarnation):
+            return (
+                f"the command is for {node.uid}/{node.role}-{node.rank}/{node.incarnation}, "
+                f"this is {own.uid}/{own.role}-{own.rank}/{own.incarnation}"
+            )
+        if node.token != own.token:
+            return "the command does not carry this incarnation's token"
+        return ""
+
+    def apply_world(self, command: ApplyWorld) -> CommandAnswer:
+        """Takes a newer world; has the command started where it is not running."""
+        world = WorldBody.model_validate(command.model_dump(exclude={"node"}))
+        state = self.state
+        if refusal := self.refusal(command.node) or self._refuses_world(world):
+            logger.warning("refused generation %d: %s", command.generation, refusal)
+            return CommandAnswer(accepted=False, generation=state.generation, detail=refusal)
+        if world.generation > state.generation:
+            logger.info("generation %d: node %d of %d", world.generation, world.group_rank, world.nodes)
+            self._keep(
+                world=world,
+                run=True,
+                attempt=state.attempt + (state.exited_attempt >= state.attempt),
+            )
+        return CommandAnswer(accepted=True, generation=world.generation)
+
+    def _refuses_world(self, world: WorldBody) -> str:
+        state = self.state
+        if state.leaving is not None:
+            return f"this node is leaving: {state.leaving}"
+        if world.generation < state.generation:
+            return f"generation {world.generation} is over; this node is in {state.generation}"
+        if world.generation == state.generation and world != state.world:
+            return f"generation {world.generation} was handed out before, with another content"
+        return ""
+
+    def complete_generation(self, generation: int) -> CommandAnswer:
+        """Every rank of the job finished this generation: commands may leave their exit barrier."""
+        if generation > self.state.complete:
+            self._keep(complete=generation)
+        return CommandAnswer(accepted=True, generation=self.state.generation)
+
+    def leave(self, reason: str) -> CommandAnswer:
+        """Ends the command for good."""
+        if self.state.leaving is None:
+            logger.info("leaving: %s", reason)
+            self._keep(leaving=reason, run=False)
+        return CommandAnswer(accepted=True, generation=self.state.generation)
+
+    # What the node's processes are told
+
+    def has_news(self, *, after: int, complete: int) -> bool:
+        """Whether a handler that left world `after` and knows `complete` should be answered."""
+        state = self.state
+        return state.generation > max(after, state.left) or state.complete > complete
+
+    @property
+    def world(self) -> WorldBody:
+        """The newest world that a handler may enter; generation 0 where there is none."""
+        state = self.state
+        world = state.world if state.world and state.generation > state.left else WorldBody()
+        return world.model_copy(update={"complete": state.complete})
+
+    @property
+    def desired(self) -> DesiredBody:
+        """What the launcher must make true."""
+        state = self.state
+        return DesiredBody(
+            version=state.version,
+            run=state.run,
+            attempt=state.attempt,
+            stop_generation=max(state.generation - 1, 0),
+            world=self.world if state.world and state.generation > state.left else None,
+            exit=state.leaving is not None,
+            reason=state.leaving or "",
+        )
+
+    # What the node's processes say
+
+    def launcher_hello(self, hello: LauncherHello) -> None:
+        changes: dict[str, object] = {"mode": hello.mode}
+        if hello.processes is not None and self.state.processes is None:
+            changes["processes"] = hello.processes
+        # An agent that forgot (a full disk) must not ask for what has been started already.
+        if hello.attempt > self.state.attempt:
+            changes["attempt"] = hello.attempt
+        self._keep(**changes)
+
+    def handler_hello(self, hello: HandlerHello) -> None:
+        own = f"{hello.min_nodes}:{hello.max_nodes}"
+        asked = self.config.nodes if ":" in self.config.nodes else f"{self.config.nodes}:{self.config.nodes}"
+        state = self.state
+        self._keep(
+            processes=hello.processes,
+            command_nodes=None if own == asked else own,
+            store_ports=hello.store_ports or state.store_ports,
+            handler=hello.pid,
+            # Another torchrun must not be handed the world that the last one has left.
+            left=max(state.left, state.entered) if hello.pid != state.handler else state.left,
+        )
+
+    def ready(self, body: ReadyBody) -> None:
+        """The node waits for a world; `ranks` say what ended its last one."""
+        state = self.state
+        if body.ranks and state.leaving is None:
+            ranks = tuple(_shortened(rank) for rank in body.ranks)
+            self._fail(
+                f"ranks of {state.attempt}/{body.after_generation}: {sorted((rank.pid or 0) for rank in ranks)}",
+                Failure(
+                    **envelope(self.config.node, _earliest(ranks)),
+                    generation=body.after_generation,
+                    kind=FailureKind.RANKS,
+                    ranks=ranks,
+                    message=_rank_message(ranks),
+                    progress=self._progress(),
+                    store_ports=body.store_ports,
+                    out_of_memory=body.out_of_memory,
+                ),
+            )
+        after = max(body.after_generation, state.left)
+        self._keep(ready_after=after, store_ports=body.store_ports, processes=body.processes)
+        if state.generation <= after and state.leaving is None:
+            self._to_group.put(
+                Ready(
+                    **envelope(self.config.node),
+                    after_generation=after,
+                    store_ports=body.store_ports,
+                    processes=body.processes,
+                    command_nodes=state.command_nodes,
+                )
+            )
+
+    def entered(self, body: EnteredBody) -> None:
+        """The node's rendezvous returned this world."""
+        state = self.state
+        if body.generation >= state.entered:
+            ports = state.store_ports if body.store_ports is None else body.store_ports
+            self._keep(entered=body.generation, entered_at=body.time, ready_after=None, store_ports=ports)
+
+    def stepping(self, generation: int) -> None:
+        """All local ranks made a step in this generation, or run where steps cannot be seen."""
+        if generation > self.state.stepping:
+            self._keep(stepping=generation)
+            self._to_group.put(
+                Stepping(**envelope(self.config.node), generation=generation, entered_at=self.state.entered_at)
+            )
+
+    def finished(self, body: FinishedBody) -> None:
+        """All local ranks ended with 0 in this generation."""
+        if body.generation > self.state.finished or (body.generation == 0 and self.state.generation == 0):
+            self._keep(finished=body.generation)
+            self._to_job.put(
+                Finished(**envelope(self.config.node, body.time), generation=body.generation, progress=self._progress())
+            )
+
+    def exited(self, body: ExitedBody) -> None:
+        """The command ended. The launcher lives on and starts it again when asked to."""
+        state = self.state
+        if body.attempt <= state.exited_attempt:
+            return
+        generation = body.generation or state.entered
+        over = state.complete < generation < state.generation
+        again = state.leaving is None and state.run and (body.superseded or (body.exit_code == 0 and over))
+        if state.leaving is None and not again:
+            self._tell_end(body, generation)
+        self._keep(
+            exited_attempt=body.attempt,
+            attempt=max(state.attempt, body.attempt) + again,
+            ready_after=None,
+        )
+
+    def _tell_end(self, body: ExitedBody, generation: int) -> None:
+        if body.exit_code == 0:
+            if generation > self.state.complete or generation == 0:
+                self.finished(FinishedBody(generation=generation, time=body.time))
+            return
+        ranks = tuple(_shortened(rank) for rank in body.ranks)
+        self._fail(
+            f"command {body.attempt}",
+            Failure(
+                **envelope(self.config.node, body.time),
+                generation=generation,
+                kind=FailureKind.COMMAND,
+                ranks=ranks,
+                exit_code=body.exit_code,
+                signal=body.signal,
+                message=body.message or _end_message("the command", body.exit_code, body.signal),
+                log_tail=body.log_tail[-_LOG_TAIL_MAX:],
+                progress=self._progress(),
+                store_ports=self.state.store_ports,
+                out_of_memory=body.out_of_memory,
+            ),
+        )
+
+    def unprotected(self, body: UnprotectedBody) -> None:
+        """Ranks train outside the job's world: stop them before they overwrite the checkpoints of others."""
+        state = self.state
+        self._fail(
+            f"unprotected {state.attempt}",
+            Failure(
+                **envelope(self.config.node),
+                generation=state.generation,
+                kind=FailureKind.UNPROTECTED,
+                ranks=tuple(RankExit(local_rank=index, pid=pid) for index, pid in enumerate(body.ranks)),
+                message=body.detail or "ranks started without having asked for a rendezvous",
+                store_ports=state.store_ports,
+            ),
+        )
+        self._keep(run=False)
+
+    # Shared
+
+    @property
+    def summary(self) -> str:
+        """Where the node stands, in a few words for people."""
+        state = self.state
+        if state.leaving is not None:
+            return "leaving"
+        if state.exited_attempt >= state.attempt:
+            return "command ended"
+        if state.ready_after is not None:
+            return "waiting for a world"
+        if state.entered and state.entered == state.stepping:
+            return "stepping"
+        return "starting"
+
+    def keep_stale(self) -> None:
+        """Tries again to keep what a full disk refused."""
+        if self._file.stale:
+            self._file.save(self.state)
+
+    def _fail(self, identity: str, failure: Failure) -> None:
+        if identity in self.state.failures:
+            return
+        logger.warning("failure in generation %d: %s", failure.generation, failure.message)
+        self._to_job.put(failure)
+        self._keep(failures=[*self.state.failures, identity][-_FAILURES_REMEMBERED:])
+
+    def _keep(self, **changes: object) -> None:
+        """Changes the state, keeps it, and wakes those who wait."""
+        before = self.desired.model_copy(update={"version": 0})
+        self.state = self.state.model_copy(update=changes)
+        if self.desired.model_copy(update={"version": 0}) != before:
+            self.state = self.state.model_copy(update={"version": self.state.version + 1})
+        self._file.save(self.state)
+        self.changed.fire()
+
+
+def _shortened(rank: RankExit) -> RankExit:
+    return RankExit.model_validate(
+        rank.model_dump() | {"traceback": rank.traceback[-_TRACEBACK_MAX:] if rank.traceback else None}
+    )
+
+
+def _earliest(ranks: tuple[RankExit, ...]) -> datetime | None:
+    return min((rank.time for rank in ranks if rank.time), default=None)
+
+
+def _rank_message(ranks: tuple[RankExit, ...]) -> str:
+    # Whoever a signal ended did not fail because of the others.
+    first = min(ranks, key=lambda rank: (rank.signal is None, rank.time or datetime.max.replace(tzinfo=UTC)))
+    name = f"rank {first.local_rank if first.global_rank is None else first.global_rank}"
+    message = f"{name}: {first.error}" if first.error else _end_message(name, first.exit_code, first.signal)
+    return message if len(ranks) == 1 else f"{message} (and {len(ranks) - 1} more)"
+
+
+def _end_message(who: str, exit_code: int | None, number: int | None) -> str:
+    if number is None:
+        return f"{who} exited with {exit_code}"
+    try:
+        return f"{who} was ended by {signal.Signals(number).name}"
+    except ValueError:
+        return f"{who} was ended by signal {number}"

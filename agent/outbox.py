@@ -1,0 +1,217 @@
+"""What the agent must tell, kept until it is told: an outage delays a failure and never loses one.
+
+One outbox per destination, so that a job that cannot be reached does not hold up what the group should hear.
+Within an outbox failures go first, and messages that only matter when fresh replace their predecessors. A message
+gets its sequence number when it is first sent, and is then sent again under that number until it has arrived: the
+order of numbers is the order of sending, and repeats are recognised.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypedDict
+
+from pydantic import BaseModel, ValidationError
+
+from agent.files import KeptFile
+from agent.pulse import Pulse
+from workflows.messages import (
+    AgentMessage,
+    Failure,
+    Finished,
+    Heartbeat,
+    Joined,
+    LeaseTaken,
+    Metrics,
+    NodeIdentity,
+    Ready,
+    Stepping,
+)
+
+logger = logging.getLogger(__name__)
+
+SIGNALS: Final[dict[type[AgentMessage], str]] = {
+    Joined: "joined",
+    Ready: "ready",
+    Stepping: "stepping",
+    LeaseTaken: "lease_taken",
+    Heartbeat: "heartbeat",
+    Metrics: "metrics",
+    Failure: "failure",
+    Finished: "finished",
+}
+_MODELS = {name: model for model, name in SIGNALS.items()}
+
+_ONLY_NEWEST = frozenset({"ready", "stepping", "lease_taken", "heartbeat", "metrics"})
+_NOT_JOURNALED = frozenset({"heartbeat", "metrics"})
+_FIRST: Final = "failure"
+
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 5.0
+"""A server that is back is noticed within this time; an hour of outage costs 720 attempts."""
+
+
+class Envelope(TypedDict):
+    """The fields that all messages share."""
+
+    sender: NodeIdentity
+    sequence: int
+    time: datetime
+
+
+def envelope(node: NodeIdentity, time: datetime | None = None) -> Envelope:
+    """For a message about what happened at `time`, or now; the outbox numbers it when it sends it."""
+    return {"sender": node, "sequence": 1, "time": time or datetime.now(UTC)}
+
+
+class DestinationNotFound(Exception):
+    """The workflow does not exist or has closed. That may be passing (a restored database), so messages are kept."""
+
+
+class _Entry:
+    def __init__(self, signal: str, message: AgentMessage, sequence: int | None = None) -> None:
+        self.signal = signal
+        self.message = message
+        self.sequence = sequence
+
+
+class _JournalEntry(BaseModel):
+    signal: str
+    sequence: int | None = None
+    message: dict[str, Any]
+
+
+class _Journal(BaseModel):
+    sequence: int = 0
+    """The newest number known to be given out."""
+    entries: list[_JournalEntry] = []
+
+
+Send = Callable[[str, AgentMessage], Awaitable[None]]
+"""Sends one signal by name. Raises `DestinationNotFound`, or anything else for "try again"."""
+
+
+class Outbox:
+    """The messages for one workflow, in order, and the task that sends them.
+
+    Invariants:
+        - `joined`, `failure` and `finished` leave it only by having arrived.
+        - Sequence numbers only grow, over restarts of the agent too.
+    """
+
+    def __init__(self, path: Path, *, send: Send, not_found: Callable[[], None]) -> None:
+        self._send = send
+        self._not_found = not_found
+        self._changed = Pulse()
+        self._file = KeptFile(path)
+        self._hurry = False
+        """A message has come that should not wait for the pause between attempts to end."""
+        journal = self._read()
+        self._entries = [
+            _Entry(entry.signal, _MODELS[entry.signal].model_validate(entry.message), entry.sequence)
+            for entry in journal.entries
+        ]
+        # Counting goes on from the clock: telemetry's numbers are not worth a write each, and a full disk remembers
+        # none at all. No node sends a message a second for long.
+        self._sequence = max(journal.sequence, int(time.time()))
+
+    def put(self, message: AgentMessage, *, first: bool = False) -> None:
+        """Keeps the message for sending; when this returns it survives the agent.
+
+        Args:
+            message: its sequence number is set later.
+            first: to the head of what has not been sent yet; failures always are.
+        """
+        signal = SIGNALS[type(message)]
+        if signal in _ONLY_NEWEST:
+            self._entries = [entry for entry in self._entries if entry.signal != signal]
+        if signal == _FIRST or first:
+            position = sum(entry.sequence is not None or entry.signal == _FIRST for entry in self._entries)
+            self._hurry = True
+        else:
+            position = len(self._entries)
+        self._entries.insert(position, _Entry(signal, message))
+        if signal not in _NOT_JOURNALED:
+            self._save()
+        self._changed.fire()
+
+    @property
+    def pending(self) -> int:
+        """Messages that have not arrived, telemetry aside."""
+        return sum(entry.signal not in _NOT_JOURNALED for entry in self._entries)
+
+    async def flushed(self, *, within: float) -> bool:
+        """Waits until nothing that matters is left; False after `within` seconds."""
+        return await self._changed.wait_for(lambda: not self.pending, within=within)
+
+    async def run(self) -> None:
+        """Sends for ever."""
+        pause = _FIRST_PAUSE
+        while True:
+            await self._changed.wait_for(lambda: bool(self._entries))
+            self._hurry = False
+            try:
+                await self._send_head()
+            except Exception as error:
+                if isinstance(error, DestinationNotFound):
+                    self._not_found()
+                    pause = _LONGEST_PAUSE
+                logger.info("not sent, trying again in %.1f s: %s", pause, error)
+                await self._changed.wait_for(lambda: self._hurry, within=pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+            else:
+                pause = _FIRST_PAUSE
+
+    async def _send_head(self) -> None:
+        entry = self._entries[0]
+        # What arrived but was not acknowledged keeps its number, so that the repeat is recognised.
+        repeatable = entry.signal in _ONLY_NEWEST
+        if entry.sequence is None or repeatable:
+            entry.sequence = self._next_sequence()
+            if not repeatable:
+                self._save()
+        try:
+            await self._send(entry.signal, entry.message.model_copy(update={"sequence": entry.sequence}))
+        except BaseException:
+            if repeatable:
+                entry.sequence = None
+            raise
+        # A newer one may have taken its place meanwhile.
+        if entry in self._entries:
+            self._entries.remove(entry)
+        if entry.signal not in _NOT_JOURNALED or self._file.stale:
+            self._save()
+        self._changed.fire()
+
+    def _next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _read(self) -> _Journal:
+        content = self._file.read()
+        if content is None:
+            return _Journal()
+        try:
+            journal = _Journal.model_validate_json(content)
+        except ValidationError as error:
+            logger.error("the outbox's journal is not one, starting afresh: %s", error)
+            return _Journal()
+        journal.entries = [entry for entry in journal.entries if entry.signal in _MODELS]
+        return journal
+
+    def _save(self) -> None:
+        journal = _Journal(
+            sequence=self._sequence,
+            entries=[
+                _JournalEntry(
+                    signal=entry.signal, sequence=entry.sequence, message=entry.message.model_dump(mode="json")
+                )
+                for entry in self._entries
+                if entry.signal not in _NOT_JOURNALED
+            ],
+        )
+        self._file.write(journal.model_dump_json().encode())

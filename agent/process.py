@@ -1,0 +1,210 @@
+"""One agent, from its first word to its last: puts the parts together and keeps them running."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import AsyncGenerator, Coroutine
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+
+from agent.commands import Commands
+from agent.config import AgentConfig
+from agent.lease import Lease
+from agent.logs import LogShipper
+from agent.node import Node
+from agent.outbox import Outbox, envelope
+from agent.progress import ProgressReader
+from agent.protocol import LauncherHello
+from agent.pulse import Pulse
+from agent.server import NodeServer
+from agent.state import StateFile
+from agent.telemetry import Telemetry
+from agent.transport import ControlPlane, Destination
+from workflows.messages import Joined
+
+logger = logging.getLogger(__name__)
+
+_LAST_WORDS = 3.0
+"""Seconds to deliver what is left when the agent is told to end."""
+_BEYOND_GRACE = 15.0
+"""Seconds after the command's own grace in which its launcher must have gone."""
+
+
+class Agent:
+    """The agent of one incarnation of a node."""
+
+    def __init__(self, config: AgentConfig, control: ControlPlane) -> None:
+        self._config = config
+        self._control = control
+        self._started_at = datetime.now(UTC)
+        self._stop = asyncio.Event()
+        self._changed = Pulse()
+        self._launcher_gone: bool | None = None
+        """None where the launcher's process cannot be seen from here."""
+        self._to_job = self._outbox(Destination.JOB)
+        self._to_group = self._outbox(Destination.GROUP)
+        ranks = ProgressReader(config.run_dir)
+        self.node = Node(
+            config,
+            StateFile(config.run_dir),
+            to_job=self._to_job,
+            to_group=self._to_group,
+            progress=lambda: ranks.newest,
+        )
+        self._telemetry = Telemetry(self.node, ranks, to_group=self._to_group)
+        self._lease = Lease(self.node, self._telemetry, control, started_at=self._started_at, to_group=self._to_group)
+        self._server = NodeServer(self.node, self._telemetry, config.run_dir, on_hello=self._follow_launcher)
+        self._shipper = LogShipper(config.run_dir, config.outputs_logs, config.node) if config.outputs_logs else None
+
+    def _outbox(self, destination: Destination) -> Outbox:
+        return Outbox(
+            self._config.run_dir / f"outbox-{destination.lower()}.json",
+            send=partial(self._control.signal, destination),
+            not_found=self._ask_after_job,
+        )
+
+    def _ask_after_job(self) -> None:
+        self._lease.ask_soon()
+
+    def stop(self) -> None:
+        """Makes `run` return soon; training goes on."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serves until `stop`, or until the node has left the job."""
+        await self._server.start()
+        self._to_group.put(
+            Joined(
+                **envelope(self._config.node),
+                agent_started_at=self._started_at,
+                address=self._config.address,
+                host=self._config.host,
+                generation=self.node.state.generation,
+                agent_version=_version(),
+            ),
+            first=True,
+        )
+        logger.info("serving %s", self._config.task_queue)
+        async with _together(
+            self._to_job.run(),
+            self._to_group.run(),
+            self._control.serve(Commands(self.node, self._lease).activities),
+            self._telemetry.run(),
+            self._lease.watch_owner(),
+            *([self._shipper.run()] if self._shipper else []),
+        ):
+            await self._until_told_to_end()
+            await self._last_words()
+
+    async def _until_told_to_end(self) -> None:
+        stopped = asyncio.create_task(self._stop.wait())
+        left = asyncio.create_task(self._left())
+        try:
+            await asyncio.wait((stopped, left), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            left.cancel()
+
+    async def _left(self) -> None:
+        """Returns when the node has left the job: an agent that went first would only be started again."""
+        node = self.node
+        await node.changed.wait_for(lambda: node.state.leaving is not None)
+        patience = self._config.termination_grace + _BEYOND_GRACE
+        if self._launcher_gone is None:
+            await node.changed.wait_for(lambda: node.state.exited_attempt >= node.state.attempt, within=patience)
+        else:
+            await self._changed.wait_for(lambda: self._launcher_gone is True, within=patience)
+        logger.info("the node has left the job: %s", node.state.leaving)
+
+    async def _last_words(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._to_job.flushed(within=_LAST_WORDS))
+            tasks.create_task(self._to_group.flushed(within=_LAST_WORDS))
+            if self._shipper:
+                tasks.create_task(self._ship_last())
+
+    async def _ship_last(self) -> None:
+        if self._shipper:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS):
+                    await self._shipper.ship()
+
+    def _follow_launcher(self, hello: LauncherHello) -> None:
+        try:
+            descriptor = os.pidfd_open(hello.pid)
+        except OSError:
+            return
+        # In another container the number means another process, or none.
+        if not _belongs_here(hello.pid):
+            os.close(descriptor)
+            return
+        self._launcher_gone = False
+        loop = asyncio.get_running_loop()
+
+        def gone() -> None:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+            logger.info("the launcher has gone")
+            self._launcher_gone = True
+            self._changed.fire()
+
+        loop.add_reader(descriptor, gone)
+
+
+def _belongs_here(pid: int) -> bool:
+    name = os.environ.get("PERDURE_NODE")
+    if not name:
+        return False
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as environment:
+            return f"PERDURE_NODE={name}".encode() in environment.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def _version() -> str:
+    try:
+        return version("perdure")
+    except PackageNotFoundError:
+        return ""
+
+
+@contextlib.asynccontextmanager
+async def _together(*tasks: Coroutine[None, None, None]) -> AsyncGenerator[None]:
+    """Runs all beside the body. Each looks after its own troubles; one that ends with an error ends the agent."""
+    body = asyncio.current_task()
+    failed: list[BaseException] = []
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            failed.append(error)
+            if body:
+                body.cancel()
+
+    running = [asyncio.create_task(task) for task in tasks]
+    for task in running:
+        task.add_done_callback(ended)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if failed:
+            raise failed[0] from None
+        raise
+    finally:
+        # The worker is not waited for: it ends with the process, and its leases lapse or are taken over.
+        for task in running:
+            task.cancel()
+
+
+async def serve(config: AgentConfig, control: ControlPlane) -> None:
+    """Runs an agent until SIGTERM or SIGINT, or until its node has left the job."""
+    agent = Agent(config, control)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.stop)
+    await agent.run()

@@ -1,0 +1,120 @@
+"""How far the node's ranks are, read from the small files that they write.
+
+Reading costs the ranks nothing, needs no cooperation of a busy or hung process, and works while the control plane is
+away. docs/node-protocol.md has the layout.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+from collections import deque
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from workflows.messages import Progress, ProgressSource
+
+logger = logging.getLogger(__name__)
+
+FOLDER_NAME = "progress"
+
+_LAYOUT = struct.Struct("<IIQQQQdd8x")
+_MAGIC = 0x50524431
+_REPORTED = 1
+
+_RATE_WINDOW = 60.0
+_RATE_SAMPLE = 1.0
+"""Seconds between the samples kept for the rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProgress:
+    """One rank's file."""
+
+    reported: bool
+    generation: int
+    pid: int
+    step: int
+    total: int | None
+    loss: float | None
+    time: float
+
+    @property
+    def stepped(self) -> bool:
+        """It made a step: a reporting script's first report may be of any step, a count begins at 1."""
+        return self.time > 0 if self.reported else self.step > 0
+
+
+def read_rank(path: Path) -> RankProgress | None:
+    """Reads one rank's file; None where there is none, or it is not complete yet."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    if len(content) < _LAYOUT.size:
+        return None
+    magic, source, generation, pid, step, total, loss, time = _LAYOUT.unpack_from(content)
+    if magic != _MAGIC:
+        return None
+    return RankProgress(
+        reported=source == _REPORTED,
+        generation=generation,
+        pid=pid,
+        step=step,
+        total=total or None,
+        loss=None if math.isnan(loss) else loss,
+        time=time,
+    )
+
+
+class ProgressReader:
+    """Follows the ranks of one node through generations. The slowest rank counts."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / FOLDER_NAME
+        self._generation = 0
+        self._first_step: int | None = None
+        self._samples: deque[tuple[float, int]] = deque()
+        self.newest: Progress | None = None
+        """As of the last sample; None before any rank was seen."""
+        self.all_stepped = False
+        """Every local rank made a step in the generation last asked for."""
+        self.any_seen = False
+        """Some rank of it can be seen, whether it steps yet or not."""
+
+    def sample(self, *, generation: int, base_rank: int, processes: int, now: float) -> None:
+        """Looks at the ranks of a generation; `now` is of the monotonic clock."""
+        if generation != self._generation:
+            self._generation = generation
+            self._first_step = None
+            self._samples.clear()
+            self.all_stepped = self.any_seen = False
+        files = (read_rank(self._folder / f"rank-{base_rank + local}") for local in range(processes))
+        ranks = [rank for rank in files if rank is not None and rank.generation == generation]
+        self.any_seen = bool(ranks)
+        stepped = [rank for rank in ranks if rank.stepped]
+        self.all_stepped = len(stepped) == processes
+        if self.all_stepped:
+            self._follow(min(stepped, key=lambda rank: rank.step), now)
+
+    def _follow(self, slowest: RankProgress, now: float) -> None:
+        if self._first_step is None or slowest.step < self._first_step:
+            # Counting ends where reporting begins, so numbers may jump either way once.
+            self._first_step = slowest.step if slowest.reported else 0
+            self._samples.clear()
+        if not self._samples or now - self._samples[-1][0] >= _RATE_SAMPLE:
+            self._samples.append((now, slowest.step))
+        while now - self._samples[0][0] > _RATE_WINDOW:
+            self._samples.popleft()
+        since, earliest = self._samples[0]
+        self.newest = Progress(
+            step=slowest.step,
+            total_steps=slowest.total,
+            steps_per_second=(slowest.step - earliest) / (now - since) if now - since >= _RATE_SAMPLE else None,
+            loss=slowest.loss,
+            source=ProgressSource.REPORTED if slowest.reported else ProgressSource.COUNTED,
+            generation_steps=slowest.step - self._first_step,
+            last_step_at=datetime.fromtimestamp(slowest.time, UTC) if slowest.time > 0 else None,
+        )

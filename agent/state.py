@@ -1,0 +1,90 @@
+"""What an agent must remember when it is killed and started again beside running training."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from agent.files import KeptFile
+from agent.protocol import WorldBody
+
+logger = logging.getLogger(__name__)
+
+STATE_NAME = "agent-state.json"
+
+
+class NodeState(BaseModel):
+    """One incarnation's memory."""
+
+    version: int = 0
+    """Of what the launcher is asked for; it changes whenever that does."""
+    run: bool = True
+    """The command should run."""
+    attempt: int = 1
+    """The start of the command that is wanted; the first one needs no asking."""
+    exited_attempt: int = 0
+    """The newest start whose end was reported."""
+    mode: str = ""
+    """How processes learn of their world, as the launcher said it: `torchrun` or `env`; empty before that."""
+    processes: int | None = None
+    """Ranks that the node starts; None before the launcher or the handler said so."""
+    command_nodes: str | None = None
+    """`--nnodes` as the command was given it, where that is not what the specification says."""
+    handler: int | None = None
+    """Process ID of the handler that said hello last."""
+    left: int = 0
+    """Worlds up to this one belong to a handler that is gone."""
+    store_ports: tuple[int, ...] = ()
+    """Ports on which the handler already listens."""
+    ready_after: int | None = None
+    """Waiting for a world newer than this one; None while not waiting."""
+    world: WorldBody | None = None
+    """The newest world that this node was told of."""
+    complete: int = 0
+    """The newest generation that every rank of the job finished."""
+    entered: int = 0
+    """The generation that the node's processes are in."""
+    entered_at: datetime | None = None
+    stepping: int = 0
+    """The newest generation that was reported to step."""
+    finished: int = 0
+    """The newest generation that was reported to have ended well on this node."""
+    failures: list[str] = []
+    """Failures already reported, by what identifies them: a client that heard no answer says it again."""
+    leaving: str | None = None
+    """Why the command must end for good; None while it may run."""
+
+    @property
+    def generation(self) -> int:
+        """The newest generation that this node was told of; older ones are refused."""
+        return self.world.generation if self.world else 0
+
+
+class StateFile:
+    """Keeps a `NodeState` on disk, as far as the disk lets it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = KeptFile(run_dir / STATE_NAME)
+
+    def load(self) -> NodeState:
+        """The last state kept, or a new node's."""
+        content = self._file.read()
+        if content is None:
+            return NodeState()
+        try:
+            return NodeState.model_validate_json(content)
+        except ValidationError as error:
+            logger.error("%s is no state of an agent, starting afresh: %s", STATE_NAME, error)
+            return NodeState()
+
+    def save(self, state: NodeState) -> None:
+        """Keeps the state; a disk that refuses is logged and tried again at the next change."""
+        self._file.write(state.model_dump_json().encode())
+
+    @property
+    def stale(self) -> bool:
+        """The disk refused the newest state."""
+        return self._file.stale

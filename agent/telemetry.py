@@ -1,0 +1,117 @@
+"""What the agent tells without being asked: the first step of a generation at once, the rest within its budget."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import UTC, datetime, timedelta
+
+from agent.node import Node, Teller
+from agent.outbox import envelope
+from agent.progress import ProgressReader
+from agent.protocol import UsageBody
+from workflows.messages import Heartbeat, LeaseView, Metrics
+
+_LOOK = 0.5
+"""Seconds between looks at ranks that step."""
+_LOOK_CLOSELY = 0.1
+"""Seconds between looks while the first step of a generation is awaited: what its report may lag behind."""
+_UNSEEN = timedelta(seconds=5)
+"""Ranks that run this long without the progress plugin have no torch: they will never show steps."""
+_UNCOUNTED = timedelta(seconds=60)
+"""Ranks with the plugin that run this long without a step may be loading a model, or use no optimizer: they run."""
+
+
+class Telemetry:
+    """Watches the ranks and sends heartbeats; one per agent."""
+
+    def __init__(self, node: Node, ranks: ProgressReader, *, to_group: Teller) -> None:
+        self._node = node
+        self._ranks = ranks
+        self._to_group = to_group
+        self._signals = node.config.timing.signals
+        self._interval = self._signals.heartbeat
+        self._told_ports: tuple[int, ...] = ()
+        self._usage: UsageBody | None = None
+
+    def use_interval(self, interval: timedelta) -> None:
+        """The group's budget, shared among its nodes, as the newest lease has it."""
+        self._interval = interval
+
+    def usage(self, usage: UsageBody) -> None:
+        """Keeps the launcher's newest figures for the next `metrics`."""
+        self._usage = usage
+
+    def view(self, epoch: int) -> LeaseView:
+        """What rides in the lease, fresh and free of history."""
+        return LeaseView(
+            epoch=epoch,
+            generation=self._node.state.generation,
+            state=self._node.summary,
+            progress=self._ranks.newest,
+            time=datetime.now(UTC),
+        )
+
+    async def run(self) -> None:
+        """Looks and tells for ever."""
+        loop = asyncio.get_running_loop()
+        # Spread, so that the nodes of a group that started together do not all speak at once.
+        next_heartbeat = loop.time() + random.uniform(0.5, 1.0) * self._interval.total_seconds()
+        count = 0
+        while True:
+            self._look(loop.time())
+            if loop.time() >= next_heartbeat or self._ports_changed():
+                next_heartbeat = loop.time() + self._interval.total_seconds()
+                self._tell(with_metrics=count % self._signals.metrics_every == 0)
+                count += 1
+                self._node.keep_stale()
+            state = self._node.state
+            await asyncio.sleep(_LOOK_CLOSELY if state.stepping < state.entered == state.generation else _LOOK)
+
+    def _look(self, now: float) -> None:
+        state = self._node.state
+        if not state.entered or state.world is None or state.world.generation != state.entered:
+            return
+        self._ranks.sample(
+            generation=state.entered,
+            base_rank=state.world.base_rank,
+            processes=state.processes or 1,
+            now=now,
+        )
+        if state.stepping < state.entered and (self._ranks.all_stepped or self._runs_unseen()):
+            self._node.stepping(state.entered)
+
+    def _runs_unseen(self) -> bool:
+        state = self._node.state
+        if state.entered_at is None or state.exited_attempt >= state.attempt or state.ready_after is not None:
+            return False
+        ran = datetime.now(UTC) - state.entered_at
+        return ran > (_UNCOUNTED if self._ranks.any_seen else _UNSEEN)
+
+    def _ports_changed(self) -> bool:
+        # A world that this node hosts took one; the job must not hand the same one out again.
+        state = self._node.state
+        return state.entered == state.generation and bool(state.store_ports) and state.store_ports != self._told_ports
+
+    def _tell(self, *, with_metrics: bool) -> None:
+        state = self._node.state
+        self._told_ports = state.store_ports
+        common = envelope(self._node.config.node)
+        self._to_group.put(
+            Heartbeat(
+                **common,
+                generation=state.generation,
+                progress=self._ranks.newest,
+                store_ports=state.store_ports,
+            )
+        )
+        if with_metrics and self._usage is not None:
+            self._to_group.put(
+                Metrics(
+                    **common,
+                    cpu_cores=self._usage.cpu_cores,
+                    memory_bytes=self._usage.memory_bytes,
+                    memory_limit_bytes=self._usage.memory_limit_bytes,
+                    devices=self._usage.devices,
+                )
+            )

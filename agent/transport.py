@@ -1,0 +1,168 @@
+"""How an agent reaches the control plane. The seam is small so that a gateway can take Temporal's place.
+
+Nothing here gives up: a server that is away at the start, for an hour, or that comes back restored is tried again for
+ever, and nobody on this side draws a conclusion from its silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Protocol
+
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.envconfig import ClientConfig
+from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
+
+from agent.config import AgentConfig
+from agent.outbox import DestinationNotFound
+from workflows.messages import AgentMessage
+
+logger = logging.getLogger(__name__)
+
+_CALL_TIMEOUT = timedelta(seconds=5)
+"""For one signal or question; the outbox repeats what did not get through."""
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 5.0
+
+
+class JobFate(StrEnum):
+    """What the control plane says of the job that this node belongs to."""
+
+    OPEN = "OPEN"
+    CLOSED = "CLOSED"
+    """Over, by its own first run ID: the one proof that training has no owner."""
+    NOT_FOUND = "NOT_FOUND"
+    """No trace of it, which a restored database or another namespace's address also shows: unknown."""
+
+
+class Destination(StrEnum):
+    """Who is told."""
+
+    JOB = "JOB"
+    GROUP = "GROUP"
+
+
+class ControlPlane(Protocol):
+    """What an agent needs of whatever stands between it and the workflows."""
+
+    async def signal(self, destination: Destination, name: str, message: AgentMessage) -> None:
+        """Delivers one message.
+
+        Raises:
+            DestinationNotFound: if the workflow does not exist or has closed.
+        """
+        ...
+
+    async def job_fate(self) -> JobFate:
+        """Asks for the job; raises whatever keeps it from getting an answer."""
+        ...
+
+    async def serve(self, commands: Sequence[Callable[..., Any]]) -> None:
+        """Carries out commands from the node's queue, for ever."""
+        ...
+
+
+class TemporalControlPlane:
+    """Temporal directly: signals to workflows, and an activity worker on the node's own queue."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._client: Client | None = None
+        self._connecting = asyncio.Lock()
+
+    async def signal(self, destination: Destination, name: str, message: AgentMessage) -> None:
+        client = await self._connected()
+        workflow = self._config.job_id if destination is Destination.JOB else self._config.group_id
+        try:
+            await client.get_workflow_handle(workflow).signal(name, message, rpc_timeout=_CALL_TIMEOUT)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                raise DestinationNotFound(f"{workflow} does not exist or has closed") from error
+            raise
+
+    async def job_fate(self) -> JobFate:
+        client = await self._connected()
+        newest = await self._describe(client, run_id=None)
+        if newest is None:
+            return JobFate.NOT_FOUND
+        if newest.raw_description.workflow_execution_info.first_run_id == self._config.job_first_run_id:
+            return JobFate.OPEN if newest.status is WorkflowExecutionStatus.RUNNING else JobFate.CLOSED
+        # Another job has the name now. It can only have taken it from ours if the server still knows ours.
+        ours = await self._describe(client, run_id=self._config.job_first_run_id)
+        return JobFate.NOT_FOUND if ours is None else JobFate.CLOSED
+
+    async def _describe(self, client: Client, *, run_id: str | None) -> WorkflowExecutionDescription | None:
+        handle = client.get_workflow_handle(self._config.job_id, run_id=run_id)
+        try:
+            return await handle.describe(rpc_timeout=_CALL_TIMEOUT)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return None
+            raise
+
+    async def serve(self, commands: Sequence[Callable[..., Any]]) -> None:
+        heartbeat = self._config.timing.lease.heartbeat
+        pause = _FIRST_PAUSE
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                worker = Worker(
+                    await self._connected(),
+                    task_queue=self._config.task_queue,
+                    activities=commands,
+                    # One poll per agent: frontends limit the polls of a namespace.
+                    activity_task_poller_behavior=PollerBehaviorSimpleMaximum(1),
+                    # Two leases may overlap, and commands must never wait for them.
+                    max_concurrent_activities=8,
+                    max_heartbeat_throttle_interval=heartbeat,
+                    default_heartbeat_throttle_interval=heartbeat,
+                )
+                await worker.run()
+            except Exception as error:
+                if loop.time() - began > _LONGEST_PAUSE:
+                    pause = _FIRST_PAUSE
+                logger.warning("commands cannot be taken, trying again in %.1f s: %s", pause, error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _connected(self) -> Client:
+        async with self._connecting:
+            if self._client is None:
+                # Read anew each time: keys and certificates are renewed under running agents.
+                connection = ClientConfig.load_client_connect_config()
+                node = self._config.node
+                connection.setdefault("target_host", "localhost:7233")
+                self._client = await Client.connect(
+                    **connection,
+                    data_converter=pydantic_data_converter,
+                    identity=f"{node.role}-{node.rank}/{node.incarnation}@{self._config.host}",
+                    runtime=_runtime(),
+                    connect_timeout=_CALL_TIMEOUT,
+                )
+            return self._client
+
+
+_shared_runtime: Runtime | None = None
+
+
+def _runtime() -> Runtime:
+    """One per process: each has its own threads."""
+    global _shared_runtime
+    if _shared_runtime is None:
+        # Its warnings would fill a disk during an outage: kilobytes a minute, to standard output.
+        errors = LoggingConfig(
+            filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"),
+            forwarding=LogForwardingConfig(logger=logging.getLogger("temporalio.core")),
+        )
+        _shared_runtime = Runtime(
+            telemetry=TelemetryConfig(logging=errors, metrics=None), worker_heartbeat_interval=None
+        )
+    return _shared_runtime

@@ -1,0 +1,284 @@
+"""A real agent process with everything around it that it talks to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from temporalio.client import Client, WorkflowHandle
+from temporalio.worker import Worker
+
+from agent.config import AgentConfig
+from perdure.spec.timing import LeaseTiming, SignalTiming, Timing
+from tests.agent.recorder import Call, LeaseCall, Recorder, Seen
+from tests.support.temporal_server import DevServer
+from workflows.messages import ApplyWorld, LeaseRequest, NodeIdentity
+
+QUICK = Timing(
+    lease=LeaseTiming(heartbeat=timedelta(seconds=0.5), timeout=timedelta(seconds=3)),
+    signals=SignalTiming(heartbeat=timedelta(seconds=1), metrics_every=1),
+    owner_check=timedelta(seconds=1),
+)
+
+
+async def eventually(condition: Callable[[], Any], *, within: float = 30.0, every: float = 0.05) -> Any:
+    """The condition's first true value; it may be a coroutine function."""
+    deadline = time.monotonic() + within
+    while True:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {within} s: {condition}")
+        await asyncio.sleep(every)
+
+
+class Workflows:
+    """A recording job and group, with the worker that runs them."""
+
+    def __init__(self, client: Client, job: WorkflowHandle[Any, Any], group: WorkflowHandle[Any, Any]) -> None:
+        self.client = client
+        self.job = job
+        self.group = group
+
+    async def seen(self, handle: WorkflowHandle[Any, Any], signal: str = "") -> list[Seen]:
+        """Signals that the workflow has had, of one name or all."""
+        seen = await handle.query(Recorder.seen)
+        return [one for one in seen if signal in ("", one.signal)]
+
+    async def expect(
+        self,
+        handle: WorkflowHandle[Any, Any],
+        signal: str,
+        *,
+        count: int = 1,
+        within: float = 30.0,
+        where: Callable[[dict[str, Any]], bool] = lambda body: True,
+    ) -> list[dict[str, Any]]:
+        """Waits for so many signals of one name."""
+
+        async def enough() -> list[dict[str, Any]] | None:
+            try:
+                bodies = [one.body for one in await self.seen(handle, signal) if where(one.body)]
+            except Exception:
+                return None
+            return bodies if len(bodies) >= count else None
+
+        return await eventually(enough, within=within)
+
+
+@asynccontextmanager
+async def recording(server: DevServer) -> AsyncIterator[Workflows]:
+    """Starts a job and a group that record."""
+    client = await server.client()
+    queue = f"recorder-{secrets.token_hex(4)}"
+    name = secrets.token_hex(4)
+    job = await client.start_workflow(Recorder.run, id=f"job/tests/{name}", task_queue=queue)
+    group = await client.start_workflow(Recorder.run, id=f"job/tests/{name}/group", task_queue=queue)
+    async with Worker(client, task_queue=queue, workflows=[Recorder]):
+        yield Workflows(client, job, group)
+
+
+class RunningAgent:
+    """One agent process after another, for the same incarnation of a node."""
+
+    def __init__(self, server: DevServer, workflows: Workflows, folder: Path, **config: Any) -> None:
+        self.node = NodeIdentity(
+            uid=secrets.token_hex(4), role="worker", rank=0, incarnation=1, token=secrets.token_hex(8)
+        )
+        self.run_dir = folder
+        self._server = server
+        self.workflows = workflows
+        self.config = AgentConfig(
+            **{
+                "node": self.node,
+                "job_id": workflows.job.id,
+                "job_first_run_id": workflows.job.first_execution_run_id,
+                "job_name": "tests",
+                "job_namespace": "tests",
+                "group_id": workflows.group.id,
+                "task_queue": f"node/{self.node.uid}/worker-0/1",
+                "address": "127.0.0.1",
+                "host": "here",
+                "nodes": "1:2",
+                "processes": 1,
+                "run_dir": folder,
+                "timing": QUICK,
+                "termination_grace": 1.0,
+                **config,
+            }
+        )
+        self.process: asyncio.subprocess.Process | None = None
+        self._http: aiohttp.ClientSession | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """As the backend gives it to all of the node's processes."""
+        return {
+            "PERDURE_RUN_DIR": str(self.run_dir),
+            "PERDURE_NODE": f"{self.node.uid}/worker-0/1",
+        }
+
+    async def start(self) -> None:
+        path = self.run_dir / "agent.json"
+        path.write_text(self.config.model_dump_json())
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "agent",
+            env={**os.environ, **self._server.environment, **self.environment, "PERDURE_AGENT_CONFIG": str(path)},
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    async def kill(self) -> None:
+        """SIGKILL, whatever its state."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(signal.SIGKILL)
+            await self.process.wait()
+
+    async def close(self) -> None:
+        await self.kill()
+        if self._http is not None:
+            await self._http.close()
+
+    def log(self) -> str:
+        path = self.run_dir / "logs" / "agent.log"
+        return path.read_text() if path.exists() else ""
+
+    # As its launcher and its handler
+
+    async def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        """One request, asked again while the agent is away, as its clients do."""
+        if self._http is None:
+            connector = aiohttp.UnixConnector(path=str(self.run_dir / "agent.sock"))
+            self._http = aiohttp.ClientSession(connector=connector, base_url="http://agent")
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                async with self._http.request(method, path, json=body) as response:
+                    return response.status, json.loads(await response.read())
+            except (aiohttp.ClientError, OSError):
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.05)
+
+    async def post(self, path: str, **body: Any) -> None:
+        status, answer = await self.request("POST", path, body)
+        assert status == 200, answer
+
+    async def get(self, path: str) -> dict[str, Any]:
+        status, answer = await self.request("GET", path)
+        assert status == 200, answer
+        return answer
+
+    async def launcher_hello(self, *, pid: int | None = None) -> None:
+        await self.post(
+            "/v1/launcher/hello",
+            pid=pid or os.getpid(),
+            started_at=time.time(),
+            attempt=1,
+            mode="torchrun",
+            processes=1,
+            protocol=1,
+        )
+
+    async def handler_hello(self, *, pid: int = 4711) -> None:
+        await self.post(
+            "/v1/rendezvous/hello",
+            pid=pid,
+            torch="2.15.0",
+            min_nodes=1,
+            max_nodes=2,
+            processes=1,
+            run_id=self.node.uid,
+            store_ports=[29501, 29502],
+        )
+
+    async def ready(self, after: int, ranks: list[dict[str, Any]] | None = None) -> None:
+        await self.post(
+            "/v1/rendezvous/ready",
+            after_generation=after,
+            ranks=ranks or [],
+            store_ports=[29501, 29502],
+            processes=1,
+        )
+
+    # As the control plane
+
+    def world(self, generation: int, **changes: Any) -> ApplyWorld:
+        return ApplyWorld(
+            **{
+                "node": self.node,
+                "generation": generation,
+                "nodes": 1,
+                "group_rank": 0,
+                "base_rank": 0,
+                "world_size": 1,
+                "store_address": "127.0.0.1",
+                "store_port": 29501,
+                "store_host": True,
+                **changes,
+            }
+        )
+
+    async def command(self, activity: str, argument: Any) -> dict[str, Any]:
+        """Runs an activity on the agent through the group."""
+        call = Call(queue=self.config.task_queue, activity=activity, argument=argument.model_dump(mode="json"))
+        return await self.workflows.group.execute_update(Recorder.call, call)
+
+    async def start_lease(self, epoch: int) -> asyncio.Task[str]:
+        """Schedules a lease; the task's result says how it ended."""
+        call = LeaseCall(
+            queue=self.config.task_queue,
+            request=LeaseRequest(
+                node=self.node,
+                epoch=epoch,
+                heartbeat=self.config.timing.lease.heartbeat,
+                signal_interval=self.config.timing.signals.heartbeat,
+            ),
+            timeout=self.config.timing.lease.timeout,
+        )
+        return asyncio.create_task(self.workflows.group.execute_update(Recorder.lease, call))
+
+
+@asynccontextmanager
+async def running_agent(
+    server: DevServer, workflows: Workflows, folder: Path, **config: Any
+) -> AsyncIterator[RunningAgent]:
+    """A started agent, ended when the test is over."""
+    agent = RunningAgent(server, workflows, folder, **config)
+    try:
+        await agent.start()
+        yield agent
+    finally:
+        await agent.close()
+
+
+def rank_exit(**fields: Any) -> dict[str, Any]:
+    """A failed rank, as a handler reports it."""
+    return {"local_rank": 0, "global_rank": 0, "pid": 4712, "signal": 9, "time": time.time(), **fields}
+
+
+def utc(text: str) -> datetime:
+    """A time from a recorded signal."""
+    return datetime.fromisoformat(text).astimezone(UTC)

@@ -1,0 +1,101 @@
+"""Stand-ins for the workflows above an agent: they record every signal and pass commands on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from pydantic import BaseModel
+from temporalio import workflow
+from temporalio.common import RawValue, RetryPolicy
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from workflows.messages import LeaseRequest
+
+
+class Seen(BaseModel):
+    """One signal, in the order of handling."""
+
+    signal: str
+    body: dict[str, Any]
+
+
+class Call(BaseModel):
+    """A command for a node."""
+
+    queue: str
+    activity: str
+    argument: dict[str, Any]
+
+
+class LeaseCall(BaseModel):
+    """A lease for a node to hold."""
+
+    queue: str
+    request: LeaseRequest
+    timeout: timedelta
+
+
+@workflow.defn(name="Recorder", sandboxed=False)
+class Recorder:
+    """Records signals, calls activities on agents' queues, schedules leases and notes how they end."""
+
+    @workflow.init
+    def __init__(self) -> None:
+        self._seen: list[Seen] = []
+        self._leases: list[str] = []
+        self._closing = False
+
+    @workflow.run
+    async def run(self) -> None:
+        await workflow.wait_condition(lambda: self._closing)
+        await workflow.wait_condition(workflow.all_handlers_finished)
+
+    @workflow.signal(dynamic=True)
+    def record(self, name: str, arguments: Sequence[RawValue]) -> None:
+        body = workflow.payload_converter().from_payload(arguments[0].payload, dict)
+        self._seen.append(Seen(signal=name, body=body))
+
+    @workflow.signal
+    def close(self) -> None:
+        self._closing = True
+
+    @workflow.query
+    def seen(self) -> list[Seen]:
+        return self._seen
+
+    @workflow.query
+    def leases(self) -> list[str]:
+        return self._leases
+
+    @workflow.update
+    async def call(self, call: Call) -> dict[str, Any]:
+        return await workflow.execute_activity(
+            call.activity,
+            call.argument,
+            task_queue=call.queue,
+            result_type=dict,
+            start_to_close_timeout=timedelta(seconds=10),
+        )
+
+    @workflow.update
+    async def lease(self, call: LeaseCall) -> str:
+        """Holds a lease once and says how it ended."""
+        try:
+            await workflow.execute_activity(
+                "hold_lease",
+                call.request,
+                task_queue=call.queue,
+                start_to_close_timeout=timedelta(days=1),
+                heartbeat_timeout=call.timeout,
+                retry_policy=RetryPolicy(maximum_attempts=1),
+                cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
+            )
+        except ActivityError as error:
+            ended = type(error.cause).__name__
+        else:
+            ended = "returned"
+        self._leases.append(ended)
+        return ended

@@ -1,0 +1,382 @@
+"""A real agent process under a real server: what is promised about its deaths, pauses and outages."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agent.progress import _LAYOUT, _MAGIC
+from tests.agent.harness import QUICK, RunningAgent, Workflows, eventually, rank_exit, recording, running_agent
+from tests.support.temporal_server import DevServer, dev_server
+from workflows.messages import CompleteGeneration, StopNode
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short: sockets live in it."""
+    return tmp_path_factory.mktemp("n")
+
+
+@pytest.fixture
+async def workflows(temporal_server: DevServer) -> AsyncIterator[Workflows]:
+    async with recording(temporal_server) as both:
+        yield both
+
+
+@pytest.fixture
+async def agent(temporal_server: DevServer, workflows: Workflows, folder: Path) -> AsyncIterator[RunningAgent]:
+    async with running_agent(temporal_server, workflows, folder) as running:
+        yield running
+
+
+def write_step(agent: RunningAgent, *, generation: int, step: int, rank: int = 0) -> None:
+    path = agent.run_dir / "progress" / f"rank-{rank}"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(_LAYOUT.pack(_MAGIC, 1, generation, 4712, step, 1000, 0.5, time.time()))
+
+
+async def enter(agent: RunningAgent, generation: int) -> None:
+    await agent.post("/v1/rendezvous/entered", generation=generation, time=time.time(), store_ports=[29502])
+
+
+async def test_a_node_goes_through_its_first_world(agent: RunningAgent, workflows: Workflows) -> None:
+    [joined] = await workflows.expect(workflows.group, "joined")
+    assert joined["address"] == "127.0.0.1"
+    assert joined["generation"] == 0
+    assert joined["sender"]["token"] == agent.node.token
+
+    await agent.launcher_hello()
+    desired = await agent.get("/v1/launcher/desired?version=0&wait=0")
+    assert (desired["run"], desired["attempt"], desired["stop_generation"]) == (True, 1, 0)
+    assert desired["world"] is None
+
+    await agent.handler_hello()
+    await agent.ready(0)
+    [ready] = await workflows.expect(workflows.group, "ready")
+    assert ready["store_ports"] == [29501, 29502]
+    assert ready["command_nodes"] is None
+
+    waiting = asyncio.create_task(agent.get("/v1/rendezvous/world?after=0&wait=25"))
+    answer = await agent.command("apply_world", agent.world(1))
+    assert answer == {"accepted": True, "generation": 1, "detail": ""}
+    world = await asyncio.wait_for(waiting, 5)
+    assert (world["generation"], world["world_size"], world["store_port"]) == (1, 1, 29501)
+
+    await enter(agent, 1)
+    write_step(agent, generation=1, step=40)
+    [stepping] = await workflows.expect(workflows.group, "stepping")
+    assert stepping["generation"] == 1
+    assert stepping["entered_at"]
+    beats = await workflows.expect(workflows.group, "heartbeat", where=lambda body: bool(body["progress"]))
+    assert beats[-1]["progress"]["step"] == 40
+    assert beats[-1]["store_ports"] == [29502]
+
+
+async def test_a_failed_rank_is_told_at_once_and_once(agent: RunningAgent, workflows: Workflows) -> None:
+    await workflows.expect(workflows.group, "joined")
+    await agent.command("apply_world", agent.world(1))
+    failed = rank_exit()
+    await agent.ready(1, [failed])
+    await agent.ready(1, [failed])
+    [failure] = await workflows.expect(workflows.job, "failure", within=5)
+    assert failure["kind"] == "RANKS"
+    assert failure["generation"] == 1
+    assert failure["message"] == "rank 0 was ended by SIGKILL"
+    assert failure["ranks"][0]["pid"] == 4712
+    await agent.ready(1, [rank_exit(pid=9)])
+    failures = await workflows.expect(workflows.job, "failure", count=2)
+    assert len(failures) == 2
+    assert failures[0]["sequence"] < failures[1]["sequence"]
+
+
+async def test_commands_for_others_and_from_the_past_are_refused(agent: RunningAgent, workflows: Workflows) -> None:
+    await workflows.expect(workflows.group, "joined")
+    assert (await agent.command("apply_world", agent.world(3)))["accepted"]
+    forged = agent.node.model_copy(update={"token": "guessed"})
+    newer = agent.node.model_copy(update={"incarnation": 2})
+    for command, what in (
+        (agent.world(4, node=forged), "token"),
+        (agent.world(4, node=newer), "worker-0/2"),
+        (agent.world(2), "generation 2 is over"),
+        (agent.world(3, group_rank=1), "another content"),
+    ):
+        answer = await agent.command("apply_world", command)
+        assert not answer["accepted"]
+        assert answer["generation"] == 3
+        assert what in answer["detail"]
+    assert (await agent.command("apply_world", agent.world(3)))["accepted"]
+    stop = StopNode(node=newer, grace=timedelta(0), reason="old")
+    assert not (await agent.command("stop_node", stop))["accepted"]
+    complete = await agent.command("complete_generation", CompleteGeneration(node=forged, generation=3))
+    assert not complete["accepted"]
+
+
+async def test_the_end_of_a_command_restarts_it_when_the_job_says_so(agent: RunningAgent, workflows: Workflows) -> None:
+    await agent.launcher_hello()
+    await agent.command("apply_world", agent.world(1))
+    ended = {"attempt": 1, "generation": 1, "exit_code": None, "signal": 9, "time": time.time(), "log_tail": "oh no"}
+    await agent.post("/v1/launcher/exited", **ended)
+    await agent.post("/v1/launcher/exited", **ended)
+    [failure] = await workflows.expect(workflows.job, "failure")
+    assert (failure["kind"], failure["signal"], failure["log_tail"]) == ("COMMAND", 9, "oh no")
+    before = await agent.get("/v1/launcher/desired?version=0&wait=0")
+    assert before["attempt"] == 1
+    waiting = asyncio.create_task(agent.get(f"/v1/launcher/desired?version={before['version']}&wait=25"))
+    await agent.command("apply_world", agent.world(2))
+    after = await asyncio.wait_for(waiting, 5)
+    assert (after["attempt"], after["stop_generation"], after["world"]["generation"]) == (2, 1, 2)
+    # A new torchrun begins at 0, and gets the world that it was started for.
+    await agent.handler_hello(pid=99)
+    assert (await agent.get("/v1/rendezvous/world?after=0&wait=5"))["generation"] == 2
+
+
+async def test_finished_holds_per_generation(agent: RunningAgent, workflows: Workflows) -> None:
+    await agent.launcher_hello()
+    await agent.command("apply_world", agent.world(1))
+    await enter(agent, 1)
+    await agent.post("/v1/rendezvous/finished", generation=1, time=time.time())
+    await agent.post("/v1/rendezvous/finished", generation=1, time=time.time())
+    [finished] = await workflows.expect(workflows.job, "finished")
+    assert finished["generation"] == 1
+    # A peer died in its last save: the barrier is left with the reserved code, and the command runs again.
+    await agent.command("apply_world", agent.world(2))
+    await agent.post("/v1/launcher/exited", attempt=1, generation=1, exit_code=87, superseded=True, time=time.time())
+    assert (await agent.get("/v1/launcher/desired?version=0&wait=0"))["attempt"] == 2
+    await enter(agent, 2)
+    await agent.post("/v1/rendezvous/finished", generation=2, time=time.time())
+    waiting = asyncio.create_task(agent.get("/v1/rendezvous/world?after=2&wait=25&complete=0"))
+    await agent.command("complete_generation", CompleteGeneration(node=agent.node, generation=2))
+    assert (await asyncio.wait_for(waiting, 5))["complete"] == 2
+    await agent.post("/v1/launcher/exited", attempt=2, generation=2, exit_code=0, time=time.time())
+    both = await workflows.expect(workflows.job, "finished", count=2)
+    assert [one["generation"] for one in both] == [1, 2]
+    assert not await workflows.seen(workflows.job, "failure")
+
+
+async def test_an_agent_killed_and_restarted_goes_on(agent: RunningAgent, workflows: Workflows) -> None:
+    await agent.launcher_hello()
+    await agent.handler_hello()
+    await agent.ready(0)
+    await agent.command("apply_world", agent.world(1))
+    await enter(agent, 1)
+    before = await agent.get("/v1/launcher/desired?version=0&wait=0")
+    await workflows.expect(workflows.group, "ready")
+    await agent.kill()
+    await agent.start()
+    joined = await workflows.expect(workflows.group, "joined", count=2)
+    assert joined[1]["generation"] == 1
+    assert joined[1]["sequence"] > joined[0]["sequence"]
+    # The launcher's open question is answered at once, and asks for nothing new.
+    after = await asyncio.wait_for(agent.get(f"/v1/launcher/desired?version={before['version']}&wait=25"), 10)
+    assert (after["run"], after["attempt"], after["stop_generation"]) == (True, 1, 0)
+    assert not (await agent.command("apply_world", agent.world(1, group_rank=5)))["accepted"]
+    write_step(agent, generation=1, step=1)
+    await workflows.expect(workflows.group, "stepping")
+
+
+async def test_a_lease_is_held_over_and_let_go(agent: RunningAgent, workflows: Workflows) -> None:
+    await workflows.expect(workflows.group, "joined")
+    first = await agent.start_lease(1)
+    [taken] = await workflows.expect(workflows.group, "lease_taken")
+    assert taken["epoch"] == 1
+    # A newer lease ends the older one at once.
+    second = await agent.start_lease(2)
+    assert await asyncio.wait_for(first, 10) == "returned"
+    await workflows.expect(workflows.group, "lease_taken", where=lambda body: body["epoch"] == 2)
+
+    async def view() -> dict | None:
+        description = await workflows.group.describe()
+        for pending in description.raw_description.pending_activities:
+            details = await description.data_converter.decode(pending.heartbeat_details.payloads)
+            if details:
+                return details[0]
+        return None
+
+    assert (await eventually(view))["epoch"] == 2
+    # A stale one is not held at all.
+    third = await agent.start_lease(1)
+    assert await asyncio.wait_for(third, 10) == "returned"
+    second.cancel()
+
+
+async def test_a_stopped_agent_comes_back(agent: RunningAgent, workflows: Workflows) -> None:
+    await workflows.expect(workflows.group, "joined")
+    await agent.launcher_hello()
+    await agent.command("apply_world", agent.world(1))
+    first = await agent.start_lease(1)
+    await workflows.expect(workflows.group, "lease_taken")
+    os.kill(agent.pid, signal.SIGSTOP)
+    try:
+        assert await asyncio.wait_for(first, 15) == "TimeoutError"
+        second = await agent.start_lease(2)
+    finally:
+        os.kill(agent.pid, signal.SIGCONT)
+    await workflows.expect(workflows.group, "lease_taken", where=lambda body: body["epoch"] == 2)
+    desired = await agent.get("/v1/launcher/desired?version=0&wait=0")
+    assert (desired["run"], desired["attempt"], desired["exit"]) == (True, 1, False)
+    second.cancel()
+
+
+async def test_a_closed_job_ends_training_and_a_missing_one_does_not(
+    temporal_server: DevServer, workflows: Workflows, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    owned, orphan = tmp_path_factory.mktemp("n"), tmp_path_factory.mktemp("n")
+    async with (
+        running_agent(temporal_server, workflows, owned) as agent,
+        running_agent(temporal_server, workflows, orphan, job_id="job/tests/never-was") as stranger,
+    ):
+        await agent.launcher_hello()
+        await stranger.launcher_hello()
+        await eventually(lambda: "NOT_FOUND" in stranger.log())
+        await workflows.job.terminate("by the test")
+        desired = await asyncio.wait_for(agent.get("/v1/launcher/desired?version=2&wait=25"), 30)
+        assert desired["exit"]
+        assert desired["reason"] == "the job has closed"
+        await agent.post("/v1/launcher/exited", attempt=1, generation=0, signal=15, time=time.time())
+        assert not (await stranger.get("/v1/launcher/desired?version=0&wait=0"))["exit"]
+
+
+async def test_an_orphan_grace_ends_training_of_a_missing_job(
+    temporal_server: DevServer, workflows: Workflows, folder: Path
+) -> None:
+    timing = QUICK.model_copy(
+        update={"processes": QUICK.processes.model_copy(update={"orphan_grace": timedelta(seconds=2)})}
+    )
+    async with running_agent(temporal_server, workflows, folder, job_id="job/tests/gone", timing=timing) as agent:
+        await agent.launcher_hello()
+        desired = await eventually(lambda: agent.get("/v1/launcher/desired?version=0&wait=0"), within=10)
+        assert not desired["exit"]
+        desired = await asyncio.wait_for(agent.get(f"/v1/launcher/desired?version={desired['version']}&wait=25"), 30)
+        assert "orphan_grace" in desired["reason"]
+
+
+async def test_a_name_used_again_is_not_our_job(temporal_server: DevServer, workflows: Workflows, folder: Path) -> None:
+    """Another job has the name: ours, which the server still knows, has closed."""
+    await workflows.job.terminate("by the test")
+    from tests.agent.recorder import Recorder
+
+    await workflows.client.start_workflow(Recorder.run, id=workflows.job.id, task_queue="nobody")
+    async with running_agent(temporal_server, workflows, folder) as agent:
+        await agent.launcher_hello()
+
+        async def leaves() -> bool:
+            return (await agent.get("/v1/launcher/desired?version=0&wait=0"))["exit"]
+
+        await eventually(leaves)
+
+
+async def test_a_stopped_node_leaves_after_its_launcher(agent: RunningAgent, workflows: Workflows) -> None:
+    await workflows.expect(workflows.group, "joined")
+    launcher = await asyncio.create_subprocess_exec(
+        "sleep", "600", env={**os.environ, **agent.environment}, start_new_session=True
+    )
+    try:
+        await agent.launcher_hello(pid=launcher.pid)
+        stop = StopNode(node=agent.node, grace=timedelta(seconds=1), reason="scaled down")
+        assert (await agent.command("stop_node", stop))["accepted"]
+        assert (await agent.get("/v1/launcher/desired?version=0&wait=0"))["reason"] == "scaled down"
+        assert not (await agent.command("apply_world", agent.world(1)))["accepted"]
+        assert agent.process is not None
+        assert agent.process.returncode is None
+    finally:
+        launcher.kill()
+        await launcher.wait()
+    assert await asyncio.wait_for(agent.process.wait(), 15) == 0
+    assert not await workflows.seen(workflows.job, "failure")
+
+
+async def test_sigterm_ends_the_agent_cleanly(agent: RunningAgent, workflows: Workflows) -> None:
+    await workflows.expect(workflows.group, "joined")
+    assert agent.process is not None
+    agent.process.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(agent.process.wait(), 10) == 0
+
+
+async def test_only_one_agent_serves_a_node(agent: RunningAgent, workflows: Workflows) -> None:
+    await workflows.expect(workflows.group, "joined")
+    second = RunningAgent.__new__(RunningAgent)
+    second.__dict__.update(agent.__dict__, process=None, _http=None)
+    await second.start()
+    assert second.process is not None
+    assert await asyncio.wait_for(second.process.wait(), 20) == 75
+    assert agent.process is not None
+    assert agent.process.returncode is None
+
+
+async def test_an_outage_delays_and_loses_nothing(folder: Path) -> None:
+    async with (
+        dev_server() as server,
+        recording(server) as workflows,
+        running_agent(server, workflows, folder) as agent,
+    ):
+        await workflows.expect(workflows.group, "joined")
+        await agent.launcher_hello()
+        await agent.command("apply_world", agent.world(1))
+        await enter(agent, 1)
+        server.kill()
+        happened = time.time()
+        await agent.ready(1, [rank_exit(time=happened)])
+        await agent.post("/v1/rendezvous/finished", generation=1, time=happened)
+        # An agent that dies in the middle of it changes nothing about that.
+        await agent.kill()
+        await agent.start()
+        await agent.post("/v1/launcher/exited", attempt=1, generation=1, signal=11, time=time.time())
+        await asyncio.sleep(20)
+        assert (await agent.get("/v1/launcher/desired?version=0&wait=0"))["run"]
+        await server.start()
+        failures = await workflows.expect(workflows.job, "failure", count=2, within=60)
+        assert [(one["kind"], one["generation"]) for one in failures] == [("RANKS", 1), ("COMMAND", 1)]
+        assert abs(failures[0]["time"] and _epoch(failures[0]["time"]) - happened) < 0.01
+        await workflows.expect(workflows.job, "finished")
+        seen = await workflows.seen(workflows.job)
+        assert [one.signal for one in seen] == ["failure", "failure", "finished"]
+        sequences = [one.body["sequence"] for one in seen]
+        assert sequences == sorted(set(sequences))
+        joined = await workflows.expect(workflows.group, "joined", count=2)
+        assert len(joined) == 2
+        # Telemetry of the outage is one message, not twenty.
+        beats = await workflows.seen(workflows.group, "heartbeat")
+        assert len(beats) <= 12
+
+
+def _epoch(text: str) -> float:
+    from tests.agent.harness import utc
+
+    return utc(text).timestamp()
+
+
+async def test_an_agent_that_starts_before_its_server_waits_for_it(folder: Path) -> None:
+    async with dev_server() as server, recording(server) as workflows:
+        server.kill()
+        async with running_agent(server, workflows, folder) as agent:
+            await agent.launcher_hello()
+            await server.start()
+            await workflows.expect(workflows.group, "joined", within=60)
+
+
+async def test_it_is_small_and_quiet(agent: RunningAgent, workflows: Workflows) -> None:
+    await workflows.expect(workflows.group, "joined")
+    lease = await agent.start_lease(1)
+    await agent.launcher_hello()
+    await agent.command("apply_world", agent.world(1))
+    await enter(agent, 1)
+    write_step(agent, generation=1, step=1)
+    await workflows.expect(workflows.group, "stepping")
+    process = psutil.Process(agent.pid)
+    before = sum(process.cpu_times()[:2])
+    began = time.monotonic()
+    await asyncio.sleep(10)
+    cpu = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
+    rss = process.memory_info().rss / 2**20
+    print(f"agent: {rss:.0f} MB, {100 * cpu:.2f} % of a core with a lease beat of 0.5 s")
+    assert rss < 110
+    assert cpu < 0.03
+    lease.cancel()
