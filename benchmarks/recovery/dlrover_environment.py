@@ -38,9 +38,7 @@ async def ensure() -> Path:
         packages = [f"dlrover[k8s,torch]=={VERSION}", f"torch=={torch}", *UNDECLARED]
         await _run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, home)
         await _run(uv, "pip", "install", "--quiet", "--python", home / "bin" / "python", *packages)
-        await _run(
-            home / "bin" / "python", "-c", f"import {', '.join(MODULES)}"
-        )
+        await _run(home / "bin" / "python", "-c", f"import {', '.join(MODULES)}")
         ready.touch()
     return home / "bin"
 

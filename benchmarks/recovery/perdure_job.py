@@ -1,0 +1,191 @@
+"""Ours: a control plane of its own for the benchmark, and one job per trial, through the client that users have."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from perdure.client import Client
+from perdure.errors import PerdureError
+from perdure.local.control_plane import LocalControlPlane
+from perdure.local.processes import DaemonRecord, spawn
+from perdure.local.state import StateFolder
+from perdure.views import Submission
+from workflows.messages import IncidentView, JobResult
+from workflows.names import uid_of
+
+from .processes import QUIET_NETWORK, TrialFailed, eventually, kill
+from .records import Composition, Scenario
+
+TRAIN = Path(__file__).with_name("train.py")
+TORCHRUN = Path(sys.executable).with_name("torchrun")
+ROLE = "worker"
+
+CAPACITY_FILE = "capacity"
+"""In the state folder: how many nodes this machine can hold."""
+
+INCIDENT_SECONDS = 15.0
+"""The job hears of the first step a moment after the step."""
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """A server and a worker, and a client to them."""
+
+    client: Client
+    state: Path
+    server: DaemonRecord
+    worker: DaemonRecord
+
+
+@asynccontextmanager
+async def control_plane(*, withhold_evidence: bool = False) -> AsyncGenerator[ControlPlane]:
+    """A control plane in a folder of its own, gone when the context is left.
+
+    Args:
+        withhold_evidence: The backend never tells that a node has gone.
+    """
+    # Sockets live in here, and their paths are limited to 108 bytes.
+    with tempfile.TemporaryDirectory(prefix="pb-") as folder:
+        path = Path(folder)
+        local = LocalControlPlane(StateFolder(path))
+        deaf: DaemonRecord | None = None
+        try:
+            endpoint = await local.ensure_server()
+            if withhold_evidence:
+                deaf = await start_deaf_worker(path, endpoint.address)
+                worker: DaemonRecord = deaf
+            else:
+                worker = await local.ensure_worker()
+            server = local.status().server
+            assert server is not None
+            async with Client(address=endpoint.address) as client:
+                yield ControlPlane(client, path, server, worker)
+        finally:
+            if deaf is not None:
+                await deaf.stop()
+            await local.stop_worker()
+            kill(node_processes())
+            await local.stop_server()
+
+
+async def start_deaf_worker(state: Path, address: str) -> DaemonRecord:
+    """Starts `deaf_worker`; it polls its queues within a second or two, and the first job waits that long."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("TEMPORAL_")},
+        "TEMPORAL_ADDRESS": address,
+        "TEMPORAL_CONFIG_FILE": os.devnull,
+        "PERDURE_STATE": str(state),
+    }
+    command = [sys.executable, "-m", "benchmarks.recovery.deaf_worker"]
+    root = Path(__file__).resolve().parents[2]
+    pid, created = spawn(command, output=state / "deaf-worker.log", folder=root, environment=environment)
+    return DaemonRecord(pid=pid, created=created)
+
+
+def node_processes(prefix: str = "") -> list[psutil.Process]:
+    """Every process of local nodes whose `PERDURE_NODE` begins so: agents, launchers, commands and ranks."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            node = process.environ().get("PERDURE_NODE")
+            if node is not None and node.startswith(prefix) and process.pid != os.getpid():
+                found.append(process)
+    return found
+
+
+@dataclass
+class PerdureJob:
+    """One job; its nodes are whatever the local backend makes of it."""
+
+    scenario: Scenario
+    folder: Path
+    plane: ControlPlane
+    name: str = field(default_factory=lambda: f"bench-{secrets.token_hex(3)}")
+    _submission: Submission | None = None
+    _ended: asyncio.Task[JobResult] | None = None
+
+    @property
+    def uid(self) -> str:
+        if self._submission is None:
+            raise TrialFailed("the job was not submitted")
+        return uid_of(self._submission.run_id)
+
+    async def start(self) -> None:
+        spec = {
+            "name": self.name,
+            "env": {**QUIET_NETWORK, "BENCH_FOLDER": str(self.folder)},
+            "roles": {
+                ROLE: {
+                    "nodes": self.scenario.nodes,
+                    "nproc_per_node": 1,
+                    "command": [str(TORCHRUN), str(TRAIN)],
+                }
+            },
+        }
+        try:
+            self._submission = await self.plane.client.submit(spec)
+        except PerdureError as error:
+            raise TrialFailed(f"not submitted: {error}") from error
+        self._ended = asyncio.create_task(self.plane.client.wait(self.name))
+
+    def alive(self) -> bool:
+        return self._ended is not None and not self._ended.done()
+
+    def processes(self, node: int) -> list[psutil.Process]:
+        return node_processes(f"{self.uid}/{ROLE}-{node}/")
+
+    async def forbid_replacement(self) -> None:
+        (self.plane.state / CAPACITY_FILE).write_text("1\n", encoding="utf-8")
+
+    async def replace(self, node: int) -> None:
+        """The job sees to it itself."""
+
+    async def compose(self, killed_at: float) -> Composition:
+        deadline = asyncio.get_running_loop().time() + INCIDENT_SECONDS
+        while True:
+            with suppress(PerdureError):
+                incidents = await self.plane.client.incidents(self.name)
+                if incidents and (composition := compose_incident(incidents[0], killed_at)).entered is not None:
+                    return composition
+            if asyncio.get_running_loop().time() > deadline:
+                raise TrialFailed("the world steps again, but the job knows of no incident")
+            await asyncio.sleep(0.1)
+
+    async def stop(self) -> None:
+        (self.plane.state / CAPACITY_FILE).unlink(missing_ok=True)
+        if self._submission is None:
+            return
+        with suppress(PerdureError):
+            await self.plane.client.cancel(self.name)
+        if self._ended is not None:
+            with suppress(PerdureError, TimeoutError):
+                await asyncio.wait_for(self._ended, 60)
+        uid = self.uid
+        with suppress(TrialFailed):
+            await eventually(lambda: None if node_processes(f"{uid}/") else True, seconds=20, otherwise="nodes stayed")
+        kill(node_processes(f"{uid}/"))
+
+
+def compose_incident(incident: IncidentView, killed_at: float) -> Composition:
+    """The incident's times, counted from the kill."""
+
+    def since_kill(name: str) -> float | None:
+        time = getattr(incident, name)
+        return None if time is None else time.timestamp() - killed_at
+
+    return Composition(
+        noticed=since_kill("noticed_at"),
+        decided=since_kill("decided_at"),
+        commanded=since_kill("commanded_at"),
+        entered=since_kill("entered_at"),
+    )

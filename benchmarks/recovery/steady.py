@@ -1,0 +1,94 @@
+"""What the control plane costs while a job trains and nothing happens."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from workflows.names import job_workflow_id
+
+from .perdure_job import ControlPlane, PerdureJob
+from .processes import eventually
+from .records import Scenario
+from .steps import StepLog, find_world
+from .summary import Steady, SteadyCost
+from .trial import START_TIMEOUT
+
+SETTLE_SECONDS = 15.0
+"""Imports, first polls and the first metrics are start-up, not rest."""
+MEGABYTE = 1e6
+
+
+def role_of(process: psutil.Process) -> str | None:
+    """Which of ours a node's process is; None for the user's."""
+    words = process.cmdline()
+    if "-m" in words[:-1]:
+        module = words[words.index("-m") + 1]
+        return {"agent": "agent", "perdure_launcher": "launcher"}.get(module.split(".")[0])
+    if any("perdure_launcher" in word for word in words[:4]):
+        return "launcher"
+    return None
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+async def history_length(plane: ControlPlane, name: str) -> int:
+    temporal = await plane.client.connect()
+    description = await temporal.get_workflow_handle(job_workflow_id("default", name)).describe()
+    return description.history_length
+
+
+async def measure_steady(plane: ControlPlane, *, seconds: float) -> Steady:
+    """Runs one job of two nodes undisturbed, and reads what each of our processes uses."""
+    with tempfile.TemporaryDirectory(prefix="pb-steady-") as folder:
+        job = PerdureJob(Scenario.WORKER, Path(folder), plane, name=f"steady-{secrets.token_hex(3)}")
+        log = StepLog(Path(folder))
+        try:
+            began = time.time()
+            await job.start()
+            await eventually(
+                lambda: find_world(log.refresh(), world_size=2, after=began),
+                seconds=START_TIMEOUT,
+                otherwise="the job did not start stepping",
+            )
+            await asyncio.sleep(SETTLE_SECONDS)
+            groups: dict[str, list[psutil.Process]] = {
+                "agent": [],
+                "launcher": [],
+                "worker": [psutil.Process(plane.worker.pid)],
+                "server": [psutil.Process(plane.server.pid)],
+            }
+            for process in (*job.processes(0), *job.processes(1)):
+                if role := role_of(process):
+                    groups[role].append(process)
+            events = await history_length(plane, job.name)
+            started = time.monotonic()
+            before = {process: cpu_seconds(process) for group in groups.values() for process in group}
+            await asyncio.sleep(seconds)
+            elapsed = time.monotonic() - started
+            used = {process: cpu_seconds(process) - at_first for process, at_first in before.items()}
+            events = await history_length(plane, job.name) - events
+            return Steady(
+                seconds=elapsed,
+                costs=tuple(
+                    SteadyCost(
+                        what=what,
+                        processes=len(group),
+                        cpu_percent=100 * sum(used[process] for process in group) / elapsed / len(group),
+                        rss_mb=sum(process.memory_info().rss for process in group) / len(group) / MEGABYTE,
+                    )
+                    for what, group in groups.items()
+                    if group
+                ),
+                job_events_per_minute=60 * events / elapsed,
+            )
+        finally:
+            await job.stop()
