@@ -17,9 +17,10 @@ from temporalio import activity
 
 from agent.node import Node, Teller
 from agent.outbox import envelope
+from agent.owner import JobFate
 from agent.pulse import Pulse
 from agent.telemetry import Telemetry
-from agent.transport import ControlPlane, JobFate
+from agent.transport import ControlPlane
 from workflows.messages import LeaseRequest, LeaseTaken
 
 logger = logging.getLogger(__name__)

@@ -243,15 +243,23 @@ class Node:
     def exited(self, body: ExitedBody) -> None:
         """The command ended. The launcher lives on and starts it again when asked to."""
         state = self.state
-        if body.attempt <= state.exited_attempt:
+        identity = f"{body.attempt}/{body.generation}"
+        if identity == state.exited:
             return
         generation = body.generation or state.entered
         over = state.complete < generation < state.generation
-        again = state.leaving is None and state.run and (body.superseded or (body.exit_code == 0 and over))
-        if state.leaving is None and not again:
+        again = body.superseded or (body.exit_code == 0 and over)
+        if state.leaving is not None or not state.run:
+            again = False
+        elif not again:
             self._tell_end(body, generation)
+        if again and state.mode == "env":
+            # The launcher starts ranks of the newer world by itself.
+            self._keep(exited=identity)
+            return
         self._keep(
-            exited_attempt=body.attempt,
+            exited=identity,
+            exited_attempt=max(state.exited_attempt, body.attempt),
             attempt=max(state.attempt, body.attempt) + again,
             ready_after=None,
         )
@@ -263,7 +271,7 @@ class Node:
             return
         ranks = tuple(_shortened(rank) for rank in body.ranks)
         self._fail(
-            f"command {body.attempt}",
+            f"command {body.attempt}/{body.generation}",
             Failure(
                 **envelope(self.config.node, body.time),
                 generation=generation,

@@ -1,72 +1,28 @@
 """How far the node's ranks are, read from the small files that they write.
 
 Reading costs the ranks nothing, needs no cooperation of a busy or hung process, and works while the control plane is
-away. docs/node-protocol.md has the layout.
+away.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-import struct
 from collections import deque
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from perdure_launcher.progress import RankProgress, progress_path, read_progress
 from workflows.messages import Progress, ProgressSource
 
-logger = logging.getLogger(__name__)
-
 FOLDER_NAME = "progress"
-
-_LAYOUT = struct.Struct("<IIQQQQdd8x")
-_MAGIC = 0x50524431
-_REPORTED = 1
 
 _RATE_WINDOW = 60.0
 _RATE_SAMPLE = 1.0
 """Seconds between the samples kept for the rate."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankProgress:
-    """One rank's file."""
-
-    reported: bool
-    generation: int
-    pid: int
-    step: int
-    total: int | None
-    loss: float | None
-    time: float
-
-    @property
-    def stepped(self) -> bool:
-        """It made a step: a reporting script's first report may be of any step, a count begins at 1."""
-        return self.time > 0 if self.reported else self.step > 0
-
-
-def read_rank(path: Path) -> RankProgress | None:
-    """Reads one rank's file; None where there is none, or it is not complete yet."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    if len(content) < _LAYOUT.size:
-        return None
-    magic, source, generation, pid, step, total, loss, time = _LAYOUT.unpack_from(content)
-    if magic != _MAGIC:
-        return None
-    return RankProgress(
-        reported=source == _REPORTED,
-        generation=generation,
-        pid=pid,
-        step=step,
-        total=total or None,
-        loss=None if math.isnan(loss) else loss,
-        time=time,
-    )
+def _has_stepped(rank: RankProgress) -> bool:
+    # A reporting script's first report may be of any step; a count begins at 1.
+    return rank.time > 0 if rank.reported else rank.step > 0
 
 
 class ProgressReader:
@@ -91,10 +47,10 @@ class ProgressReader:
             self._first_step = None
             self._samples.clear()
             self.all_stepped = self.any_seen = False
-        files = (read_rank(self._folder / f"rank-{base_rank + local}") for local in range(processes))
+        files = (read_progress(progress_path(self._folder, base_rank + local)) for local in range(processes))
         ranks = [rank for rank in files if rank is not None and rank.generation == generation]
         self.any_seen = bool(ranks)
-        stepped = [rank for rank in ranks if rank.stepped]
+        stepped = [rank for rank in ranks if _has_stepped(rank)]
         self.all_stepped = len(stepped) == processes
         if self.all_stepped:
             self._follow(min(stepped, key=lambda rank: rank.step), now)

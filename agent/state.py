@@ -27,6 +27,8 @@ class NodeState(BaseModel):
     """The start of the command that is wanted; the first one needs no asking."""
     exited_attempt: int = 0
     """The newest start whose end was reported."""
+    exited: str = ""
+    """That report's identity: a launcher that heard no answer says it again."""
     mode: str = ""
     """How processes learn of their world, as the launcher said it: `torchrun` or `env`; empty before that."""
     processes: int | None = None

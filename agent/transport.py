@@ -13,7 +13,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Protocol
 
-from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
+from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
@@ -22,6 +22,7 @@ from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
 from agent.config import AgentConfig
 from agent.outbox import DestinationNotFound
+from agent.owner import JobFate, ask_fate
 from workflows.messages import AgentMessage
 
 logger = logging.getLogger(__name__)
@@ -30,16 +31,6 @@ _CALL_TIMEOUT = timedelta(seconds=5)
 """For one signal or question; the outbox repeats what did not get through."""
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
-
-
-class JobFate(StrEnum):
-    """What the control plane says of the job that this node belongs to."""
-
-    OPEN = "OPEN"
-    CLOSED = "CLOSED"
-    """Over, by its own first run ID: the one proof that training has no owner."""
-    NOT_FOUND = "NOT_FOUND"
-    """No trace of it, which a restored database or another namespace's address also shows: unknown."""
 
 
 class Destination(StrEnum):
@@ -89,23 +80,9 @@ class TemporalControlPlane:
 
     async def job_fate(self) -> JobFate:
         client = await self._connected()
-        newest = await self._describe(client, run_id=None)
-        if newest is None:
-            return JobFate.NOT_FOUND
-        if newest.raw_description.workflow_execution_info.first_run_id == self._config.job_first_run_id:
-            return JobFate.OPEN if newest.status is WorkflowExecutionStatus.RUNNING else JobFate.CLOSED
-        # Another job has the name now. It can only have taken it from ours if the server still knows ours.
-        ours = await self._describe(client, run_id=self._config.job_first_run_id)
-        return JobFate.NOT_FOUND if ours is None else JobFate.CLOSED
-
-    async def _describe(self, client: Client, *, run_id: str | None) -> WorkflowExecutionDescription | None:
-        handle = client.get_workflow_handle(self._config.job_id, run_id=run_id)
-        try:
-            return await handle.describe(rpc_timeout=_CALL_TIMEOUT)
-        except RPCError as error:
-            if error.status is RPCStatusCode.NOT_FOUND:
-                return None
-            raise
+        return await ask_fate(
+            client, job_id=self._config.job_id, first_run_id=self._config.job_first_run_id, rpc_timeout=_CALL_TIMEOUT
+        )
 
     async def serve(self, commands: Sequence[Callable[..., Any]]) -> None:
         heartbeat = self._config.timing.lease.heartbeat

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agent.progress import _LAYOUT, _MAGIC
-from tests.agent.harness import QUICK, RunningAgent, Workflows, eventually, rank_exit, recording, running_agent
+from perdure_launcher.progress import REPORTED, ProgressWriter, progress_path
+from tests.agent.harness import QUICK, RunningAgent, Workflows, eventually, rank_exit, recording, running_agent, utc
+from tests.agent.recorder import Recorder
 from tests.support.temporal_server import DevServer, dev_server
 from workflows.messages import CompleteGeneration, StopNode
 
@@ -38,9 +39,11 @@ async def agent(temporal_server: DevServer, workflows: Workflows, folder: Path) 
 
 
 def write_step(agent: RunningAgent, *, generation: int, step: int, rank: int = 0) -> None:
-    path = agent.run_dir / "progress" / f"rank-{rank}"
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(_LAYOUT.pack(_MAGIC, 1, generation, 4712, step, 1000, 0.5, time.time()))
+    path = progress_path(agent.run_dir / "progress", rank)
+    writer = ProgressWriter(path, generation=generation, pid=4712, source=REPORTED)
+    writer.total(1000)
+    writer.loss(0.5)
+    writer.step(step, time=time.time())
 
 
 async def enter(agent: RunningAgent, generation: int) -> None:
@@ -237,7 +240,8 @@ async def test_a_closed_job_ends_training_and_a_missing_one_does_not(
         await stranger.launcher_hello()
         await eventually(lambda: "NOT_FOUND" in stranger.log())
         await workflows.job.terminate("by the test")
-        desired = await asyncio.wait_for(agent.get("/v1/launcher/desired?version=2&wait=25"), 30)
+        version = (await agent.get("/v1/launcher/desired?version=0&wait=0"))["version"]
+        desired = await asyncio.wait_for(agent.get(f"/v1/launcher/desired?version={version}&wait=25"), 30)
         assert desired["exit"]
         assert desired["reason"] == "the job has closed"
         await agent.post("/v1/launcher/exited", attempt=1, generation=0, signal=15, time=time.time())
@@ -261,8 +265,6 @@ async def test_an_orphan_grace_ends_training_of_a_missing_job(
 async def test_a_name_used_again_is_not_our_job(temporal_server: DevServer, workflows: Workflows, folder: Path) -> None:
     """Another job has the name: ours, which the server still knows, has closed."""
     await workflows.job.terminate("by the test")
-    from tests.agent.recorder import Recorder
-
     await workflows.client.start_workflow(Recorder.run, id=workflows.job.id, task_queue="nobody")
     async with running_agent(temporal_server, workflows, folder) as agent:
         await agent.launcher_hello()
@@ -334,7 +336,7 @@ async def test_an_outage_delays_and_loses_nothing(folder: Path) -> None:
         await server.start()
         failures = await workflows.expect(workflows.job, "failure", count=2, within=60)
         assert [(one["kind"], one["generation"]) for one in failures] == [("RANKS", 1), ("COMMAND", 1)]
-        assert abs(failures[0]["time"] and _epoch(failures[0]["time"]) - happened) < 0.01
+        assert abs(utc(failures[0]["time"]).timestamp() - happened) < 0.01
         await workflows.expect(workflows.job, "finished")
         seen = await workflows.seen(workflows.job)
         assert [one.signal for one in seen] == ["failure", "failure", "finished"]
@@ -345,12 +347,6 @@ async def test_an_outage_delays_and_loses_nothing(folder: Path) -> None:
         # Telemetry of the outage is one message, not twenty.
         beats = await workflows.seen(workflows.group, "heartbeat")
         assert len(beats) <= 12
-
-
-def _epoch(text: str) -> float:
-    from tests.agent.harness import utc
-
-    return utc(text).timestamp()
 
 
 async def test_an_agent_that_starts_before_its_server_waits_for_it(folder: Path) -> None:

@@ -1,0 +1,45 @@
+"""Whether a job still exists: asked by agents without a lease and by watches, before they let training end.
+
+Names are used again and databases are restored, so only the job's own first run ID proves anything.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import StrEnum
+
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+
+class JobFate(StrEnum):
+    """What the control plane says of a job."""
+
+    OPEN = "OPEN"
+    CLOSED = "CLOSED"
+    """Over, by its own first run ID: the one proof that training has no owner."""
+    NOT_FOUND = "NOT_FOUND"
+    """No trace of it, which a restored database or another namespace's address also shows: unknown."""
+
+
+async def ask_fate(client: Client, *, job_id: str, first_run_id: str, rpc_timeout: timedelta) -> JobFate:
+    """Asks the server; raises whatever keeps it from answering."""
+    newest = await _describe(client, job_id, run_id=None, rpc_timeout=rpc_timeout)
+    if newest is None:
+        return JobFate.NOT_FOUND
+    if newest.raw_description.workflow_execution_info.first_run_id == first_run_id:
+        return JobFate.OPEN if newest.status is WorkflowExecutionStatus.RUNNING else JobFate.CLOSED
+    # Another job has the name now. It can only have taken it from ours if the server still knows ours.
+    ours = await _describe(client, job_id, run_id=first_run_id, rpc_timeout=rpc_timeout)
+    return JobFate.NOT_FOUND if ours is None else JobFate.CLOSED
+
+
+async def _describe(
+    client: Client, job_id: str, *, run_id: str | None, rpc_timeout: timedelta
+) -> WorkflowExecutionDescription | None:
+    try:
+        return await client.get_workflow_handle(job_id, run_id=run_id).describe(rpc_timeout=rpc_timeout)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
