@@ -48,19 +48,21 @@ def step(what: str) -> Iterator[None]:
     print(f"setup: done in {time.monotonic() - started:.1f} s", flush=True)
 
 
-def run(command: Sequence[str | Path], *, remedy: str) -> None:
-    """Runs a command in the checkout, with its output shown.
+def run(command: Sequence[str | Path], *, remedy: str, capture: bool = False) -> str:
+    """Runs a command in the checkout, with its output shown, or returned where it is captured.
 
     Raises:
         SetupFailed: if it fails; `remedy` says what to do about it.
     """
     words = [str(word) for word in command]
     try:
-        code = subprocess.run(words, cwd=ROOT, check=False).returncode
+        stdout = subprocess.PIPE if capture else None
+        ended = subprocess.run(words, cwd=ROOT, check=False, stdout=stdout, text=True)
     except OSError as error:
         raise SetupFailed(f"could not run {words[0]}: {error.strerror}. {remedy}") from error
-    if code != 0:
-        raise SetupFailed(f"`{' '.join(words)}` ended with exit code {code}. {remedy}")
+    if ended.returncode != 0:
+        raise SetupFailed(f"`{' '.join(words)}` ended with exit code {ended.returncode}. {remedy}")
+    return (ended.stdout or "").strip()
 
 
 def usable_uv(uv: str | Path) -> bool:
@@ -133,10 +135,12 @@ def make_environment() -> None:
 
 def fetch_temporal() -> None:
     """Temporal's dev server and CLI: from PATH, else downloaded, else built; cached per version."""
-    run(
+    path = run(
         [VENV_PYTHON, "-m", "perdure.local.temporal_binary"],
         remedy="Put Temporal's CLI (`temporal`) or a Go toolchain on PATH, or allow the download.",
+        capture=True,
     )
+    print(f"setup: Temporal is {path}", flush=True)
 
 
 def set_up() -> None:

@@ -41,7 +41,7 @@ def checkout(tmp_path: Path) -> Path:
     local.mkdir(parents=True)
     (local.parent / "__init__.py").touch()
     (local / "__init__.py").touch()
-    (local / "temporal_binary.py").write_text("print('temporal is there')\n", encoding="utf-8")
+    (local / "temporal_binary.py").write_text("print('there')\n", encoding="utf-8")
     return tmp_path
 
 
@@ -61,7 +61,7 @@ def test_sets_up_once_says_so_and_notices_changes(checkout: Path):
     assert "creating .venv" in first.stdout
     assert "installing 1 locked packages" in first.stdout
     assert re.search(r"done in \d+\.\d s", first.stdout)
-    assert "temporal is there" in first.stdout
+    assert "Temporal is there" in first.stdout
 
     second = run_setup(checkout)
     assert second.returncode == 0, second.stderr
