@@ -394,19 +394,6 @@ class Adopt(Message):
     job_run_id: str
 
 
-class GroupInput(Message):
-    """What a NodeGroup is started with."""
-
-    job_id: str
-    """The workflow ID of the job that owns it."""
-    job_first_run_id: str
-    uid: str
-    group: int
-    role: str
-    spec: JobSpec
-    desire: GroupDesire
-
-
 class LeaseView(Message):
     """An agent's freshest word, in the heartbeat details of its lease: costs no history."""
 

@@ -1,7 +1,8 @@
 """Every name that others see: workflow IDs, task queues, node names.
 
 A job's name may be used again while the last run's nodes still wind down, so all that belongs to one run carries
-its uid: the first 8 hexadecimal digits of the first run ID of its workflow.
+its uid: the last 8 hexadecimal digits of the first run ID of its workflow. The first ones are a clock: run IDs are
+UUIDs of version 7, and two runs within a minute share their first 8 digits.
 """
 
 from __future__ import annotations
@@ -10,6 +11,12 @@ WORKER_TASK_QUEUE = "perdure"
 """Workflows and short activities."""
 WATCH_TASK_QUEUE = "perdure-watch"
 """Long watches only, so that they cannot starve the short activities of slots."""
+
+
+def watch_task_queue(worker_task_queue: str) -> str:
+    """The watches' queue of a worker: a site may run several workers, each with queues of its own."""
+    return f"{worker_task_queue}-watch"
+
 
 TRAINING_JOB = "TrainingJob"
 NODE_GROUP = "NodeGroup"
@@ -23,7 +30,7 @@ def job_workflow_id(namespace: str, name: str) -> str:
 
 
 def uid_of(first_run_id: str) -> str:
-    return first_run_id.replace("-", "")[:8]
+    return first_run_id.replace("-", "")[-8:]
 
 
 def group_index(rank: int) -> int:

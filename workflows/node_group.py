@@ -35,7 +35,6 @@ with workflow.unsafe.imports_passed_through():
         EdgeKind,
         EvidenceSource,
         GroupDesire,
-        GroupInput,
         Heartbeat,
         Joined,
         LeaseRequest,
@@ -54,8 +53,8 @@ with workflow.unsafe.imports_passed_through():
         StopNode,
         WatchRequest,
     )
-    from workflows.names import NODE_GROUP, WATCH_TASK_QUEUE, node_name, node_task_queue
-    from workflows.node_record import GroupTable, NodeRecord
+    from workflows.names import NODE_GROUP, node_name, node_task_queue, watch_task_queue
+    from workflows.node_record import GroupInput, GroupTable, NodeRecord
 
 HISTORY_LIMIT = 20_000
 """Events after which a group continues as new although commands are under way; the server ends runs at 51,200."""
@@ -66,7 +65,8 @@ class NodeGroup:
     """See the module."""
 
     @workflow.init
-    def __init__(self, group: GroupInput, table: GroupTable | None = None) -> None:
+    def __init__(self, group: GroupInput) -> None:
+        table = group.table
         self._group = group
         self._desire = group.desire
         self._records: dict[int, NodeRecord] = dict(table.records) if table else {}
@@ -89,7 +89,7 @@ class NodeGroup:
         return self._group.spec.timing
 
     @workflow.run
-    async def run(self, group: GroupInput, table: GroupTable | None = None) -> None:
+    async def run(self, group: GroupInput) -> None:
         watch = self._start(("watch", 0, 0), self._watch())
         messenger = asyncio.create_task(self._edges.deliver())
         while True:
@@ -99,7 +99,7 @@ class NodeGroup:
             if self._may_continue() and not self._dirty:
                 self._edges.stop()
                 await workflow.wait_condition(workflow.all_handlers_finished)
-                workflow.continue_as_new(args=[self._carried(), self._carried_table()])
+                workflow.continue_as_new(self._carried())
             if self._is_wound_down():
                 break
         watch.cancel()
@@ -116,6 +116,8 @@ class NodeGroup:
 
     @workflow.signal(description="A job that starts over takes this group on")
     def adopt(self, adopt: Adopt) -> None:
+        # Versions count per run of the job, and the new one begins again.
+        self._desire = self._desire.model_copy(update={"version": 0})
         self._edges.adopted(tuple(self._view(record, with_token=True) for record in self._records.values()))
 
     @workflow.signal(description="An agent's first word, said again when it restarts")
@@ -478,14 +480,14 @@ class NodeGroup:
                         namespace=group.spec.namespace,
                         owner_check=self._timing.owner_check,
                     ),
-                    task_queue=WATCH_TASK_QUEUE,
+                    task_queue=watch_task_queue(workflow.info().task_queue),
                     start_to_close_timeout=options.FOREVER,
                     heartbeat_timeout=options.WATCH_HEARTBEAT,
                     retry_policy=options.BACKEND_RETRY,
                     summary=f"watch the nodes of {group.role}/{group.group}",
                 )
             except ActivityError as error:
-                workflow.logger.warning("the watch ended: %s", error)
+                workflow.logger.warning("the watch ended and is started again: %s", error)
             await workflow.sleep(options.LOST_SIGNAL_RETRY)
 
     async def _dismiss(self, node: NodeIdentity, reason: str) -> None:
@@ -599,12 +601,10 @@ class NodeGroup:
         return quiet or info.get_current_history_length() > HISTORY_LIMIT
 
     def _carried(self) -> GroupInput:
-        return self._group.model_copy(update={"desire": self._desire})
-
-    def _carried_table(self) -> GroupTable:
-        return GroupTable(
+        table = GroupTable(
             records=self._records, retiring=tuple(self._retiring.values()), edge_sequence=self._edges.sequence
         )
+        return self._group.model_copy(update={"desire": self._desire, "table": table})
 
 
 def _lapse(error: ActivityError) -> str:

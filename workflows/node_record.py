@@ -6,8 +6,10 @@ from datetime import datetime
 
 from pydantic import Field
 
+from perdure.spec.job import JobSpec
 from workflows.messages import (
     CreatedNode,
+    GroupDesire,
     Message,
     Metrics,
     NodeIdentity,
@@ -78,3 +80,18 @@ class GroupTable(Message):
     retiring: tuple[NodeRecord, ...] = ()
     """Older incarnations that are being deleted."""
     edge_sequence: int = 0
+
+
+class GroupInput(Message):
+    """What a NodeGroup is started with."""
+
+    job_id: str
+    """The workflow ID of the job that owns it."""
+    job_first_run_id: str
+    uid: str
+    group: int
+    role: str
+    spec: JobSpec
+    desire: GroupDesire
+    table: GroupTable | None = None
+    """From the run before; None for the first."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -24,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.spec.errors import SpecError
     from perdure.spec.job import JobSpec
     from perdure.spec.roles import NodeCount
-    from perdure.spec.validate import validate_spec
+    from perdure.spec.validate import parse_spec, validate_spec
     from workflows import options
     from workflows.messages import (
         Accepted,
@@ -33,7 +34,6 @@ with workflow.unsafe.imports_passed_through():
         Finished,
         GroupDesire,
         GroupEdges,
-        GroupInput,
         IncidentView,
         JobPhase,
         JobResult,
@@ -45,6 +45,7 @@ with workflow.unsafe.imports_passed_through():
         SiteFacts,
     )
     from workflows.names import TRAINING_JOB, group_workflow_id, uid_of
+    from workflows.node_record import GroupInput
     from workflows.policy import desire as wanted
     from workflows.policy.deadlines import next_deadline
     from workflows.policy.events import (
@@ -80,17 +81,17 @@ class TrainingJob:
     """See the module."""
 
     @workflow.init
-    def __init__(self, spec: dict[str, Any], carried: JobState | None = None) -> None:
+    def __init__(self, spec: Any, carried: JobState | None = None) -> None:
         self._spec_error: SpecError | None = None
         self._events: deque[Event] = deque()
         self._sent: dict[int, GroupDesire] = {}
-        self._acknowledged: dict[int, int] = {}
         self._senders: dict[int, asyncio.Task[None]] = {}
         self._shown: dict[str, str | int] = {}
         self._facts = SiteFacts(search_attributes=False)
         self._closed: JobPhase | None = None
         try:
-            self._job, _ = validate_spec(spec)
+            # A job that runs is not checked again: a later release may be stricter.
+            self._job = parse_spec(spec) if carried else validate_spec(spec)[0]
         except SpecError as error:
             self._spec_error = error
             return
@@ -98,7 +99,7 @@ class TrainingJob:
         self._started_groups: set[int] = set(wanted.groups_of(self._state)) if carried else set()
 
     @workflow.run
-    async def run(self, spec: dict[str, Any], carried: JobState | None = None) -> JobResult:
+    async def run(self, spec: Any, carried: JobState | None = None) -> JobResult:
         if self._spec_error is not None:
             raise ApplicationError(str(self._spec_error), type="InvalidSpec", non_retryable=True)
         try:
@@ -132,6 +133,8 @@ class TrainingJob:
         if self._spec_error is not None or message.uid != self._state.uid:
             return
         if message.adopted is not None:
+            # The group has forgotten what it was last told.
+            self._sent.pop(message.group, None)
             self._events.append(GroupAdopted(group=message.group, nodes=message.adopted))
         self._events.extend(EdgeSeen(edge=edge) for edge in message.edges)
         if message.wound_down:
@@ -224,7 +227,6 @@ class TrainingJob:
             if self._sent.get(group) != desire and group not in self._state.wound_down_groups:
                 self._sent[group] = desire
                 self._state = self._state.changed(desire_version=self._state.desire_version + 1)
-                self._acknowledged.setdefault(group, 0)
                 if group not in self._senders:
                     self._senders[group] = asyncio.create_task(self._send(group))
         self._show()
@@ -233,7 +235,7 @@ class TrainingJob:
         """Brings one group up to date; the newest desire overtakes those still waiting."""
         sent: GroupDesire | None = None
         try:
-            while (desire := self._sent[group]) != sent:
+            while (desire := self._sent.get(group)) is not None and desire != sent:
                 versioned = desire.model_copy(update={"version": self._state.desire_version})
                 if await self._tell(group, versioned):
                     sent = desire
@@ -286,16 +288,14 @@ class TrainingJob:
 
     async def _wait(self) -> None:
         deadline = next_deadline(self._state, self._job, workflow.now())
-        try:
+        with suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: bool(self._events) or self._is_over() or self._may_continue(),
                 timeout=deadline - workflow.now() if deadline is not None else None,
                 timeout_summary="next deadline of the job",
             )
-        except TimeoutError:
-            pass
 
-    def _continue_if_due(self, spec: dict[str, Any]) -> None:
+    def _continue_if_due(self, spec: Any) -> None:
         if self._may_continue() and not self._events:
             workflow.continue_as_new(args=[spec, self._state])
 
@@ -327,23 +327,22 @@ class TrainingJob:
         workflow.set_current_details(wanted.details_of(state, phase))
         if not self._facts.search_attributes:
             return
-        shown: dict[str, str | int] = {
-            JOB_PHASE.name: phase.value,
-            JOB_BACKEND.name: self._job.backend.value,
-            JOB_NAMESPACE.name: state.namespace,
-            WORLD_SIZE.name: state.world.processes if state.world else 0,
-            JOB_RESTARTS.name: len(state.restarts),
+        texts = {
+            JOB_PHASE: phase.value,
+            JOB_BACKEND: self._job.backend.value,
+            JOB_NAMESPACE: state.namespace,
         }
-        updates: list[SearchAttributeUpdate[Any]] = []
-        for key in (JOB_PHASE, JOB_BACKEND, JOB_NAMESPACE):
-            if self._shown.get(key.name) != shown[key.name]:
-                updates.append(key.value_set(str(shown[key.name])))
-        for key in (WORLD_SIZE, JOB_RESTARTS):
-            if self._shown.get(key.name) != shown[key.name]:
-                updates.append(key.value_set(int(shown[key.name])))
+        numbers = {
+            WORLD_SIZE: state.world.processes if state.world else 0,
+            JOB_RESTARTS: len(state.restarts),
+        }
+        updates: list[SearchAttributeUpdate[Any]] = [
+            *(key.value_set(value) for key, value in texts.items() if self._shown.get(key.name) != value),
+            *(key.value_set(value) for key, value in numbers.items() if self._shown.get(key.name) != value),
+        ]
         if updates:
-            self._shown = shown
-            workflow.upsert_search_attributes(updates)
+            self._shown |= {key.name: value for key, value in (*texts.items(), *numbers.items())}
+            workflow.upsert_search_attributes(updates)  # pyright: ignore[reportUnknownMemberType]
 
     def _phase(self) -> JobPhase:
         return self._closed or self._state.phase

@@ -106,7 +106,7 @@ def formed(state: JobState) -> JobState:
 
 def commanded(state: JobState, time: datetime) -> JobState:
     """One more agent has the new world; the last one counts."""
-    incident = state.open_incident
+    incident = _of_current_world(state)
     if incident is None:
         return state
     return _replace_last(state, incident.model_copy(update={"commanded_at": _later(incident.commanded_at, time)}))
@@ -114,7 +114,7 @@ def commanded(state: JobState, time: datetime) -> JobState:
 
 def entered(state: JobState, time: datetime) -> JobState:
     """One more member's rendezvous returned; the last one counts."""
-    incident = state.open_incident
+    incident = _of_current_world(state)
     if incident is None:
         return state
     return _replace_last(state, incident.model_copy(update={"entered_at": _later(incident.entered_at, time)}))
@@ -126,6 +126,14 @@ def closed(state: JobState, time: datetime) -> JobState:
     if incident is None:
         return state
     return _replace_last(state, incident.model_copy(update={"stepping_at": time}))
+
+
+def _of_current_world(state: JobState) -> IncidentView | None:
+    """The incident that the current world ended; an acknowledgement may come after the first steps."""
+    if state.world is None or not state.incidents:
+        return None
+    incident = state.incidents[-1]
+    return incident if incident.generation_after == state.world.generation else None
 
 
 def _later(known: datetime | None, time: datetime) -> datetime:

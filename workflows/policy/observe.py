@@ -119,7 +119,7 @@ def _(event: NodeFinished, state: JobState, now: datetime) -> JobState:
 @_observe.register
 def _(event: GroupAdopted, state: JobState, now: datetime) -> JobState:
     for view in event.nodes:
-        state = state.changed(generation=max(state.generation, view.generation))
+        state = _newer_generation(state, view.generation, now)
         ours = state.nodes.get(view.rank)
         if ours is not None and ours.incarnation > view.incarnation:
             continue
@@ -151,7 +151,7 @@ def _(event: GroupWoundDown, state: JobState, now: datetime) -> JobState:
 def _(event: EdgeSeen, state: JobState, now: datetime) -> JobState:
     edge = event.edge
     node = state.nodes.get(edge.rank)
-    state = state.changed(generation=max(state.generation, edge.generation))
+    state = _newer_generation(state, edge.generation, now)
     if node is None or node.incarnation != edge.incarnation or not node.alive:
         return state
     match edge.kind:
@@ -212,6 +212,18 @@ def interrupted(state: JobState, failure: NodeFailure, *, now: datetime, source:
             }
         )
     )
+
+
+def _newer_generation(state: JobState, generation: int, now: datetime) -> JobState:
+    """Somebody knows a generation that this job does not: it was reset, and its world is not the newest."""
+    if generation <= state.generation:
+        return state
+    state = state.changed(generation=generation)
+    if state.world is None or state.interruption is not None:
+        return state
+    text = f"nodes are in generation {generation}: the job took over from an earlier run of itself"
+    state = incidents.sighted(state, now=now, time=now, source=EvidenceSource.AGENT, text=text)
+    return state.changed(interruption=Interruption(since=now, requested=text))
 
 
 def _ready(state: JobState, edge: NodeEdge, now: datetime) -> JobState:

@@ -1,0 +1,303 @@
+"""Nodes that answer in milliseconds, for tests of workflows: a fleet plays the backend and every node's agent.
+
+Everything between is real: the server, the workflows, task queues, leases and signals. What is played is what a real
+agent says after its processes did something, so that a test can have it said in any order, twice, late, or never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowHandle
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
+from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
+
+from activities.site import SiteActivities
+from workflows.messages import (
+    ApplyWorld,
+    CommandAnswer,
+    CompleteGeneration,
+    CreatedNode,
+    Failure,
+    FailureKind,
+    Finished,
+    Heartbeat,
+    Joined,
+    LeaseRequest,
+    LeaseTaken,
+    NodeEvent,
+    NodeEventKind,
+    NodeEvents,
+    NodeRef,
+    NodeRequest,
+    RankExit,
+    Ready,
+    SiteFacts,
+    Stepping,
+    StopNode,
+    WatchRequest,
+)
+from workflows.names import watch_task_queue
+from workflows.node_group import NodeGroup
+from workflows.training_job import TrainingJob
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass
+class PlayedNode:
+    """One incarnation: an agent with a real worker on the node's own queue."""
+
+    fleet: Fleet
+    request: NodeRequest
+    started_at: datetime = field(default_factory=now)
+    generation: int = 0
+    entered: int = 0
+    worlds: list[ApplyWorld] = field(default_factory=list)
+    completed: int = 0
+    stopped: bool = False
+    silent: bool = False
+    """Takes commands but does not step."""
+    lease_epochs: list[int] = field(default_factory=list)
+    _to_job: Any = field(default_factory=lambda: count(1))
+    _to_group: Any = field(default_factory=lambda: count(1))
+    _worker: asyncio.Task[None] | None = None
+    _ports: Any = field(default_factory=lambda: count(30_000))
+
+    @property
+    def rank(self) -> int:
+        return self.request.node.rank
+
+    @property
+    def incarnation(self) -> int:
+        return self.request.node.incarnation
+
+    def ports(self) -> tuple[int, ...]:
+        return tuple(next(self._ports) for _ in range(4))
+
+    async def start(self) -> None:
+        """The agent comes up: worker, `joined`, and soon `ready`."""
+        worker = Worker(
+            self.fleet.client,
+            task_queue=self.request.task_queue,
+            activities=[self.hold_lease, self.apply_world, self.complete_generation, self.stop_node],
+            activity_task_poller_behavior=PollerBehaviorSimpleMaximum(1),
+            max_concurrent_activities=8,
+            max_heartbeat_throttle_interval=timedelta(seconds=1),
+        )
+        self._worker = asyncio.create_task(worker.run())
+        await self.to_group("joined", Joined, agent_started_at=self.started_at, address="127.0.0.1", host="here")
+        if self.fleet.become_ready:
+            await self.ready()
+
+    async def die(self) -> None:
+        """The agent goes without a word."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+            self._worker = None
+
+    async def restart(self) -> None:
+        """A new agent beside the same training."""
+        await self.die()
+        self.started_at = now()
+        ready, self.fleet.become_ready = self.fleet.become_ready, False
+        await self.start()
+        self.fleet.become_ready = ready
+
+    async def ready(self, after: int = 0) -> None:
+        await self.to_group("ready", Ready, after_generation=after, store_ports=self.ports())
+
+    async def step(self) -> None:
+        await self.to_group("stepping", Stepping, generation=self.generation, entered_at=now())
+
+    async def heartbeat(self, **fields: Any) -> None:
+        await self.to_group("heartbeat", Heartbeat, generation=self.generation, **fields)
+
+    async def rank_dies(self, *, signal: int | None = 9, error: str | None = None, **fields: Any) -> None:
+        exit_code = None if signal else 1
+        exits = (RankExit(local_rank=0, global_rank=self.rank, signal=signal, exit_code=exit_code, error=error),)
+        await self.fail(kind=FailureKind.RANKS, ranks=exits, **fields)
+
+    async def fail(self, **fields: Any) -> Failure:
+        failure = Failure(
+            sender=fields.pop("sender", self.request.node),
+            sequence=fields.pop("sequence", None) or next(self._to_job),
+            time=fields.pop("time", now()),
+            generation=fields.pop("generation", self.generation),
+            store_ports=self.ports(),
+            **fields,
+        )
+        await self.fleet.client.get_workflow_handle(self.request.job_id).signal("failure", failure)
+        return failure
+
+    async def finish(self, generation: int | None = None) -> None:
+        finished = Finished(
+            sender=self.request.node,
+            sequence=next(self._to_job),
+            time=now(),
+            generation=generation or self.generation,
+        )
+        await self.fleet.client.get_workflow_handle(self.request.job_id).signal("finished", finished)
+
+    async def to_group(self, signal: str, message: type, **fields: Any) -> None:
+        fields = {"sender": self.request.node, "sequence": next(self._to_group), "time": now()} | fields
+        await self.fleet.client.get_workflow_handle(self.request.group_id).signal(signal, message(**fields))
+
+    @activity.defn(name="hold_lease")
+    async def hold_lease(self, request: LeaseRequest) -> None:
+        self.lease_epochs.append(request.epoch)
+        self.fleet.changed()
+        await self.to_group("lease_taken", LeaseTaken, agent_started_at=self.started_at, epoch=request.epoch)
+        while True:
+            activity.heartbeat({"epoch": request.epoch})
+            await asyncio.sleep(request.heartbeat.total_seconds())
+
+    @activity.defn(name="apply_world")
+    async def apply_world(self, world: ApplyWorld) -> CommandAnswer:
+        if world.node != self.request.node:
+            raise ApplicationError("not for this incarnation", non_retryable=True)
+        if world.generation < self.generation:
+            return CommandAnswer(accepted=False, generation=self.generation)
+        self.generation = world.generation
+        self.worlds.append(world)
+        self.fleet.changed()
+        if not self.silent:
+            await self.step()
+        return CommandAnswer(accepted=True, generation=world.generation)
+
+    @activity.defn(name="complete_generation")
+    async def complete_generation(self, request: CompleteGeneration) -> CommandAnswer:
+        self.completed = request.generation
+        return CommandAnswer(accepted=True, generation=request.generation)
+
+    @activity.defn(name="stop_node")
+    async def stop_node(self, request: StopNode) -> CommandAnswer:
+        self.stopped = True
+        self.fleet.changed()
+        return CommandAnswer(accepted=True, generation=self.generation)
+
+
+class Fleet:
+    """The backend's activities, and the nodes that they made."""
+
+    def __init__(self, client: Client, task_queue: str) -> None:
+        self.client = client
+        self.task_queue = task_queue
+        self.nodes: dict[tuple[str, int, int], PlayedNode] = {}
+        self.deleted: list[str] = []
+        self.become_ready = True
+        self.pending: dict[int, str] = {}
+        self.refused: dict[int, str] = {}
+        self.withhold_events = False
+        self._watches: dict[str, set[str]] = defaultdict(set)
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def node(self, job_id: str, rank: int) -> PlayedNode:
+        """The newest incarnation."""
+        return max(
+            (node for (job, slot, _), node in self.nodes.items() if job == job_id and slot == rank),
+            key=lambda node: node.incarnation,
+        )
+
+    async def lose(self, node: PlayedNode, reason: str = "killed") -> None:
+        """The node and its agent are gone; the watch says so unless told not to."""
+        await node.die()
+        if not self.withhold_events:
+            event = NodeEvent(
+                kind=NodeEventKind.GONE, rank=node.rank, incarnation=node.incarnation, time=now(), reason=reason
+            )
+            await self.client.get_workflow_handle(node.request.group_id).signal(
+                "node_events", NodeEvents(events=(event,))
+            )
+
+    async def close(self) -> None:
+        await asyncio.gather(*(node.die() for node in self.nodes.values()))
+
+    @activity.defn(name="create_node")
+    async def create_node(self, request: NodeRequest) -> CreatedNode:
+        rank = request.node.rank
+        if rank in self.refused:
+            raise ApplicationError(self.refused[rank], type="NodeRefused", non_retryable=True)
+        key = (request.job_id, rank, request.node.incarnation)
+        if key not in self.nodes or self.nodes[key].request.node.uid != request.node.uid:
+            node = self.nodes[key] = PlayedNode(self, request)
+            if rank not in self.pending:
+                await node.start()
+        self.changed()
+        return CreatedNode(name=request.name, address="127.0.0.1", host="here", pending=self.pending.get(rank, ""))
+
+    @activity.defn(name="delete_node")
+    async def delete_node(self, ref: NodeRef) -> None:
+        self.deleted.append(ref.name)
+        for node in self.nodes.values():
+            if node.request.name == ref.name:
+                await node.die()
+        self.changed()
+
+    @activity.defn(name="watch_nodes")
+    async def watch_nodes(self, request: WatchRequest) -> None:
+        job = self.client.get_workflow_handle(request.job_id)
+        while True:
+            activity.heartbeat()
+            described = await job.describe()
+            if described.raw_description.workflow_execution_info.first_run_id != request.job_first_run_id or (
+                described.status is not None and described.status.name != "RUNNING"
+            ):
+                with suppress(RPCError):
+                    await self.client.get_workflow_handle(request.group_id).signal(
+                        "node_events", NodeEvents(owner_closed=True)
+                    )
+            await asyncio.sleep(1)
+
+
+@asynccontextmanager
+async def running_fleet(client: Client, *, max_cached_workflows: int = 1000) -> AsyncIterator[Fleet]:
+    """Workers for both queues with a fleet behind them."""
+    fleet = Fleet(client, f"perdure-{uuid4().hex[:8]}")
+    facts = SiteActivities(SiteFacts(search_attributes=True, backends=("local",)))
+    async with (
+        Worker(
+            client,
+            task_queue=fleet.task_queue,
+            workflows=[TrainingJob, NodeGroup],
+            activities=[fleet.create_node, fleet.delete_node, facts.site_facts],
+            max_cached_workflows=max_cached_workflows,
+        ),
+        Worker(client, task_queue=watch_task_queue(fleet.task_queue), activities=[fleet.watch_nodes]),
+    ):
+        try:
+            yield fleet
+        finally:
+            await fleet.close()
+
+
+def job_spec(nodes: str = "2", **fields: Any) -> dict[str, Any]:
+    """A spec with a name of its own."""
+    return {
+        "name": f"t-{uuid4().hex[:8]}",
+        "roles": {"worker": {"nodes": nodes, "command": ["torchrun", "train.py"]}},
+        "timing": {"rendezvous": {"last_call": "200ms"}},
+    } | fields
+
+
+async def submit(fleet: Fleet, spec: dict[str, Any]) -> WorkflowHandle[Any, Any]:
+    return await fleet.client.start_workflow(
+        "TrainingJob", spec, id=f"job/default/{spec['name']}", task_queue=fleet.task_queue
+    )

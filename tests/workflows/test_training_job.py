@@ -1,0 +1,358 @@
+"""One job on a real server: every wish and every fault, with nodes that are played."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError, CancelledError
+
+from tests.workflows.fleet import Fleet, PlayedNode, job_spec, running_fleet, submit
+from workflows.messages import (
+    IncidentView,
+    JobPhase,
+    JobStatus,
+    NodePhase,
+    NodeView,
+    ReasonRequest,
+    RelaunchRequest,
+    ScaleRequest,
+)
+
+
+@pytest.fixture(params=[1000, 0], ids=["cached", "replayed"])
+async def fleet(request: pytest.FixtureRequest, temporal_client: Client) -> AsyncIterator[Fleet]:
+    """Every test runs twice: with workflows kept in memory, and replayed from their history at each task."""
+    async with running_fleet(temporal_client, max_cached_workflows=request.param) as fleet:
+        yield fleet
+
+
+async def status(handle: WorkflowHandle[Any, Any]) -> JobStatus:
+    return await handle.query("status", result_type=JobStatus)
+
+
+async def incidents(handle: WorkflowHandle[Any, Any]) -> list[IncidentView]:
+    return await handle.query("incidents", result_type=list[IncidentView])
+
+
+async def until(
+    handle: WorkflowHandle[Any, Any], condition: Callable[[JobStatus], bool], *, within: float = 60
+) -> JobStatus:
+    """The status once the condition holds."""
+    deadline = time.monotonic() + within
+    while not condition(known := await status(handle)):
+        assert time.monotonic() < deadline, f"not within {within} s: {known}"
+        await asyncio.sleep(0.05)
+    return known
+
+
+async def running(
+    handle: WorkflowHandle[Any, Any], *, nodes: int, generation: int | None = None, within: float = 60
+) -> JobStatus:
+    return await until(
+        handle,
+        lambda s: s.phase is JobPhase.RUNNING and s.nodes == nodes and generation in (None, s.generation),
+        within=within,
+    )
+
+
+async def node(fleet: Fleet, handle: WorkflowHandle[Any, Any], rank: int, incarnation: int = 1) -> PlayedNode:
+    deadline = time.monotonic() + 30
+    while (handle.id, rank, incarnation) not in fleet.nodes:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    return fleet.nodes[(handle.id, rank, incarnation)]
+
+
+async def test_runs_to_success(fleet: Fleet):
+    handle = await submit(fleet, job_spec("3"))
+    await running(handle, nodes=3)
+    for rank in range(3):
+        await (await node(fleet, handle, rank)).finish()
+    result = await handle.result()
+    assert (result["phase"], result["exit_code"]) == ("SUCCEEDED", 0)
+    assert [(await node(fleet, handle, rank)).completed for rank in range(3)] == [1, 1, 1]
+    assert len(fleet.deleted) == 3
+
+
+async def test_a_killed_rank_restarts_in_place(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    await (await node(fleet, handle, 1)).rank_dies()
+    known = await running(handle, nodes=2, generation=2)
+    assert known.restarts == 1
+    (incident,) = await incidents(handle)
+    assert incident.culprit == 1
+    assert incident.stepping_at is not None
+    assert incident.commanded_at is not None
+    assert [w.generation for w in (await node(fleet, handle, 0)).worlds] == [1, 2]
+
+
+async def test_a_lost_node_is_replaced(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    await fleet.lose(await node(fleet, handle, 1))
+    await running(handle, nodes=2, generation=2)
+    assert (await node(fleet, handle, 1, incarnation=2)).worlds[-1].generation == 2
+
+
+async def test_an_elastic_job_shrinks_and_grows_back(fleet: Fleet):
+    handle = await submit(fleet, job_spec("1:2"))
+    await running(handle, nodes=2)
+    fleet.pending[1] = "no free slot"
+    await fleet.lose(await node(fleet, handle, 1))
+    known = await running(handle, nodes=1)
+    assert "no free slot" in known.next_action
+    fleet.pending.clear()
+    await (await node(fleet, handle, 1, incarnation=2)).start()
+    await running(handle, nodes=2)
+
+
+async def test_an_agent_that_restarts_changes_nothing(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    played = await node(fleet, handle, 1)
+    await played.restart()
+    deadline = time.monotonic() + 30
+    while len(played.lease_epochs) < 2:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    known = await status(handle)
+    assert known.generation == 1
+    assert not known.unreachable
+    assert not await incidents(handle)
+
+
+async def test_an_agent_that_dies_is_unreachable_and_comes_back(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    played = await node(fleet, handle, 1)
+    await played.die()
+    known = await until(handle, lambda s: s.unreachable == (1,))
+    assert (known.phase, known.generation) == (JobPhase.RUNNING, 1)
+    await played.restart()
+    known = await until(handle, lambda s: not s.unreachable)
+    assert (known.phase, known.generation) == (JobPhase.RUNNING, 1)
+    assert len(fleet.nodes) == len({n.request.name for n in fleet.nodes.values()})
+    assert not await incidents(handle)
+
+
+async def test_lease_and_peers_alone_lead_to_repair(fleet: Fleet):
+    handle = await submit(fleet, job_spec("1:2"))
+    await running(handle, nodes=2)
+    fleet.withhold_events = True
+    fleet.pending[1] = "no free slot"
+    await fleet.lose(await node(fleet, handle, 1))
+    await (await node(fleet, handle, 0)).rank_dies(signal=None, error="Connection closed by peer")
+    await running(handle, nodes=1)
+    (incident,) = await incidents(handle)
+    assert incident.culprit == 1
+    assert incident.failure == "NODE_UNRESPONSIVE"
+
+
+async def test_scale_suspend_resume_restart_relaunch(fleet: Fleet):
+    handle = await submit(fleet, job_spec("3"))
+    await running(handle, nodes=3)
+    await handle.execute_update("scale", ScaleRequest(nodes="2"))
+    await running(handle, nodes=2)
+    await handle.execute_update("scale", ScaleRequest(nodes="2:3"))
+    await running(handle, nodes=3)
+    await handle.execute_update("restart", ReasonRequest(reason="new config"))
+    await until(handle, lambda s: s.phase is JobPhase.RUNNING and s.generation == 4)
+    await handle.execute_update("relaunch_node", RelaunchRequest(rank=0))
+    await until(handle, lambda s: s.phase is JobPhase.RUNNING and s.generation >= 5 and s.nodes == 3)
+    await handle.execute_update("suspend", ReasonRequest())
+    await until(handle, lambda s: s.phase is JobPhase.SUSPENDED)
+    await handle.execute_update("resume", ReasonRequest())
+    known = await running(handle, nodes=3)
+    assert known.restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("update", "request_", "says"),
+    [
+        ("scale", ScaleRequest(nodes="zero"), 'nodes: got "zero"'),
+        ("scale", ScaleRequest(nodes="4:2"), "min is 4 and max is 2"),
+        ("scale", ScaleRequest(nodes="2", role="ps"), 'role: got "ps"'),
+        ("resume", ReasonRequest(), "not suspended"),
+        ("relaunch_node", RelaunchRequest(rank=9), "rank: got 9; this job has the nodes 0, 1"),
+    ],
+)
+async def test_wishes_that_cannot_be_granted_are_refused(fleet: Fleet, update: str, request_: Any, says: str):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    with pytest.raises(WorkflowUpdateFailedError) as refused:
+        await handle.execute_update(update, request_)
+    assert says in str(refused.value.cause)
+
+
+async def test_cancel_winds_down_first(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    await handle.cancel()
+    with pytest.raises(WorkflowFailureError) as failed:
+        await handle.result()
+    assert isinstance(failed.value.cause, CancelledError)
+    assert len(fleet.deleted) == 2
+    assert (await status(handle)).phase is JobPhase.CANCELLED
+
+
+async def test_cancel_during_rendezvous(fleet: Fleet):
+    fleet.become_ready = False
+    handle = await submit(fleet, job_spec("2"))
+    await node(fleet, handle, 1)
+    await handle.cancel()
+    with pytest.raises(WorkflowFailureError):
+        await handle.result()
+    assert len(fleet.deleted) == 2
+
+
+async def test_suspend_during_recovery(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    fleet.become_ready = False
+    await fleet.lose(await node(fleet, handle, 1))
+    await until(handle, lambda s: s.phase is JobPhase.WAITING)
+    await handle.execute_update("suspend", ReasonRequest())
+    fleet.become_ready = True
+    await handle.execute_update("resume", ReasonRequest())
+    await running(handle, nodes=2)
+
+
+async def test_a_failed_job_says_why_once(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    for generation in range(1, 5):
+        await running(handle, nodes=2, generation=generation)
+        await (await node(fleet, handle, 0)).rank_dies(signal=None, error="ValueError: no data")
+    with pytest.raises(WorkflowFailureError) as failed:
+        await handle.result()
+    error = failed.value.cause
+    assert isinstance(error, ApplicationError)
+    assert error.type == "JobFailed"
+    assert error.details[0]["exit_code"] == 1
+    assert "no progress over 3 restarts" in error.message
+
+
+async def test_a_wrong_spec_fails_once_with_the_same_text(fleet: Fleet):
+    spec = job_spec("2")
+    spec["roles"]["worker"]["nodes"] = {"min": 3, "max": 2}
+    spec["rols"] = {}
+    handle = await submit(fleet, spec)
+    with pytest.raises(WorkflowFailureError) as failed:
+        await handle.result()
+    error = failed.value.cause
+    assert isinstance(error, ApplicationError)
+    assert error.type == "InvalidSpec"
+    assert "rols: unknown field" in error.message
+    assert "roles.worker.nodes" in error.message
+
+
+async def test_signals_twice_out_of_order_and_of_older_incarnations(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    zero, one = await node(fleet, handle, 0), await node(fleet, handle, 1)
+    await one.rank_dies(sequence=12)
+    await running(handle, nodes=2, generation=2)
+    await one.rank_dies(sequence=12, generation=2)
+    await one.rank_dies(sequence=5, generation=1)
+    await fleet.lose(one)
+    await running(handle, nodes=2, generation=3)
+    await one.rank_dies(sequence=40, generation=3)
+    await zero.fail(kind="RANKS", sender=zero.request.node.model_copy(update={"token": "guess"}), generation=3)
+    known = await status(handle)
+    assert known.generation == 3
+    assert known.phase is JobPhase.RUNNING
+
+
+async def test_an_older_incarnation_that_speaks_is_told_to_stop(fleet: Fleet):
+    handle = await submit(fleet, job_spec("1:2"))
+    await running(handle, nodes=2)
+    old = await node(fleet, handle, 1)
+    await fleet.lose(old)
+    await node(fleet, handle, 1, incarnation=2)
+    await running(handle, nodes=2)
+    await old.restart()
+    deadline = time.monotonic() + 30
+    while not old.stopped:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    assert (await status(handle)).phase is JobPhase.RUNNING
+
+
+async def test_terminated_job_groups_wind_down_and_the_name_can_be_used_again(fleet: Fleet):
+    spec = job_spec("2")
+    handle = await submit(fleet, spec)
+    await running(handle, nodes=2)
+    group = fleet.client.get_workflow_handle((await status(handle)).groups[0])
+    await handle.terminate("by hand")
+    again = await submit(fleet, spec)
+    await until(again, lambda s: s.phase is JobPhase.RUNNING)
+    await group.result()
+    first_uid = group.id.split("/")[3]
+    assert first_uid != (await status(again)).uid
+    assert sum(first_uid in name for name in fleet.deleted) == 2
+    known = await status(again)
+    assert (known.phase, known.generation) == (JobPhase.RUNNING, 1)
+
+
+async def test_reset_adopts_the_nodes(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    await (await node(fleet, handle, 1)).rank_dies()
+    await running(handle, nodes=2, generation=2)
+    first_task = next(
+        event.event_id
+        for event in [e async for e in handle.fetch_history_events()]
+        if event.HasField("workflow_task_completed_event_attributes")
+    )
+    from temporalio.api.common.v1 import WorkflowExecution
+    from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
+
+    await fleet.client.workflow_service.reset_workflow_execution(
+        ResetWorkflowExecutionRequest(
+            namespace=fleet.client.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=handle.id),
+            reason="test",
+            request_id=handle.id,
+            workflow_task_finish_event_id=first_task,
+        )
+    )
+    again = fleet.client.get_workflow_handle(handle.id)
+    known = await until(again, lambda s: s.phase is JobPhase.RUNNING and s.generation >= 3)
+    assert known.nodes == 2
+    assert not fleet.deleted
+    assert {key[2] for key in fleet.nodes if key[0] == handle.id} == {1}, "no node was created again"
+
+
+async def test_min_not_reached_is_waiting_with_the_reason(fleet: Fleet):
+    fleet.pending[1] = "no free slot: 1 of 1 in use"
+    handle = await submit(fleet, job_spec("2", timing={"rendezvous": {"join_timeout": "2s"}}))
+    with pytest.raises(WorkflowFailureError) as failed:
+        await handle.result()
+    assert "no free slot" in str(failed.value.cause)
+    assert isinstance(failed.value.cause, ApplicationError)
+    assert failed.value.cause.details[0]["exit_code"] == 3
+
+
+async def test_a_refused_node_ends_the_job(fleet: Fleet):
+    fleet.refused[0] = "workdir.path: no such folder: /nowhere"
+    handle = await submit(fleet, job_spec("1"))
+    with pytest.raises(WorkflowFailureError) as failed:
+        await handle.result()
+    assert "no such folder" in str(failed.value.cause)
+
+
+async def test_nodes_are_seen_by_group_and_job(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    known = await running(handle, nodes=2)
+    views = await handle.query("nodes", result_type=list[NodeView])
+    assert [(v.rank, v.phase, v.group_rank) for v in views] == [(0, NodePhase.READY, 0), (1, NodePhase.READY, 1)]
+    group = fleet.client.get_workflow_handle(known.groups[0])
+    of_group = await group.query("nodes", result_type=list[NodeView])
+    assert [v.rank for v in of_group] == [0, 1]
+    assert all(not v.token for v in of_group)
