@@ -1,0 +1,176 @@
+"""Commands that change running jobs: scale, suspend, resume, restart, cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perdure.cli import text
+from perdure.cli.common import (
+    AddressOption,
+    DryRunOption,
+    JobArgument,
+    NamespaceOption,
+    OutputOption,
+    ReasonOption,
+    Session,
+    out,
+    session,
+)
+
+if TYPE_CHECKING:
+    from perdure.client import Client
+    from workflows.messages import Accepted
+
+
+def scale(
+    name: JobArgument,
+    nodes: Annotated[str, typer.Argument(metavar="NODES", help="4, or 2:8 for min and max.", show_default=False)],
+    dry_run: DryRunOption = False,
+    namespace: NamespaceOption = "default",
+    output: OutputOption = None,
+    address: AddressOption = None,
+) -> None:
+    """Change how many nodes a job has.
+
+    [dim]perdure scale llama-8b-sft 4 · perdure scale llama-8b-sft 2:8 -n nlp[/]
+    """
+    from perdure.errors import PerdureError
+    from perdure.spec.roles import NodeCount
+
+    try:
+        NodeCount.model_validate(nodes)
+    except ValueError:
+        raise PerdureError(f'NODES: got "{nodes}"; expected a number such as 4, or a range such as 2:8') from None
+    here = session(namespace=namespace, output=output, address=address)
+    _change(here, name, f"scale to {nodes} nodes", lambda client: client.scale(name, nodes), dry_run=dry_run)
+
+
+def suspend(
+    name: JobArgument,
+    reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    namespace: NamespaceOption = "default",
+    output: OutputOption = None,
+    address: AddressOption = None,
+) -> None:
+    """Give all nodes of a job back; it keeps its history and can be resumed.
+
+    [dim]perdure suspend llama-8b-sft --reason "making room"[/]
+    """
+    here = session(namespace=namespace, output=output, address=address)
+    _change(here, name, "give all nodes back", lambda client: client.suspend(name, reason=reason), dry_run=dry_run)
+
+
+def resume(
+    name: JobArgument,
+    reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    namespace: NamespaceOption = "default",
+    output: OutputOption = None,
+    address: AddressOption = None,
+) -> None:
+    """Ask for the nodes of a suspended job again.
+
+    [dim]perdure resume llama-8b-sft[/]
+    """
+    here = session(namespace=namespace, output=output, address=address)
+    _change(here, name, "ask for nodes again", lambda client: client.resume(name, reason=reason), dry_run=dry_run)
+
+
+def restart(
+    name: JobArgument,
+    node: Annotated[
+        int | None, typer.Option("--node", help="Replace this node instead.", min=0, show_default=False)
+    ] = None,
+    reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    namespace: NamespaceOption = "default",
+    output: OutputOption = None,
+    address: AddressOption = None,
+) -> None:
+    """Restart all ranks in place as a new generation; with --node, replace one node by a new one.
+
+    [dim]perdure restart llama-8b-sft · perdure restart llama-8b-sft --node 3 --reason "slow disk"[/]
+    """
+    here = session(namespace=namespace, output=output, address=address)
+    if node is None:
+        _change(
+            here,
+            name,
+            "restart all ranks in place",
+            lambda client: client.restart(name, reason=reason),
+            dry_run=dry_run,
+        )
+    else:
+        _change(
+            here,
+            name,
+            f"replace node {node}",
+            lambda client: client.relaunch_node(name, node, reason=reason),
+            dry_run=dry_run,
+        )
+
+
+def cancel(
+    name: JobArgument,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the job has ended, its nodes included.")] = False,
+    dry_run: DryRunOption = False,
+    namespace: NamespaceOption = "default",
+    output: OutputOption = None,
+    address: AddressOption = None,
+) -> None:
+    """End a job: its processes get SIGTERM and their grace.
+
+    [dim]perdure cancel llama-8b-sft --wait[/]
+    """
+    here = session(namespace=namespace, output=output, address=address)
+    if dry_run:
+        here.run(lambda client: _tell_plan(client, here, name, "cancel it and stop its nodes"))
+        return
+
+    async def end(client: Client) -> str:
+        from workflows.messages import JobPhase
+
+        await client.cancel(name)
+        if not wait:
+            return f"{name} is being cancelled; its nodes are stopped within their grace"
+        result = await client.wait(name)
+        if result.phase is JobPhase.CANCELLED:
+            return f"{name} is cancelled; its nodes are gone"
+        return f"{name} had ended before: {result.phase}"
+
+    message = here.run(end)
+    if here.json:
+        here.show({"name": name, "message": message})
+    else:
+        out.print(message, markup=False)
+        here.hint(f"perdure status {name}{here.flag}")
+
+
+def _change(
+    here: Session, name: str, plan: str, change: Callable[[Client], Awaitable[Accepted]], *, dry_run: bool
+) -> None:
+    """Sends a change, or says what it would be."""
+    if dry_run:
+        here.run(lambda client: _tell_plan(client, here, name, plan))
+        return
+    accepted = here.run(change)
+    if here.json:
+        here.show(accepted)
+    else:
+        out.print(accepted.message, markup=False)
+        here.hint(f"perdure watch {name}{here.flag}")
+
+
+async def _tell_plan(client: Client, here: Session, name: str, plan: str) -> None:
+    """What a change would do, beside what is there now."""
+    status = await client.status(name)
+    if here.json:
+        here.show({"name": name, "would": plan, "phase": status.phase, "nodes": status.nodes})
+        return
+    wanted = f"{status.nodes_min}:{status.nodes_max}" if status.nodes_min < status.nodes_max else f"{status.nodes_max}"
+    present = f"{name} is {status.phase} with {text.count(status.nodes, 'node')} of {wanted}"
+    out.print(f"would {plan}: {present}; nothing was changed", markup=False)

@@ -1,0 +1,219 @@
+"""What `perdure doctor` looks at: everything that a job needs, each with what to do where it is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from pydantic import BaseModel
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.workflowservice.v1 import GetClusterInfoRequest
+from temporalio.client import Client as TemporalClient
+from temporalio.service import RPCError
+
+from perdure.cli import text
+from perdure.connection import CALL_TIMEOUT, Endpoint, configured_endpoint, connect, find_endpoint
+from perdure.errors import ControlPlaneUnreachable, StateFolderError
+from perdure.local import temporal_binary
+from perdure.local.control_plane import SERVER_OPTIONS, LocalStatus, WorkerRecord, pollers
+from perdure.local.state import LEAST_FREE_BYTES, StateFolder
+from perdure.search_attributes import missing_search_attributes
+from workflows.names import WATCH_TASK_QUEUE, WORKER_TASK_QUEUE
+
+OLDEST_TORCH = (2, 8)
+"""As the package's own extra has it."""
+
+_FRESH = timedelta(minutes=2)
+"""A worker that polled within this time is alive; its polls last a minute."""
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+class Check(BaseModel, frozen=True):
+    """One thing looked at."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+    remedy: str = ""
+
+
+async def run_checks(address: str | None) -> AsyncGenerator[Check]:
+    """Looks at everything, in the order in which things depend on each other."""
+    local = configured_endpoint(address) is None
+    state = StateFolder()
+    yield check_state(state)
+    if local:
+        yield await asyncio.to_thread(check_binary)
+    yield check_torch()
+    try:
+        endpoint = find_endpoint(address)
+        client = await connect(endpoint)
+    except ControlPlaneUnreachable as error:
+        yield Check(name="temporal server", verdict=Verdict.FAILED, detail=str(error), remedy=error.remedy)
+        return
+    yield await check_server(client, endpoint)
+    yield await check_ui(endpoint)
+    yield await check_search_attributes(client)
+    yield check_poller_limit(endpoint)
+    yield await check_pollers(client, endpoint, WORKER_TASK_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
+    yield await check_pollers(client, endpoint, WATCH_TASK_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY)
+    if local:
+        yield check_worker_code(state)
+
+
+def check_state(state: StateFolder) -> Check:
+    name = "state folder"
+    if not state.path.exists():
+        return Check(name=name, verdict=Verdict.OK, detail=f"{state.path} (made when it is first needed)")
+    try:
+        state.check_version()
+        state.check_space()
+    except StateFolderError as error:
+        return Check(name=name, verdict=Verdict.FAILED, detail=str(error), remedy=error.remedy)
+    if not os.access(state.path, os.W_OK):
+        remedy = "Set PERDURE_STATE to a folder that you may write."
+        return Check(name=name, verdict=Verdict.FAILED, detail=f"{state.path} cannot be written", remedy=remedy)
+    free = state.free_bytes()
+    detail = f"{state.path}, {text.bytes_(free)} free"
+    if free < 8 * LEAST_FREE_BYTES:
+        return Check(name=name, verdict=Verdict.WARNING, detail=detail, remedy="Free some space there soon.")
+    return Check(name=name, verdict=Verdict.OK, detail=detail)
+
+
+def check_binary() -> Check:
+    name = "temporal binary"
+    try:
+        found = temporal_binary.find()
+    except temporal_binary.TemporalBinaryMissing as error:
+        return Check(name=name, verdict=Verdict.FAILED, detail=str(error))
+    if found is None:
+        detail = "not here yet; `perdure run` downloads or builds it"
+        return Check(
+            name=name, verdict=Verdict.WARNING, detail=detail, remedy="python -m perdure.local.temporal_binary"
+        )
+    return Check(name=name, verdict=Verdict.OK, detail=str(found))
+
+
+def check_torch() -> Check:
+    """Of this environment: what a local job runs in, unless it was started from another one."""
+    name = "torch"
+    try:
+        installed = version("torch")
+    except PackageNotFoundError:
+        detail = "not installed beside perdure; nodes may have their own"
+        return Check(name=name, verdict=Verdict.WARNING, detail=detail, remedy="pip install 'perdure[torch]'")
+    numbers = re.match(r"(\d+)\.(\d+)", installed)
+    oldest = ".".join(str(number) for number in OLDEST_TORCH)
+    if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST_TORCH:
+        remedy = f"pip install --upgrade 'torch>={oldest}'"
+        return Check(name=name, verdict=Verdict.FAILED, detail=f"{installed}; {oldest} is the oldest", remedy=remedy)
+    torchrun = shutil.which("torchrun") or shutil.which("torchrun", path=str(Path(sys.executable).parent))
+    if torchrun is None:
+        remedy = "Activate the environment that torch is installed in."
+        return Check(name=name, verdict=Verdict.WARNING, detail=f"{installed}; torchrun is not on PATH", remedy=remedy)
+    return Check(name=name, verdict=Verdict.OK, detail=f"{installed}, torchrun at {torchrun}")
+
+
+async def check_server(client: TemporalClient, endpoint: Endpoint) -> Check:
+    name = "temporal server"
+    started = time.monotonic()
+    try:
+        info = await client.workflow_service.get_cluster_info(GetClusterInfoRequest(), timeout=CALL_TIMEOUT)
+    except RPCError as error:
+        return Check(name=name, verdict=Verdict.FAILED, detail=f"{endpoint.address}: {error.message}")
+    milliseconds = 1000 * (time.monotonic() - started)
+    where = f"{endpoint.address}, namespace {endpoint.namespace}"
+    return Check(
+        name=name,
+        verdict=Verdict.OK,
+        detail=f"{where}, version {info.server_version or 'unknown'}, answers in {milliseconds:.0f} ms",
+    )
+
+
+async def check_ui(endpoint: Endpoint) -> Check:
+    name = "temporal ui"
+    if not endpoint.ui:
+        remedy = "Set PERDURE_UI to its address to have pages of jobs shown."
+        return Check(name=name, verdict=Verdict.WARNING, detail="its address is not known", remedy=remedy)
+
+    def fetch() -> int:
+        with urllib.request.urlopen(endpoint.ui, timeout=CALL_TIMEOUT.total_seconds()) as response:
+            return int(response.status)
+
+    try:
+        await asyncio.to_thread(fetch)
+    except OSError as error:
+        return Check(name=name, verdict=Verdict.WARNING, detail=f"{endpoint.ui} does not answer: {error}")
+    return Check(name=name, verdict=Verdict.OK, detail=endpoint.ui)
+
+
+async def check_search_attributes(client: TemporalClient) -> Check:
+    name = "search attributes"
+    try:
+        missing = await missing_search_attributes(client)
+    except RPCError as error:
+        remedy = "Ask an administrator of the namespace whether they exist; jobs run without them."
+        return Check(name=name, verdict=Verdict.WARNING, detail=f"cannot be listed: {error.message}", remedy=remedy)
+    if missing:
+        words = " ".join(f"--name {attribute} --type {kind}" for attribute, kind in missing.items())
+        remedy = f"temporal operator search-attribute create {words}. Jobs run without them, but are not searchable."
+        return Check(name=name, verdict=Verdict.WARNING, detail=f"missing: {', '.join(missing)}", remedy=remedy)
+    return Check(name=name, verdict=Verdict.OK, detail="all there")
+
+
+def check_poller_limit(endpoint: Endpoint) -> Check:
+    name = "poller limit"
+    option = next(value for _, value in SERVER_OPTIONS if value.startswith("frontend.namespaceCount="))
+    if endpoint.is_local_default:
+        return Check(name=name, verdict=Verdict.OK, detail=f"{option.split('=')[1]} long polls")
+    return Check(
+        name=name,
+        verdict=Verdict.WARNING,
+        detail="a server's dynamic configuration cannot be seen from here; its default carries about 240 nodes",
+        remedy=f"For more nodes set {option.replace('=', ': ')} there.",
+    )
+
+
+async def check_pollers(
+    client: TemporalClient, endpoint: Endpoint, task_queue: str, kind: TaskQueueType.ValueType
+) -> Check:
+    name = f"worker on {task_queue}"
+    start = f"perdure worker{' --detach' if endpoint.is_local_default else ''}"
+    try:
+        seen = await pollers(client, task_queue, kind)
+    except RPCError as error:
+        return Check(name=name, verdict=Verdict.FAILED, detail=error.message, remedy=f"Start one: {start}")
+    oldest = time.time() - _FRESH.total_seconds()
+    fresh = sorted(identity for identity, last in seen.items() if last >= oldest)
+    if not fresh:
+        return Check(
+            name=name, verdict=Verdict.FAILED, detail="nobody polls it: jobs wait", remedy=f"Start one: {start}"
+        )
+    return Check(name=name, verdict=Verdict.OK, detail=", ".join(fresh))
+
+
+def check_worker_code(state: StateFolder) -> Check:
+    name = "worker's code"
+    record = state.read_record(state.worker_record, WorkerRecord)
+    if record is None or not record.alive:
+        remedy = "perdure worker --detach"
+        return Check(name=name, verdict=Verdict.FAILED, detail="no local worker runs", remedy=remedy)
+    if not LocalStatus(server=None, worker=record).worker_is_current:
+        remedy = "perdure worker --detach restarts it; jobs go on."
+        return Check(name=name, verdict=Verdict.WARNING, detail=f"{record.code}, not this command's", remedy=remedy)
+    return Check(name=name, verdict=Verdict.OK, detail=record.code)

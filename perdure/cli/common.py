@@ -1,0 +1,162 @@
+"""What all commands share: options, the client, and how results and hints are printed.
+
+Heavy imports wait until a command runs, so that `perdure --help` and completion answer at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from perdure.client import Client
+    from perdure.connection import Endpoint
+
+ResultT = TypeVar("ResultT")
+
+
+class OutputFormat(StrEnum):
+    """How results are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+JobArgument = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.", show_default=False)]
+NamespaceOption = Annotated[
+    str, typer.Option("--namespace", "-n", envvar="PERDURE_NAMESPACE", help="The job's namespace.")
+]
+OutputOption = Annotated[
+    OutputFormat | None, typer.Option("--output", "-o", help="text, or json for scripts.", show_default="text")
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        help="Temporal server, host:port. Default: Temporal's environment configuration, else the local server.",
+        show_default=False,
+    ),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Kept with the job and shown by `perdure explain`.")]
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@dataclass
+class Globals:
+    """What was said before the subcommand."""
+
+    output: OutputFormat = OutputFormat.TEXT
+
+
+before_subcommand = Globals()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """One command's surroundings."""
+
+    namespace: str = "default"
+    output: OutputFormat = OutputFormat.TEXT
+    address: str | None = None
+
+    @property
+    def json(self) -> bool:
+        return self.output is OutputFormat.JSON
+
+    @property
+    def flag(self) -> str:
+        """What a suggested command needs to find the same namespace."""
+        return "" if self.namespace == "default" else f" -n {self.namespace}"
+
+    def run(self, work: Callable[[Client], Awaitable[ResultT]]) -> ResultT:
+        """Runs work with a connected client."""
+
+        async def connected() -> ResultT:
+            from perdure.client import Client
+
+            async with Client(address=self.address, namespace=self.namespace) as client:
+                return await work(client)
+
+        return asyncio.run(connected())
+
+    def show(self, value: Any) -> None:
+        """Prints a value as JSON."""
+        out.out(json.dumps(_plain(value), indent=2, ensure_ascii=False), highlight=False)
+
+    def hint(self, *commands: str) -> None:
+        """Ends a text with the commands that are useful next."""
+        if not self.json:
+            out.print(f"[dim]next:[/] {'   '.join(commands)}", markup=True)
+
+
+def session(*, namespace: str = "default", output: OutputFormat | None = None, address: str | None = None) -> Session:
+    """The surroundings of a command; what stands after the subcommand wins."""
+    return Session(namespace=namespace, output=output or before_subcommand.output, address=address)
+
+
+def run_async(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    return asyncio.run(work)
+
+
+def local_endpoint_only(address: str | None) -> Endpoint | None:
+    """The configured endpoint, or None where the local default is meant."""
+    from perdure.connection import configured_endpoint
+
+    return configured_endpoint(address)
+
+
+def say(text: str) -> None:
+    """Progress of what the command does, apart from its result."""
+    err.print(text, markup=False, style="dim")
+
+
+def report_error(error: Exception, remedy: str, exit_code: int) -> None:
+    """Prints an error for people, and for scripts where they asked for JSON."""
+    if before_subcommand.output is OutputFormat.JSON or "json" in _asked_output(sys.argv):
+        message = {"error": {"message": str(error), "remedy": remedy, "exit_code": exit_code}}
+        out.out(json.dumps(message, indent=2, ensure_ascii=False), highlight=False)
+    err.print("[bold red]error:[/] ", end="")
+    err.print(str(error), markup=False)
+    if remedy:
+        err.print(f"  {remedy}", markup=False)
+
+
+def _asked_output(arguments: Sequence[str]) -> set[str]:
+    """The values of -o, however it was written, before a `--`."""
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    asked: set[str] = set()
+    for word, following in zip(ours, [*ours[1:], ""], strict=True):
+        if word in ("-o", "--output"):
+            asked.add(following)
+        elif word.startswith(("-o", "--output=")):
+            asked.add(word.removeprefix("--output=").removeprefix("-o"))
+    return asked
+
+
+def _plain(value: Any) -> Any:
+    from pydantic import BaseModel
+
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def flush() -> None:
+    """Flushes what was printed; a reader that has gone is no error of ours."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BrokenPipeError, ValueError):
+            stream.flush()

@@ -1,0 +1,326 @@
+"""The live view of a job, for `perdure run`, `submit --wait` and `watch`.
+
+A terminal gets a picture that is redrawn, and keys; a pipe gets a line whenever something changed. Either way leaving
+means detaching: the job goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import termios
+import tty
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from perdure.cli import text
+from perdure.cli.common import Session, out
+from perdure.cli.explain import explanation
+from perdure.errors import ExitCode, PerdureError
+
+if TYPE_CHECKING:
+    from perdure.client import Client
+    from perdure.views import JobSnapshot
+    from workflows.messages import IncidentView, JobResult
+
+LINE_INTERVAL = timedelta(seconds=10)
+"""Between two lines of progress on a pipe."""
+
+_LAST_INCIDENTS = 5
+_LAST_LOG_LINES = 10
+_SPARKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass
+class View:
+    """What is drawn of one job."""
+
+    name: str
+    flag: str
+    page: str
+    """Of the job in the Temporal UI; empty where that is unknown."""
+    snapshot: JobSnapshot | None = None
+    incidents: dict[int, IncidentView] = field(default_factory=dict[int, "IncidentView"])
+    rates: deque[float] = field(default_factory=lambda: deque[float](maxlen=40))
+    panel: str = ""
+    """What a key opened: `explain` or `logs`."""
+    log_lines: deque[str] = field(default_factory=lambda: deque[str](maxlen=_LAST_LOG_LINES))
+    keys: bool = False
+
+    def take(self, snapshot: JobSnapshot) -> None:
+        self.snapshot = snapshot
+        if snapshot.status and (incident := snapshot.status.last_incident):
+            self.incidents[incident.number] = incident
+        if snapshot.progress and snapshot.progress.steps_per_second and not snapshot.problem:
+            self.rates.append(snapshot.progress.steps_per_second)
+
+    def __rich__(self) -> RenderableType:
+        snapshot = self.snapshot
+        parts: list[RenderableType] = [self._headline()]
+        if snapshot and snapshot.problem:
+            parts.append(Text.from_markup(f"[yellow]AWAY[/]  {escape(snapshot.problem)}; running nodes go on"))
+        if snapshot and snapshot.status:
+            if snapshot.status.reason:
+                parts.append(Text.assemble(("WHY   ", "bold"), snapshot.status.reason))
+            parts += [self._progress(), self._nodes()]
+        for number in sorted(self.incidents)[-_LAST_INCIDENTS:]:
+            incident = self.incidents[number]
+            parts.append(
+                Text.assemble(("LAST  ", "bold"), f"{text.clock(incident.started_at)} {text.incident_line(incident)}")
+            )
+        if self.page:
+            parts.append(Text.assemble(("UI    ", "bold"), (self.page, "underline dim")))
+        if self.panel == "explain" and self.incidents:
+            parts.append(explanation(self.incidents[max(self.incidents)], job=self.name, flag=self.flag))
+        if self.panel == "logs":
+            parts += [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in self.log_lines]
+        keys = r"\[e]xplain  \[l]ogs  \[q]uit" if self.keys else "Ctrl-C"
+        parts.append(Text.from_markup(f"[dim]{keys} = detach, the job goes on[/]"))
+        return Group(*parts)
+
+    def _headline(self) -> Text:
+        status = self.snapshot.status if self.snapshot else None
+        if status is None:
+            return Text.from_markup(f"[bold]{escape(self.name)}[/]  waiting for its first word")
+        words = [
+            f"[bold]{escape(self.name)}[/]  {text.phase(status.phase)}",
+            text.nodes(status),
+            f"world of {text.count(status.world_size, 'rank')}",
+            f"generation {status.generation}",
+            text.age(status.started_at),
+        ]
+        return Text.from_markup("   ".join(words))
+
+    def _progress(self) -> RenderableType:
+        progress = self.snapshot.progress if self.snapshot else None
+        if progress is None:
+            return Text.assemble(("STEP  ", "bold"), ("none yet", "dim"))
+        words = [text.step(progress), text.rate(progress)]
+        words += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
+        words += [f"ETA {left}"] if (left := text.eta(progress)) else []
+        row: list[RenderableType] = [Text("STEP", style="bold")]
+        if progress.source == "REPORTED" and progress.total_steps:
+            row.append(ProgressBar(total=progress.total_steps, completed=progress.step, width=30))
+        row.append(Text("   ".join(word for word in words if word)))
+        row.append(Text(_spark(list(self.rates)), style="dim"))
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_row(*row)
+        return grid
+
+    def _nodes(self) -> Text:
+        line = Text("NODES ", style="bold")
+        for node in self.snapshot.nodes if self.snapshot else ():
+            symbol, style, word = text.node_state(node)
+            line.append(f"{node.rank} ", style="dim not bold")
+            line.append(symbol, style=f"not bold {style}")
+            line.append(f" {word}   " if word != "stepping" else "  ", style="not bold")
+        return line
+
+
+def _spark(values: list[float]) -> str:
+    """How the rate went, as a row of bars."""
+    if len(values) < 2:
+        return ""
+    high = max(values)
+    return "".join(_SPARKS[round(value / high * (len(_SPARKS) - 1))] for value in values)
+
+
+async def follow(client: Client, here: Session, name: str, *, keys: bool = False) -> ExitCode:
+    """Shows the job until it ends or the user detaches.
+
+    Returns:
+        The job's exit code; `DETACHED` where the user left before.
+    """
+    page = client.endpoint.workflow_page(f"job/{client.namespace}/{name}")
+    view = View(name=name, flag=here.flag, page=page, keys=keys and sys.stdin.isatty())
+    draw = here.json or not out.is_terminal
+    with suppress(PerdureError):
+        view.incidents.update({incident.number: incident for incident in await client.incidents(name)})
+    async with _detaching() as detached:
+        drawing = (_silent if here.json else _lines) if draw else _picture
+        with drawing(view) as update:
+            async with _key_presses(client, view, detached, enabled=view.keys):
+                result = await _until_end(client, name, view, update, detached)
+    if result is None:
+        if not here.json:
+            tell_detached(name, here.flag)
+        return ExitCode.DETACHED
+    tell_result(here, name, result, view.incidents)
+    return ExitCode(result.exit_code)
+
+
+async def _until_end(
+    client: Client, name: str, view: View, update: Callable[[], None], detached: asyncio.Event
+) -> JobResult | None:
+    snapshots = client.watch(name)
+    leaving = asyncio.create_task(detached.wait())
+    try:
+        while not detached.is_set():
+            coming = asyncio.ensure_future(anext(snapshots))
+            await asyncio.wait([coming, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+                return None
+            snapshot = coming.result()
+            view.take(snapshot)
+            update()
+            if snapshot.result:
+                return snapshot.result
+        return None
+    finally:
+        leaving.cancel()
+        await snapshots.aclose()
+
+
+@contextmanager
+def _picture(view: View) -> Generator[Callable[[], None]]:
+    with Live(view, console=out, auto_refresh=False, transient=False) as live:
+        yield live.refresh
+
+
+@contextmanager
+def _silent(view: View) -> Generator[Callable[[], None]]:
+    yield lambda: None
+
+
+@contextmanager
+def _lines(view: View) -> Generator[Callable[[], None]]:
+    """A line whenever the job changed, and now and then one of progress."""
+    told: tuple[object, ...] = ()
+    told_incidents: dict[int, str] = {}
+    next_line = datetime.now(UTC)
+
+    def update() -> None:
+        nonlocal told, next_line
+        snapshot = view.snapshot
+        if snapshot is None:
+            return
+        now = text.clock(snapshot.time)
+        for number, incident in sorted(view.incidents.items()):
+            line = text.incident_line(incident)
+            if told_incidents.get(number) != line:
+                told_incidents[number] = line
+                out.print(f"{now} {line}", markup=False)
+        status = snapshot.status
+        state = (
+            snapshot.problem,
+            *((status.phase, status.generation, status.nodes, status.reason) if status else ()),
+        )
+        if state != told or datetime.now(UTC) >= next_line:
+            told = state
+            next_line = datetime.now(UTC) + LINE_INTERVAL
+            out.print(f"{now} {_line(snapshot)}", markup=False)
+
+    if view.page:
+        out.print(f"Temporal UI: {view.page}", markup=False)
+    yield update
+
+
+def _line(snapshot: JobSnapshot) -> str:
+    if snapshot.problem:
+        return f"AWAY {snapshot.problem}; running nodes go on"
+    status, progress = snapshot.status, snapshot.progress
+    if status is None:
+        return "waiting for its first word"
+    words = [status.phase.value, text.nodes(status), f"generation {status.generation}"]
+    if status.phase == "RUNNING" and progress:
+        words += [text.step(progress), text.rate(progress)]
+        words += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
+    elif status.reason:
+        words.append(status.reason)
+    return "  ".join(word for word in words if word)
+
+
+@asynccontextmanager
+async def _detaching() -> AsyncGenerator[asyncio.Event]:
+    """An event that Ctrl-C sets, in place of ending the program."""
+    detached = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, detached.set)
+    try:
+        yield detached
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+@asynccontextmanager
+async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, enabled: bool) -> AsyncGenerator[None]:
+    """Listens to single keys while the context is open."""
+    if not enabled:
+        yield
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    loop = asyncio.get_running_loop()
+    reading: set[asyncio.Task[None]] = set()
+
+    async def read_log() -> None:
+        with suppress(PerdureError):
+            async for line in client.logs(view.name, tail=_LAST_LOG_LINES, follow=True):
+                view.log_lines.append(f"{line.node:>3} | {line.text}")
+
+    def pressed() -> None:
+        match os.read(descriptor, 1).decode(errors="replace").lower():
+            case "q" | "\x04" | "":
+                detached.set()
+            case "e":
+                view.panel = "" if view.panel == "explain" else "explain"
+            case "l":
+                view.panel = "" if view.panel == "logs" else "logs"
+                if not reading:
+                    reading.add(asyncio.create_task(read_log()))
+            case _:
+                pass
+
+    tty.setcbreak(descriptor)
+    loop.add_reader(descriptor, pressed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+
+
+def tell_detached(name: str, flag: str) -> None:
+    """What Ctrl-C leaves behind: how to come back, and how to end the job."""
+    out.print(f"\nDetached; {name} goes on.", markup=False)
+    out.print(f"  come back:  perdure watch {name}{flag}", markup=False)
+    out.print(f"  end it:     perdure cancel {name}{flag} --wait", markup=False)
+
+
+def tell_result(here: Session, name: str, result: JobResult, incidents: dict[int, IncidentView]) -> None:
+    """How a job ended, and where to look if it ended badly."""
+    if here.json:
+        here.show(result)
+        return
+    took = text.duration(result.finished_at - result.started_at)
+    told = f"{text.count(result.generations, 'generation')}, {text.count(result.restarts, 'restart')}"
+    at = "" if result.step is None else f", at step {result.step:,}"
+    out.print(f"[bold]{escape(name)}[/]  {text.phase(result.phase)} after {took}{at}; {told}")
+    if result.phase == "SUCCEEDED":
+        here.hint(f"perdure logs {name}{here.flag}", f"perdure status {name}{here.flag}")
+        return
+    out.print(result.reason, markup=False)
+    last = incidents[max(incidents)] if incidents else None
+    if last and last.log_tail and result.phase == "FAILED":
+        for line in last.log_tail.splitlines()[-15:]:
+            out.print(Text(f"  | {line}", style="dim"))
+    explain = [f"perdure explain {name}{here.flag}"] if incidents else []
+    here.hint(*explain, f"perdure logs {name}{here.flag}")

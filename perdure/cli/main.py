@@ -1,0 +1,145 @@
+"""The `perdure` command, and the same as an extension of Temporal's command line: `temporal perdure`.
+
+The process leaves by `os._exit`: the Temporal SDK's native threads sometimes crash the interpreter's finalization.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from perdure.cli import change, common, look, operate, spec, start, watch
+from perdure.cli.common import OutputFormat
+
+app = typer.Typer(
+    name="perdure",
+    help="Keeps distributed PyTorch training running.\n\n"
+    "[dim]perdure run --nodes 2:4 -- torchrun train.py[/]   starts what is missing, runs the job, shows it live",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_START = "Start jobs"
+_LOOK = "Look at jobs"
+_CHANGE = "Change jobs"
+_OPERATE = "Operate"
+
+app.command("run", rich_help_panel=_START, context_settings={"allow_interspersed_args": False})(start.run)
+app.command("submit", rich_help_panel=_START)(start.submit)
+app.command("validate", rich_help_panel=_START)(spec.validate)
+app.command("schema", rich_help_panel=_START)(spec.schema)
+app.command("list", rich_help_panel=_LOOK)(look.list_)
+app.command("status", rich_help_panel=_LOOK)(look.status)
+app.command("watch", rich_help_panel=_LOOK)(watch.watch)
+app.command("logs", rich_help_panel=_LOOK)(look.logs)
+app.command("explain", rich_help_panel=_LOOK)(look.explain)
+app.command("nodes", rich_help_panel=_LOOK)(look.nodes)
+app.command("scale", rich_help_panel=_CHANGE)(change.scale)
+app.command("suspend", rich_help_panel=_CHANGE)(change.suspend)
+app.command("resume", rich_help_panel=_CHANGE)(change.resume)
+app.command("restart", rich_help_panel=_CHANGE)(change.restart)
+app.command("cancel", rich_help_panel=_CHANGE)(change.cancel)
+app.command("worker", rich_help_panel=_OPERATE)(operate.worker)
+app.command("doctor", rich_help_panel=_OPERATE)(operate.doctor)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        import perdure
+
+        common.out.print(f"perdure {perdure.__version__}")
+        raise typer.Exit
+
+
+def _of_temporal(*names: str) -> typer.models.OptionInfo:
+    return typer.Option(*names, hidden=True)
+
+
+@app.callback()
+def before(
+    output: Annotated[str | None, _of_temporal("--output", "-o")] = None,
+    profile: Annotated[str | None, _of_temporal("--profile")] = None,
+    config_file: Annotated[str | None, _of_temporal("--config-file")] = None,
+    color: Annotated[str | None, _of_temporal("--color")] = None,
+    _env: Annotated[str | None, _of_temporal("--env")] = None,
+    _env_file: Annotated[str | None, _of_temporal("--env-file")] = None,
+    _log_level: Annotated[str | None, _of_temporal("--log-level")] = None,
+    _log_format: Annotated[str | None, _of_temporal("--log-format")] = None,
+    _time_format: Annotated[str | None, _of_temporal("--time-format")] = None,
+    _command_timeout: Annotated[str | None, _of_temporal("--command-timeout")] = None,
+    _connect_timeout: Annotated[str | None, _of_temporal("--client-connect-timeout")] = None,
+    _no_shorthand: Annotated[bool, _of_temporal("--no-json-shorthand-payloads")] = False,
+    _no_config_file: Annotated[bool, _of_temporal("--disable-config-file")] = False,
+    _no_config_env: Annotated[bool, _of_temporal("--disable-config-env")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Takes Temporal's own global options, which its command line puts before an extension's subcommand."""
+    if output:
+        if output not in ("text", "json", "jsonl", "none"):
+            raise typer.BadParameter("expected text or json", param_hint="--output")
+        common.before_subcommand.output = OutputFormat.JSON if output.startswith("json") else OutputFormat.TEXT
+    if profile:
+        os.environ["TEMPORAL_PROFILE"] = profile
+    if config_file:
+        os.environ["TEMPORAL_CONFIG_FILE"] = config_file
+    if color in ("always", "never"):
+        for console in (common.out, common.err):
+            console.no_color = color == "never"
+
+
+def run_command(arguments: list[str], *, program: str = "perdure") -> int:
+    """Runs one command line, and says in one place what went wrong."""
+    from perdure.errors import ExitCode, PerdureError
+    from perdure.local.temporal_binary import TemporalBinaryMissing
+    from perdure.spec.errors import SpecError
+
+    try:
+        app(arguments, prog_name=program)
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else ExitCode.USAGE
+    except PerdureError as error:
+        common.report_error(error, error.remedy, error.exit_code)
+        return error.exit_code
+    except SpecError as error:
+        remedy = "`perdure schema` describes every field; `perdure validate FILE` checks without starting."
+        common.report_error(error, remedy, ExitCode.USAGE)
+        return ExitCode.USAGE
+    except TemporalBinaryMissing as error:
+        common.report_error(error, "", ExitCode.UNREACHABLE)
+        return ExitCode.UNREACHABLE
+    except KeyboardInterrupt:
+        common.err.print("interrupted")
+        return ExitCode.DETACHED
+    except BrokenPipeError:
+        return ExitCode.OK
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        common.report_error(OSError(f"{name}{error.strerror or error}"), "", ExitCode.USAGE)
+        return ExitCode.USAGE
+    return ExitCode.OK
+
+
+def main() -> NoReturn:
+    """Entry point of `perdure`."""
+    _leave(run_command(sys.argv[1:]))
+
+
+def temporal_extension() -> NoReturn:
+    """Entry point of `temporal-perdure`, which Temporal's command line finds on PATH as `temporal perdure`."""
+    _leave(run_command(sys.argv[1:], program="temporal perdure"))
+
+
+def _leave(code: int) -> NoReturn:
+    common.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

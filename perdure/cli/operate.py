@@ -1,0 +1,96 @@
+"""Commands for whoever runs the control plane: worker and doctor."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from perdure.cli.common import AddressOption, OutputOption, local_endpoint_only, out, run_async, say, session
+
+
+def worker(
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Start the local server and a worker in the background, and leave.")
+    ] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the local worker and server; nodes go on.")] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option("--metrics-port", min=1, max=65535, help="Serve Prometheus metrics there.", show_default="none"),
+    ] = None,
+    address: AddressOption = None,
+) -> None:
+    """Run a worker, which makes jobs' decisions and starts their nodes; several may run at once.
+
+    Jobs and nodes outlive it: stop and start it as you like.
+
+    [dim]perdure worker --metrics-port 9464 · perdure worker --detach · perdure worker --stop[/]
+    """
+    if detach or stop:
+        if local_endpoint_only(address):
+            raise typer.BadParameter(
+                "a Temporal server is configured; these are for the local default", param_hint="--detach, --stop"
+            )
+        run_async(_stop() if stop else _detach())
+        return
+    from perdure.worker import log_to, serve
+
+    log_to(None)
+    run_async(serve(address=address, metrics_port=metrics_port))
+
+
+async def _detach() -> None:
+    from perdure.local.control_plane import LocalControlPlane
+
+    plane = LocalControlPlane(report=say)
+    endpoint = await plane.ensure()
+    record = plane.status().worker
+    out.print(f"Temporal server at {endpoint.address}, its UI at {endpoint.ui}")
+    out.print(f"worker: process {record.pid if record else 'gone'}, log {plane.state.worker / 'worker.log'}")
+    session().hint("perdure doctor", "perdure worker --stop")
+
+
+async def _stop() -> None:
+    from perdure.local.control_plane import LocalControlPlane
+
+    plane = LocalControlPlane(report=say)
+    worker_ran = await plane.stop_worker()
+    server_ran = await plane.stop_server()
+    ran = [what for what, was in (("the worker", worker_ran), ("the Temporal server", server_ran)) if was]
+    out.print(f"stopped {' and '.join(ran)}; nodes go on" if ran else "nothing ran")
+    session().hint("perdure worker --detach")
+
+
+def doctor(output: OutputOption = None, address: AddressOption = None) -> None:
+    """Check everything that a job needs, and say what to do where something is missing.
+
+    [dim]perdure doctor · perdure doctor -o json[/]
+    """
+    here = session(output=output, address=address)
+    raise typer.Exit(run_async(_doctor(address, as_json=here.json)))
+
+
+async def _doctor(address: str | None, *, as_json: bool) -> int:
+    from perdure.cli.checks import Check, Verdict, run_checks
+    from perdure.errors import ExitCode
+
+    styles = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red"}
+    here = session()
+    checks: list[Check] = []
+    async for check in run_checks(address):
+        checks.append(check)
+        if not as_json:
+            out.print(f"[{styles[check.verdict]}]{check.verdict:<8}[/][bold]{check.name:<24}[/] ", end="")
+            out.print(check.detail, markup=False)
+            if check.remedy:
+                out.print(f"{'':<33}{check.remedy}", markup=False, style="dim")
+    failed = [check.name for check in checks if check.verdict is Verdict.FAILED]
+    if as_json:
+        here.show(checks)
+    elif failed:
+        out.print(f"[bold red]{len(failed)} failed[/]: {', '.join(failed)}")
+    else:
+        here.hint("perdure run --nodes 2 -- torchrun train.py", "perdure list")
+    if "temporal server" in failed:
+        return ExitCode.UNREACHABLE
+    return ExitCode.INFRASTRUCTURE if failed else ExitCode.OK

@@ -1,0 +1,72 @@
+"""Commands about specifications: validate and schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perdure.cli.common import OutputOption, err, out, session
+
+
+def validate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Jobs, in YAML or JSON.", show_default=False)],
+    backend: Annotated[
+        str | None,
+        typer.Option("--backend", help="Check for this backend, over what the file says.", show_default=False),
+    ] = None,
+    output: OutputOption = None,
+) -> None:
+    """Check job files, and say all that is wrong with them: path, line, value, expectation.
+
+    [dim]perdure validate job.yaml · perdure validate jobs/*.yaml -o json[/]
+    """
+    from perdure.errors import ExitCode
+    from perdure.spec.errors import SpecError
+    from perdure.spec.load import validate_file
+
+    here = session(output=output)
+    reports: list[dict[str, object]] = []
+    good: list[Path] = []
+    for file in files:
+        try:
+            spec, warnings = validate_file(file, overrides={"backend": backend} if backend else {})
+        except (SpecError, OSError) as error:
+            problems = str(error).splitlines() if isinstance(error, SpecError) else [_unreadable(error)]
+            reports.append({"file": str(file), "valid": False, "problems": problems, "warnings": []})
+            if not here.json:
+                err.print(f"[bold red]{file}[/]: {len(problems)} wrong")
+                for problem in problems:
+                    err.print(f"  {problem}", markup=False)
+            continue
+        good.append(file)
+        told = [str(warning) for warning in warnings]
+        reports.append({"file": str(file), "valid": True, "problems": [], "warnings": told})
+        if not here.json:
+            role_name, role = spec.role
+            out.print(
+                f"[bold green]{file}[/]: ok, {spec.name}: {role.nodes} nodes of {role_name}, backend {spec.backend}"
+            )
+            for warning in told:
+                out.print(f"  warning: {warning}", markup=False)
+    if here.json:
+        here.show(reports)
+    if len(good) < len(files):
+        raise typer.Exit(ExitCode.USAGE)
+    here.hint(f"perdure submit {good[0]}", f"perdure run {good[0]}")
+
+
+def _unreadable(error: OSError) -> str:
+    return f"cannot be read: {error.strerror or error}"
+
+
+def schema() -> None:
+    """Print the JSON Schema of job files, for editors and CI.
+
+    [dim]perdure schema > perdure.schema.json[/], then at the top of a job file:
+    [dim]# yaml-language-server: $schema=perdure.schema.json[/]
+    """
+    from perdure.spec.schema import json_schema
+
+    session().show(json_schema())

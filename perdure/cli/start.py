@@ -1,0 +1,260 @@
+"""Commands that start jobs: run and submit."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perdure.cli.common import (
+    AddressOption,
+    NamespaceOption,
+    OutputOption,
+    Session,
+    err,
+    local_endpoint_only,
+    out,
+    run_async,
+    say,
+    session,
+)
+
+if TYPE_CHECKING:
+    from perdure.connection import Endpoint
+    from perdure.spec.job import JobSpec
+    from perdure.views import Submission
+
+SHELL_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+"""What makes a command mean on a local node what it means in the shell that `perdure run` was called from: the worker
+that starts nodes may have been started from another one."""
+
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="The job's name.", show_default="the script's, and a suffix")
+]
+BackendOption = Annotated[
+    str | None,
+    typer.Option("--backend", help="Where nodes come from, over what the file says.", show_default="local"),
+]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Follow the job, and exit with its exit code.")]
+SpecDryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the specification; start nothing.")]
+
+
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- COMMAND… | FILE", help="The training command, or a job file.", show_default=False),
+    ],
+    nodes: Annotated[
+        str | None, typer.Option("--nodes", help="How many nodes: 4, or 2:4 for min and max.", show_default="1")
+    ] = None,
+    nproc_per_node: Annotated[
+        str | None,
+        typer.Option(
+            "--nproc-per-node", help="Processes per node: a number, gpu, or auto.", show_default="one per GPU, else 1"
+        ),
+    ] = None,
+    name: NameOption = None,
+    namespace: NamespaceOption = "default",
+    backend: BackendOption = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start the job and leave at once.")] = False,
+    dry_run: SpecDryRunOption = False,
+    output: OutputOption = None,
+    address: AddressOption = None,
+) -> None:
+    """Run a training command as a job that survives, and watch it.
+
+    Starts what is missing here: a Temporal server with its database in the state folder, and a worker.
+
+    Ctrl-C detaches: the job goes on.
+
+    [dim]perdure run --nodes 2:4 -- torchrun train.py --lr 3e-4[/]
+    [dim]perdure run --nodes 2 --nproc-per-node 4 --name llama -- torchrun train.py[/]
+    [dim]perdure run job.yaml[/]
+
+    Exit codes: 0 ok · 1 the script failed · 2 usage or specification · 3 infrastructure ·
+    4 cancelled · 5 deadline · 6 control plane unreachable · 130 detached.
+    """
+    here = session(namespace=namespace, output=output, address=address)
+    if _is_file(command):
+        if nodes or nproc_per_node:
+            raise typer.BadParameter("the file says how many; change it there", param_hint="--nodes, --nproc-per-node")
+        spec, warnings = _from_file(command[0], name=name, namespace=namespace, backend=backend)
+    else:
+        spec, warnings = _from_command(
+            command, nodes=nodes, nproc_per_node=nproc_per_node, name=name, namespace=namespace, backend=backend
+        )
+    _check_command(spec)
+    if dry_run:
+        _show_spec(here, spec)
+        return
+    _warn(warnings)
+    raise typer.Exit(run_async(_run(here, spec, detach=detach)))
+
+
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The job, in YAML or JSON.", show_default=False)],
+    name: NameOption = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", envvar="PERDURE_NAMESPACE", help="Over what the file says.")
+    ] = None,
+    backend: BackendOption = None,
+    wait: WaitOption = False,
+    dry_run: SpecDryRunOption = False,
+    output: OutputOption = None,
+    address: AddressOption = None,
+) -> None:
+    """Submit a job to a control plane that runs already.
+
+    [dim]perdure submit job.yaml · perdure submit job.yaml --wait -o json[/]
+    """
+    spec, warnings = _from_file(str(file), name=name, namespace=namespace, backend=backend)
+    here = session(namespace=spec.namespace, output=output, address=address)
+    if dry_run:
+        _show_spec(here, spec)
+        return
+    _warn(warnings)
+    raise typer.Exit(run_async(_submit(here, spec, wait=wait)))
+
+
+async def _run(here: Session, spec: JobSpec, *, detach: bool) -> int:
+    """Makes sure of the control plane, then submits and follows."""
+    from perdure.local.control_plane import LocalControlPlane
+    from perdure.spec.job import Backend
+
+    if local_endpoint_only(here.address) is None:
+        await LocalControlPlane(report=say).ensure()
+    elif spec.backend is Backend.LOCAL:
+        say("A Temporal server is configured: its nodes run where its workers do.")
+    return await _submit(
+        Session(namespace=spec.namespace, output=here.output, address=here.address), spec, wait=not detach
+    )
+
+
+async def _submit(here: Session, spec: JobSpec, *, wait: bool) -> int:
+    from perdure.cli.live import follow
+    from perdure.client import Client
+
+    async with Client(address=here.address, namespace=here.namespace) as client:
+        submission = await client.submit(spec)
+        if wait:
+            if not here.json:
+                out.print(f"Submitted [bold]{submission.name}[/] to {_where(client.endpoint)}")
+            return await follow(client, here, submission.name)
+        _tell(here, submission, client.endpoint)
+        return 0
+
+
+def _tell(here: Session, submission: Submission, endpoint: Endpoint) -> None:
+    if here.json:
+        here.show(submission)
+        return
+    out.print(f"Submitted [bold]{submission.name}[/] to {_where(endpoint)}")
+    if submission.page:
+        out.print(f"  {submission.page}")
+    here.hint(f"perdure watch {submission.name}{here.flag}", f"perdure cancel {submission.name}{here.flag}")
+
+
+def _where(endpoint: Endpoint) -> str:
+    return f"{'the local server' if endpoint.is_local_default else 'Temporal'} at {endpoint.address}"
+
+
+def _is_file(command: list[str]) -> bool:
+    return len(command) == 1 and command[0].endswith((".yaml", ".yml", ".json"))
+
+
+def _from_file(
+    file: str, *, name: str | None, namespace: str | None, backend: str | None
+) -> tuple[JobSpec, tuple[str, ...]]:
+    from perdure.spec.load import validate_file
+
+    overrides: dict[str, Any] = {}
+    if name:
+        overrides["name"] = name
+    if namespace and namespace != "default":
+        overrides["namespace"] = namespace
+    if backend:
+        overrides["backend"] = backend
+    spec, warnings = validate_file(Path(file), overrides=overrides)
+    return spec, tuple(str(warning) for warning in warnings)
+
+
+def _from_command(
+    command: list[str],
+    *,
+    nodes: str | None,
+    nproc_per_node: str | None,
+    name: str | None,
+    namespace: str,
+    backend: str | None,
+) -> tuple[JobSpec, tuple[str, ...]]:
+    from perdure.spec.validate import default_name, one_line_spec, validate_spec
+
+    spec = one_line_spec(
+        command=command,
+        name=name or f"{default_name(command)}-{secrets.token_hex(2)}",
+        nodes=nodes or 1,
+        nproc_per_node=nproc_per_node,
+        namespace=namespace,
+        workdir=os.getcwd(),
+        env=_shell_environment(),
+        backend=backend or "local",
+    )
+    spec, warnings = validate_spec(spec)
+    return spec, tuple(str(warning) for warning in warnings)
+
+
+def _shell_environment() -> dict[str, str]:
+    variables = {variable: value for variable in SHELL_VARIABLES if (value := os.environ.get(variable))}
+    # Whoever calls perdure by its path, its environment not activated, still means the torchrun beside it.
+    beside = str(Path(sys.executable).parent)
+    path = variables.get("PATH", os.defpath)
+    if beside not in path.split(os.pathsep):
+        variables["PATH"] = os.pathsep.join((path, beside))
+    return variables
+
+
+def _check_command(spec: JobSpec) -> None:
+    """Refuses a program that this machine, where the nodes will run, does not have."""
+    from perdure.errors import PerdureError
+    from perdure.spec.job import Backend
+
+    role_name, role = spec.role
+    if spec.backend is not Backend.LOCAL or not role.command or local_endpoint_only(None):
+        return
+    program = role.command[0]
+    folder = spec.workdir.path if spec.workdir and spec.workdir.path else os.getcwd()
+    if "/" in program:
+        path = Path(folder, program)
+        found = path.is_file() and os.access(path, os.X_OK)
+        places = f"in {folder}"
+    else:
+        found = shutil.which(program, path=spec.env.get("PATH")) is not None
+        places = "on PATH"
+    if not found:
+        raise PerdureError(
+            f'roles.{role_name}.command: there is no program "{program}" {places}',
+            remedy="Give its path, or activate the environment that has it. A script needs its interpreter in front: "
+            "torchrun train.py, python train.py.",
+        )
+
+
+def _warn(warnings: tuple[str, ...]) -> None:
+    for warning in warnings:
+        err.print("[yellow]warning:[/] ", end="")
+        err.print(warning, markup=False)
+
+
+def _show_spec(here: Session, spec: JobSpec) -> None:
+    import yaml
+
+    from perdure.spec.validate import to_mapping
+
+    if here.json:
+        here.show(to_mapping(spec))
+    else:
+        out.out(yaml.safe_dump(to_mapping(spec), sort_keys=False), end="", highlight=False)

@@ -1,0 +1,135 @@
+"""How numbers, times and states read in a terminal; pure functions, used by every view."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workflows.messages import IncidentView, JobStatus, NodeView, Progress
+
+PHASE_STYLES = {
+    "RUNNING": "green",
+    "SUCCEEDED": "bold green",
+    "FAILED": "bold red",
+    "CANCELLED": "yellow",
+    "SUSPENDED": "yellow",
+    "RECOVERING": "bold yellow",
+    "WAITING": "yellow",
+}
+
+
+def duration(value: timedelta | float) -> str:
+    """As short as it is useful: 0.42 s, 7.3 s, 2m 10s, 1d 22h."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if seconds < 0:
+        return "-" + duration(-seconds)
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "m"), (whole % 60, "s")]
+    first = next(index for index, (count, _) in enumerate(parts) if count)
+    return " ".join(f"{count}{unit}" for count, unit in parts[first : first + 2] if count)
+
+
+def clock(time: datetime | None, *, fraction: bool = False) -> str:
+    """The time of day where the reader is."""
+    if time is None:
+        return "--:--:--"
+    local = time.astimezone()
+    return f"{local:%H:%M:%S}" + (f".{local.microsecond // 100_000}" if fraction else "")
+
+
+def age(time: datetime, now: datetime | None = None) -> str:
+    return duration(max(timedelta(), (now or datetime.now(UTC)) - time))
+
+
+def bytes_(count: int) -> str:
+    """In binary units."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def phase(name: str) -> str:
+    """With the colour of its urgency, as rich markup."""
+    style = PHASE_STYLES.get(name)
+    return f"[{style}]{name}[/]" if style else name
+
+
+def step(progress: Progress) -> str:
+    """`step 48,210/120,000 40%`, or steps since the ranks started where the script does not report."""
+    if progress.source == "REPORTED":
+        if progress.total_steps:
+            percent = 100 * progress.step / progress.total_steps
+            return f"step {progress.step:,}/{progress.total_steps:,} {percent:.0f}%"
+        return f"step {progress.step:,}"
+    return f"{progress.step:,} steps since the ranks started"
+
+
+def rate(progress: Progress) -> str:
+    """Steps per second, or seconds per step where those are long."""
+    speed = progress.steps_per_second
+    if not speed:
+        return ""
+    return f"{speed:.1f} steps/s" if speed >= 1 else f"{1 / speed:.2f} s/step"
+
+
+def eta(progress: Progress) -> str:
+    """Time until the script's last step; empty where that is unknown."""
+    if progress.source != "REPORTED" or not progress.total_steps or not progress.steps_per_second:
+        return ""
+    left = max(0, progress.total_steps - progress.step)
+    return duration(left / progress.steps_per_second)
+
+
+def nodes(status: JobStatus) -> str:
+    """`3 nodes`, or `degraded 14/16 nodes (1 lost)`."""
+    notes = [
+        f"{len(ranks)} {word}" for ranks, word in ((status.lost, "lost"), (status.unreachable, "unreachable")) if ranks
+    ]
+    detail = f" ({', '.join(notes)})" if notes else ""
+    if status.nodes >= status.nodes_max:
+        return f"{count(status.nodes, 'node')}{detail}"
+    degraded = "degraded " if status.phase == "RUNNING" else ""
+    return f"{degraded}{status.nodes}/{status.nodes_max} nodes{detail}"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def node_state(node: NodeView) -> tuple[str, str, str]:
+    """Symbol, style and word of a node."""
+    if node.phase == "LOST":
+        return "✗", "red", "lost"
+    if node.phase == "REMOVED":
+        return "·", "dim", "removed"
+    if not node.reachable:
+        return "?", "yellow", "unreachable"
+    if node.phase == "READY":
+        if node.group_rank is None:
+            return "P", "cyan", "parked"
+        return ("■", "green", "stepping") if node.progress else ("□", "cyan", "in the world")
+    return "…", "dim", node.phase.lower()
+
+
+def incident_line(incident: IncidentView) -> str:
+    """One incident on one line: what, and how it went on."""
+    if incident.stepping_at:
+        after = f"stepping again in {duration(incident.stepping_at - incident.started_at)}"
+    elif incident.decided_at:
+        after = incident.action or "being repaired"
+    else:
+        after = "being judged"
+    return f"#{incident.number} {incident.title}: {after}"
+
+
+def lost_time(incidents: list[IncidentView], now: datetime) -> timedelta:
+    """How long the world stood still, over all incidents."""
+    return sum(((incident.stepping_at or now) - incident.started_at for incident in incidents), timedelta())

@@ -1,0 +1,152 @@
+"""The local control plane: started once, found again, killed and brought back, with the real server and worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import uuid
+
+import pytest
+
+from perdure.client import Client
+from perdure.connection import connect
+from perdure.errors import ControlPlaneUnreachable
+from perdure.local.code_version import code_version
+from perdure.local.control_plane import LocalControlPlane, WorkerRecord
+from perdure.local.processes import DaemonRecord
+from perdure.local.state import StateFolder
+from perdure.search_attributes import SEARCH_ATTRIBUTES, missing_search_attributes
+from workflows import training_job
+from workflows.names import WORKER_TASK_QUEUE
+
+ENSURE = """
+import asyncio
+from perdure.local.control_plane import LocalControlPlane
+endpoint = asyncio.run(LocalControlPlane().ensure_server())
+print(endpoint.address, LocalControlPlane().status().server.pid)
+"""
+
+
+async def test_the_server_is_started_once_with_all_that_jobs_need(state: StateFolder) -> None:
+    said: list[str] = []
+    plane = LocalControlPlane(state, report=said.append)
+    endpoint = await plane.ensure_server()
+    assert "Starting the Temporal server" in said[0]
+    assert endpoint.is_local_default
+    assert await LocalControlPlane(state).ensure_server() == endpoint
+    server = plane.status().server
+    assert server is not None
+    process = server.process
+    assert process is not None
+    assert "frontend.namespaceCount=20000" in process.cmdline()
+    assert os.getsid(server.pid) == server.pid, "a session of its own: Ctrl-C must not reach it"
+    assert not await missing_search_attributes(await connect(endpoint))
+
+
+def test_the_search_attributes_are_those_that_jobs_set() -> None:
+    keys = (
+        training_job.JOB_PHASE,
+        training_job.JOB_BACKEND,
+        training_job.JOB_NAMESPACE,
+        training_job.JOB_OWNER,
+        training_job.WORLD_SIZE,
+        training_job.JOB_RESTARTS,
+    )
+    assert {key.name for key in keys} == set(SEARCH_ATTRIBUTES)
+
+
+async def test_several_commands_at_once_start_one_server(state: StateFolder) -> None:
+    commands = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", ENSURE, stdout=asyncio.subprocess.PIPE)
+        for _ in range(3)
+    ]
+    answers = [(await command.communicate())[0] for command in commands]
+    assert [command.returncode for command in commands] == [0, 0, 0]
+    assert len(set(answers)) == 1
+
+
+async def test_a_killed_server_comes_back_where_it_was_with_what_it_knew(state: StateFolder) -> None:
+    plane = LocalControlPlane(state)
+    endpoint = await plane.ensure_server()
+    temporal = await connect(endpoint)
+    workflow_id = f"kept-{uuid.uuid4()}"
+    await temporal.start_workflow("Anything", id=workflow_id, task_queue=WORKER_TASK_QUEUE)
+    plane.kill_server()
+    assert plane.status().server is None
+    with pytest.raises(ControlPlaneUnreachable, match="connection refused"):
+        await connect(endpoint)
+    assert await plane.ensure_server() == endpoint
+    description = await (await connect(endpoint)).get_workflow_handle(workflow_id).describe()
+    assert description.workflow_type == "Anything"
+
+
+async def test_a_stopped_server_keeps_its_jobs(state: StateFolder) -> None:
+    plane = LocalControlPlane(state)
+    endpoint = await plane.ensure_server()
+    assert await plane.stop_server()
+    assert not await plane.stop_server()
+    assert await plane.ensure_server() == endpoint
+
+
+async def test_a_taken_port_is_explained(state: StateFolder) -> None:
+    plane = LocalControlPlane(state)
+    await plane.ensure_server()
+    server = plane.status().server
+    assert server is not None
+    plane.kill_server()
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", server.port))
+        other.listen()
+        with pytest.raises(ControlPlaneUnreachable, match=f"port {server.port}.* taken by another process") as refused:
+            await plane.ensure_server()
+    assert "server.json" in refused.value.remedy
+
+
+async def test_a_server_that_cannot_start_says_why(state: StateFolder) -> None:
+    plane = LocalControlPlane(state)
+    (state.temporal / "temporal.db").mkdir()
+    with pytest.raises(ControlPlaneUnreachable, match=r"ended while starting: .*database"):
+        await plane.ensure_server()
+
+
+async def test_a_process_id_that_was_given_to_another_is_nobody(state: StateFolder) -> None:
+    plane = LocalControlPlane(state)
+    await plane.ensure_server()
+    server = plane.status().server
+    assert server is not None
+    assert server.alive
+    assert not DaemonRecord(pid=server.pid, created=server.created - 100).alive
+
+
+async def test_a_worker_serves_is_found_again_and_comes_back(state: StateFolder) -> None:
+    plane = LocalControlPlane(state)
+    await plane.ensure()
+    worker = await plane.ensure_worker()
+    assert plane.status().worker == worker
+    assert plane.status().worker_is_current
+    async with Client() as client:
+        assert await client.list() == []
+    plane.kill_worker()
+    assert plane.status().worker is None
+    assert (await plane.ensure_worker()).pid != worker.pid
+    assert await plane.stop_worker()
+    assert plane.status().worker is None
+    assert "stopping" in (state.worker / "worker.log").read_text()
+
+
+async def test_a_worker_of_other_code_is_replaced(state: StateFolder) -> None:
+    said: list[str] = []
+    plane = LocalControlPlane(state, report=said.append)
+    await plane.ensure()
+    record = json.loads(state.worker_record.read_text())
+    state.write(state.worker_record, json.dumps({**record, "code": "0.0.9+other"}))
+    assert not plane.status().worker_is_current
+    worker = await plane.ensure_worker()
+    assert worker.pid != record["pid"]
+    assert worker.code == code_version()
+    assert not WorkerRecord.model_validate(record).alive
+    assert any("Restarting the worker" in line for line in said)
