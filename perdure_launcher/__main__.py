@@ -1,0 +1,48 @@
+"""`python -m perdure_launcher`: the parent of one node's training, configured by `PERDURE_LAUNCHER_CONFIG`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from .config import RUN_DIRECTORY_VARIABLE, ConfigError, load_config
+from .launcher import Launcher, Leaving, write_exit_file
+
+logger = logging.getLogger("perdure_launcher")
+
+_MISCONFIGURED = 78
+_CANNOT_PREPARE = 73
+_CRASHED = 70
+
+
+def main() -> int:
+    """Runs the launcher to its end.
+
+    Returns:
+        The exit code: 0 when the agent sent it home, 128 + n after signal n, else one of sysexits.h.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    run_directory = Path(os.environ.get(RUN_DIRECTORY_VARIABLE, "."))
+    try:
+        config = load_config()
+        launcher = Launcher(config)
+    except ConfigError as error:
+        leaving = Leaving(_MISCONFIGURED, str(error))
+        logger.error("%s", error)
+    except OSError as error:
+        leaving = Leaving(_CANNOT_PREPARE, f"the run directory {run_directory} cannot be prepared: {error}")
+        logger.error("%s", leaving.reason)
+    else:
+        try:
+            leaving = launcher.run()
+        except Exception as error:
+            logger.exception("the launcher failed")
+            leaving = Leaving(_CRASHED, f"the launcher failed: {type(error).__name__}: {error}")
+    write_exit_file(run_directory, leaving)
+    return leaving.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

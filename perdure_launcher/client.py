@@ -1,0 +1,230 @@
+"""Talks to the agent, which may be away at any time: nothing of training stops for that, so clients ask for ever."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+logger = logging.getLogger(__name__)
+
+LONG_POLL = timedelta(seconds=25)
+"""How long the agent may hold a question that has no news yet."""
+REQUEST_TIMEOUT = timedelta(seconds=10)
+"""After this a silent agent counts as gone, and is asked again on a new connection."""
+SHORTEST_PAUSE = timedelta(milliseconds=50)
+LONGEST_PAUSE = timedelta(seconds=1)
+
+Body = dict[str, Any]
+
+
+class AgentGone(Exception):
+    """The agent did not answer: it is starting, restarting or stuck. Ask again."""
+
+
+class AgentRefused(Exception):
+    """The agent answered that the request is wrong. Asking again would not help."""
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("agent")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+class AgentConnection:
+    """One connection, for one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._http = _UnixConnection(path)
+
+    def request(
+        self, method: str, path: str, body: Body | None = None, *, timeout: timedelta = REQUEST_TIMEOUT
+    ) -> Body:
+        """Asks once.
+
+        Raises:
+            AgentGone: if no answer came.
+            AgentRefused: if the answer was an error of ours.
+        """
+        self._http.timeout = timeout.total_seconds()
+        if self._http.sock is not None:
+            self._http.sock.settimeout(timeout.total_seconds())
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            self._http.request(method, path, body=data, headers={"Content-Type": "application/json"} if data else {})
+            response = self._http.getresponse()
+            content = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._http.close()
+            raise AgentGone(f"{type(error).__name__}: {error}") from error
+        if 400 <= response.status < 500:
+            raise AgentRefused(f"{method} {path}: {response.status} {content[:500].decode(errors='replace')}")
+        try:
+            answer = json.loads(content)
+        except ValueError as error:
+            raise AgentGone(f"{method} {path}: {response.status} without JSON") from error
+        if response.status != 200 or not isinstance(answer, dict):
+            raise AgentGone(f"{method} {path}: {response.status} {content[:500].decode(errors='replace')}")
+        return cast(Body, answer)
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class AgentSession:
+    """One party's conversation with the agent, over any number of connections and of agents.
+
+    Whoever finds the agent gone makes every later request begin with a new greeting, so that a restarted agent knows
+    us before it hears anything else.
+    """
+
+    def __init__(
+        self,
+        *,
+        socket_path: Path,
+        hello_path: str,
+        hello: Callable[[], Body],
+        on_return: Callable[[], None] | None = None,
+    ) -> None:
+        """Creates the session; nothing is sent before the first call.
+
+        Args:
+            socket_path: The agent's socket.
+            hello_path: Where the greeting goes.
+            hello: Makes the greeting.
+            on_return: Called after each greeting but the first, by the thread that greeted.
+        """
+        self._socket_path = socket_path
+        self._hello_path = hello_path
+        self._hello = hello
+        self._on_return = on_return
+        self._closed = threading.Event()
+        self._greeting = threading.Lock()
+        self._greeted = False
+        self._greetings = 0
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """Makes every call return None, soon."""
+        self._closed.set()
+
+    def connect(self) -> AgentConnection:
+        return AgentConnection(self._socket_path)
+
+    def call(
+        self,
+        connection: AgentConnection,
+        method: str,
+        path: str | Callable[[], str],
+        body: Body | None = None,
+        *,
+        timeout: timedelta = REQUEST_TIMEOUT,
+    ) -> Body | None:
+        """Asks until there is an answer; None once the session is closed.
+
+        Args:
+            connection: The calling thread's own.
+            method: GET or POST.
+            path: Where to; a callable is asked anew for each attempt.
+            body: What to post.
+            timeout: For one attempt.
+
+        Raises:
+            AgentRefused: if the agent calls the request wrong.
+        """
+        pause = SHORTEST_PAUSE
+        while not self._closed.is_set():
+            try:
+                self._greet(connection)
+                return connection.request(method, path if isinstance(path, str) else path(), body, timeout=timeout)
+            except AgentGone as gone:
+                if self._greeted:
+                    self._greeted = False
+                    logger.info("the agent is away (%s); asking until it is back", gone)
+                self._closed.wait(pause.total_seconds())
+                pause = min(pause * 1.5, LONGEST_PAUSE)
+        return None
+
+    def _greet(self, connection: AgentConnection) -> None:
+        if self._greeted:
+            return
+        with self._greeting:
+            if self._greeted:
+                return
+            try:
+                connection.request("POST", self._hello_path, self._hello())
+            except AgentRefused as refused:
+                logger.error("%s", refused)
+                raise AgentGone("it refused the greeting") from refused
+            self._greeted = True
+            self._greetings += 1
+            returned = self._greetings > 1
+        if returned and self._on_return:
+            self._on_return()
+
+
+@dataclass(frozen=True)
+class _Letter:
+    path: str
+    body: Body
+    delivered: Callable[[], None] | None
+
+
+class Outbox(threading.Thread):
+    """Delivers posts in order, each until the agent has it."""
+
+    def __init__(self, session: AgentSession, *, name: str = "outbox") -> None:
+        super().__init__(name=name, daemon=True)
+        self._session = session
+        self._letters: deque[_Letter] = deque()
+        self._changed = threading.Condition()
+
+    def post(self, path: str, body: Body, *, delivered: Callable[[], None] | None = None) -> None:
+        """Returns at once; `delivered` is called by the outbox's thread."""
+        with self._changed:
+            self._letters.append(_Letter(path, body, delivered))
+            self._changed.notify_all()
+
+    def holds(self, path: str) -> bool:
+        """Whether a post to this path waits to be delivered."""
+        with self._changed:
+            return any(letter.path == path for letter in self._letters)
+
+    def flush(self, timeout: timedelta) -> bool:
+        """Waits until all is delivered; False if it took too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._letters, timeout.total_seconds())
+
+    def run(self) -> None:
+        connection = self._session.connect()
+        while not self._session.closed:
+            with self._changed:
+                self._changed.wait_for(lambda: self._letters)
+                letter = self._letters[0]
+            delivered = False
+            try:
+                delivered = self._session.call(connection, "POST", letter.path, letter.body) is not None
+            except AgentRefused as refused:
+                logger.error("the agent refused what the launcher reported, and it is dropped: %s", refused)
+            with self._changed:
+                self._letters.popleft()
+                self._changed.notify_all()
+            if delivered and letter.delivered:
+                letter.delivered()

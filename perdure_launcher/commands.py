@@ -1,0 +1,85 @@
+"""Reads the user's command: does it start torchrun, or must the launcher give each rank its place itself?"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+BACKEND = "perdure"
+
+_LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed"})
+_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
+_IN_SHELL = re.compile(r"(?<![\w.-])(?:torchrun|accelerate|deepspeed)(?![\w.-])|torch\.distributed\.(?:run|launch)\b")
+_SCRIPT_BYTES = 65536
+_RENDEZVOUS_OPTION = re.compile(r"--rdzv[-_]backend(?:=(?P<value>.*))?")
+
+
+def starts_torchrun(command: Sequence[str], *, workdir: Path) -> bool:
+    """Whether the command starts torchrun, or another launcher that ends in torchrun's machinery.
+
+    Understood are the launchers themselves (also behind `uv run`, `env` and the like), `python -m
+    torch.distributed.run`, and shell scripts that name one of them. What a Python program does is not looked into.
+    """
+    words = list(_before_script(command))
+    names = [os.path.basename(word) for word in words]
+    if _LAUNCHERS.intersection(names) or _MODULES.intersection(words):
+        return True
+    if names and names[0] in _SHELLS:
+        return any(_names_launcher(text) for text in _shell_texts(words[1:], workdir))
+    return bool(words) and _names_launcher(_script_text(workdir / words[0]))
+
+
+def without_static_rendezvous(command: Sequence[str]) -> list[str]:
+    """The command with an explicit `--rdzv-backend=static` turned into ours.
+
+    With `static`, torchrun takes its master from its own flags, and a world could neither move nor change its size.
+    """
+    words = list(command)
+    for index, word in enumerate(words):
+        if not (option := _RENDEZVOUS_OPTION.fullmatch(word)):
+            continue
+        if option["value"] == "static":
+            words[index] = f"--rdzv-backend={BACKEND}"
+        elif option["value"] is None and words[index + 1 : index + 2] == ["static"]:
+            words[index + 1] = BACKEND
+    return words
+
+
+def _before_script(command: Sequence[str]) -> Iterable[str]:
+    """The words up to the Python program: what follows are its own arguments."""
+    for word in command:
+        if word.endswith(".py") and " " not in word:
+            return
+        yield word
+
+
+def _shell_texts(arguments: Sequence[str], workdir: Path) -> Iterable[str]:
+    for index, word in enumerate(arguments):
+        if word.startswith("-") and "c" in word[1:] and not word.startswith("--"):
+            yield from arguments[index + 1 : index + 2]
+            return
+        if not word.startswith("-"):
+            yield _script_text(workdir / word)
+            return
+
+
+def _script_text(path: Path) -> str:
+    """A shell script's text; empty for anything else."""
+    try:
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            content = file.read(_SCRIPT_BYTES)
+    except OSError:
+        return ""
+    first_line = content.split(b"\n", 1)[0]
+    if b"\0" in content or (first_line.startswith(b"#!") and b"sh" not in first_line):
+        return ""
+    return content.decode(errors="replace")
+
+
+def _names_launcher(text: str) -> bool:
+    return any(_IN_SHELL.search(line) for line in text.splitlines() if not line.lstrip().startswith("#"))

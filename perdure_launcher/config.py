@@ -1,0 +1,173 @@
+"""What the launcher is told when it starts: one JSON file, checked here, so that nothing fails later with a riddle."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, cast
+
+CONFIG_VARIABLE = "PERDURE_LAUNCHER_CONFIG"
+RUN_DIRECTORY_VARIABLE = "PERDURE_RUN_DIR"
+LONGEST_SOCKET_PATH = 107
+
+Rendezvous = Literal["auto", "torchrun", "env"]
+
+_RENDEZVOUS = ("auto", "torchrun", "env")
+_NODES = re.compile(r"(\d+)(?::(\d+))?")
+
+
+class ConfigError(Exception):
+    """The launcher cannot start with this configuration; the message says which field to change, and to what."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherConfig:
+    """One node's command and how to treat it."""
+
+    command: tuple[str, ...]
+    run_id: str
+    run_directory: Path
+    """The folder that agent and launcher share."""
+    workdir: Path | None = None
+    """Where the command starts; the launcher's own where None."""
+    env: Mapping[str, str]
+    """Added to the command's environment."""
+    min_nodes: int = 1
+    max_nodes: int = 1
+    processes: int | None = None
+    """Ranks per node; None for one per GPU, or one where there is none."""
+    rendezvous: Rendezvous = "auto"
+    address: str = "127.0.0.1"
+    """Where other nodes reach this one."""
+    stop_grace: timedelta = timedelta(seconds=2)
+    """From SIGTERM to SIGKILL for ranks of a generation that is over."""
+    termination_grace: timedelta = timedelta(seconds=30)
+    """From SIGTERM to SIGKILL when the command is to end for good."""
+    log_max_bytes: int = 64 * 1024 * 1024
+    """Size at which the log is rotated."""
+    stdout: bool = False
+    """Also copy the command's output to the launcher's own stdout."""
+
+    @property
+    def nodes(self) -> str:
+        """As torchrun's `--nnodes` takes it."""
+        return str(self.max_nodes) if self.min_nodes == self.max_nodes else f"{self.min_nodes}:{self.max_nodes}"
+
+    @property
+    def socket(self) -> Path:
+        return self.run_directory / "agent.sock"
+
+    @property
+    def logs(self) -> Path:
+        return self.run_directory / "logs"
+
+    @property
+    def progress(self) -> Path:
+        return self.run_directory / "progress"
+
+    @property
+    def errors(self) -> Path:
+        return self.run_directory / "errors"
+
+
+def load_config(environment: Mapping[str, str] = os.environ) -> LauncherConfig:
+    """Reads the file that `PERDURE_LAUNCHER_CONFIG` names.
+
+    Raises:
+        ConfigError: if there is none, or a field is wrong.
+    """
+    path = environment.get(CONFIG_VARIABLE)
+    directory = environment.get(RUN_DIRECTORY_VARIABLE)
+    if not path:
+        raise ConfigError(f"{CONFIG_VARIABLE} is not set: it names the launcher's JSON configuration file")
+    if not directory:
+        raise ConfigError(f"{RUN_DIRECTORY_VARIABLE} is not set: it names the folder shared with the agent")
+    try:
+        fields = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{CONFIG_VARIABLE}={path}: cannot be read as JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{path}: expected a JSON object, found {type(fields).__name__}")
+    return parse_config(cast("dict[str, Any]", fields), run_directory=Path(directory))
+
+
+def parse_config(fields: dict[str, Any], *, run_directory: Path) -> LauncherConfig:
+    """Checks the fields. Unknown ones are ignored: a newer backend may stand beside an older launcher.
+
+    Raises:
+        ConfigError: if a field is missing or wrong.
+    """
+    command = fields.get("command")
+    if not isinstance(command, list) or not command or not _all_text(cast("list[Any]", command)):
+        raise ConfigError(f'command: expected a list of words such as ["torchrun", "train.py"], found {command!r}')
+    env = fields.get("env", {})
+    if not isinstance(env, dict) or not _all_text(cast("dict[str, Any]", env).values()):
+        raise ConfigError(f"env: expected names with text values, found {env!r}")
+    rendezvous = fields.get("rendezvous", "auto")
+    if rendezvous not in _RENDEZVOUS:
+        raise ConfigError(f"rendezvous: expected one of {', '.join(_RENDEZVOUS)}, found {rendezvous!r}")
+    run_id = fields.get("run_id")
+    if not isinstance(run_id, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", run_id):
+        raise ConfigError(f"run_id: expected letters, digits, '-', '_' and '.' (it names folders), found {run_id!r}")
+    if len(os.fsencode(run_directory / "agent.sock")) > LONGEST_SOCKET_PATH:
+        raise ConfigError(
+            f"{RUN_DIRECTORY_VARIABLE}={run_directory}: too long, since the path of agent.sock in it may have "
+            f"{LONGEST_SOCKET_PATH} bytes; choose a shorter folder"
+        )
+    min_nodes, max_nodes = _nodes(fields.get("nodes", "1"))
+    workdir = fields.get("workdir")
+    return LauncherConfig(
+        command=tuple(cast("list[str]", command)),
+        run_id=run_id,
+        run_directory=run_directory,
+        workdir=Path(workdir) if workdir else None,
+        env=cast("dict[str, str]", env),
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        processes=_processes(fields.get("processes", "gpu")),
+        rendezvous=rendezvous,
+        address=str(fields.get("address") or "127.0.0.1"),
+        stop_grace=_seconds(fields, "stop_grace_s", 2.0),
+        termination_grace=_seconds(fields, "termination_grace_s", 30.0),
+        log_max_bytes=_log_size(fields.get("log_max_bytes", 64 * 1024 * 1024)),
+        stdout=bool(fields.get("stdout", False)),
+    )
+
+
+def _all_text(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _nodes(value: Any) -> tuple[int, int]:
+    match = _NODES.fullmatch(str(value))
+    minimum = int(match[1]) if match else 0
+    maximum = int(match[2] or match[1]) if match else 0
+    if not 1 <= minimum <= maximum:
+        raise ConfigError(f"nodes: expected a number such as 4, or min:max such as 2:4, found {value!r}")
+    return minimum, maximum
+
+
+def _processes(value: Any) -> int | None:
+    if value in ("gpu", "auto", None):
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise ConfigError(f'processes: expected "gpu" or a number of at least 1, found {value!r}')
+
+
+def _seconds(fields: dict[str, Any], name: str, default: float) -> timedelta:
+    value = fields.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise ConfigError(f"{name}: expected seconds, 0 or more, found {value!r}")
+    return timedelta(seconds=value)
+
+
+def _log_size(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 4096:
+        raise ConfigError(f"log_max_bytes: expected at least 4096 bytes, found {value!r}")
+    return value

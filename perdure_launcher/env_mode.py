@@ -1,0 +1,242 @@
+"""The command knows nothing of torchrun: the launcher starts one copy per rank, and tells each its place.
+
+What torchrun and its handler do in the other mode is done here: wait for a world, start ranks, end all when one fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from .capture import Output
+from .desired import Desired
+from .environment import generation_environment
+from .facts import RankExit, describe_status, read_error_file, split_status
+from .node import Node
+from .ports import PortPool
+from .torchrun_mode import not_started
+from .tree import CommandFailed, Exit
+from .worlds import World
+
+logger = logging.getLogger(__name__)
+
+_DRAIN = timedelta(seconds=1)
+
+
+@dataclass(kw_only=True)
+class _Ranks:
+    """The ranks of one generation."""
+
+    world: World
+    output: Output
+    out_of_memory_kills: int
+    local_ranks: dict[int, int] = field(default_factory=dict[int, int])
+    """By process."""
+    codes: dict[int, int] = field(default_factory=dict[int, int])
+    """By local rank."""
+    failures: list[RankExit] = field(default_factory=list[RankExit])
+    superseded: bool = False
+    """Ended by us, for another generation."""
+
+
+class EnvMode:
+    """Runs the command `processes` times per world."""
+
+    name = "env"
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._ports = PortPool(node.config.address, listening=False)
+        self._current: _Ranks | None = None
+        self._entered = 0
+        self._ready_after: int | None = None
+        self._over = False
+        """The attempt has ended, and nothing is started before the agent wants more."""
+        self.attempt = 0
+
+    def begin(self) -> None:
+        """Nothing runs without a world."""
+
+    def follow(self, desired: Desired) -> None:
+        node = self._node
+        if (current := self._current) is not None:
+            self._end_if_unwanted(current, desired)
+        elif node.tree.empty and desired.run:
+            if desired.attempt > self.attempt:
+                self.attempt, self._over, self._ready_after = desired.attempt, False, None
+            if desired.world is not None and desired.world.generation > self._entered:
+                self._start(desired.world)
+            elif not self._over and self._ready_after != self._entered:
+                self._say_ready(())
+
+    def observe(self, exits: list[Exit]) -> None:
+        current, tree = self._current, self._node.tree
+        if current is None:
+            return
+        for ended in exits:
+            local_rank = current.local_ranks.get(ended.pid)
+            if local_rank is None:
+                continue
+            current.codes[local_rank] = ended.code
+            ended_by_us = tree.ending and ended.code in (-signal.SIGTERM, -signal.SIGKILL)
+            if ended.code != 0 and not ended_by_us and not current.superseded:
+                current.failures.append(self._failure(current, ended, local_rank))
+        if tree.empty or tree.ending:
+            return
+        if current.failures:
+            tree.terminate(self._node.config.stop_grace)
+        elif len(current.codes) == len(current.local_ranks):
+            tree.terminate_leftovers(self._node.config.stop_grace)
+
+    def settle(self) -> None:
+        current = self._current
+        if current is None:
+            return
+        self._current = None
+        current.output.drain(_DRAIN)
+        self._ports.replenish()
+        if current.superseded:
+            return
+        if current.failures:
+            killed = self._node.memory.out_of_memory_kills > current.out_of_memory_kills
+            self._say_ready(current.failures, out_of_memory=killed)
+            return
+        self._over = True
+        codes = [current.codes.get(local_rank, -signal.SIGKILL) for local_rank in current.local_ranks.values()]
+        if not any(codes):
+            self._node.outbox.post(
+                "/v1/rendezvous/finished", {"generation": current.world.generation, "time": time.time()}
+            )
+        self._say_exited(current, next((code for code in codes if code), 0))
+
+    def say_ready_again(self) -> None:
+        """An agent that was away may have forgotten that this node waits. Called by any thread."""
+        if self._current is None and self._ready_after is not None and not self._over:
+            self._post_ready(())
+
+    def explain(self, text: str) -> None:
+        if self._current is not None:
+            self._current.output.note(f"perdure: {text}\n".encode())
+
+    def _end_if_unwanted(self, current: _Ranks, desired: Desired) -> None:
+        config, tree = self._node.config, self._node.tree
+        if tree.ending:
+            return
+        generation = current.world.generation
+        newer = desired.world is not None and desired.world.generation > generation
+        if not desired.run and desired.attempt >= self.attempt:
+            tree.terminate(config.termination_grace)
+        elif newer or desired.stop_generation >= generation or desired.attempt > self.attempt:
+            current.superseded = True
+            tree.terminate(config.stop_grace)
+
+    def _start(self, world: World) -> None:
+        node = self._node
+        self._entered, self._over, self._ready_after = world.generation, False, None
+        output = node.capture.open()
+        current = _Ranks(world=world, output=output, out_of_memory_kills=node.memory.out_of_memory_kills)
+        if world.store_host:
+            with contextlib.suppress(OSError):
+                self._ports.take(world.store_port).close()
+        try:
+            for local_rank in range(node.processes):
+                pid = node.tree.spawn(
+                    node.config.command,
+                    env=self._rank_environment(world, local_rank),
+                    workdir=node.workdir,
+                    output=output.write_end,
+                )
+                current.local_ranks[pid] = local_rank
+        except CommandFailed as failed:
+            logger.error("%s", failed)
+            output.note(f"perdure: {failed}\n".encode())
+            node.tree.kill()
+            self._over = True
+            node.outbox.post("/v1/launcher/exited", not_started(self.attempt, failed, output))
+            return
+        finally:
+            output.close_write_end()
+        self._current = current
+        logger.info("generation %s started as processes %s", world.generation, sorted(current.local_ranks))
+        self._ports.replenish()
+        node.outbox.post(
+            "/v1/rendezvous/entered",
+            {"generation": world.generation, "time": time.time(), "store_ports": self._ports.numbers},
+        )
+
+    def _rank_environment(self, world: World, local_rank: int) -> dict[str, str]:
+        config, processes = self._node.config, self._node.processes
+        rank = world.base_rank + local_rank
+        error_file = config.errors / f"rank-{rank}.json"
+        with contextlib.suppress(OSError):
+            error_file.unlink(missing_ok=True)
+        return {
+            **self._node.environment,
+            **generation_environment(
+                generation=world.generation, progress=config.progress, run_id=config.run_id, parent=os.getpid()
+            ),
+            "MASTER_ADDR": world.store_address,
+            "MASTER_PORT": str(world.store_port),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world.world_size),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(processes),
+            "GROUP_RANK": str(world.group_rank),
+            "NODE_RANK": str(world.group_rank),
+            "TORCHELASTIC_ERROR_FILE": str(error_file),
+        }
+
+    def _failure(self, current: _Ranks, ended: Exit, local_rank: int) -> RankExit:
+        exit_code, signal_number = split_status(ended.code)
+        rank = current.world.base_rank + local_rank
+        error = read_error_file(self._node.config.errors / f"rank-{rank}.json")
+        logger.info("rank %s ended with %s", rank, describe_status(exit_code, signal_number))
+        return RankExit(
+            local_rank=local_rank,
+            global_rank=rank,
+            pid=ended.pid,
+            exit_code=exit_code,
+            signal=signal_number,
+            error=error.message if error else None,
+            traceback=error.traceback if error else None,
+            time=(error.time if error else None) or time.time(),
+        )
+
+    def _say_ready(self, failures: Sequence[RankExit], *, out_of_memory: bool = False) -> None:
+        self._ready_after = self._entered
+        self._post_ready(failures, out_of_memory=out_of_memory)
+
+    def _post_ready(self, failures: Sequence[RankExit], *, out_of_memory: bool = False) -> None:
+        self._node.outbox.post(
+            "/v1/launcher/ready",
+            {
+                "after_generation": self._entered,
+                "ranks": [failure.as_json() for failure in failures],
+                "store_ports": self._ports.numbers,
+                "processes": self._node.processes,
+                "out_of_memory": out_of_memory,
+            },
+        )
+
+    def _say_exited(self, current: _Ranks, code: int) -> None:
+        exit_code, signal_number = split_status(code)
+        self._node.outbox.post(
+            "/v1/launcher/exited",
+            {
+                "attempt": self.attempt,
+                "generation": current.world.generation,
+                "exit_code": exit_code,
+                "signal": signal_number,
+                "ranks": [],
+                "log_tail": current.output.tail,
+                "out_of_memory": False,
+                "time": time.time(),
+                "superseded": False,
+            },
+        )

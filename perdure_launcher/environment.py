@@ -1,0 +1,130 @@
+"""What the command finds in its environment: torchrun reads its options there, and Python finds our plugins.
+
+Only one folder is added to the user's path, and it holds only this package: whatever else is installed beside Perdure
+must not shadow what the user has installed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from . import __version__
+from .commands import BACKEND
+from .config import CONFIG_VARIABLE, LauncherConfig
+
+TORCHRUN_VARIABLE = "PERDURE_TORCHRUN"
+"""For the rendezvous handler; gone from the environment of ranks."""
+GENERATION_VARIABLE = "PERDURE_GENERATION"
+PROGRESS_VARIABLE = "PERDURE_PROGRESS_DIR"
+RUN_ID_VARIABLE = "PERDURE_RUN_ID"
+PARENT_VARIABLE = "PERDURE_RANK_PARENT"
+"""The process whose children the ranks are: they end with it."""
+
+_HIDDEN = (CONFIG_VARIABLE, "PERDURE_AGENT_CONFIG")
+_INJECTED = "inject"
+_UNLIMITED_RESTARTS = 1_000_000
+
+_ENTRY_POINTS = f"""\
+[torchrun.handlers]
+{BACKEND} = perdure_launcher.rendezvous:get_handler
+
+[torch.backends]
+{BACKEND} = perdure_launcher.steps:autoload
+"""
+
+
+@dataclass(frozen=True)
+class TorchrunSettings:
+    """What the launcher tells the handler, through `PERDURE_TORCHRUN`."""
+
+    run_directory: str
+    run_id: str
+    address: str
+    processes: int
+    max_nodes: int
+    stop_grace_s: float
+    exported: tuple[str, ...]
+    """The variables that are ours to take out of the ranks' environment again."""
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def load(cls, text: str) -> TorchrunSettings:
+        fields = cast("dict[str, Any]", json.loads(text))
+        fields["exported"] = tuple(fields["exported"])
+        return cls(**fields)
+
+
+def inject(run_directory: Path) -> Path:
+    """Makes the folder for PYTHONPATH: a copy of this package, and the entry points by which torch finds it.
+
+    A copy, so that an upgrade of what the launcher was started from cannot break ranks that start later.
+
+    Raises:
+        OSError: if the run directory cannot be written.
+    """
+    target = run_directory / _INJECTED
+    package = Path(__file__).parent
+    shutil.copytree(package, target / package.name, dirs_exist_ok=True)
+    metadata = target / f"{package.name}-{__version__}.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {package.name.replace('_', '-')}\nVersion: {__version__}\n"
+    )
+    (metadata / "entry_points.txt").write_text(_ENTRY_POINTS)
+    return target
+
+
+def base_environment(config: LauncherConfig, injected: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+    """For every process of the command, whatever its mode."""
+    environment = {name: value for name, value in inherited.items() if name not in _HIDDEN}
+    environment.update(config.env)
+    path = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = f"{injected}{os.pathsep}{path}" if path else str(injected)
+    return environment
+
+
+def torchrun_environment(config: LauncherConfig, base: Mapping[str, str], *, processes: int) -> dict[str, str]:
+    """For a command that starts torchrun: its options as `PET_*`, which flags of the command itself override."""
+    options = {
+        "PET_RDZV_BACKEND": BACKEND,
+        "PET_RDZV_ENDPOINT": "localhost:0",
+        "PET_RDZV_ID": config.run_id,
+        "PET_NNODES": config.nodes,
+        "PET_NPROC_PER_NODE": str(processes),
+        # Budgets belong to the job: a node that restarts as the victim of another one would use its own up.
+        "PET_MAX_RESTARTS": str(_UNLIMITED_RESTARTS),
+    }
+    settings = TorchrunSettings(
+        run_directory=str(config.run_directory),
+        run_id=config.run_id,
+        address=config.address,
+        processes=processes,
+        max_nodes=config.max_nodes,
+        stop_grace_s=config.stop_grace.total_seconds(),
+        exported=(*options, TORCHRUN_VARIABLE),
+    )
+    environment = {**base, **options, TORCHRUN_VARIABLE: settings.dump()}
+    # Without it torchrun kills ranks after 30 s, whatever grace the job gives them to save.
+    environment.setdefault(
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(max(1, math.ceil(config.termination_grace.total_seconds())))
+    )
+    return environment
+
+
+def generation_environment(*, generation: int, progress: Path, run_id: str, parent: int) -> dict[str, str]:
+    """For the ranks of one generation."""
+    return {
+        GENERATION_VARIABLE: str(generation),
+        PROGRESS_VARIABLE: str(progress),
+        RUN_ID_VARIABLE: run_id,
+        PARENT_VARIABLE: str(parent),
+    }

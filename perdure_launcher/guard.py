@@ -1,0 +1,63 @@
+"""Looks for ranks that no rendezvous of ours has placed: several such nodes would be several trainings over one
+checkpoint folder, and each would look healthy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from . import processes
+from .environment import GENERATION_VARIABLE
+
+_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+EXPLANATION = (
+    "ranks were started without Perdure's rendezvous, so this node would train alone beside the others, over the same "
+    "checkpoints. Usual causes: --rdzv-backend of another kind in the command, a launcher that brings its own "
+    "rendezvous, or a script that overwrites PYTHONPATH. Start the ranks with plain torchrun, and add to PYTHONPATH "
+    "instead of replacing it"
+)
+
+
+_LOOKS = 4
+"""A process shows its parent's environment until it has started its own program, so one look is not enough."""
+
+
+class RankGuard:
+    """Remembers which processes it has looked at: after a few looks an environment does not change any more."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        """Creates the guard.
+
+        Args:
+            environment: The launcher's own. Variables that stand there already make nobody a rank.
+        """
+        self._inherited = {name: environment.get(name) for name in _PLACE}
+        self._looks: dict[tuple[int, int], int] = {}
+
+    def unprotected_ranks(self) -> list[int]:
+        """Processes that are ranks and know no generation, among those that are new."""
+        alive = {(process.pid, process.start_ticks) for process in processes.descendants() if not process.zombie}
+        self._looks = {key: self._looks.get(key, 0) + 1 for key in alive}
+        return sorted(
+            pid
+            for (pid, _), looks in self._looks.items()
+            if looks <= _LOOKS and self._is_unprotected(processes.environment_of(pid))
+        )
+
+    def _is_unprotected(self, environment: Mapping[str, str]) -> bool:
+        place = {name: environment.get(name) for name in _PLACE}
+        return None not in place.values() and place != self._inherited and GENERATION_VARIABLE not in environment
+
+
+def ranks_up_to(generation: int) -> list[int]:
+    """Processes below the launcher that belong to this generation or an older one."""
+    found: list[int] = []
+    for process in processes.descendants():
+        if process.zombie:
+            continue
+        number = processes.environment_of(process.pid).get(GENERATION_VARIABLE, "")
+        if number.isdecimal() and int(number) <= generation:
+            found.append(process.pid)
+    return found

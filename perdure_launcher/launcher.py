@@ -1,0 +1,260 @@
+"""Keeps the command as the agent wants it, and leaves nothing behind.
+
+One thread does everything that touches processes (they die with the thread that started them); others only bring it
+news. With nothing to do it sleeps: the kernel wakes it when a child ends, a feed when the agent wants something else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from . import guard, processes
+from .capture import Capture
+from .cgroups import MemoryController
+from .client import AgentSession, Outbox
+from .commands import starts_torchrun
+from .config import LauncherConfig
+from .desired import Desired, DesiredFeed
+from .env_mode import EnvMode
+from .environment import base_environment, inject
+from .node import Mode, Node
+from .nvml import Devices
+from .state import StateFile
+from .torchrun_mode import TorchrunMode
+from .tree import ProcessTree
+from .usage import UsageMeter, processes_per_node
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL = 1
+USAGE_INTERVAL = timedelta(seconds=10)
+GUARD_INTERVAL = timedelta(seconds=1)
+"""How soon ranks outside our rendezvous are noticed, while no handler has been seen."""
+FAREWELL = timedelta(seconds=10)
+"""How long a leaving launcher waits for the agent to take its last report."""
+_LOG_FLUSH = timedelta(seconds=2)
+_USAGE = "/v1/launcher/usage"
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Why the launcher ends."""
+
+    exit_code: int
+    reason: str
+    signal: int | None = None
+
+
+@dataclass(frozen=True)
+class _Unprotected:
+    ranks: list[int]
+
+
+@dataclass(frozen=True)
+class _Signal:
+    number: int
+
+
+_Event = Desired | _Unprotected | _Signal
+
+
+class Launcher:
+    """One node's supervisor."""
+
+    def __init__(self, config: LauncherConfig) -> None:
+        """Prepares the run directory and everything that needs no agent.
+
+        Raises:
+            OSError: if the run directory cannot be written.
+        """
+        self._config = config
+        for directory in (config.logs, config.progress, config.errors):
+            directory.mkdir(parents=True, exist_ok=True)
+        self._devices = Devices()
+        self._memory = MemoryController()
+        self._state = StateFile(config.run_directory)
+        self._state.create()
+        self._tree = ProcessTree()
+        self._capture = Capture(logs=config.logs, max_bytes=config.log_max_bytes, stdout=config.stdout)
+        self._started_at = time.time()
+        self._processes = processes_per_node(config.processes, self._devices, {**os.environ, **config.env})
+        self._session = AgentSession(
+            socket_path=config.socket,
+            hello_path="/v1/launcher/hello",
+            hello=self._hello,
+            on_return=self._agent_returned,
+        )
+        self._outbox = Outbox(self._session)
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._feed = DesiredFeed(self._session, on_change=self._events.put)
+        node = Node(
+            config=config,
+            environment=base_environment(config, inject(config.run_directory), os.environ),
+            processes=self._processes,
+            tree=self._tree,
+            capture=self._capture,
+            outbox=self._outbox,
+            memory=self._memory,
+            state=self._state,
+        )
+        self._mode: Mode = TorchrunMode(node) if _wants_torchrun(config) else EnvMode(node)
+        self._desired = Desired()
+        self._leaving: Leaving | None = None
+        self._stopped_generation = 0
+        self._stop_at: float | None = None
+        self._done = threading.Event()
+
+    def run(self) -> Leaving:
+        """Supervises until the agent or a signal says to leave; then nothing of the command is left."""
+        processes.become_subreaper()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, lambda number, _: self._events.put(_Signal(number)))
+        # The terminal from which a detached node was started may close.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._capture.start()
+        self._mode.begin()
+        self._feed.start()
+        self._outbox.start()
+        threading.Thread(target=self._observe, name="observer", daemon=True).start()
+        logger.info("launcher %s runs in %s mode: %s", os.getpid(), self._mode.name, " ".join(self._config.command))
+        try:
+            while not (self._leaving and self._tree.empty):
+                self._wait()
+                self._step()
+        finally:
+            self._end_everything()
+        self._done.set()
+        if not self._outbox.flush(FAREWELL):
+            logger.warning("the agent did not take the last report within %s", FAREWELL)
+        self._capture.flush(_LOG_FLUSH)
+        self._session.close()
+        return self._leaving
+
+    def _wait(self) -> None:
+        """Sleeps until something happens, or is due."""
+        due = [moment for moment in (self._tree.next_step, self._stop_at) if moment is not None]
+        timeout = max(0.0, min(due) - time.monotonic()) if due else None
+        with contextlib.suppress(queue.Empty):
+            event = self._events.get(timeout=timeout)
+            while True:
+                self._hear(event)
+                event = self._events.get_nowait()
+
+    def _hear(self, event: _Event) -> None:
+        if isinstance(event, Desired):
+            self._desire(event)
+        elif isinstance(event, _Unprotected):
+            self._stop_unprotected(event.ranks)
+        elif event.number != signal.SIGCHLD and self._leaving is None:
+            name = signal.Signals(event.number).name
+            self._leaving = Leaving(128 + event.number, f"the launcher got {name}", event.number)
+
+    def _desire(self, desired: Desired) -> None:
+        self._desired = desired
+        if desired.exit and self._leaving is None:
+            self._leaving = Leaving(0, desired.reason or "the agent asked for it")
+        if desired.stop_generation > self._stopped_generation:
+            self._stopped_generation = desired.stop_generation
+            self._stop_at = time.monotonic() + self._config.stop_grace.total_seconds()
+
+    def _step(self) -> None:
+        self._mode.observe(self._tree.reap())
+        self._tree.advance()
+        if self._stop_at is not None and time.monotonic() >= self._stop_at:
+            self._stop_at = None
+            # By now torchrun has asked them itself, and waits for those that do not listen.
+            processes.send(guard.ranks_up_to(self._stopped_generation), signal.SIGKILL)
+        if self._tree.empty:
+            self._mode.settle()
+        if self._leaving is not None:
+            self._tree.terminate(self._config.termination_grace)
+        else:
+            self._mode.follow(self._desired)
+
+    def _stop_unprotected(self, ranks: list[int]) -> None:
+        if self._state.read().handler_pid:
+            return
+        logger.error("%s (processes %s)", guard.EXPLANATION, ranks)
+        self._mode.explain(guard.EXPLANATION)
+        self._outbox.post("/v1/launcher/unprotected", {"ranks": ranks, "detail": guard.EXPLANATION})
+        self._tree.kill()
+
+    def _end_everything(self) -> None:
+        """Also after an error of ours: what is below us would go on without anybody."""
+        while not self._tree.empty:
+            self._tree.kill()
+            time.sleep(0.01)
+            self._mode.observe(self._tree.reap())
+            self._tree.advance()
+        self._mode.settle()
+
+    def _observe(self) -> None:
+        """The observer thread: looks for unprotected ranks until there is a handler, and reports usage."""
+        rank_guard = guard.RankGuard()
+        meter = UsageMeter(memory=self._memory, devices=self._devices)
+        guarded = self._config.max_nodes > 1 and self._mode.name == "torchrun"
+        usage_at = 0.0
+        while True:
+            searching = guarded and not self._state.read().handler_pid
+            if searching and (ranks := rank_guard.unprotected_ranks()):
+                self._events.put(_Unprotected(ranks))
+            if time.monotonic() >= usage_at:
+                usage_at = time.monotonic() + USAGE_INTERVAL.total_seconds()
+                usage = meter.read()
+                if not self._outbox.holds(_USAGE):
+                    self._outbox.post(_USAGE, usage)
+            pause = usage_at - time.monotonic()
+            if self._done.wait(max(0.0, min(pause, GUARD_INTERVAL.total_seconds()) if searching else pause)):
+                return
+
+    def _hello(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "started_at": self._started_at,
+            "attempt": self._mode.attempt,
+            "mode": self._mode.name,
+            "processes": self._processes,
+            "protocol": PROTOCOL,
+        }
+
+    def _agent_returned(self) -> None:
+        self._feed.forget()
+        if isinstance(self._mode, EnvMode):
+            self._mode.say_ready_again()
+
+
+def write_exit_file(run_directory: Path, leaving: Leaving) -> None:
+    """Leaves word of how the launcher ended, for those whose child it is not; best effort, as the disk may be full."""
+    path = run_directory / "exit.json"
+    content = {
+        "exit_code": leaving.exit_code,
+        "signal": leaving.signal,
+        "time": time.time(),
+        "reason": leaving.reason,
+    }
+    scratch = path.with_suffix(".new")
+    try:
+        with scratch.open("w", encoding="utf-8") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        logger.error("%s cannot be written: %s", path, error)
+
+
+def _wants_torchrun(config: LauncherConfig) -> bool:
+    if config.rendezvous == "auto":
+        return starts_torchrun(config.command, workdir=config.workdir or Path.cwd())
+    return config.rendezvous == "torchrun"

@@ -1,0 +1,59 @@
+"""What both modes of the launcher work with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from .capture import Capture
+from .cgroups import MemoryController
+from .client import Outbox
+from .config import LauncherConfig
+from .desired import Desired
+from .state import StateFile
+from .tree import Exit, ProcessTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One node's means."""
+
+    config: LauncherConfig
+    environment: Mapping[str, str]
+    """For every process of the command."""
+    processes: int
+    """Ranks of this node."""
+    tree: ProcessTree
+    capture: Capture
+    outbox: Outbox
+    memory: MemoryController
+    state: StateFile
+
+    @property
+    def workdir(self) -> Path | None:
+        return self.config.workdir
+
+
+class Mode(Protocol):
+    """How the command becomes ranks. Everything is called by the launcher's main thread."""
+
+    name: str
+    attempt: int
+    """The newest one started; 0 for none."""
+
+    def begin(self) -> None:
+        """Does what needs no agent."""
+
+    def follow(self, desired: Desired) -> None:
+        """Takes the next step towards what is desired; called after everything that happens."""
+
+    def observe(self, exits: list[Exit]) -> None:
+        """Hears of children that ended."""
+
+    def settle(self) -> None:
+        """Draws the conclusion; called when nothing of the command is left."""
+
+    def explain(self, text: str) -> None:
+        """Adds a line to the log and to the next report."""

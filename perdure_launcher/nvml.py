@@ -1,0 +1,88 @@
+"""Reads GPUs through NVIDIA's own library, where the node has it; nothing is installed and nothing fails without."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+LIBRARY = "libnvidia-ml.so.1"
+_NAME_BYTES = 96
+_TEMPERATURE_GPU = 0
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceUsage:
+    """One GPU; what the driver does not tell is None."""
+
+    index: int
+    name: str = ""
+    utilization_percent: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_celsius: float | None = None
+
+
+class Devices:
+    """The node's GPUs; none where the library is missing or has no driver below it."""
+
+    def __init__(self, library: str = LIBRARY) -> None:
+        self._library = _load(library)
+        self._handles = self._find_handles()
+
+    @property
+    def count(self) -> int:
+        return len(self._handles)
+
+    def usage(self) -> list[DeviceUsage]:
+        return [self._device(index, handle) for index, handle in enumerate(self._handles)]
+
+    def _find_handles(self) -> list[ctypes.c_void_p]:
+        count = ctypes.c_uint()
+        if not self._ask("nvmlDeviceGetCount_v2", ctypes.byref(count)):
+            return []
+        handles: list[ctypes.c_void_p] = []
+        for index in range(count.value):
+            handle = ctypes.c_void_p()
+            if self._ask("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle)):
+                handles.append(handle)
+        return handles
+
+    def _device(self, index: int, handle: ctypes.c_void_p) -> DeviceUsage:
+        name = ctypes.create_string_buffer(_NAME_BYTES)
+        memory, utilization, temperature = _Memory(), _Utilization(), ctypes.c_uint()
+        named = self._ask("nvmlDeviceGetName", handle, name, ctypes.c_uint(_NAME_BYTES))
+        measured = self._ask("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+        used = self._ask("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(utilization))
+        warm = self._ask("nvmlDeviceGetTemperature", handle, ctypes.c_uint(_TEMPERATURE_GPU), ctypes.byref(temperature))
+        return DeviceUsage(
+            index=index,
+            name=name.value.decode(errors="replace") if named else "",
+            utilization_percent=float(utilization.gpu) if used else None,
+            memory_used_bytes=int(memory.used) if measured else None,
+            memory_total_bytes=int(memory.total) if measured else None,
+            temperature_celsius=float(temperature.value) if warm else None,
+        )
+
+    def _ask(self, function: str, *arguments: Any) -> bool:
+        if self._library is None:
+            return False
+        call: Callable[..., int] | None = getattr(self._library, function, None)
+        return call is not None and call(*arguments) == 0
+
+
+def _load(library: str) -> ctypes.CDLL | None:
+    try:
+        loaded = ctypes.CDLL(library)
+        return loaded if loaded.nvmlInit_v2() == 0 else None
+    except (OSError, AttributeError):
+        return None

@@ -1,0 +1,123 @@
+"""What the kernel tells about processes, and what binds ours together: a launcher must lose none of its descendants."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One line of `/proc/<pid>/stat`."""
+
+    pid: int
+    parent: int
+    group: int
+    state: str
+    cpu_ticks: int
+    start_ticks: int
+
+    @property
+    def zombie(self) -> bool:
+        return self.state in "ZX"
+
+
+def become_subreaper() -> None:
+    """Makes orphans among our descendants our own children, instead of init's.
+
+    Raises:
+        OSError: if the kernel refuses.
+    """
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when the thread that started it ends. Safe between fork and exec."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def read_process(pid: int) -> Process | None:
+    """The process, or None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            content = file.read()
+    except OSError:
+        return None
+    # The command's name stands in parentheses and may hold anything, parentheses included.
+    fields = content[content.rindex(b")") + 2 :].split()
+    return Process(
+        pid=pid,
+        state=fields[0].decode(),
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        start_ticks=int(fields[19]),
+    )
+
+
+def all_processes() -> Iterator[Process]:
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (process := read_process(int(name))):
+            yield process
+
+
+def descendants(root: int | None = None) -> list[Process]:
+    """Everything that descends from `root` (this process by default), zombies included."""
+    children: dict[int, list[Process]] = {}
+    for process in all_processes():
+        children.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    pending = [os.getpid() if root is None else root]
+    while pending:
+        offspring = children.get(pending.pop(), [])
+        found.extend(offspring)
+        pending.extend(process.pid for process in offspring)
+    return found
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; empty if it is gone or not ours to read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            content = file.read()
+    except OSError:
+        return {}
+    pairs = (item.split(b"=", 1) for item in content.split(b"\0") if b"=" in item)
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in pairs}
+
+
+def resident_bytes(pid: int) -> tuple[int, int]:
+    """Resident memory and the part of it that is shared with files or other processes; zeros if it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            fields = file.read().split()
+    except OSError:
+        return 0, 0
+    return int(fields[1]) * PAGE_SIZE, int(fields[2]) * PAGE_SIZE
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    """Signals processes; the ones that are gone are no error."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def send_to_groups(groups: Iterable[int], number: signal.Signals) -> None:
+    """Signals process groups; the ones that are gone are no error."""
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)

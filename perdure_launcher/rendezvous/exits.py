@@ -1,0 +1,127 @@
+"""Learns from torchrun why ranks ended, and hurries those that torchrun is ending.
+
+torchrun tells no plugin why a worker died. It says so in its log, so we listen there: in a filter, which sees each
+record and changes nothing about what the user sees. It also waits 30 s for every rank that handles SIGTERM, although
+the ranks of a dead generation have nothing left to save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+from ..facts import RankExit, read_error_file, split_status
+
+_MULTIPROCESSING_LOGGER = "torch.distributed.elastic.multiprocessing.api"
+_FAILED = "failed (exitcode"
+_CLOSING = ("Sending process", "Closing process")
+_DEEPEST_FRAME = 16
+
+
+class ExitWatch(logging.Filter):
+    """Collects ranks' exits from torchrun's log."""
+
+    def __init__(self, *, stop_grace: timedelta, on_exits: Callable[[Sequence[RankExit]], None]) -> None:
+        """Creates the watch; `install` makes it listen.
+
+        Args:
+            stop_grace: From torchrun's SIGTERM to our SIGKILL, where it ends ranks in order to restart them.
+            on_exits: Called in torchrun's main thread with what was collected so far.
+        """
+        super().__init__()
+        self._stop_grace = stop_grace
+        self._on_exits = on_exits
+        self._exits: list[RankExit] = []
+        self._closed: set[int] = set()
+        self.base_rank = 0
+        """Global rank of the node's first process, in the generation that runs."""
+
+    def install(self) -> None:
+        logging.getLogger(_MULTIPROCESSING_LOGGER).addFilter(self)
+
+    def take(self) -> list[RankExit]:
+        """What was collected since the last call."""
+        exits, self._exits = self._exits, []
+        self._closed.clear()
+        return exits
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Lets every record pass."""
+        # torchrun must go on whatever its log looks like in a release that we do not know.
+        with contextlib.suppress(Exception):
+            message, arguments = str(record.msg), record.args if isinstance(record.args, tuple) else ()
+            if message.startswith(_FAILED):
+                self._exits += self._failures(arguments)
+                self._on_exits(tuple(self._exits))
+            elif message.startswith(_CLOSING) and arguments:
+                self._hurry(int(str(arguments[0])))
+        return True
+
+    def _failures(self, arguments: Sequence[Any]) -> list[RankExit]:
+        """All ranks that failed by themselves, from the object that logs; else the one that the record names."""
+        context = _logging_context(inspect.currentframe())
+        failures: Mapping[int, Any] = getattr(context, "_failures", None) or {}
+        exits = [
+            self._exit(int(failure.local_rank), int(failure.pid), int(failure.exitcode), failure.error_file)
+            for failure in failures.values()
+            if not (int(failure.pid) in self._closed and failure.exitcode in (-signal.SIGTERM, -signal.SIGKILL))
+        ]
+        if exits:
+            return exits
+        code, local_rank, pid = int(arguments[0]), int(arguments[1]), int(arguments[2])
+        error_files: Mapping[int, str] = getattr(context, "error_files", None) or {}
+        return [self._exit(local_rank, pid, code, error_files.get(local_rank))]
+
+    def _exit(self, local_rank: int, pid: int, code: int, error_file: str | None) -> RankExit:
+        exit_code, signal_number = split_status(code)
+        error = read_error_file(error_file)
+        return RankExit(
+            local_rank=local_rank,
+            global_rank=self.base_rank + local_rank,
+            pid=pid,
+            exit_code=exit_code,
+            signal=signal_number,
+            error=error.message if error else None,
+            traceback=error.traceback if error else None,
+            time=(error.time if error else None) or time.time(),
+        )
+
+    def _hurry(self, pid: int) -> None:
+        """Kills the rank's process group after the grace, unless torchrun itself is being ended (the job's grace)."""
+        self._closed.add(pid)
+        if type(sys.exc_info()[1]).__name__ == "SignalException":
+            return
+        descriptor = os.pidfd_open(pid)
+        threading.Thread(target=self._kill_late, args=(pid, descriptor), name="stop-grace", daemon=True).start()
+
+    def _kill_late(self, pid: int, descriptor: int) -> None:
+        try:
+            ended = select.poll()
+            ended.register(descriptor, select.POLLIN)
+            if not ended.poll(self._stop_grace.total_seconds() * 1000):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+        finally:
+            os.close(descriptor)
+
+
+def _logging_context(frame: FrameType | None) -> object | None:
+    """The object of torchrun's that holds its workers, found among the callers of the log."""
+    for _ in range(_DEEPEST_FRAME):
+        if frame is None:
+            return None
+        if frame.f_code.co_name == "_poll":
+            return frame.f_locals.get("self")
+        frame = frame.f_back
+    return None

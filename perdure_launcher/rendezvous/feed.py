@@ -1,0 +1,85 @@
+"""What the agent says about worlds, heard in the background so that torchrun's main thread never waits on a socket."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ..client import LONG_POLL, REQUEST_TIMEOUT, AgentRefused, AgentSession
+from ..worlds import World
+
+logger = logging.getLogger(__name__)
+
+
+class WorldFeed(threading.Thread):
+    """Keeps one question open at the agent: is there a newer world, is a generation complete?"""
+
+    def __init__(self, session: AgentSession, *, after: int, prepare: Callable[[World], None]) -> None:
+        """Creates the feed.
+
+        Args:
+            session: With the agent.
+            after: Generations up to this one are of no interest.
+            prepare: Called with each new world before anybody else hears of it, in the feed's thread.
+        """
+        super().__init__(name="worlds", daemon=True)
+        self._session = session
+        self._prepare = prepare
+        self._heard = after
+        self._newest: World | None = None
+        self._complete = 0
+        self._changed = threading.Condition()
+
+    @property
+    def newest(self) -> World | None:
+        with self._changed:
+            return self._newest
+
+    def newer_than(self, generation: int) -> World | None:
+        """The newest world, if it is newer than this."""
+        world = self.newest
+        return world if world is not None and world.generation > generation else None
+
+    def wait_newer(self, generation: int) -> World:
+        """Waits for a newer world, for as long as it takes; a signal's handler may end the wait by raising."""
+        with self._changed:
+            while self._newest is None or self._newest.generation <= generation:
+                self._changed.wait()
+            return self._newest
+
+    def wait_complete(self, generation: int) -> bool:
+        """Waits until the generation is complete (True), or a newer world has taken its place (False)."""
+        with self._changed:
+            while self._complete < generation:
+                if self._newest is not None and self._newest.generation > generation:
+                    return False
+                self._changed.wait()
+            return True
+
+    def run(self) -> None:
+        connection = self._session.connect()
+        while not self._session.closed:
+            try:
+                body = self._session.call(connection, "GET", self._question, timeout=LONG_POLL + REQUEST_TIMEOUT)
+                if body is not None:
+                    self._hear(body)
+            except (AgentRefused, KeyError, TypeError, ValueError) as error:
+                logger.error("the agent's answer about worlds is not understood: %s: %s", type(error).__name__, error)
+                threading.Event().wait(1)
+
+    def _question(self) -> str:
+        return f"/v1/rendezvous/world?after={self._heard}&complete={self._complete}&wait={LONG_POLL.total_seconds():g}"
+
+    def _hear(self, body: dict[str, Any]) -> None:
+        complete = int(body.get("complete") or 0)
+        world = World.from_json(body) if int(body.get("generation") or 0) > self._heard else None
+        if world is not None:
+            self._prepare(world)
+        with self._changed:
+            self._complete = max(self._complete, complete)
+            if world is not None:
+                self._heard = world.generation
+                self._newest = world
+            self._changed.notify_all()

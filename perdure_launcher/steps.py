@@ -1,0 +1,124 @@
+"""Loaded by `import torch` in every rank: counts optimizer steps, and keeps what the rank died of.
+
+Nothing of the user's code is touched, and nothing here may fail: torch turns an exception of a plugin into a failure
+of `import torch`. Counts are relative (0 after each start) and say that a rank is alive, not how far the training is;
+`perdure.training.report` says that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .environment import GENERATION_VARIABLE, PARENT_VARIABLE, PROGRESS_VARIABLE, RUN_ID_VARIABLE
+from .progress import COUNTED, REPORTED, ProgressWriter, progress_path
+
+_ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+
+
+def autoload() -> None:
+    """The entry point, in the group `torch.backends`."""
+    with contextlib.suppress(Exception):
+        if is_rank(os.environ):
+            _stay_with_parent()
+            _keep_uncaught_exceptions()
+            StepCounter().install()
+
+
+def is_rank(environment: Mapping[str, str]) -> bool:
+    """Whether this process is a rank of ours, and not of a torchrun that a rank started."""
+    return (
+        "RANK" in environment
+        and PROGRESS_VARIABLE in environment
+        and environment.get("TORCHELASTIC_RUN_ID", environment.get(RUN_ID_VARIABLE)) == environment.get(RUN_ID_VARIABLE)
+    )
+
+
+class StepCounter:
+    """Counts the steps of this process's optimizers into its progress file.
+
+    Several optimizers that step in turn (a GAN, or one per layer) count as one: the count is that of the furthest. One
+    that is made later goes on where the others are, so that the count never stands still for long.
+    """
+
+    def __init__(self) -> None:
+        self._directory = Path(os.environ[PROGRESS_VARIABLE])
+        self._generation = int(os.environ.get(GENERATION_VARIABLE, "0"))
+        self._rank = int(os.environ["RANK"])
+        self._writer: ProgressWriter | None = None
+        self._step = 0
+        self._handle: Any = None
+        self._compiling: Any = None
+
+    def install(self) -> None:
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._compiling = torch.compiler.is_compiling
+        self._handle = register_optimizer_step_post_hook(self.on_step)
+        os.register_at_fork(after_in_child=self._stop)
+
+    def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """After each optimizer step; a compiled one is not interrupted by us."""
+        if self._compiling():
+            return
+        try:
+            self._count(optimizer)
+        except Exception:
+            self._stop()
+
+    def _count(self, optimizer: Any) -> None:
+        step: int = getattr(optimizer, "_perdure_step", -1)
+        step = max(self._step - 1, 0) + 1 if step < 0 else step + 1
+        optimizer._perdure_step = step
+        self._step = max(self._step, step)
+        writer = self._writer
+        if writer is None:
+            writer = self._writer = ProgressWriter(
+                progress_path(self._directory, self._rank), generation=self._generation, pid=os.getpid(), source=COUNTED
+            )
+        if writer.source == REPORTED:
+            self._stop()
+            return
+        writer.step(self._step, time=time.time())
+
+    def _stop(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
+def _keep_uncaught_exceptions() -> None:
+    """Writes an uncaught exception where torch's own `@record` would, for scripts that do not use it."""
+    path = os.environ.get(_ERROR_FILE_VARIABLE)
+    if not path or path == os.devnull:
+        return
+    owner = os.getpid()
+    following = sys.excepthook
+
+    def keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        with contextlib.suppress(Exception):
+            if os.getpid() == owner and not os.path.exists(path):
+                from .facts import error_content
+
+                callstack = "".join(traceback.format_exception(kind, error, trace))
+                Path(path).write_text(json.dumps(error_content(error, callstack)), encoding="utf-8")
+        following(kind, error, trace)
+
+    sys.excepthook = keep
+
+
+def _stay_with_parent() -> None:
+    """A rank whose torchrun is gone must not train on: nobody would stop it, or hear of it."""
+    if os.environ.get(PARENT_VARIABLE) == str(os.getppid()):
+        from .processes import die_with_parent
+
+        die_with_parent()

@@ -1,0 +1,155 @@
+"""The command starts torchrun, which starts the ranks; the launcher sees to it that torchrun runs, and ends cleanly."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+from . import processes
+from .capture import Output
+from .commands import BACKEND, without_static_rendezvous
+from .desired import Desired
+from .environment import torchrun_environment
+from .facts import SUPERSEDED_EXIT_CODE, ExitSpool, describe_status, split_status
+from .node import Node
+from .state import RendezvousState
+from .tree import CommandFailed, Exit
+
+logger = logging.getLogger(__name__)
+
+_DRAIN = timedelta(seconds=1)
+_NOT_REGISTERED = f"rendezvous backend '{BACKEND}' is not registered"
+_NOT_REGISTERED_EXPLAINED = (
+    "torchrun does not find Perdure's rendezvous plugin: PYTHONPATH was overwritten between the launcher and torchrun "
+    "(in the image, a wrapper script, or by python -I or -E); add to PYTHONPATH instead of replacing it"
+)
+
+
+@dataclass(kw_only=True)
+class _Attempt:
+    root: int
+    output: Output
+    started_at: float
+    out_of_memory_kills: int
+    code: int | None = None
+    ended_at: float = 0.0
+
+
+class TorchrunMode:
+    """Runs the command once per attempt."""
+
+    name = "torchrun"
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._command = without_static_rendezvous(node.config.command)
+        self._environment = torchrun_environment(node.config, node.environment, processes=node.processes)
+        self._spool = ExitSpool(node.config.errors / "rank-exits.json")
+        self._current: _Attempt | None = None
+        self.attempt = 0
+
+    def begin(self) -> None:
+        """Starts the first attempt: its imports take seconds, and it trains nothing before it is given a world."""
+        self._start(1)
+
+    def follow(self, desired: Desired) -> None:
+        tree, config = self._node.tree, self._node.config
+        if self._current is not None:
+            if tree.ending or self._current.code is not None:
+                return
+            if not desired.run and desired.attempt >= self.attempt:
+                tree.terminate(config.termination_grace)
+            elif desired.run and desired.attempt > self.attempt:
+                tree.terminate(config.stop_grace)
+        elif tree.empty and desired.run and desired.attempt > self.attempt:
+            self._start(desired.attempt)
+
+    def observe(self, exits: list[Exit]) -> None:
+        current, tree = self._current, self._node.tree
+        for ended in exits:
+            if current is None or ended.pid != current.root:
+                continue
+            current.code, current.ended_at = ended.code, time.time()
+            if tree.empty:
+                continue
+            if tree.ending:
+                if not any(process.group == current.root for process in processes.descendants()):
+                    tree.terminate_leftovers(self._node.config.stop_grace)
+            elif ended.code == 0:
+                tree.terminate_leftovers(self._node.config.stop_grace)
+            else:
+                # Ranks without their torchrun would go on alone, and write where their successors read.
+                tree.kill()
+
+    def settle(self) -> None:
+        current = self._current
+        if current is None:
+            return
+        self._current = None
+        code = -9 if current.code is None else current.code
+        current.output.drain(_DRAIN)
+        message = ""
+        if _NOT_REGISTERED in current.output.tail:
+            message = _NOT_REGISTERED_EXPLAINED
+            _note(current.output, message)
+        exit_code, signal_number = split_status(code)
+        logger.info("attempt %s ended with %s", self.attempt, describe_status(exit_code, signal_number))
+        self._node.outbox.post(
+            "/v1/launcher/exited",
+            {
+                "attempt": self.attempt,
+                "generation": self._node.state.read().generation,
+                "exit_code": exit_code,
+                "signal": signal_number,
+                "ranks": self._spool.read(started_after=current.started_at),
+                "log_tail": current.output.tail,
+                "out_of_memory": self._node.memory.out_of_memory_kills > current.out_of_memory_kills,
+                "time": current.ended_at or time.time(),
+                "superseded": code == SUPERSEDED_EXIT_CODE,
+                "message": message,
+            },
+        )
+
+    def explain(self, text: str) -> None:
+        if self._current is not None:
+            _note(self._current.output, text)
+
+    def _start(self, attempt: int) -> None:
+        node = self._node
+        self.attempt = attempt
+        node.state.write(RendezvousState(generation=node.state.read().generation))
+        output = node.capture.open()
+        kills, started_at = node.memory.out_of_memory_kills, time.time()
+        try:
+            root = node.tree.spawn(self._command, env=self._environment, workdir=node.workdir, output=output.write_end)
+        except CommandFailed as failed:
+            logger.error("%s", failed)
+            _note(output, str(failed))
+            output.close_write_end()
+            node.outbox.post("/v1/launcher/exited", not_started(attempt, failed, output))
+            return
+        output.close_write_end()
+        logger.info("attempt %s started as process %s", attempt, root)
+        self._current = _Attempt(root=root, output=output, started_at=started_at, out_of_memory_kills=kills)
+
+
+def not_started(attempt: int, failed: CommandFailed, output: Output) -> dict[str, object]:
+    """The report of a command that could not be started."""
+    return {
+        "attempt": attempt,
+        "generation": 0,
+        "exit_code": failed.exit_code,
+        "signal": None,
+        "ranks": [],
+        "log_tail": output.tail,
+        "out_of_memory": False,
+        "time": time.time(),
+        "superseded": False,
+        "message": str(failed),
+    }
+
+
+def _note(output: Output, text: str) -> None:
+    output.note(f"perdure: {text}\n".encode())

@@ -1,0 +1,190 @@
+"""The command's process tree: started, ended and reaped here, and never left behind.
+
+The launcher is a subreaper, so whatever descends from the command stays below it, daemons included. "Nothing is left"
+is then a fact that the kernel states (no child to wait for), not the result of a search.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from . import processes
+
+logger = logging.getLogger(__name__)
+
+_KILL_AGAIN = timedelta(milliseconds=200)
+"""How often what survives SIGKILL is killed once more: it may have been forking."""
+_UNKILLABLE = timedelta(seconds=15)
+"""After this, what SIGKILL does not end is stuck in the kernel (a GPU, a network file system)."""
+
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+
+
+class CommandFailed(Exception):
+    """The command could not be started."""
+
+    def __init__(self, exit_code: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        """As a shell would give it."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A child of the launcher that ended."""
+
+    pid: int
+    code: int
+    """Negative for signals."""
+
+
+class ProcessTree:
+    """All processes below the launcher. For the launcher's main thread only: children die with the thread."""
+
+    def __init__(self) -> None:
+        self._roots: set[int] = set()
+        self._empty = True
+        self._kill_at: float | None = None
+        self._killing_since: float | None = None
+        self._terminating = False
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is left, as far as the last `reap` knows; also where what is left cannot be killed."""
+        return self._empty
+
+    @property
+    def roots(self) -> frozenset[int]:
+        """The processes started by `spawn` that still run."""
+        return frozenset(self._roots)
+
+    @property
+    def ending(self) -> bool:
+        return self._terminating or self._killing_since is not None
+
+    def spawn(self, command: Sequence[str], *, env: Mapping[str, str], workdir: Path | None, output: int) -> int:
+        """Starts a process in its own session, with stdout and stderr going to `output`.
+
+        Raises:
+            CommandFailed: if it cannot be started.
+        """
+        try:
+            process = subprocess.Popen(
+                command,
+                env=env,
+                cwd=workdir,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - one system call, through a loaded library
+            )
+        except OSError as error:
+            raise _explain(error, command, env=env, workdir=workdir) from error
+        # Reaped by `reap` and nobody else: Popen's own bookkeeping must not wait for it, nor warn.
+        process.returncode = 0
+        if self._empty:
+            self._terminating = False
+            self._kill_at = self._killing_since = None
+        self._roots.add(process.pid)
+        self._empty = False
+        return process.pid
+
+    def reap(self) -> list[Exit]:
+        """Collects children that ended. To be called after each SIGCHLD."""
+        ended: list[Exit] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._empty = True
+                self._roots.clear()
+                return ended
+            if pid == 0:
+                return ended
+            self._roots.discard(pid)
+            ended.append(Exit(pid, os.waitstatus_to_exitcode(status)))
+
+    def terminate(self, grace: timedelta) -> None:
+        """Asks everything to end: SIGTERM once, SIGKILL after the grace. A later call can only shorten the grace.
+
+        Only the groups of the processes that we started are asked: torchrun passes the signal on to its ranks, and
+        must not get it twice.
+        """
+        if self._empty:
+            return
+        if not self._terminating:
+            self._terminating = True
+            processes.send_to_groups(self._roots, signal.SIGTERM)
+        self._kill_after(grace)
+
+    def terminate_leftovers(self, grace: timedelta) -> None:
+        """Asks what outlived the processes that we started, daemons and orphans, to end; SIGKILL after the grace."""
+        if self._empty:
+            return
+        self._terminating = True
+        processes.send((process.pid for process in processes.descendants()), signal.SIGTERM)
+        self._kill_after(grace)
+
+    def kill(self) -> None:
+        """Kills everything, now."""
+        if self._empty:
+            return
+        if self._killing_since is None:
+            self._killing_since = time.monotonic()
+        processes.send((process.pid for process in processes.descendants() if not process.zombie), signal.SIGKILL)
+
+    def _kill_after(self, grace: timedelta) -> None:
+        deadline = time.monotonic() + grace.total_seconds()
+        self._kill_at = deadline if self._kill_at is None else min(self._kill_at, deadline)
+
+    @property
+    def next_step(self) -> float | None:
+        """When `advance` has something to do, on the monotonic clock."""
+        if self._empty:
+            return None
+        if self._killing_since is not None:
+            return time.monotonic() + _KILL_AGAIN.total_seconds()
+        return self._kill_at
+
+    def advance(self) -> None:
+        """Does what is due."""
+        if self._empty:
+            return
+        now = time.monotonic()
+        if self._killing_since is not None:
+            if now - self._killing_since > _UNKILLABLE.total_seconds():
+                stuck = [process.pid for process in processes.descendants() if not process.zombie]
+                logger.error("processes %s survive SIGKILL: they are stuck in the kernel and left behind", stuck)
+                self._empty = True
+                return
+            self.kill()
+        elif self._kill_at is not None and now >= self._kill_at:
+            self.kill()
+
+
+def _explain(error: OSError, command: Sequence[str], *, env: Mapping[str, str], workdir: Path | None) -> CommandFailed:
+    program = command[0]
+    if workdir is not None and not workdir.is_dir():
+        return CommandFailed(NOT_EXECUTABLE, f"workdir: {workdir} does not exist on this node, or is no folder")
+    if isinstance(error, FileNotFoundError):
+        where = f"in PATH={env.get('PATH', os.defpath)}" if "/" not in program else f"from {workdir or Path.cwd()}"
+        return CommandFailed(
+            NOT_FOUND,
+            f"command not found: {program!r} (looked {where}); check its spelling, and that the node's image has it "
+            "(a script also needs the interpreter that its first line names)",
+        )
+    if isinstance(error, PermissionError):
+        return CommandFailed(
+            NOT_EXECUTABLE, f"command not executable: {program!r}; use chmod +x, or name its interpreter first"
+        )
+    return CommandFailed(NOT_EXECUTABLE, f"command {program!r} cannot be started: {error}")

@@ -1,0 +1,54 @@
+"""What the training uses: read inside its container, since an agent beside it sees only itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from . import processes
+from .cgroups import MemoryController
+from .nvml import Devices
+
+
+class UsageMeter:
+    """CPU, memory and GPUs of everything below the launcher."""
+
+    def __init__(self, *, memory: MemoryController, devices: Devices) -> None:
+        self._memory = memory
+        self._devices = devices
+        self._ticks: dict[tuple[int, int], int] = {}
+        self._read_at: float | None = None
+
+    def read(self) -> dict[str, Any]:
+        """Usage since the last call; the first one knows no CPU yet."""
+        alive = [process for process in processes.descendants() if not process.zombie]
+        now = time.monotonic()
+        ticks = {(process.pid, process.start_ticks): process.cpu_ticks for process in alive}
+        cpu_cores: float | None = None
+        if self._read_at is not None and now > self._read_at:
+            spent = sum(count - self._ticks.get(key, 0) for key, count in ticks.items())
+            cpu_cores = spent / processes.TICKS_PER_SECOND / (now - self._read_at)
+        self._ticks, self._read_at = ticks, now
+        resident = [processes.resident_bytes(process.pid) for process in alive]
+        return {
+            "cpu_cores": cpu_cores,
+            # Libraries are mapped by every rank and used once; what a process shares most stands for all.
+            "memory_bytes": sum(total - shared for total, shared in resident)
+            + max((shared for _, shared in resident), default=0),
+            "memory_limit_bytes": self._memory.limit_bytes,
+            "devices": [asdict(device) for device in self._devices.usage()],
+        }
+
+
+def processes_per_node(configured: int | None, devices: Devices, environment: Mapping[str, str] = os.environ) -> int:
+    """Ranks per node: as configured, else one per GPU that the command may see, else one."""
+    if configured is not None:
+        return configured
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    count = devices.count
+    if count and visible is not None:
+        count = min(count, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
+    return max(1, count)
