@@ -6,7 +6,7 @@ once more without doing it twice.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from workflows.messages import CreatedNode, NodeEvent, NodeRef, NodeRequest, WatchRequest
@@ -43,8 +43,8 @@ class NodeBackend(Protocol):
         """The node's state now; None where it does not exist."""
         ...
 
-    def watch(self, request: WatchRequest) -> AsyncIterator[tuple[NodeEvent, ...]]:
-        """Yields batches of facts for as long as it is iterated."""
+    def watch(self, request: WatchRequest) -> AsyncGenerator[tuple[NodeEvent, ...]]:
+        """Yields batches of facts until it is closed."""
         ...
 
 

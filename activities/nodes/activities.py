@@ -1,0 +1,186 @@
+"""The worker's activities for nodes: what NodeGroup asks of a backend, and what a backend's watch tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.nodes.backend import NodeBackend, NodeRefused
+from agent.owner import JobFate, ask_fate
+from workflows.messages import CreatedNode, NodeEvent, NodeEvents, NodeRef, NodeRequest, WatchRequest
+
+logger = logging.getLogger(__name__)
+
+_CALL_TIMEOUT = timedelta(seconds=5)
+"""For one signal or question; both are repeated."""
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 5.0
+_BEAT = timedelta(seconds=2)
+"""Heartbeat of a long activity where its timeout does not ask for a faster one."""
+
+
+class NodeActivities:
+    """Activities over the backends that this worker serves."""
+
+    def __init__(self, client: Client, backends: Iterable[NodeBackend]) -> None:
+        self._client = client
+        self._backends = {backend.name: backend for backend in backends}
+
+    @property
+    def short(self) -> Sequence[Callable[..., Any]]:
+        """For the queue of workflows and short activities."""
+        return (self.create_node, self.delete_node, self.describe_node)
+
+    @property
+    def watches(self) -> Sequence[Callable[..., Any]]:
+        """For the queue of long watches, which would take the short activities' slots."""
+        return (self.watch_nodes,)
+
+    @activity.defn(name="create_node")
+    async def create_node(self, request: NodeRequest) -> CreatedNode:
+        """Makes the node exist.
+
+        Raises:
+            ApplicationError: `NodeRefused`, not retried, if the backend never will.
+        """
+        backend = self._backend(request.spec.backend)
+        async with _beating():
+            try:
+                return await backend.create(request)
+            except NodeRefused as refused:
+                raise ApplicationError(str(refused), type="NodeRefused", non_retryable=True) from refused
+
+    @activity.defn(name="delete_node")
+    async def delete_node(self, node: NodeRef) -> None:
+        """Ends the node; returns when nothing of it runs."""
+        async with _beating():
+            await self._backend(node.backend).delete(node)
+
+    @activity.defn(name="describe_node")
+    async def describe_node(self, node: NodeRef) -> NodeEvent | None:
+        """The node's state now; None where it does not exist."""
+        return await self._backend(node.backend).describe(node)
+
+    @activity.defn(name="watch_nodes")
+    async def watch_nodes(self, request: WatchRequest) -> None:
+        """Signals the group whatever its backend sees, and that its job has closed; ends with the group."""
+        backend = self._backend(request.backend)
+        async with _beating():
+            telling = _Telling(self._client, request.group_id)
+            tasks = [
+                asyncio.create_task(task)
+                for task in (telling.run(), _follow(backend, request, telling), self._ask_after_job(request, telling))
+            ]
+            try:
+                # The first to end is the telling, when the group has closed, or one that failed.
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask_after_job(self, request: WatchRequest, telling: _Telling) -> None:
+        told = False
+        while True:
+            try:
+                fate = await ask_fate(
+                    self._client,
+                    job_id=request.job_id,
+                    first_run_id=request.job_first_run_id,
+                    rpc_timeout=_CALL_TIMEOUT,
+                )
+            except Exception as error:
+                logger.info("no answer about %s, so nothing follows: %s", request.job_id, error)
+            else:
+                if fate is JobFate.CLOSED and not told:
+                    told = True
+                    telling.owner_closed()
+            await asyncio.sleep(request.owner_check.total_seconds())
+
+    def _backend(self, name: str) -> NodeBackend:
+        backend = self._backends.get(name)
+        if backend is None:
+            served = ", ".join(sorted(self._backends)) or "none"
+            raise ApplicationError(
+                f"backend is {name!r}, which this worker does not serve (it serves {served}); "
+                "choose another backend, or start a worker with this one",
+                type="NodeRefused",
+                non_retryable=True,
+            )
+        return backend
+
+
+async def _follow(backend: NodeBackend, request: WatchRequest, telling: _Telling) -> None:
+    async with contextlib.aclosing(backend.watch(request)) as batches:
+        async for batch in batches:
+            telling.events(batch)
+
+
+class _Telling:
+    """Signals to one group: in order, together where they wait, and again until they have arrived."""
+
+    def __init__(self, client: Client, group_id: str) -> None:
+        self._group = client.get_workflow_handle(group_id)
+        self._waiting: list[NodeEvent] = []
+        self._owner_closed = False
+        self._changed = asyncio.Event()
+
+    def events(self, batch: Iterable[NodeEvent]) -> None:
+        self._waiting.extend(batch)
+        self._changed.set()
+
+    def owner_closed(self) -> None:
+        self._owner_closed = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Returns when the group has closed."""
+        pause = _FIRST_PAUSE
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            message = NodeEvents(events=tuple(self._waiting), owner_closed=self._owner_closed)
+            try:
+                await self._group.signal("node_events", message, rpc_timeout=_CALL_TIMEOUT)
+            except Exception as error:
+                if isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND:
+                    logger.info("%s has closed, so its watch ends", self._group.id)
+                    return
+                logger.info("%s was not told, trying again in %.1f s: %s", self._group.id, pause, error)
+                self._changed.set()
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+            else:
+                pause = _FIRST_PAUSE
+                del self._waiting[: len(message.events)]
+                if message.owner_closed:
+                    self._owner_closed = False
+
+
+@contextlib.asynccontextmanager
+async def _beating() -> AsyncGenerator[None]:
+    """Heartbeats for as long as the body takes, so that a worker's death is noticed and a cancellation heard."""
+    timeout = activity.info().heartbeat_timeout
+    interval = (min(timeout / 3, _BEAT) if timeout else _BEAT).total_seconds()
+
+    async def beat() -> None:
+        while True:
+            activity.heartbeat()
+            await asyncio.sleep(interval)
+
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()

@@ -1,0 +1,83 @@
+"""The local backend: each node is a launcher and an agent, detached from whoever started them.
+
+The folders on disk are the truth; nothing here is missed when another worker takes over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+
+from activities.nodes.local import launch
+from activities.nodes.local.folders import NodeFolders, now, state_folder
+from activities.nodes.local.keeper import NodeKeeper
+from activities.nodes.local.watch import GroupWatch, gone_event, node_event
+from workflows.messages import CreatedNode, NodeEvent, NodeEventKind, NodeRef, NodeRequest, WatchRequest
+
+
+class LocalBackend:
+    """Nodes as processes on this machine. See `NodeBackend` for what it promises."""
+
+    name = "local"
+
+    def __init__(self, state: Path | None = None, *, connection: Mapping[str, str] | None = None) -> None:
+        """Uses a state folder.
+
+        Args:
+            state: where nodes are kept; `PERDURE_STATE` or the user's folder for application state by default.
+            connection: Temporal's environment variables for agents, where the worker's own do not say how to reach it.
+        """
+        self._folders = NodeFolders(state or state_folder())
+        self._keeper = NodeKeeper(self._folders, dict(connection or {}))
+        self._watches: set[GroupWatch] = set()
+
+    async def create(self, request: NodeRequest) -> CreatedNode:
+        """Starts the node's launcher and agent, unless they have been started before."""
+        launch.refuse_impossible(request)
+        folder = self._folders.folder(request.name)
+        pending = await asyncio.to_thread(self._keeper.create, folder, request)
+        self._look_again()
+        return CreatedNode(
+            name=request.name,
+            address=launch.ADDRESS,
+            host=socket.gethostname(),
+            log_path=str(folder.log),
+            pending=pending,
+        )
+
+    async def delete(self, node: NodeRef) -> None:
+        """Ends the node's processes; its folder stays, with the logs."""
+        await self._keeper.delete(self._folders.folder(node.name), node.grace)
+        self._look_again()
+
+    async def describe(self, node: NodeRef) -> NodeEvent | None:
+        """The node's state on disk and in the process table."""
+        folder = self._folders.folder(node.name)
+        if (record := folder.record) is None:
+            return None
+        if (ending := folder.ended) is not None:
+            return gone_event(record, ending)
+        launcher = folder.launcher
+        if launcher is None:
+            return node_event(record, NodeEventKind.PENDING, time=now(), reason=self._keeper.why_pending())
+        if launcher.alive:
+            return node_event(record, NodeEventKind.RUNNING, time=now())
+        return gone_event(record, await self._keeper.settle(folder))
+
+    async def watch(self, request: WatchRequest) -> AsyncGenerator[tuple[NodeEvent, ...]]:
+        """Follows the group's nodes; keeps their agents running and starts those that wait for a slot."""
+        watch = GroupWatch(self._keeper, self._folders, request)
+        self._watches.add(watch)
+        try:
+            async with contextlib.aclosing(watch.batches()) as batches:
+                async for batch in batches:
+                    yield batch
+        finally:
+            self._watches.discard(watch)
+
+    def _look_again(self) -> None:
+        for watch in self._watches:
+            watch.look_again()

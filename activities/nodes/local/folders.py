@@ -1,0 +1,241 @@
+"""What a local node is on disk: a folder that any worker of this machine can take up where another one left off.
+
+    <state>/nodes/<node name>/
+        node.json           who it is
+        launcher.pid        who runs, written by the processes themselves
+        agent.pid
+        deleted             nothing is started here any more
+        ended.json          nothing runs here any more, and how it ended
+        agent.json          configurations, with the incarnation's token
+        launcher.json
+        run/                the run directory of docs/node-protocol.md
+
+Presence of a file is the state; files appear whole, and never in a wrong order. So a worker that dies at any point
+leaves something that the next one understands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Generator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from activities.nodes.local.processes import ProcessIdentity
+
+STATE_VARIABLE = "PERDURE_STATE"
+
+_SOCKET_MAX = 107
+_LONGEST_SOCKET = "agent.sock"
+
+
+def state_folder() -> Path:
+    """Where this machine's nodes are kept: `PERDURE_STATE`, else the user's folder for application state."""
+    if chosen := os.environ.get(STATE_VARIABLE):
+        return Path(chosen).absolute()
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "perdure"
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class NodeRecord(_File):
+    """Who lives in a folder."""
+
+    uid: str
+    role: str
+    rank: int
+    incarnation: int
+    job_id: str
+    group_id: str
+    created_at: datetime
+
+    @property
+    def mark(self) -> str:
+        """`PERDURE_NODE` in the environment of all its processes."""
+        return f"{self.uid}/{self.role}-{self.rank}/{self.incarnation}"
+
+
+class Ending(_File):
+    """How a node ended; also the launcher's own `exit.json`."""
+
+    time: datetime
+    reason: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+_Model = TypeVar("_Model", bound=_File)
+
+
+class NodeFolder:
+    """One node's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+
+    @property
+    def exists(self) -> bool:
+        return self.path.is_dir()
+
+    @property
+    def record(self) -> NodeRecord | None:
+        return _read(self.path / "node.json", NodeRecord)
+
+    @property
+    def launcher(self) -> ProcessIdentity | None:
+        return ProcessIdentity.read(self.launcher_file)
+
+    @property
+    def agent(self) -> ProcessIdentity | None:
+        return ProcessIdentity.read(self.agent_file)
+
+    @property
+    def launcher_file(self) -> Path:
+        return self.path / "launcher.pid"
+
+    @property
+    def agent_file(self) -> Path:
+        return self.path / "agent.pid"
+
+    @property
+    def ended(self) -> Ending | None:
+        return _read(self.path / "ended.json", Ending)
+
+    @property
+    def launcher_exit(self) -> Ending | None:
+        """What the launcher said when it left; None where it was killed."""
+        return _read(self.path / "run" / "exit.json", Ending)
+
+    @property
+    def deleted(self) -> bool:
+        return (self.path / "deleted").exists()
+
+    @property
+    def log(self) -> Path:
+        return self.path / "run" / "logs" / "output.log"
+
+    @property
+    def run_dir(self) -> Path:
+        """By a path that is short enough for sockets, through a link where the real one is not."""
+        real = self.path / "run"
+        if len(os.fsencode(real / _LONGEST_SOCKET)) <= _SOCKET_MAX:
+            return real
+        folder = Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise PermissionError(f"{folder} belongs to another user; set TMPDIR to a folder of your own")
+        link = folder / hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(real)
+        return link
+
+    def make(self) -> None:
+        """Creates the folder, for its owner alone."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self) -> Generator[None]:
+        """One worker at a time; blocks. The lock ends with its holder."""
+        with lock(self.path / "lock"):
+            yield
+
+    def write(self, name: str, content: str) -> Path:
+        """Writes a file whole, readable for the owner alone."""
+        path = self.path / name
+        draft = self.path / f".{name}.{os.getpid()}"
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(content)
+        draft.replace(path)
+        return path
+
+    def mark_deleted(self) -> None:
+        """From now on nothing is started here, whoever asks."""
+        self.make()
+        (self.path / "deleted").touch()
+
+    def mark_ended(self, ending: Ending) -> Ending:
+        """Notes how the node ended; the first note stays."""
+        if (noted := self.ended) is not None:
+            return noted
+        self.write("ended.json", ending.model_dump_json())
+        return ending
+
+
+class NodeFolders:
+    """All nodes of this machine's user."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._nodes = state / "nodes"
+
+    def folder(self, name: str) -> NodeFolder:
+        """The folder of a node, existing or not."""
+        if not re.fullmatch(r"[a-z0-9][-a-z0-9]*", name):
+            raise ValueError(f"{name!r} is no name of a node; expected lowercase letters, digits and hyphens")
+        return NodeFolder(self._nodes / name)
+
+    def of_job(self, uid: str, role: str) -> list[NodeFolder]:
+        """The nodes of a job's run, ended ones included; told by their names, so that old jobs cost nothing."""
+        pattern = re.compile(rf".*-{re.escape(role)}-\d+-{re.escape(uid)}\d+")
+        return [NodeFolder(self._nodes / name) for name in self._names() if pattern.fullmatch(name)]
+
+    def running(self) -> int:
+        """How many nodes, of whichever job, occupy this machine."""
+        folders = (NodeFolder(self._nodes / name) for name in self._names())
+        launchers = (folder.launcher for folder in folders if not (folder.path / "ended.json").exists())
+        return sum(launcher is not None and launcher.alive for launcher in launchers)
+
+    @property
+    def capacity(self) -> int | None:
+        """How many nodes may run at once, from the file `capacity`; None where it does not say."""
+        try:
+            return int((self._state / "capacity").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    @contextlib.contextmanager
+    def admission(self) -> Generator[None]:
+        """Whoever counts nodes to start one does so alone; blocks."""
+        with lock(self._state / "admission.lock"):
+            yield
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self._nodes))
+        except FileNotFoundError:
+            return []
+
+
+@contextlib.contextmanager
+def lock(path: Path) -> Generator[None]:
+    """Holds an exclusive lock of a file that nobody deletes."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _read(path: Path, model: type[_Model]) -> _Model | None:
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValidationError):
+        return None

@@ -1,0 +1,109 @@
+"""What can be done to one local node, each safe to do twice, by two workers at once, or after a crash half-way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from datetime import timedelta
+
+from activities.nodes.local import launch
+from activities.nodes.local.folders import Ending, NodeFolder, NodeFolders, NodeRecord, now
+from activities.nodes.local.processes import kill_leftovers
+from workflows.messages import NodeRequest
+
+logger = logging.getLogger(__name__)
+
+_AGENT_GRACE = timedelta(seconds=5)
+"""For an agent's last words; it may have a failure to deliver."""
+
+
+class NodeKeeper:
+    """Starts and ends nodes. Methods that are not coroutines block, and belong in threads."""
+
+    def __init__(self, folders: NodeFolders, connection: Mapping[str, str]) -> None:
+        self._folders = folders
+        self._connection = connection
+
+    def create(self, folder: NodeFolder, request: NodeRequest) -> str:
+        """Lays the node down and starts it; says why it must wait, or nothing."""
+        folder.make()
+        with folder.locked():
+            record = folder.record or launch.write_configurations(folder, request)
+        return self.start(folder, record)
+
+    def start(self, folder: NodeFolder, record: NodeRecord) -> str:
+        """Starts what never ran; says why it must wait, or nothing."""
+        with folder.locked():
+            if folder.deleted or folder.ended:
+                return ""
+            if folder.launcher is not None:
+                # Whether it still runs is for the watch to say: it is never started twice.
+                self._start_agent(folder, record)
+                return ""
+            with self._admission():
+                if waits := self.why_pending():
+                    return waits
+                launch.finish(
+                    launch.start_launcher(folder, record), launch.start_agent(folder, record, self._connection)
+                )
+        return ""
+
+    def why_pending(self) -> str:
+        """Why no further node can run now; nothing where one can."""
+        capacity = self._folders.capacity
+        if capacity is None or (running := self._folders.running()) < capacity:
+            return ""
+        return f"no free slot: {running} of {capacity} in use"
+
+    def restart_agent(self, folder: NodeFolder, record: NodeRecord) -> None:
+        """Starts the agent anew where it has ended beside a running launcher."""
+        with folder.locked():
+            launcher = folder.launcher
+            if launcher is not None and launcher.alive and not folder.deleted and folder.ended is None:
+                self._start_agent(folder, record)
+
+    def _start_agent(self, folder: NodeFolder, record: NodeRecord) -> None:
+        if (agent := folder.agent) is not None:
+            if agent.alive:
+                return
+            folder.agent_file.unlink()
+        launch.finish(launch.start_agent(folder, record, self._connection))
+
+    def _admission(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._folders.capacity is None else self._folders.admission()
+
+    async def delete(self, folder: NodeFolder, grace: timedelta) -> None:
+        """Ends the node, and keeps it from ever starting; its folder stays, with the logs."""
+        # Also where nothing was created: a create that comes late must find this.
+        await asyncio.to_thread(folder.mark_deleted)
+        await asyncio.to_thread(_await_starter, folder)
+        if (launcher := folder.launcher) is not None:
+            await launcher.end(grace=grace)
+        await self.settle(folder)
+        await self.end_agent(folder)
+
+    async def settle(self, folder: NodeFolder) -> Ending:
+        """Ends what a node without a launcher left behind, and notes how it ended."""
+        if (record := folder.record) is not None and (leftovers := await kill_leftovers(record.mark)):
+            logger.info("%s: ended %d processes that its launcher had left", folder.name, leftovers)
+        said = folder.launcher_exit
+        ending = Ending(
+            time=said.time if said else now(),
+            reason="deleted" if folder.deleted else said.reason if said else "its launcher was killed",
+            exit_code=said.exit_code if said else None,
+            signal=said.signal if said else None,
+        )
+        return await asyncio.to_thread(folder.mark_ended, ending)
+
+    async def end_agent(self, folder: NodeFolder) -> None:
+        """Ends the agent, after its last words."""
+        if (agent := folder.agent) is not None:
+            await agent.end(grace=_AGENT_GRACE)
+
+
+def _await_starter(folder: NodeFolder) -> None:
+    # Whoever holds the lock may not have seen the mark.
+    with folder.locked():
+        pass

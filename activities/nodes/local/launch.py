@@ -1,0 +1,166 @@
+"""What a local node's two processes are started with: their configurations, environments and commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import agent
+from activities.nodes.backend import NodeRefused
+from activities.nodes.local import spawn
+from activities.nodes.local.folders import NodeFolder, NodeRecord, now
+from agent.config import CONFIG_VARIABLE as AGENT_CONFIG_VARIABLE
+from agent.config import AgentConfig
+from workflows.messages import NodeRequest
+
+ADDRESS = "127.0.0.1"
+_SPAWN_TIMEOUT = 60.0
+
+
+class SpawnFailed(Exception):
+    """A process of ours could not be started; trying again may help."""
+
+
+def refuse_impossible(request: NodeRequest) -> None:
+    """Checks what only this machine can tell.
+
+    Raises:
+        NodeRefused: if the node can never run here.
+    """
+    workdir = request.spec.workdir
+    if workdir is None:
+        return
+    if workdir.path is None:
+        raise NodeRefused(
+            f"workdir.git is {workdir.git!r}: the local backend runs commands in a folder of this machine; "
+            "check the repository out and set workdir.path"
+        )
+    if not Path(workdir.path).is_dir():
+        raise NodeRefused(
+            f"workdir.path is {workdir.path!r}, which is no folder on {socket.gethostname()}; "
+            "set it to one that exists where the worker runs"
+        )
+
+
+def write_configurations(folder: NodeFolder, request: NodeRequest) -> NodeRecord:
+    """Lays down all that starting the node needs; `node.json` last, as the sign that it is complete."""
+    spec, node = request.spec, request.node
+    role = spec.roles[node.role]
+    run_dir = folder.run_dir
+    (folder.path / "run" / "logs").mkdir(parents=True, exist_ok=True)
+    grace = spec.limits.termination_grace_period.total_seconds()
+    config = AgentConfig(
+        node=node,
+        job_id=request.job_id,
+        job_first_run_id=request.job_first_run_id,
+        job_name=spec.name,
+        job_namespace=spec.namespace,
+        group_id=request.group_id,
+        task_queue=request.task_queue,
+        address=ADDRESS,
+        host=socket.gethostname(),
+        nodes=str(role.nodes),
+        processes=role.nproc_per_node,
+        run_dir=run_dir,
+        timing=spec.timing,
+        termination_grace=grace,
+        outputs_logs=spec.outputs.logs,
+    )
+    folder.write("agent.json", config.model_dump_json(indent=1))
+    launcher: dict[str, Any] = {
+        "command": list(role.command),
+        "workdir": (spec.workdir.path if spec.workdir else None) or os.getcwd(),
+        "env": dict(spec.env),
+        "nodes": str(role.nodes),
+        "processes": role.nproc_per_node,
+        "rendezvous": role.rendezvous,
+        "run_id": node.uid,
+        "address": ADDRESS,
+        "stop_grace_s": spec.timing.processes.stop_grace.total_seconds(),
+        "termination_grace_s": grace,
+        "log_max_bytes": spec.timing.processes.log_max_bytes,
+    }
+    folder.write("launcher.json", json.dumps(launcher, indent=1))
+    record = NodeRecord(
+        uid=node.uid,
+        role=node.role,
+        rank=node.rank,
+        incarnation=node.incarnation,
+        job_id=request.job_id,
+        group_id=request.group_id,
+        created_at=now(),
+    )
+    folder.write("node.json", record.model_dump_json(indent=1))
+    return record
+
+
+def start_launcher(folder: NodeFolder, record: NodeRecord) -> subprocess.Popen[bytes]:
+    """Begins to start the launcher; `finish` it."""
+    environment = _common_environment(folder, record)
+    environment["PERDURE_LAUNCHER_CONFIG"] = str(folder.path / "launcher.json")
+    # So that `torchrun` means the one beside this interpreter, as in an activated environment.
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
+    # Gloo would look for the address of this machine's name, which often is another interface's, or nobody's.
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    workdir = json.loads((folder.path / "launcher.json").read_text())["workdir"]
+    return _start(
+        folder.launcher_file,
+        output=folder.path / "launcher.log",
+        directory=workdir,
+        module="perdure_launcher",
+        environment=environment,
+    )
+
+
+def start_agent(folder: NodeFolder, record: NodeRecord, connection: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Begins to start the agent, with Temporal's variables in `connection` over the worker's own; `finish` it."""
+    environment = _common_environment(folder, record) | dict(connection)
+    environment[AGENT_CONFIG_VARIABLE] = str(folder.path / "agent.json")
+    # Our own packages before anything that a user's PYTHONPATH may hold under the same names.
+    home = str(Path(next(iter(agent.__path__))).parent)
+    inherited = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([home, inherited]) if inherited else home
+    return _start(
+        folder.agent_file,
+        output=folder.path / "agent.out",
+        directory=folder.path,
+        module="agent",
+        environment=environment,
+    )
+
+
+def finish(*starting: subprocess.Popen[bytes]) -> None:
+    """Returns when the processes run.
+
+    Raises:
+        SpawnFailed: if one does not.
+    """
+    problems: list[str] = []
+    for process in starting:
+        _, error = process.communicate(timeout=_SPAWN_TIMEOUT)
+        if process.returncode:
+            problems.append(error.decode(errors="replace").strip() or f"the starter exited with {process.returncode}")
+    if problems:
+        raise SpawnFailed("; ".join(problems))
+
+
+def _common_environment(folder: NodeFolder, record: NodeRecord) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
+    return environment | {"PERDURE_RUN_DIR": str(folder.run_dir), "PERDURE_NODE": record.mark}
+
+
+def _start(
+    identity: Path, *, output: Path, directory: Path | str, module: str, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    # -P: the folder that a module is started in is not where its imports come from.
+    program = [sys.executable, "-P", "-m", module]
+    starter = [sys.executable, "-I", "-S", spawn.__file__, str(identity), str(output), str(directory), *program]
+    return subprocess.Popen(
+        starter, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )

@@ -1,0 +1,85 @@
+"""Starts a detached process exactly once. Run as a script, in an interpreter of its own: forking is safe there.
+
+The process writes its own identity before it becomes the program, so whoever finds the identity file knows who to
+look for, and whoever comes second, after a crash or at the same moment, starts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+
+def started_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; None where it does not run. Tells users of one PID apart."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name may hold spaces and parentheses.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    # Zombies and the dead have ended.
+    return None if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
+
+
+def boot_id() -> str:
+    """Changes with every boot, when PIDs and ticks begin anew."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def _claim(identity_file: str) -> bool:
+    """Writes this process's identity; False where another has been written before."""
+    draft = f"{identity_file}.{os.getpid()}"
+    identity = {"pid": os.getpid(), "started": started_ticks(os.getpid()), "boot": boot_id(), "time": time.time()}
+    with open(draft, "w", encoding="ascii") as file:
+        json.dump(identity, file)
+    try:
+        os.link(draft, identity_file)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(draft)
+    return True
+
+
+def _become(identity_file: str, output: str, directory: str, command: list[str]) -> None:
+    os.setsid()
+    # A worker that was started in the background ignores it, and would pass that on.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.chdir(directory)
+    if _claim(identity_file):
+        os.execvpe(command[0], command, os.environ)
+
+
+def main() -> int:
+    """`spawn.py IDENTITY_FILE OUTPUT DIRECTORY COMMAND…`: returns when the program runs, or says why it does not."""
+    identity_file, output, directory, *command = sys.argv[1:]
+    # Closed by the program's start, or by the end of a child that had nothing to start.
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.close(reading)
+        try:
+            _become(identity_file, output, directory, command)
+        except OSError as error:
+            os.write(writing, str(error).encode())
+            os._exit(1)
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        problem = pipe.read().decode(errors="replace")
+    if problem:
+        sys.stderr.write(problem)
+    return 1 if problem else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Watches the local nodes of one group: the kernel says at once when a launcher or an agent ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+
+from activities.nodes.local.folders import Ending, NodeFolder, NodeFolders, NodeRecord, now
+from activities.nodes.local.keeper import NodeKeeper
+from activities.nodes.local.processes import ProcessIdentity
+from workflows.messages import NodeEvent, NodeEventKind, WatchRequest
+from workflows.names import group_index
+
+logger = logging.getLogger(__name__)
+
+_LOOK_AGAIN = 1.0
+"""Seconds until a node that another worker created is found, and until a free slot is."""
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 30.0
+"""Before an agent that keeps crashing is started again; one that ran as long as this starts over at the first."""
+
+
+def node_event(record: NodeRecord, kind: NodeEventKind, *, time: datetime, reason: str = "") -> NodeEvent:
+    """A fact about the node of a record."""
+    return NodeEvent(kind=kind, rank=record.rank, incarnation=record.incarnation, time=time, reason=reason)
+
+
+def gone_event(record: NodeRecord, ending: Ending) -> NodeEvent:
+    """That the node has ended, and how."""
+    return NodeEvent(
+        kind=NodeEventKind.GONE,
+        rank=record.rank,
+        incarnation=record.incarnation,
+        time=ending.time.astimezone(UTC),
+        reason=ending.reason,
+        exit_code=ending.exit_code,
+        signal=ending.signal,
+    )
+
+
+class GroupWatch:
+    """One watch: follows each node of the group in a task of its own."""
+
+    def __init__(self, keeper: NodeKeeper, folders: NodeFolders, request: WatchRequest) -> None:
+        self._keeper = keeper
+        self._folders = folders
+        self._request = request
+        self._events: asyncio.Queue[NodeEvent] = asyncio.Queue()
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._look = asyncio.Event()
+
+    def look_again(self) -> None:
+        """Something was created or has ended: no need to wait."""
+        self._look.set()
+        self._look = asyncio.Event()
+
+    async def batches(self) -> AsyncGenerator[tuple[NodeEvent, ...]]:
+        """Everything that is, then everything that happens, for as long as it is iterated."""
+        discovering = asyncio.create_task(self._discover())
+        try:
+            while True:
+                batch = [await self._events.get()]
+                while not self._events.empty():
+                    batch.append(self._events.get_nowait())
+                yield tuple(batch)
+        finally:
+            tasks = [discovering, *self._following.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _discover(self) -> None:
+        while True:
+            try:
+                for folder in self._folders.of_job(self._request.uid, self._request.role):
+                    if folder.name not in self._following and (record := folder.record) is not None:
+                        self._follow(folder, record)
+            except OSError as error:
+                logger.error("the nodes of this machine cannot be listed, trying again: %s", error)
+            await self._pause()
+
+    def _follow(self, folder: NodeFolder, record: NodeRecord) -> None:
+        if record.role == self._request.role and group_index(record.rank) == self._request.group:
+            self._following[folder.name] = asyncio.create_task(self._follow_on(folder, record))
+
+    async def _follow_on(self, folder: NodeFolder, record: NodeRecord) -> None:
+        """One node, from where it stands to its end."""
+        while True:
+            try:
+                await self._until_gone(folder, record)
+                return
+            except Exception:
+                logger.exception("%s: trouble while watching it, trying again", folder.name)
+                await asyncio.sleep(_LOOK_AGAIN)
+
+    async def _until_gone(self, folder: NodeFolder, record: NodeRecord) -> None:
+        launcher = await self._until_started(folder, record)
+        if launcher is not None:
+            self._tell(node_event(record, NodeEventKind.RUNNING, time=now()))
+            keeping = asyncio.create_task(self._keep_agent(folder, record))
+            try:
+                await launcher.gone()
+            finally:
+                keeping.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await keeping
+        ending = folder.ended or await self._keeper.settle(folder)
+        self._tell(gone_event(record, ending))
+        self.look_again()
+        await self._keeper.end_agent(folder)
+
+    async def _until_started(self, folder: NodeFolder, record: NodeRecord) -> ProcessIdentity | None:
+        """The launcher, once there is one; None for a node that ended."""
+        told = ""
+        while folder.ended is None:
+            if (launcher := folder.launcher) is not None:
+                return launcher
+            waits = await asyncio.to_thread(self._keeper.start, folder, record)
+            if folder.launcher is not None:
+                continue
+            if waits and waits != told:
+                self._tell(node_event(record, NodeEventKind.PENDING, time=now(), reason=waits))
+                told = waits
+            await self._pause()
+        return None
+
+    async def _keep_agent(self, folder: NodeFolder, record: NodeRecord) -> None:
+        """Starts the agent again whenever it ends beside its launcher, as a kubelet does with a sidecar."""
+        loop = asyncio.get_running_loop()
+        pause = _FIRST_PAUSE
+        while True:
+            began = loop.time()
+            if (agent := folder.agent) is not None:
+                await agent.gone()
+            if loop.time() - began >= _LONGEST_PAUSE:
+                pause = _FIRST_PAUSE
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+            logger.warning("%s: its agent has ended and is started again", folder.name)
+            try:
+                await asyncio.to_thread(self._keeper.restart_agent, folder, record)
+            except Exception:
+                logger.exception("%s: its agent cannot be started", folder.name)
+
+    def _tell(self, event: NodeEvent) -> None:
+        self._events.put_nowait(event)
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_AGAIN):
+                await self._look.wait()

@@ -1,0 +1,189 @@
+"""Real local nodes for tests, in a state folder of their own, with nothing left of them afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from activities.nodes.local import LocalBackend
+from perdure.spec.job import JobSpec
+from workflows.messages import NodeEvent, NodeEventKind, NodeIdentity, NodeRef, NodeRequest, WatchRequest
+from workflows.names import node_name, node_task_queue
+
+NOWHERE = {"TEMPORAL_ADDRESS": "127.0.0.1:9"}
+"""A port where no server is: agents wait."""
+
+
+def run_at_once(*command: str) -> dict[str, Any]:
+    """A role whose command starts without a world, as torchrun does."""
+    return {"nodes": 1, "command": list(command), "rendezvous": "torchrun", "nproc_per_node": 1}
+
+
+class LocalJob:
+    """Requests for the nodes of one made-up job."""
+
+    def __init__(self, state: Path, role: Mapping[str, Any] | None = None, **spec: Any) -> None:
+        self.state = state
+        self.uid = secrets.token_hex(4)
+        self.spec = JobSpec.model_validate(
+            {
+                "name": "made-up",
+                "limits": {"termination_grace_period": "2s"},
+                "timing": {"processes": {"stop_grace": "500ms"}},
+                **spec,
+                "roles": {"worker": role or run_at_once("sleep", "600")},
+            }
+        )
+        self.job_id = f"job/tests/{self.uid}"
+        self.group_id = f"{self.job_id}/group"
+        self.job_first_run_id = "no-run"
+
+    def request(self, rank: int = 0, incarnation: int = 1) -> NodeRequest:
+        return NodeRequest(
+            node=NodeIdentity(
+                uid=self.uid, role="worker", rank=rank, incarnation=incarnation, token=secrets.token_hex(8)
+            ),
+            name=self.name(rank, incarnation),
+            spec=self.spec,
+            job_id=self.job_id,
+            job_first_run_id=self.job_first_run_id,
+            group_id=self.group_id,
+            task_queue=node_task_queue(self.uid, "worker", rank, incarnation),
+        )
+
+    def name(self, rank: int = 0, incarnation: int = 1) -> str:
+        return node_name(self.spec.name, "worker", rank, self.uid, incarnation)
+
+    def ref(self, rank: int = 0, incarnation: int = 1, *, grace: float = 2.0) -> NodeRef:
+        return NodeRef(
+            name=self.name(rank, incarnation),
+            uid=self.uid,
+            role="worker",
+            rank=rank,
+            incarnation=incarnation,
+            backend="local",
+            namespace="default",
+            grace=timedelta(seconds=grace),
+        )
+
+    def watch(self, *, group: int = 0, owner_check: float = 1.0) -> WatchRequest:
+        return WatchRequest(
+            group_id=self.group_id,
+            job_id=self.job_id,
+            job_first_run_id=self.job_first_run_id,
+            uid=self.uid,
+            role="worker",
+            group=group,
+            backend="local",
+            namespace="default",
+            owner_check=timedelta(seconds=owner_check),
+        )
+
+    def folder(self, rank: int = 0, incarnation: int = 1) -> Path:
+        return self.state / "nodes" / self.name(rank, incarnation)
+
+    def processes(self) -> dict[int, str]:
+        """Everything of the job that runs, by PID, zombies aside."""
+        found: dict[int, str] = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal():
+                continue
+            try:
+                environment = (entry / "environ").read_bytes().split(b"\0")
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            # Starters are on their way to becoming something, or nothing.
+            if (
+                command
+                and "spawn.py" not in command
+                and any(variable.startswith(f"PERDURE_NODE={self.uid}/".encode()) for variable in environment)
+            ):
+                found[int(entry.name)] = command
+        return found
+
+    def agent_state(self, rank: int = 0) -> dict[str, Any]:
+        """What the node's agent remembers; empty before it does."""
+        path = self.folder(rank) / "run" / "agent-state.json"
+        return json.loads(path.read_bytes()) if path.exists() else {}
+
+    def pids(self, part: str) -> list[int]:
+        return [pid for pid, command in self.processes().items() if part in command]
+
+
+class Watching:
+    """A watch in the background, and what it has said."""
+
+    def __init__(self, backend: LocalBackend, request: WatchRequest) -> None:
+        self.events: list[NodeEvent] = []
+        self.heard: list[float] = []
+        self._task = asyncio.create_task(self._run(backend, request))
+
+    async def _run(self, backend: LocalBackend, request: WatchRequest) -> None:
+        async with aclosing(backend.watch(request)) as batches:
+            async for batch in batches:
+                self.events.extend(batch)
+                self.heard.extend(time.time() for _ in batch)
+
+    async def until(
+        self, kind: NodeEventKind, *, rank: int = 0, incarnation: int = 1, within: float = 30.0
+    ) -> NodeEvent:
+        """The first such event."""
+
+        def found() -> NodeEvent | None:
+            if self._task.done():
+                self._task.result()
+            matching = (e for e in self.events if (e.kind, e.rank, e.incarnation) == (kind, rank, incarnation))
+            return next(matching, None)
+
+        return await eventually(found, within=within)
+
+    def kinds(self, rank: int = 0) -> list[NodeEventKind]:
+        return [event.kind for event in self.events if event.rank == rank]
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def watching(backend: LocalBackend, request: WatchRequest) -> AsyncIterator[Watching]:
+    watch = Watching(backend, request)
+    try:
+        yield watch
+    finally:
+        await watch.close()
+
+
+@asynccontextmanager
+async def nothing_left(job: LocalJob) -> AsyncIterator[LocalJob]:
+    """Ends, by PID, whatever of the job a test left."""
+    try:
+        yield job
+    finally:
+        while left := job.processes():
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            await asyncio.sleep(0.05)
+
+
+async def eventually(condition: Callable[[], Any], *, within: float = 30.0) -> Any:
+    """The condition's first true value."""
+    deadline = time.monotonic() + within
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {within} s: {condition}")
+        await asyncio.sleep(0.02)
+    return value
