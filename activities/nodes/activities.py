@@ -113,7 +113,7 @@ class NodeActivities:
         if backend is None:
             served = ", ".join(sorted(self._backends)) or "none"
             raise ApplicationError(
-                f"backend is {name!r}, which this worker does not serve (it serves {served}); "
+                f"backend is {str(name)!r}, which this worker does not serve (it serves {served}); "
                 "choose another backend, or start a worker with this one",
                 type="NodeRefused",
                 non_retryable=True,

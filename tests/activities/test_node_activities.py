@@ -1,0 +1,205 @@
+"""The worker's activities against a real server and real local nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from temporalio import workflow
+from temporalio.client import Client, WorkflowHandle
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.worker import Worker
+
+with workflow.unsafe.imports_passed_through():
+    from activities.nodes.activities import NodeActivities
+    from activities.nodes.local import LocalBackend
+    from tests.activities.local_nodes import LocalJob, eventually, nothing_left
+    from tests.support.temporal_server import DevServer
+    from workflows.messages import CreatedNode, NodeEvents, NodeRef, NodeRequest, WatchRequest
+
+
+@workflow.defn(name="WatchedGroup", sandboxed=False)
+class WatchedGroup:
+    """Runs a watch, records what it signals, and creates and deletes nodes on request."""
+
+    @workflow.init
+    def __init__(self, queue: str, watch: WatchRequest | None) -> None:
+        self.heard: list[NodeEvents] = []
+        self.times: list[float] = []
+        self.closing = False
+
+    @workflow.run
+    async def run(self, queue: str, watch: WatchRequest | None) -> None:
+        if watch is not None:
+            watching = asyncio.create_task(self._watch(queue, watch))
+            await workflow.wait_condition(lambda: self.closing)
+            watching.cancel()
+            await watching
+        await workflow.wait_condition(lambda: self.closing)
+
+    async def _watch(self, queue: str, watch: WatchRequest) -> None:
+        try:
+            await workflow.execute_activity(
+                "watch_nodes",
+                watch,
+                task_queue=queue,
+                start_to_close_timeout=timedelta(days=1),
+                heartbeat_timeout=timedelta(seconds=5),
+            )
+        except ActivityError:
+            assert self.closing
+
+    @workflow.signal
+    def node_events(self, events: NodeEvents) -> None:
+        self.heard.append(events)
+        self.times.append(workflow.time())
+
+    @workflow.signal
+    def close(self) -> None:
+        self.closing = True
+
+    @workflow.query
+    def events(self) -> list[NodeEvents]:
+        return self.heard
+
+    @workflow.update
+    async def create(self, request: NodeRequest) -> CreatedNode | str:
+        try:
+            return await workflow.execute_activity(
+                "create_node",
+                request,
+                result_type=CreatedNode,
+                start_to_close_timeout=timedelta(seconds=60),
+                heartbeat_timeout=timedelta(seconds=5),
+            )
+        except ActivityError as error:
+            cause = error.cause
+            assert isinstance(cause, ApplicationError)
+            return f"{cause.type}: {cause.message}"
+
+    @workflow.update
+    async def delete(self, node: NodeRef) -> None:
+        await workflow.execute_activity(
+            "delete_node",
+            node,
+            start_to_close_timeout=timedelta(seconds=60),
+            retry_policy=RetryPolicy(maximum_attempts=3),
+        )
+
+
+class Running:
+    """A job with nodes, its group and the worker of both."""
+
+    def __init__(self, client: Client, job: LocalJob, group: WorkflowHandle, owner: WorkflowHandle) -> None:
+        self.client = client
+        self.job = job
+        self.group = group
+        self.owner = owner
+
+    async def until_event(self, kind: str, *, within: float = 30.0) -> float:
+        """When the group was told of it, by this process's clock."""
+        deadline = time.monotonic() + within
+        while time.monotonic() < deadline:
+            heard: list[NodeEvents] = await self.group.query("events", result_type=list[NodeEvents])
+            if any(event.kind == kind for events in heard for event in events.events):
+                return time.time()
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"no {kind} within {within} s")
+
+
+@pytest.fixture
+async def running(
+    temporal_server: DevServer, temporal_client: Client, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Running]:
+    state = tmp_path_factory.mktemp("s")
+    queue = f"watched-{secrets.token_hex(4)}"
+    activities = NodeActivities(temporal_client, [LocalBackend(state, connection=temporal_server.environment)])
+    async with (
+        nothing_left(LocalJob(state)) as job,
+        Worker(
+            temporal_client,
+            task_queue=queue,
+            workflows=[WatchedGroup],
+            activities=[*activities.short, *activities.watches],
+            max_heartbeat_throttle_interval=timedelta(seconds=1),
+        ),
+    ):
+        owner = await temporal_client.start_workflow(
+            WatchedGroup.run, args=[queue, None], id=job.job_id, task_queue=queue
+        )
+        assert owner.first_execution_run_id
+        job.job_first_run_id = owner.first_execution_run_id
+        group = await temporal_client.start_workflow(
+            WatchedGroup.run, args=[queue, job.watch()], id=job.group_id, task_queue=queue
+        )
+        yield Running(temporal_client, job, group, owner)
+        for handle in (group, owner):
+            if (await handle.describe()).close_time is None:
+                await handle.terminate()
+
+
+async def test_the_group_hears_of_its_nodes_at_once(running: Running) -> None:
+    job = running.job
+    created = await running.group.execute_update(WatchedGroup.create, job.request())
+    assert isinstance(created, CreatedNode)
+    assert created.address == "127.0.0.1"
+    assert Path(created.log_path).name == "output.log"
+    await running.until_event("RUNNING")
+    await eventually(lambda: job.pids("sleep 600"))
+    killed = time.time()
+    os.kill(job.pids("-m perdure_launcher")[0], signal.SIGKILL)
+    told = await running.until_event("GONE")
+    print(f"the group knew of the kill after {told - killed:.3f} s")
+    assert told - killed < 5
+    await running.group.execute_update(WatchedGroup.delete, job.ref())
+    assert not job.processes()
+
+
+async def test_a_refusal_is_not_retried(running: Running) -> None:
+    refused = await running.group.execute_update(
+        WatchedGroup.create, LocalJob(running.job.state, workdir={"path": "/no/such"}).request()
+    )
+    assert isinstance(refused, str)
+    assert refused.startswith("NodeRefused: workdir.path is '/no/such'")
+    elsewhere = LocalJob(running.job.state, backend="ray").request()
+    refused = await running.group.execute_update(WatchedGroup.create, elsewhere)
+    assert isinstance(refused, str)
+    assert "backend is 'ray', which this worker does not serve (it serves local)" in refused
+
+
+async def test_the_watch_tells_that_the_job_has_closed(running: Running) -> None:
+    await running.owner.terminate("by the test")
+
+    async def told() -> bool:
+        heard = await running.group.query("events", result_type=list[NodeEvents])
+        return any(events.owner_closed for events in heard)
+
+    deadline = time.monotonic() + 30
+    while not await told():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+async def test_a_job_that_nobody_knows_is_not_a_closed_one(
+    temporal_server: DevServer, temporal_client: Client, tmp_path: Path
+) -> None:
+    queue = f"watched-{secrets.token_hex(4)}"
+    job = LocalJob(tmp_path)
+    activities = NodeActivities(temporal_client, [LocalBackend(tmp_path, connection=temporal_server.environment)])
+    async with Worker(temporal_client, task_queue=queue, workflows=[WatchedGroup], activities=[*activities.watches]):
+        group = await temporal_client.start_workflow(
+            WatchedGroup.run, args=[queue, job.watch(owner_check=0.2)], id=job.group_id, task_queue=queue
+        )
+        await asyncio.sleep(2)
+        assert await group.query("events", result_type=list[NodeEvents]) == []
+        # A group that is gone ends its watch, and a cancelled watch ends too.
+        await group.signal(WatchedGroup.close)
+        await group.result()
