@@ -74,7 +74,6 @@ async def control_plane(*, withhold_evidence: bool = False) -> AsyncGenerator[Co
             if deaf is not None:
                 await deaf.stop()
             await local.stop_worker()
-            kill(node_processes())
             await local.stop_server()
 
 
@@ -92,8 +91,11 @@ async def start_deaf_worker(state: Path, address: str) -> DaemonRecord:
     return DaemonRecord(pid=pid, created=created)
 
 
-def node_processes(prefix: str = "") -> list[psutil.Process]:
-    """Every process of local nodes whose `PERDURE_NODE` begins so: agents, launchers, commands and ranks."""
+def node_processes(prefix: str) -> list[psutil.Process]:
+    """Every process of local nodes whose `PERDURE_NODE` begins so: agents, launchers, commands and ranks.
+
+    The prefix begins with a job's uid: other jobs of this machine are not ours to touch.
+    """
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -155,7 +157,10 @@ class PerdureJob:
         while True:
             with suppress(PerdureError):
                 incidents = await self.plane.client.incidents(self.name)
-                if incidents and (composition := compose_incident(incidents[0], killed_at)).entered is not None:
+                ours = next((incident for incident in incidents if incident.noticed_at.timestamp() > killed_at), None)
+                if ours and (composition := compose_incident(ours, killed_at)).entered is not None:
+                    texts = [incident.model_dump_json(indent=1) for incident in incidents]
+                    (self.folder / "incidents.json").write_text(f"[{','.join(texts)}]\n", encoding="utf-8")
                     return composition
             if asyncio.get_running_loop().time() > deadline:
                 raise TrialFailed("the world steps again, but the job knows of no incident")
@@ -184,6 +189,7 @@ def compose_incident(incident: IncidentView, killed_at: float) -> Composition:
         return None if time is None else time.timestamp() - killed_at
 
     return Composition(
+        happened=since_kill("started_at"),
         noticed=since_kill("noticed_at"),
         decided=since_kill("decided_at"),
         commanded=since_kill("commanded_at"),

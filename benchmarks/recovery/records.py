@@ -60,6 +60,8 @@ class Record(BaseModel):
 class Composition(Record):
     """What the seconds consist of, each counted from the kill."""
 
+    happened: float | None = None
+    """The first sign of it on a node, or at the backend."""
     noticed: float | None = None
     """The job heard of it."""
     decided: float | None = None

@@ -11,6 +11,7 @@ from .records import PEERS, Composition, Scenario, SystemName, TrialRecord
 from .summary import Steady, headline, median_composition, ratio_to_better_peer, summarize
 
 PARTS = {
+    "happened": "first sign",
     "noticed": "noticed",
     "decided": "decided",
     "commanded": "survivors commanded",

@@ -100,9 +100,19 @@ def median_composition(records: Iterable[TrialRecord]) -> Composition:
 
 
 def decision_seconds(records: Iterable[TrialRecord]) -> list[float]:
-    """From the job's hearing of a failure until its decision, per incident."""
-    parts = [record.composition for record in records if record.system is SystemName.PERDURE]
-    return [part.decided - part.noticed for part in parts if part.decided is not None and part.noticed is not None]
+    """What the control plane adds, where there is nothing to wait for: a rank was killed.
+
+    From the exit, as the node's launcher saw it, until the last surviving agent holds the next world: agent, Temporal
+    server, decision and back. The decision alone takes no time that the workflow's own clock could show.
+    """
+    parts = [
+        record.composition
+        for record in records
+        if (record.system, record.scenario) == (SystemName.PERDURE, Scenario.WORKER)
+    ]
+    return [
+        part.commanded - part.happened for part in parts if part.commanded is not None and part.happened is not None
+    ]
 
 
 def headline(records: Sequence[TrialRecord], steady: Steady | None) -> Headline:

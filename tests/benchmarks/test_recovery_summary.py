@@ -89,7 +89,7 @@ def test_parts_are_summed_up_by_their_median():
 
 def test_the_last_line_is_the_headline(capsys: pytest.CaptureFixture[str]):
     records = [
-        *trials(PERDURE, A, 2.0, composition=Composition(noticed=0.10, decided=0.14)),
+        *trials(PERDURE, A, 2.0, composition=Composition(happened=0.10, commanded=0.14)),
         *trials(TORCHRUN, A, None, 8.0),
     ]
     print_report(Console(width=200), records, STEADY, {DLROVER: "it does not install"})

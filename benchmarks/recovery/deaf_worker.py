@@ -1,0 +1,47 @@
+"""A worker whose backend never tells that a node has gone, so that leases and peers have to do.
+
+Everything else is the product's own: the same workflows, activities and local nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator
+
+from activities.nodes.local.backend import LocalBackend
+from perdure.connection import connect, find_endpoint
+from perdure.worker import leave, log_to, running_worker
+from workflows.messages import NodeEvent, NodeEventKind, NodeRef, WatchRequest
+
+
+class DeafBackend(LocalBackend):
+    """Makes and deletes nodes as ever, and takes each for running until it is deleted."""
+
+    async def describe(self, node: NodeRef) -> NodeEvent | None:
+        event = await super().describe(node)
+        if event is None or event.kind is not NodeEventKind.GONE:
+            return event
+        return event.model_copy(update={"kind": NodeEventKind.RUNNING, "reason": "", "exit_code": None, "signal": None})
+
+    async def watch(self, request: WatchRequest) -> AsyncGenerator[tuple[NodeEvent, ...]]:
+        async for batch in super().watch(request):
+            if heard := tuple(event for event in batch if event.kind is not NodeEventKind.GONE):
+                yield heard
+
+
+async def serve() -> None:
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    endpoint = find_endpoint()
+    client = await connect(endpoint, patient=True)
+    backend = DeafBackend(connection={"TEMPORAL_ADDRESS": endpoint.address, "TEMPORAL_CONFIG_FILE": os.devnull})
+    async with running_worker(client, backends=[backend]):
+        await stopped.wait()
+
+
+if __name__ == "__main__":
+    log_to(None)
+    asyncio.run(serve())
+    leave(0)
