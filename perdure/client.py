@@ -62,7 +62,7 @@ WATCH_INTERVAL = timedelta(seconds=1)
 OUTAGE_LIMIT = timedelta(minutes=10)
 """How long waiting for a job sits out an outage of the control plane before it says that it does not know."""
 
-UPDATE_TIMEOUT = timedelta(seconds=20)
+UPDATE_TIMEOUT = timedelta(seconds=10)
 """For a job to answer a request; it decides in milliseconds, but a worker may be just starting."""
 
 ResultT = TypeVar("ResultT")
@@ -399,8 +399,8 @@ class Client:
                 raise Refused(f"{name} refuses: {reason}") from error
             except WorkflowUpdateRPCTimeoutOrCancelledError as error:
                 raise NoWorker(
-                    f"{name} did not answer within {UPDATE_TIMEOUT.total_seconds():.0f} s; nothing was changed",
-                    remedy="Is a worker running? See `perdure doctor`.",
+                    f"{name} did not answer within {UPDATE_TIMEOUT.total_seconds():.0f} s; no worker seems to run",
+                    remedy="It may still take the request when one does: `perdure doctor`, then look at its status.",
                 ) from error
 
     async def _nodes(self, name: str, namespace: str | None, status: JobStatus) -> tuple[NodeView, ...]:
@@ -453,7 +453,7 @@ def _phase(execution: WorkflowExecution) -> JobPhase | None:
     if execution.status and (closed := _CLOSED.get(execution.status)):
         return closed
     shown = execution.typed_search_attributes.get(JOB_PHASE)
-    return JobPhase(shown) if shown in JobPhase else None
+    return JobPhase(shown) if shown else None
 
 
 def _summary(execution: WorkflowExecution) -> JobSummary | None:

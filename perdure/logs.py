@@ -8,13 +8,16 @@ import socket
 from collections import deque
 from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from activities.nodes.local import LocalBackend, state_folder
+from activities.nodes.local.folders import NodeFolders
 from perdure.errors import ControlPlaneUnreachable, LogsUnavailable, PerdureError
 from perdure.views import FINAL_PHASES, View
-from workflows.messages import NodeView
+from workflows.messages import JobStatus, NodeView
 
 if TYPE_CHECKING:
     from perdure.client import Client
@@ -34,12 +37,21 @@ class LogLine(View):
     text: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The log of one incarnation of a node."""
+
+    node: int
+    incarnation: int
+    path: Path
+
+
 class _Tailer:
     """Reads one log from where it stopped, through rotations."""
 
-    def __init__(self, view: NodeView) -> None:
-        self.view = view
-        self._path = Path(view.log_path)
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._path = source.path
         self._file: BinaryIO | None = None
         self._rest = b""
 
@@ -94,8 +106,8 @@ class _Tailer:
 
     def _line(self, text: bytes) -> LogLine:
         return LogLine(
-            node=self.view.rank,
-            incarnation=self.view.incarnation,
+            node=self._source.node,
+            incarnation=self._source.incarnation,
             text=text.decode(errors="replace").rstrip("\r"),
         )
 
@@ -106,8 +118,8 @@ async def read_logs(
     """See `Client.logs`."""
     tailers: dict[tuple[int, int], _Tailer] = {}
     try:
-        for view in await _readable(client, name, namespace, node):
-            tailer = tailers[view.rank, view.incarnation] = _Tailer(view)
+        for source in await _sources(client, name, namespace, node):
+            tailer = tailers[source.node, source.incarnation] = _Tailer(source)
             for line in tailer.old_lines(tail):
                 yield line
         loop = asyncio.get_running_loop()
@@ -118,8 +130,8 @@ async def read_logs(
                 ask_at = loop.time() + NODES_INTERVAL.total_seconds()
                 with suppress(ControlPlaneUnreachable, LogsUnavailable):
                     open_ = (await client.status(name, namespace=namespace)).phase not in FINAL_PHASES
-                    for view in await _readable(client, name, namespace, node):
-                        tailers.setdefault((view.rank, view.incarnation), _Tailer(view))
+                    for source in await _sources(client, name, namespace, node):
+                        tailers.setdefault((source.node, source.incarnation), _Tailer(source))
             for tailer in tailers.values():
                 for line in tailer.new_lines():
                     yield line
@@ -132,24 +144,42 @@ async def read_logs(
             tailer.close()
 
 
-async def _readable(client: Client, name: str, namespace: str | None, node: int | None) -> list[NodeView]:
-    """The nodes whose logs are asked for.
+async def _sources(client: Client, name: str, namespace: str | None, node: int | None) -> list[Source]:
+    """The logs that are asked for, older incarnations and nodes that are gone included where they are kept.
 
     Raises:
         LogsUnavailable: if one of them is not where this machine can read it.
     """
-    views = await client.nodes(name, namespace=namespace)
-    if node is not None:
-        known = ", ".join(str(view.rank) for view in views) or "none"
-        views = tuple(view for view in views if view.rank == node)
-        if not views:
-            raise PerdureError(f"{name} has no node {node}; its nodes are: {known}")
-    for view in views:
-        if view.log_path and not Path(view.log_path).parent.is_dir():
-            here = socket.gethostname()
-            where = f"on {view.host}, and this is {here}" if view.host not in ("", here) else "no longer there"
-            raise LogsUnavailable(
-                f"the log of node {view.rank} is {where}: {view.log_path}",
-                remedy="outputs.logs in the job's specification has every log copied to a place of your choice.",
-            )
-    return [view for view in views if view.log_path]
+    status = await client.status(name, namespace=namespace)
+    found = {(source.node, source.incarnation): source for source in _kept_here(status)}
+    for view in await client.nodes(name, namespace=namespace):
+        if view.log_path and (view.rank, view.incarnation) not in found:
+            path = Path(view.log_path)
+            if not path.parent.is_dir() and (node is None or node == view.rank):
+                raise _elsewhere(view)
+            found[view.rank, view.incarnation] = Source(node=view.rank, incarnation=view.incarnation, path=path)
+    if node is not None and found and all(rank != node for rank, _ in found):
+        known = ", ".join(str(rank) for rank in sorted({rank for rank, _ in found}))
+        raise PerdureError(f"{name} has no node {node}; its nodes are: {known}")
+    return [source for (rank, _), source in sorted(found.items()) if node in (None, rank)]
+
+
+def _kept_here(status: JobStatus) -> list[Source]:
+    """The logs of local nodes of this machine, which stay when the nodes have gone."""
+    if status.backend != LocalBackend.name:
+        return []
+    folders = NodeFolders(state_folder()).of_job(status.uid, status.role)
+    return [
+        Source(node=record.rank, incarnation=record.incarnation, path=folder.log)
+        for folder in folders
+        if (record := folder.record)
+    ]
+
+
+def _elsewhere(view: NodeView) -> LogsUnavailable:
+    here = socket.gethostname()
+    where = f"on {view.host}, and this is {here}" if view.host not in ("", here) else "no longer there"
+    return LogsUnavailable(
+        f"the log of node {view.rank} is {where}: {view.log_path}",
+        remedy="outputs.logs in the job's specification has every log copied to a place of your choice.",
+    )

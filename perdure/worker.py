@@ -13,7 +13,7 @@ import logging.handlers
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +31,8 @@ from temporalio.runtime import (
 from temporalio.worker import Worker
 
 from activities.nodes.activities import NodeActivities
+from activities.nodes.backend import NodeBackend
+from activities.nodes.local import LocalBackend
 from perdure.connection import connect, find_endpoint
 from perdure.errors import ExitCode, PerdureError
 from perdure.local.control_plane import worker_identity
@@ -67,8 +69,14 @@ class SiteActivities:
 
 
 @asynccontextmanager
-async def running_worker(client: TemporalClient) -> AsyncGenerator[SiteFacts]:
+async def running_worker(
+    client: TemporalClient, *, backends: Iterable[NodeBackend] | None = None
+) -> AsyncGenerator[SiteFacts]:
     """Serves both task queues while the context is open; leaving it stops gracefully.
+
+    Args:
+        client: Its namespace is served.
+        backends: Where nodes come from; by default this machine.
 
     Yields:
         What the worker found out about the client's namespace.
@@ -76,25 +84,32 @@ async def running_worker(client: TemporalClient) -> AsyncGenerator[SiteFacts]:
     problem = await register_search_attributes(client)
     if problem:
         logger.warning("jobs run without search attributes, so they cannot be searched for: %s", problem)
-    nodes = NodeActivities(client)
-    facts = SiteFacts(search_attributes=not problem, backends=tuple(nodes.backends))
+    served = tuple(backends) if backends is not None else (_local_backend(client),)
+    nodes = NodeActivities(client, served)
+    facts = SiteFacts(search_attributes=not problem, backends=tuple(backend.name for backend in served))
     async with (
         Worker(
             client,
             task_queue=WORKER_TASK_QUEUE,
             workflows=[TrainingJob, NodeGroup],
-            activities=[nodes.create_node, nodes.delete_node, nodes.describe_node, SiteActivities(facts).site_facts],
+            activities=[*nodes.short, SiteActivities(facts).site_facts],
             graceful_shutdown_timeout=SHUTDOWN_GRACE,
             sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         ),
         Worker(
             client,
             task_queue=WATCH_TASK_QUEUE,
-            activities=[nodes.watch_nodes],
+            activities=nodes.watches,
             max_concurrent_activities=WATCH_SLOTS,
         ),
     ):
         yield facts
+
+
+def _local_backend(client: TemporalClient) -> LocalBackend:
+    """Nodes on this machine, whose agents find the server where this worker found it."""
+    address = client.service_client.config.target_host
+    return LocalBackend(connection={"TEMPORAL_ADDRESS": address, "TEMPORAL_NAMESPACE": client.namespace})
 
 
 async def serve(*, address: str | None = None, metrics_port: int | None = None) -> None:

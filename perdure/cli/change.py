@@ -167,7 +167,11 @@ def _change(
 
 async def _tell_plan(client: Client, here: Session, name: str, plan: str) -> None:
     """What a change would do, beside what is there now."""
+    from perdure.errors import Refused
+
     status = await client.status(name)
+    if status.finished_at:
+        raise Refused(f"{name} does not run: it has ended as {status.phase}")
     if here.json:
         here.show({"name": name, "would": plan, "phase": status.phase, "nodes": status.nodes})
         return

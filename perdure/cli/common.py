@@ -49,7 +49,10 @@ AddressOption = Annotated[
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Kept with the job and shown by `perdure explain`.")]
 
-out = Console(highlight=False, soft_wrap=True)
+_NO_LIMIT = 4096
+"""Columns of a pipe: nothing is cut off for whoever reads it."""
+
+out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _NO_LIMIT)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 

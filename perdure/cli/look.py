@@ -101,7 +101,7 @@ async def _status(client: Client, here: Session, name: str) -> None:
     except NoWorker:
         if not here.json:
             summary = await client.describe(name)
-            out.print(f"[bold]{escape(name)}[/]  {text.phase(summary.phase or 'unknown')}, as the server knows it")
+            out.print(f"[bold]{escape(name)}[/]  {text.phase(summary.phase or 'submitted')}, as the server knows it")
         raise
     nodes = await client.nodes(name)
     progress = overall_progress(nodes, known)
@@ -151,14 +151,15 @@ def _facts(
     present = [node for node in nodes if node.phase in ("CREATED", "JOINED", "READY")]
     leases = f"leases {sum(node.reachable for node in present)}/{len(present)}"
     protected = "rendezvous protected" if status.protected else "rendezvous NOT protected: see `perdure explain`"
+    control = f"temporal ok   worker ok   {leases}   {protected}"
     return [
         (label, words)
         for label, words in (
             ("WHY", "; ".join(why)),
             ("SPEED", "   ".join(speed)),
             ("GOOD", good),
-            ("CONTROL", f"temporal ok   worker ok   {leases}   {protected}"),
-            ("NEXT", status.next_action),
+            ("CONTROL", "" if status.finished_at else control),
+            ("NEXT", "" if status.finished_at else status.next_action),
         )
         if words
     ]

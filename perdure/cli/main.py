@@ -123,6 +123,10 @@ def run_command(arguments: list[str], *, program: str = "perdure") -> int:
         name = f"{error.filename}: " if error.filename else ""
         common.report_error(OSError(f"{name}{error.strerror or error}"), "", ExitCode.USAGE)
         return ExitCode.USAGE
+    except Exception:
+        # A bug of ours must not look like a failed script.
+        common.err.print_exception()
+        return ExitCode.INFRASTRUCTURE
     return ExitCode.OK
 
 

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from perdure.spec.job import JobSpec
     from perdure.views import Submission
 
-SHELL_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+SHELL_VARIABLES = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
+SHELL_PREFIXES = ("CUDA_", "GLOO_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_")
 """What makes a command mean on a local node what it means in the shell that `perdure run` was called from: the worker
-that starts nodes may have been started from another one."""
+that starts nodes may have been started from another one. Not the whole environment: it holds secrets, and a job's
+specification is kept in Temporal."""
 
 NameOption = Annotated[
     str | None, typer.Option("--name", help="The job's name.", show_default="the script's, and a suffix")
@@ -58,6 +60,10 @@ def run(
             "--nproc-per-node", help="Processes per node: a number, gpu, or auto.", show_default="one per GPU, else 1"
         ),
     ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", "-e", metavar="NAME[=VALUE]", help="For the processes; alone: as it is here."),
+    ] = None,
     name: NameOption = None,
     namespace: NamespaceOption = "default",
     backend: BackendOption = None,
@@ -70,7 +76,8 @@ def run(
 
     Starts what is missing here: a Temporal server with its database in the state folder, and a worker.
 
-    Ctrl-C detaches: the job goes on.
+    Ctrl-C detaches: the job goes on. Of this shell's variables the job gets PATH, PYTHONPATH and those of torch, CUDA,
+    NCCL and the like; others by --env.
 
     [dim]perdure run --nodes 2:4 -- torchrun train.py --lr 3e-4[/]
     [dim]perdure run --nodes 2 --nproc-per-node 4 --name llama -- torchrun train.py[/]
@@ -81,12 +88,20 @@ def run(
     """
     here = session(namespace=namespace, output=output, address=address)
     if _is_file(command):
-        if nodes or nproc_per_node:
-            raise typer.BadParameter("the file says how many; change it there", param_hint="--nodes, --nproc-per-node")
+        if nodes or nproc_per_node or env:
+            raise typer.BadParameter(
+                "the file says this; change it there", param_hint="--nodes, --nproc-per-node, --env"
+            )
         spec, warnings = _from_file(command[0], name=name, namespace=namespace, backend=backend)
     else:
         spec, warnings = _from_command(
-            command, nodes=nodes, nproc_per_node=nproc_per_node, name=name, namespace=namespace, backend=backend
+            command,
+            nodes=nodes,
+            nproc_per_node=nproc_per_node,
+            env=env or [],
+            name=name,
+            namespace=namespace,
+            backend=backend,
         )
     _check_command(spec)
     if dry_run:
@@ -188,6 +203,7 @@ def _from_command(
     *,
     nodes: str | None,
     nproc_per_node: str | None,
+    env: list[str],
     name: str | None,
     namespace: str,
     backend: str | None,
@@ -201,20 +217,29 @@ def _from_command(
         nproc_per_node=nproc_per_node,
         namespace=namespace,
         workdir=os.getcwd(),
-        env=_shell_environment(),
+        env=_shell_environment(env),
         backend=backend or "local",
     )
     spec, warnings = validate_spec(spec)
     return spec, tuple(str(warning) for warning in warnings)
 
 
-def _shell_environment() -> dict[str, str]:
-    variables = {variable: value for variable in SHELL_VARIABLES if (value := os.environ.get(variable))}
+def _shell_environment(asked: list[str]) -> dict[str, str]:
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if value and (name in SHELL_VARIABLES or name.startswith(SHELL_PREFIXES))
+    }
     # Whoever calls perdure by its path, its environment not activated, still means the torchrun beside it.
     beside = str(Path(sys.executable).parent)
     path = variables.get("PATH", os.defpath)
     if beside not in path.split(os.pathsep):
         variables["PATH"] = os.pathsep.join((path, beside))
+    for assignment in asked:
+        variable, given, value = assignment.partition("=")
+        if not given and variable not in os.environ:
+            raise typer.BadParameter(f"{variable} is not set here; write {variable}=VALUE", param_hint="--env")
+        variables[variable] = value if given else os.environ[variable]
     return variables
 
 
