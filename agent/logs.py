@@ -128,8 +128,9 @@ class LogShipper:
         if self._files is None:
             # Imported late: with its backends it is a good part of an agent's memory.
             fsspec: Any = importlib.import_module("fsspec.core")
-            self._files, self._root = fsspec.url_to_fs(self._url)
-            self._files.makedirs(self._root, exist_ok=True)
+            files, self._root = fsspec.url_to_fs(self._url)
+            files.makedirs(self._root, exist_ok=True)
+            self._files = files
         self._files.pipe_file(f"{self._root}/part-{part:06}.log", content)
 
     def _keep(self, position: _Position) -> None:

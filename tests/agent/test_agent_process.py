@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -311,6 +313,90 @@ async def test_only_one_agent_serves_a_node(agent: RunningAgent, workflows: Work
     assert await asyncio.wait_for(second.process.wait(), 20) == 75
     assert agent.process is not None
     assert agent.process.returncode is None
+
+
+async def test_a_full_disk_costs_nothing_but_memory_of_it(agent: RunningAgent, workflows: Workflows) -> None:
+    await workflows.expect(workflows.group, "joined")
+    # Every write of a byte fails from here on.
+    _, hard = resource.prlimit(agent.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (0, hard))
+    await agent.launcher_hello()
+    await agent.handler_hello()
+    await agent.ready(0)
+    await workflows.expect(workflows.group, "ready")
+    assert (await agent.command("apply_world", agent.world(1)))["accepted"]
+    await enter(agent, 1)
+    await agent.ready(1, [rank_exit()])
+    await workflows.expect(workflows.job, "failure")
+    state = agent.run_dir / "agent-state.json"
+    assert b'"generation":1' not in state.read_bytes()
+    resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (hard, hard))
+    await eventually(lambda: b'"generation":1' in state.read_bytes())
+
+
+async def test_wrong_requests_are_refused_with_what_was_expected(agent: RunningAgent) -> None:
+    for method, path, body, expected in (
+        ("POST", "/v1/rendezvous/entered", {"generation": "x", "time": 1}, "generation"),
+        ("POST", "/v1/launcher/hello", {}, "pid"),
+        ("GET", "/v1/rendezvous/world?after=x", None, "after is 'x'; expected a whole number"),
+        ("GET", "/v1/launcher/desired?version=0&wait=soon", None, "wait is 'soon'"),
+    ):
+        status, answer = await agent.request(method, path, body)
+        assert status == 400
+        assert expected in answer["error"]
+    status, answer = await agent.request("GET", "/v2/anything")
+    assert status == 404
+    assert "/v2/anything" in answer["error"]
+    assert (agent.run_dir / "agent.sock").stat().st_mode & 0o777 == 0o666
+
+
+async def test_ranks_whose_steps_cannot_be_seen_count_as_running(agent: RunningAgent, workflows: Workflows) -> None:
+    await agent.launcher_hello()
+    await agent.command("apply_world", agent.world(1))
+    began = time.time()
+    await enter(agent, 1)
+    [stepping] = await workflows.expect(workflows.group, "stepping")
+    assert stepping["generation"] == 1
+    assert utc(stepping["time"]).timestamp() - began > 5
+
+
+async def test_usage_rides_along(agent: RunningAgent, workflows: Workflows) -> None:
+    await agent.launcher_hello()
+    await agent.post(
+        "/v1/launcher/usage", cpu_cores=1.5, memory_bytes=10, memory_limit_bytes=None, devices=[{"index": 0}]
+    )
+    [metrics, *_] = await workflows.expect(workflows.group, "metrics")
+    assert (metrics["cpu_cores"], metrics["memory_bytes"], metrics["devices"][0]["index"]) == (1.5, 10, 0)
+
+
+async def test_the_log_is_copied_where_the_job_says(
+    temporal_server: DevServer, workflows: Workflows, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "logs").mkdir()
+    (folder / "logs" / "output.log").write_text("hello from rank 0\n")
+    async with running_agent(temporal_server, workflows, folder, outputs_logs=f"file://{tmp_path}/out"):
+        part = tmp_path / "out" / "worker-0" / "1" / "part-000001.log"
+        await eventually(lambda: part.exists() and part.read_text() == "hello from rank 0\n")
+
+
+async def test_a_wrong_configuration_is_named() -> None:
+    for value, expected in (
+        (None, "PERDURE_AGENT_CONFIG is not set"),
+        ("/no/such/file", "'/no/such/file', which cannot be read"),
+        (__file__, "no agent configuration"),
+    ):
+        environment = {name: text for name, text in os.environ.items() if name != "PERDURE_AGENT_CONFIG"}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "agent",
+            env=environment | ({"PERDURE_AGENT_CONFIG": value} if value else {}),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, error = await process.communicate()
+        assert process.returncode == 2
+        assert expected in error.decode()
 
 
 async def test_an_outage_delays_and_loses_nothing(folder: Path) -> None:

@@ -1,0 +1,265 @@
+"""The node's decisions, event by event."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.config import AgentConfig
+from agent.node import Node
+from agent.protocol import (
+    EnteredBody,
+    ExitedBody,
+    FinishedBody,
+    HandlerHello,
+    LauncherHello,
+    RankExitBody,
+    ReadyBody,
+    UnprotectedBody,
+)
+from agent.state import StateFile
+from workflows.messages import AgentMessage, ApplyWorld, Failure, FailureKind, Finished, NodeIdentity, Progress, Ready
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+IDENTITY = NodeIdentity(uid="0a1b2c3d", role="worker", rank=3, incarnation=2, token="secret")
+
+
+class Told:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.messages: list[AgentMessage] = []
+
+    def put(self, message: AgentMessage, *, first: bool = False) -> None:
+        self.messages.append(message)
+
+    def of(self, kind: type) -> list[Any]:
+        return [message for message in self.messages if isinstance(message, kind)]
+
+
+class Bench:
+    """A node and those it talks to."""
+
+    def __init__(self, run_dir: Path, *, nodes: str = "2:4", mode: str = "torchrun") -> None:
+        self.config = AgentConfig(
+            node=IDENTITY,
+            job_id="job/a/b",
+            job_first_run_id="first",
+            job_name="b",
+            job_namespace="a",
+            group_id="group",
+            task_queue="queue",
+            address="127.0.0.1",
+            nodes=nodes,
+            run_dir=run_dir,
+        )
+        self.job, self.group = Told(), Told()
+        self.node = self.start()
+        self.node.launcher_hello(LauncherHello(pid=1, started_at=NOW, attempt=1, mode=mode, processes=1))
+
+    def start(self) -> Node:
+        """An agent that has just started, perhaps again."""
+        self.node = Node(
+            self.config,
+            StateFile(self.config.run_dir),
+            to_job=self.job,
+            to_group=self.group,
+            progress=lambda: Progress(step=7),
+        )
+        return self.node
+
+    def apply(self, generation: int) -> None:
+        command = ApplyWorld(
+            node=IDENTITY,
+            generation=generation,
+            nodes=2,
+            group_rank=0,
+            base_rank=0,
+            world_size=2,
+            store_address="127.0.0.1",
+            store_port=29500 + generation,
+            store_host=True,
+        )
+        assert self.node.apply_world(command).accepted
+
+    def enter(self, generation: int) -> None:
+        self.node.entered(EnteredBody(generation=generation, time=NOW))
+
+    def exit(self, *, attempt: int = 1, generation: int, code: int | None = None, **fields: Any) -> None:
+        self.node.exited(ExitedBody(attempt=attempt, generation=generation, exit_code=code, time=NOW, **fields))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def rank(**fields: Any) -> RankExitBody:
+    return RankExitBody(**{"local_rank": 0, "global_rank": 0, "pid": 10, "exit_code": 1, "time": NOW, **fields})
+
+
+def test_the_culprit_named_is_who_died_of_a_signal(bench: Bench) -> None:
+    bench.apply(1)
+    victim = rank(error="RuntimeError: Connection closed by peer", time=NOW.replace(second=0))
+    culprit = rank(local_rank=1, global_rank=5, pid=11, exit_code=None, signal=11, time=NOW.replace(second=1))
+    bench.node.ready(ReadyBody(after_generation=1, ranks=(victim, culprit), store_ports=(1,)))
+    [failure] = bench.job.of(Failure)
+    assert failure.message == "rank 5 was ended by SIGSEGV (and 1 more)"
+    assert failure.progress.step == 7
+    assert failure.time == NOW.replace(second=0)
+
+
+def test_a_failure_is_told_once_over_restarts_too(bench: Bench) -> None:
+    bench.apply(1)
+    body = ReadyBody(after_generation=1, ranks=(rank(),))
+    bench.node.ready(body)
+    bench.start()
+    bench.node.ready(body)
+    bench.exit(generation=1, signal=9)
+    bench.start()
+    bench.exit(generation=1, signal=9)
+    assert [failure.kind for failure in bench.job.of(Failure)] == [FailureKind.RANKS, FailureKind.COMMAND]
+
+
+def test_ready_is_told_only_while_there_is_no_newer_world(bench: Bench) -> None:
+    bench.node.ready(ReadyBody(after_generation=0, store_ports=(1, 2), processes=4))
+    [ready] = bench.group.of(Ready)
+    assert (ready.after_generation, ready.store_ports, ready.processes) == (0, (1, 2), 4)
+    bench.apply(2)
+    bench.node.ready(ReadyBody(after_generation=1, ranks=(rank(),)))
+    assert len(bench.group.of(Ready)) == 1
+    assert len(bench.job.of(Failure)) == 1
+
+
+def test_a_commands_own_number_of_nodes_is_shown(tmp_path: Path) -> None:
+    for folder, nodes, least, most, shown in (
+        ("a", "2:4", 2, 4, None),
+        ("b", "4", 4, 4, None),
+        ("c", "2:4", 4, 4, "4:4"),
+    ):
+        (tmp_path / folder).mkdir()
+        bench = Bench(tmp_path / folder, nodes=nodes)
+        bench.node.handler_hello(HandlerHello(pid=5, min_nodes=least, max_nodes=most, processes=1))
+        bench.node.ready(ReadyBody())
+        [ready] = bench.group.of(Ready)
+        assert ready.command_nodes == shown
+
+
+def test_a_new_torchrun_never_gets_the_world_that_the_last_one_left(bench: Bench) -> None:
+    node = bench.node
+    node.handler_hello(HandlerHello(pid=5, min_nodes=2, max_nodes=4, processes=1))
+    bench.apply(1)
+    bench.enter(1)
+    bench.exit(generation=1, signal=9)
+    node.handler_hello(HandlerHello(pid=6, min_nodes=2, max_nodes=4, processes=1))
+    assert not node.has_news(after=0, complete=0)
+    assert node.world.generation == 0
+    node.ready(ReadyBody(after_generation=0))
+    assert bench.group.of(Ready)[-1].after_generation == 1
+    bench.apply(2)
+    assert node.has_news(after=0, complete=0)
+    assert (node.world.generation, node.desired.attempt) == (2, 2)
+
+
+def test_a_superseded_command_runs_again_at_once(bench: Bench) -> None:
+    bench.apply(1)
+    bench.enter(1)
+    bench.node.finished(FinishedBody(generation=1, time=NOW))
+    bench.apply(2)
+    bench.exit(generation=1, code=87, superseded=True)
+    assert bench.node.desired.attempt == 2
+    assert not bench.job.of(Failure)
+
+
+def test_leaving_the_barrier_of_a_generation_that_is_over_is_no_end(bench: Bench) -> None:
+    bench.apply(1)
+    bench.enter(1)
+    bench.apply(2)
+    bench.exit(generation=1, code=0)
+    assert bench.node.desired.attempt == 2
+    assert not bench.job.of(Finished)
+
+
+def test_a_command_without_a_rendezvous_finishes_by_ending_well(bench: Bench) -> None:
+    bench.exit(generation=0, code=0)
+    [finished] = bench.job.of(Finished)
+    assert finished.generation == 0
+    assert bench.node.desired.attempt == 1
+
+
+def test_the_end_after_a_complete_generation_is_silent(bench: Bench) -> None:
+    bench.apply(1)
+    bench.enter(1)
+    bench.node.complete_generation(1)
+    bench.exit(generation=1, code=0)
+    assert not bench.job.messages
+
+
+def test_in_env_mode_the_launcher_goes_into_newer_worlds_itself(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, mode="env")
+    bench.apply(1)
+    bench.enter(1)
+    bench.node.finished(FinishedBody(generation=1, time=NOW))
+    bench.apply(2)
+    bench.exit(generation=1, code=0)
+    assert bench.node.desired.attempt == 1
+    assert bench.node.summary != "command ended"
+    bench.enter(2)
+    bench.node.finished(FinishedBody(generation=2, time=NOW))
+    bench.exit(generation=2, code=0)
+    assert [finished.generation for finished in bench.job.of(Finished)] == [1, 2]
+    bench.apply(3)
+    assert bench.node.desired.attempt == 2
+
+
+def test_a_command_that_could_not_be_started_says_why(bench: Bench) -> None:
+    bench.exit(generation=0, code=127, log_tail="perdure: torchrunn: command not found\n")
+    [failure] = bench.job.of(Failure)
+    assert (failure.kind, failure.exit_code, failure.generation) == (FailureKind.COMMAND, 127, 0)
+    assert failure.message == "the command exited with 127"
+    assert "not found" in failure.log_tail
+
+
+def test_unprotected_ranks_are_stopped_and_explained_once(bench: Bench) -> None:
+    bench.node.unprotected(UnprotectedBody(ranks=(11, 12), detail="ranks without a rendezvous"))
+    assert not bench.node.desired.run
+    bench.exit(generation=0, signal=9)
+    [failure] = bench.job.of(Failure)
+    assert failure.kind is FailureKind.UNPROTECTED
+    assert [one.pid for one in failure.ranks] == [11, 12]
+
+
+def test_whoever_leaves_reports_no_failure(bench: Bench) -> None:
+    bench.apply(1)
+    bench.node.leave("scaled down")
+    bench.node.ready(ReadyBody(after_generation=1, ranks=(rank(),)))
+    bench.exit(generation=1, signal=15)
+    assert not bench.job.messages
+    assert bench.node.desired.exit
+    assert bench.node.summary == "leaving"
+
+
+def test_versions_change_with_what_is_wanted_and_with_each_agent(bench: Bench) -> None:
+    first = bench.node.desired.version
+    bench.node.ready(ReadyBody())
+    assert bench.node.desired.version == first
+    bench.apply(1)
+    second = bench.node.desired.version
+    assert second > first
+    bench.start()
+    assert bench.node.desired.version > second
+    assert bench.node.state.generation == 1
+
+
+def test_an_agent_that_forgot_learns_from_its_launcher(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    (tmp_path / "agent-state.json").write_text("{")
+    bench.start()
+    bench.node.launcher_hello(LauncherHello(pid=1, started_at=NOW, attempt=4, mode="torchrun"))
+    assert bench.node.desired.attempt == 4
+    bench.exit(attempt=4, generation=9, signal=9)
+    bench.apply(10)
+    assert bench.node.desired.attempt == 5

@@ -1,0 +1,220 @@
+"""The outbox: order, numbers, coalescing, and what is left after deaths, outages and full disks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from agent import outbox as outbox_module
+from agent.outbox import DestinationNotFound, Outbox, envelope
+from workflows.messages import (
+    AgentMessage,
+    Failure,
+    FailureKind,
+    Finished,
+    Heartbeat,
+    Joined,
+    NodeIdentity,
+    Ready,
+    Stepping,
+)
+
+NODE = NodeIdentity(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="secret")
+
+
+def failure(generation: int) -> Failure:
+    return Failure(**envelope(NODE), generation=generation, kind=FailureKind.RANKS)
+
+
+def joined() -> Joined:
+    common = envelope(NODE)
+    return Joined(**common, agent_started_at=common["time"], address="127.0.0.1")
+
+
+class Destination:
+    """A workflow that can be away."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, AgentMessage]] = []
+        self.attempts = 0
+        self.problem: Exception | None = None
+        self.loses_answers = False
+        self.not_found = 0
+
+    async def send(self, name: str, message: AgentMessage) -> None:
+        self.attempts += 1
+        if self.problem is not None:
+            raise self.problem
+        self.heard.append((name, message))
+        if self.loses_answers:
+            raise ConnectionError("the answer was lost")
+
+    def missing(self) -> None:
+        self.not_found += 1
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.heard]
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "_FIRST_PAUSE", 0.005)
+    monkeypatch.setattr(outbox_module, "_LONGEST_PAUSE", 0.02)
+
+
+@pytest.fixture
+def destination() -> Destination:
+    return Destination()
+
+
+def make(path: Path, destination: Destination) -> Outbox:
+    return Outbox(path / "outbox.json", send=destination.send, not_found=destination.missing)
+
+
+@asynccontextmanager
+async def running(outbox: Outbox) -> AsyncIterator[None]:
+    task = asyncio.create_task(outbox.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_failures_go_first_and_numbers_follow_the_order_of_sending(
+    tmp_path: Path, destination: Destination
+) -> None:
+    outbox = make(tmp_path, destination)
+    outbox.put(Finished(**envelope(NODE), generation=1))
+    outbox.put(failure(1))
+    outbox.put(failure(2))
+    outbox.put(joined(), first=True)
+    async with running(outbox):
+        await until(lambda: len(destination.heard) == 4)
+    assert destination.names == ["failure", "failure", "joined", "finished"]
+    generations = [message.generation for _, message in destination.heard[:2] if isinstance(message, Failure)]
+    assert generations == [1, 2]
+    numbers = [message.sequence for _, message in destination.heard]
+    assert numbers == sorted(set(numbers))
+    assert await outbox.flushed(within=0)
+
+
+async def test_an_outage_keeps_what_matters_and_only_the_newest_of_the_rest(
+    tmp_path: Path, destination: Destination
+) -> None:
+    outbox = make(tmp_path, destination)
+    destination.problem = ConnectionError("away")
+    async with running(outbox):
+        for generation in range(1, 51):
+            outbox.put(Heartbeat(**envelope(NODE), generation=generation))
+            outbox.put(Stepping(**envelope(NODE), generation=generation))
+            outbox.put(failure(generation))
+        await until(lambda: destination.attempts > 5)
+        assert not await outbox.flushed(within=0.01)
+        assert outbox.pending == 51
+        destination.problem = None
+        await until(lambda: len(destination.heard) == 52)
+    assert destination.names.count("failure") == 50
+    assert [m.generation for _, m in destination.heard if isinstance(m, Heartbeat | Stepping)] == [50, 50]
+    numbers = [message.sequence for _, message in destination.heard]
+    assert numbers == sorted(set(numbers))
+
+
+async def test_a_repeat_carries_the_same_number(tmp_path: Path, destination: Destination) -> None:
+    outbox = make(tmp_path, destination)
+    destination.loses_answers = True
+    outbox.put(failure(1))
+    async with running(outbox):
+        await until(lambda: len(destination.heard) >= 3)
+        outbox.put(failure(2))
+        destination.loses_answers = False
+        await until(lambda: outbox.pending == 0)
+    first = {m.sequence for _, m in destination.heard if isinstance(m, Failure) and m.generation == 1}
+    assert len(first) == 1
+    assert destination.heard[-1][1].sequence > first.pop()
+
+
+async def test_a_closed_workflow_holds_nothing_up_for_ever_and_loses_nothing(
+    tmp_path: Path, destination: Destination
+) -> None:
+    outbox = make(tmp_path, destination)
+    destination.problem = DestinationNotFound("closed")
+    outbox.put(failure(1))
+    async with running(outbox):
+        await until(lambda: destination.not_found >= 2)
+        assert outbox.pending == 1
+        destination.problem = None
+        await until(lambda: destination.names == ["failure"])
+
+
+async def test_a_restarted_agent_has_lost_no_failure(tmp_path: Path, destination: Destination) -> None:
+    destination.problem = ConnectionError("away")
+    first = make(tmp_path, destination)
+    async with running(first):
+        first.put(failure(1))
+        first.put(Ready(**envelope(NODE), after_generation=1))
+        first.put(Heartbeat(**envelope(NODE)))
+        await until(lambda: destination.attempts > 1)
+        first.put(failure(2))
+    [entry, *_] = json.loads((tmp_path / "outbox.json").read_bytes())["entries"]
+    destination.problem = None
+    second = make(tmp_path, destination)
+    second.put(joined(), first=True)
+    async with running(second):
+        await until(lambda: second.pending == 0)
+    assert destination.names == ["failure", "failure", "joined", "ready"]
+    assert destination.heard[0][1].sequence == entry["sequence"]
+    numbers = [message.sequence for _, message in destination.heard]
+    assert numbers == sorted(set(numbers))
+
+
+async def test_numbers_grow_over_restarts_even_if_the_disk_forgets(tmp_path: Path, destination: Destination) -> None:
+    last = 0
+    for attempt in range(3):
+        outbox = make(tmp_path, destination)
+        outbox.put(failure(attempt))
+        async with running(outbox):
+            await until(lambda outbox=outbox: outbox.pending == 0)
+        number = destination.heard[-1][1].sequence
+        assert number > last
+        last = number
+    (tmp_path / "outbox.json").unlink()
+    # A count goes on from the clock, in seconds.
+    await asyncio.sleep(max(0.0, last + 1 - time.time()))
+    outbox = make(tmp_path, destination)
+    outbox.put(failure(9))
+    async with running(outbox):
+        await until(lambda: outbox.pending == 0)
+    assert destination.heard[-1][1].sequence > last
+
+
+async def test_a_disk_that_takes_nothing_costs_only_memory_of_it(tmp_path: Path, destination: Destination) -> None:
+    missing = tmp_path / "gone"
+    outbox = make(missing, destination)
+    outbox.put(failure(1))
+    async with running(outbox):
+        await until(lambda: destination.names == ["failure"])
+        missing.mkdir()
+        outbox.put(failure(2))
+        assert (missing / "outbox.json").exists()
+
+
+async def test_a_broken_journal_is_not_the_end(tmp_path: Path, destination: Destination) -> None:
+    (tmp_path / "outbox.json").write_text('{"entries": [{"signal": "fail')
+    outbox = make(tmp_path, destination)
+    outbox.put(failure(1))
+    async with running(outbox):
+        await until(lambda: destination.names == ["failure"])

@@ -1,0 +1,108 @@
+"""Reading the ranks' progress files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.progress import ProgressReader
+from perdure_launcher.progress import COUNTED, REPORTED, ProgressWriter, progress_path
+from workflows.messages import ProgressSource
+
+
+class Ranks:
+    """Two ranks that write as real ones do."""
+
+    def __init__(self, run_dir: Path, generation: int, source: int, base_rank: int = 0) -> None:
+        self.writers = [
+            ProgressWriter(
+                progress_path(run_dir / "progress", base_rank + local), generation=generation, pid=100, source=source
+            )
+            for local in range(2)
+        ]
+
+    def step(self, *steps: int) -> None:
+        for writer, step in zip(self.writers, steps, strict=True):
+            writer.step(step, time=time.time())
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> ProgressReader:
+    return ProgressReader(tmp_path)
+
+
+def sample(reader: ProgressReader, generation: int, now: float, base_rank: int = 0) -> None:
+    reader.sample(generation=generation, base_rank=base_rank, processes=2, now=now)
+
+
+def test_all_ranks_must_step_and_the_slowest_counts(tmp_path: Path, reader: ProgressReader) -> None:
+    sample(reader, 1, 0)
+    assert not reader.any_seen
+    ranks = Ranks(tmp_path, 1, COUNTED)
+    ranks.step(0, 3)
+    sample(reader, 1, 1)
+    assert reader.any_seen
+    assert not reader.all_stepped
+    assert reader.newest is None
+    ranks.step(1, 3)
+    sample(reader, 1, 2)
+    assert reader.all_stepped
+    assert reader.newest is not None
+    assert (reader.newest.step, reader.newest.source) == (1, ProgressSource.COUNTED)
+
+
+def test_ranks_of_another_generation_do_not_count(tmp_path: Path, reader: ProgressReader) -> None:
+    Ranks(tmp_path, 1, COUNTED).step(50, 50)
+    sample(reader, 1, 0)
+    assert reader.all_stepped
+    sample(reader, 2, 1)
+    assert not reader.any_seen
+    assert reader.newest is not None
+    assert reader.newest.step == 50
+    Ranks(tmp_path, 2, COUNTED, base_rank=4).step(1, 1)
+    sample(reader, 2, 2, base_rank=4)
+    assert reader.newest.step == 1
+    assert reader.newest.generation_steps == 1
+
+
+def test_reports_are_absolute_and_a_first_one_is_a_step(tmp_path: Path, reader: ProgressReader) -> None:
+    ranks = Ranks(tmp_path, 3, REPORTED)
+    sample(reader, 3, 0)
+    assert not reader.all_stepped
+    for writer in ranks.writers:
+        writer.total(2000)
+        writer.loss(1.25)
+    ranks.step(1200, 1200)
+    sample(reader, 3, 1)
+    ranks.step(1210, 1211)
+    sample(reader, 3, 2)
+    assert reader.newest is not None
+    assert (reader.newest.step, reader.newest.total_steps, reader.newest.loss) == (1210, 2000, 1.25)
+    assert (reader.newest.generation_steps, reader.newest.source) == (10, ProgressSource.REPORTED)
+
+
+def test_the_rate_is_of_the_last_minute(tmp_path: Path, reader: ProgressReader) -> None:
+    ranks = Ranks(tmp_path, 1, COUNTED)
+    ranks.step(1, 1)
+    sample(reader, 1, 0)
+    assert reader.newest is not None
+    assert reader.newest.steps_per_second is None
+    for second in range(1, 121):
+        ranks.step(second * 10, second * 10)
+        sample(reader, 1, second)
+    assert reader.newest.steps_per_second == pytest.approx(10, rel=0.05)
+    # A stall shows.
+    for second in range(121, 151):
+        sample(reader, 1, second)
+    assert reader.newest.steps_per_second == pytest.approx(5, rel=0.1)
+
+
+def test_half_written_and_foreign_files_are_not_read(tmp_path: Path, reader: ProgressReader) -> None:
+    folder = tmp_path / "progress"
+    folder.mkdir()
+    (folder / "rank-0").write_bytes(b"short")
+    (folder / "rank-1").write_bytes(bytes(64))
+    sample(reader, 1, 0)
+    assert not reader.any_seen
