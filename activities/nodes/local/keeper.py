@@ -76,8 +76,14 @@ class NodeKeeper:
 
     async def delete(self, folder: NodeFolder, grace: timedelta) -> None:
         """Ends the node, and keeps it from ever starting; its folder stays, with the logs."""
-        # Also where nothing was created: a create that comes late must find this.
-        await asyncio.to_thread(folder.mark_deleted)
+        try:
+            # Also where nothing was created: a create that comes late must find this.
+            await asyncio.to_thread(folder.mark_deleted)
+        except OSError as error:
+            # A full disk must not keep processes running; where one was started, none is started again.
+            if folder.launcher is None:
+                raise
+            logger.error("%s: its deletion cannot be noted: %s", folder.name, error)
         await asyncio.to_thread(_await_starter, folder)
         if (launcher := folder.launcher) is not None:
             await launcher.end(grace=grace)
@@ -95,7 +101,11 @@ class NodeKeeper:
             exit_code=said.exit_code if said else None,
             signal=said.signal if said else None,
         )
-        return await asyncio.to_thread(folder.mark_ended, ending)
+        try:
+            return await asyncio.to_thread(folder.mark_ended, ending)
+        except OSError as error:
+            logger.error("%s: its end cannot be noted: %s", folder.name, error)
+            return ending
 
     async def end_agent(self, folder: NodeFolder) -> None:
         """Ends the agent, after its last words."""
