@@ -75,6 +75,9 @@ def decided(
     incident = state.open_incident
     if incident is None:
         return state
+    if incident.failure is not None and failure is None:
+        # A wish, or a node that came in time, while a failure is being repaired: the failure stays the story.
+        return _replace_last(state, incident.model_copy(update={"action": f"{incident.action}; {action}"}))
     return _replace_last(
         state,
         incident.model_copy(

@@ -172,7 +172,8 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
     if formed is None:
         return state
     if interruption is None and world is not None:
-        state = _request(state, f"world {'shrinks' if surplus else 'grows'} from {world.nodes} to {size} nodes", now)
+        text = f"world {'shrinks' if surplus else 'grows'} from {world.nodes} to {size} nodes"
+        state = _request(state, text, now, by_user=False)
         state = record(state, _verdict_of_request(state, job, now), _interruption(state, now), job, now)
     host = state.nodes[formed.store_rank]
     state = state.with_node(
@@ -301,12 +302,13 @@ def _note_stepping(state: JobState, now: datetime) -> JobState:
     return state
 
 
-def _request(state: JobState, text: str, now: datetime) -> JobState:
+def _request(state: JobState, text: str, now: datetime, *, by_user: bool = True) -> JobState:
     """Opens an interruption that is nobody's failure; one that is under way makes it needless."""
     if state.world is None or (state.interruption is not None and state.interruption.requested is None):
         return state
-    state = incidents.sighted(state, now=now, time=now, source=EvidenceSource.USER, text=text)
-    return state.changed(interruption=Interruption(since=now, requested=text))
+    source = EvidenceSource.USER if by_user else EvidenceSource.AGENT
+    state = incidents.sighted(state, now=now, time=now, source=source, text=text)
+    return state.changed(interruption=Interruption(since=now, requested=text, by_user=by_user))
 
 
 def _interruption(state: JobState, now: datetime) -> Interruption:

@@ -66,7 +66,7 @@ def judge(state: JobState, interruption: Interruption, job: JobSpec, now: dateti
     """The verdict; None while it is too early for one."""
     if interruption.requested is not None:
         return Verdict(
-            rule="user/1 asked for",
+            rule='user/1 "asked for"' if interruption.by_user else 'capacity/1 "the best world for the nodes at hand"',
             title=interruption.requested,
             action=f"new generation: {interruption.requested}",
         )

@@ -85,7 +85,9 @@ class Interruption(Message):
     """When the job first heard of it."""
     failures: tuple[NodeFailure, ...] = ()
     requested: str | None = None
-    """What a user asked for, in words; then nothing has failed."""
+    """Why a new world is wanted although nothing has failed, in words."""
+    by_user: bool = False
+    """A user asked for it; otherwise capacity came or went."""
     decided: bool = False
     """Only nodes for the next world are still missing."""
     counted: bool = False

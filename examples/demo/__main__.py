@@ -1,0 +1,242 @@
+"""`make demo`: an ordinary torchrun script trains on three nodes while everything around it is killed.
+
+Ends with a table of what was done to it, when that was noticed, what Perdure did and why, and what it cost; and with
+the final loss beside that of the same training left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from examples.demo.faults import kill_node, kill_rank
+from examples.demo.steps import longest_gap, read_steps, stepping
+from perdure.client import Client
+from perdure.local.control_plane import LocalControlPlane
+from perdure.local.state import StateFolder
+from workflows.messages import IncidentView, JobPhase
+
+NAME = "demo"
+ROLE = "worker"
+SCRIPT = Path(__file__).with_name("train.py")
+OUTAGE_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that was done to the job, and what the training itself shows of it."""
+
+    what: str
+    at: float
+    stepping_at: float
+    lost: float
+    """Seconds without a step."""
+    incidents: tuple[IncidentView, ...]
+
+
+class Demo:
+    """Plays the faults one after another and takes notes."""
+
+    def __init__(self, *, console: Console, folder: Path, steps: int) -> None:
+        self.console = console
+        self.out = folder / "out"
+        self.steps = steps
+        self.control_plane = LocalControlPlane(StateFolder(folder / "state"), report=self.say)
+        self.faults: list[Fault] = []
+        self.started = time.monotonic()
+
+    def say(self, text: str) -> None:
+        self.console.print(f"[dim]{time.monotonic() - self.started:6.1f}s[/]  {text}", highlight=False)
+
+    async def run(self) -> JobPhase:
+        endpoint = await self.control_plane.ensure()
+        self.say(f"Temporal UI: {endpoint.ui or 'not served'}")
+        async with Client(address=endpoint.address) as client:
+            submission = await client.submit(
+                {
+                    "name": NAME,
+                    "workdir": {"path": str(SCRIPT.parent)},
+                    "env": {"OMP_NUM_THREADS": "1"},
+                    "roles": {
+                        ROLE: {
+                            "nodes": {"min": 2, "max": 3},
+                            "command": [
+                                *("torchrun", SCRIPT.name, "--steps", str(self.steps), "--out", str(self.out)),
+                            ],
+                        }
+                    },
+                }
+            )
+            self.say(f"job submitted: torchrun {SCRIPT.name} on 3 nodes; its page: {submission.page or '-'}")
+            began = time.time()
+            try:
+                first = await stepping(self.out, since=began, world_size=3)
+                self.say(f"[bold]3 ranks step[/], {first - began:.1f} s after submit")
+                uid = (await client.status(NAME)).uid
+                await self._play(client, uid)
+                self.say("no more faults: training to the end")
+                result = await client.wait(NAME)
+            except BaseException:
+                await client.cancel(NAME)
+                raise
+            self.say(f"[bold]{result.phase}[/]: {result.reason}")
+            return result.phase
+
+    async def _play(self, client: Client, uid: str) -> None:
+        await self._fault(client, "kill -9 of one rank", lambda: _now(kill_rank, uid, ROLE, 1))
+        await self._fault(client, "kill -9 of a whole node", lambda: _now(kill_node, uid, ROLE, 2))
+        await self._outage(client)
+        await self._fault(client, "perdure scale demo 2", lambda: client.scale(NAME, "2"), world_size=2)
+        await self._fault(client, "perdure scale demo 3", lambda: client.scale(NAME, "2:3"))
+
+    async def _fault(
+        self, client: Client, what: str, do: Callable[[], Awaitable[object]], *, world_size: int = 3
+    ) -> None:
+        before = {incident.number for incident in await client.incidents(NAME)}
+        self.say(f"[red]{what}[/]")
+        at = time.time()
+        await do()
+        # The world that was interrupted may have the same size, so its last steps must not be taken for new ones.
+        seen = await self._incident_after(client, before)
+        stepped = await stepping(
+            self.out, since=(seen.decided_at or seen.noticed_at).timestamp(), world_size=world_size
+        )
+        await self._settled(client)
+        new = tuple(incident for incident in await client.incidents(NAME) if incident.number not in before)
+        lost = longest_gap(read_steps(self.out), at, max(stepped, time.time() - 0.5))
+        self.faults.append(Fault(what=what, at=at, stepping_at=stepped, lost=lost, incidents=new))
+        self.say(f"  {world_size} ranks step again, {stepped - at:.1f} s after it: {new[-1].title}")
+
+    async def _incident_after(self, client: Client, before: set[int]) -> IncidentView:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            for incident in await client.incidents(NAME):
+                if incident.number not in before and incident.decided_at is not None:
+                    return incident
+            await asyncio.sleep(0.1)
+        raise TimeoutError("the job did not react within 60 s")
+
+    async def _settled(self, client: Client) -> None:
+        """Waits until the job says itself that it runs at full size and nothing is under way."""
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            status = await client.status(NAME)
+            incident = status.last_incident
+            settled = incident is None or incident.stepping_at is not None
+            if status.phase is JobPhase.RUNNING and status.nodes == status.nodes_max and settled:
+                return
+            await asyncio.sleep(0.2)
+        raise TimeoutError("the job did not come to rest within 120 s")
+
+    async def _outage(self, client: Client) -> None:
+        what = f"kill -9 of the worker and the Temporal server, back after {OUTAGE_SECONDS:.0f} s"
+        before = await client.incidents(NAME)
+        self.say(f"[red]{what}[/]")
+        at = time.time()
+        self.control_plane.kill_worker()
+        self.control_plane.kill_server()
+        await asyncio.sleep(OUTAGE_SECONDS)
+        made = [step for step in read_steps(self.out) if step.time > at]
+        self.say(f"  {len(made)} steps were made meanwhile; starting both again")
+        await self.control_plane.ensure()
+        await client.status(NAME)
+        # Long enough for every lease to have lapsed and every poll to have come back.
+        await stepping(self.out, since=time.time() + 10, world_size=3)
+        await self._settled(client)
+        after = await client.incidents(NAME)
+        self.faults.append(
+            Fault(
+                what=what,
+                at=at,
+                stepping_at=at,
+                lost=longest_gap(read_steps(self.out), at, time.time() - 0.5),
+                incidents=tuple(after[len(before) :]),
+            )
+        )
+
+    def table(self) -> Table:
+        table = Table(title="What was done to it, and what that cost", title_justify="left", show_lines=True)
+        for column in ("fault", "noticed after", "done", "because", "longest pause"):
+            table.add_column(column, overflow="fold")
+        for fault in self.faults:
+            if not fault.incidents:
+                table.add_row(
+                    fault.what, "-", "nothing: training needs neither", "unknown is not failed", f"{fault.lost:.1f} s"
+                )
+                continue
+            first = fault.incidents[0]
+            table.add_row(
+                fault.what,
+                f"{max(first.noticed_at.timestamp() - fault.at, 0):.2f} s",
+                "\n".join(incident.action for incident in fault.incidents),
+                "\n".join(f"{incident.rule}" for incident in fault.incidents),
+                f"{fault.lost:.1f} s",
+            )
+        return table
+
+
+async def _now(do: Callable[[str, str, int], object], uid: str, role: str, rank: int) -> None:
+    do(uid, role, rank)
+
+
+async def train_alone(out: Path, steps: int) -> float:
+    """The same training, uninterrupted, by plain torchrun; returns its final loss."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *(str(SCRIPT), "--steps", str(steps), "--out", str(out)),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    try:
+        if await process.wait() != 0:
+            raise RuntimeError("the uninterrupted training failed")
+    except asyncio.CancelledError:
+        process.terminate()
+        raise
+    return final_loss(out)
+
+
+def final_loss(out: Path) -> float:
+    return float((out / "final_loss").read_text())
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--steps", type=int, default=1500, help="length of the training")
+    parser.add_argument("--keep", action="store_true", help="keep the folder with state, logs and checkpoints")
+    options = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    folder = Path(tempfile.mkdtemp(prefix="perdure-demo-"))
+    demo = Demo(console=console, folder=folder, steps=options.steps)
+    try:
+        phase = await demo.run()
+        demo.say("the same training once more, left alone")
+        alone = await train_alone(folder / "alone", options.steps)
+        interrupted = final_loss(demo.out)
+        console.print(demo.table())
+        console.print(f"Final loss: {interrupted:.4f} with all that, {alone:.4f} left alone.")
+        console.print("Now on your own script: perdure run --nodes 2:3 -- torchrun train.py", style="bold")
+        return 0 if phase is JobPhase.SUCCEEDED else 1
+    finally:
+        await demo.control_plane.stop_worker()
+        await demo.control_plane.stop_server()
+        if options.keep:
+            console.print(f"kept: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

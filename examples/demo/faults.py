@@ -1,0 +1,56 @@
+"""Faults as they happen: SIGKILL, without a word to anybody."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import psutil
+
+NODE_VARIABLE = "PERDURE_NODE"
+"""In the environment of every process of a node: `<uid>/<role>-<rank>/<incarnation>`."""
+
+
+def processes_of_node(uid: str, role: str, rank: int) -> Iterator[psutil.Process]:
+    """Every process of the node, its agent included, whatever its incarnation."""
+    prefix = f"{uid}/{role}-{rank}/"
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(NODE_VARIABLE, "").startswith(prefix):
+                yield process
+        except psutil.Error:
+            continue
+
+
+def kill_node(uid: str, role: str, rank: int) -> int:
+    """Kills everything of one node at once, as a machine does that loses its power; returns the number of processes."""
+    victims = list(processes_of_node(uid, role, rank))
+    for process in victims:
+        process.suspend()
+    return sum(_kill(process) for process in victims)
+
+
+def kill_rank(uid: str, role: str, rank: int) -> int:
+    """Kills one training process of a node; returns its pid.
+
+    Raises:
+        LookupError: if the node runs no training process.
+    """
+    for process in processes_of_node(uid, role, rank):
+        try:
+            environment = process.environ()
+        except psutil.Error:
+            continue
+        if "LOCAL_RANK" in environment and "GROUP_RANK" in environment and _kill(process):
+            return process.pid
+    raise LookupError(f"node {rank} runs no training process")
+
+
+def _kill(process: psutil.Process) -> bool:
+    if process.pid == os.getpid():
+        return False
+    try:
+        process.kill()
+    except psutil.Error:
+        return False
+    return True

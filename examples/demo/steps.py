@@ -1,0 +1,50 @@
+"""What the training itself wrote down: the judge of whether steps went on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of `steps.csv`."""
+
+    time: float
+    number: int
+    loss: float
+    world_size: int
+
+
+def read_steps(folder: Path) -> list[Step]:
+    """All complete lines so far."""
+    try:
+        lines = (folder / "steps.csv").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    rows = (line.split(",") for line in lines)
+    return [Step(float(row[0]), int(row[1]), float(row[2]), int(row[3])) for row in rows if len(row) == 4]
+
+
+def longest_gap(steps: list[Step], start: float, end: float) -> float:
+    """Seconds of the longest pause between two steps of an interval."""
+    times = [start, *(step.time for step in steps if start <= step.time <= end), end]
+    return max(later - earlier for earlier, later in pairwise(times))
+
+
+async def stepping(folder: Path, *, since: float, world_size: int, count: int = 5, within: float = 120.0) -> float:
+    """The time of the first of `count` steps that a world of this size made after `since`.
+
+    Raises:
+        TimeoutError: if they were not made in time.
+    """
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        made = [step for step in read_steps(folder) if step.time > since and step.world_size == world_size]
+        if len(made) >= count:
+            return made[0].time
+        await asyncio.sleep(0.1)
+    raise TimeoutError(f"no {count} steps of a world of {world_size} within {within:.0f} s")

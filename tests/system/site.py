@@ -1,0 +1,190 @@
+"""A whole Perdure on one machine, as `perdure run` makes it: server, worker and nodes in a state folder of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+
+from perdure.client import Client
+from perdure.local.control_plane import LocalControlPlane
+from perdure.local.state import StateFolder
+from workflows.messages import IncidentView, JobPhase, JobStatus
+
+SCRIPT = Path(__file__).with_name("train.py")
+PATIENCE = 120.0
+"""Seconds within which anything happens on a loaded machine of two cores."""
+
+
+@dataclass(frozen=True)
+class Step:
+    time: float
+    number: int
+    rank: int
+    world_size: int
+    generation: int
+    pid: int
+
+
+class Job:
+    """One submitted job and the traces of its training."""
+
+    def __init__(self, client: Client, name: str, uid: str, out: Path) -> None:
+        self.client = client
+        self.name = name
+        self.uid = uid
+        self.out = out
+
+    async def status(self) -> JobStatus:
+        return await self.client.status(self.name)
+
+    async def incidents(self) -> list[IncidentView]:
+        return await self.client.incidents(self.name)
+
+    async def until(self, condition: Callable[[JobStatus], bool], *, within: float = PATIENCE) -> JobStatus:
+        deadline = time.monotonic() + within
+        while not condition(known := await self.status()):
+            assert time.monotonic() < deadline, f"not within {within} s: {known}"
+            await asyncio.sleep(0.1)
+        return known
+
+    async def running(self, *, nodes: int, after: int = 0) -> JobStatus:
+        """Steps with this many nodes, in a generation later than the given one."""
+        return await self.until(lambda s: s.phase is JobPhase.RUNNING and s.nodes == nodes and s.generation > after)
+
+    def steps(self) -> list[Step]:
+        try:
+            lines = (self.out / "steps").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        rows = (line.split() for line in lines)
+        return [Step(float(r[0]), *(int(part) for part in r[1:])) for r in rows if len(r) == 6]
+
+    async def stepping(self, *, generation: int, ranks: int, since: float = 0.0, count: int = 3) -> None:
+        """Every rank of a generation has made some steps."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            made = [step.rank for step in self.steps() if step.generation == generation and step.time > since]
+            if all(made.count(rank) >= count for rank in range(ranks)):
+                return
+            assert time.monotonic() < deadline, f"generation {generation} does not step: {self.steps()[-3:]}"
+            await asyncio.sleep(0.1)
+
+    async def undisturbed(self, *, ranks: int, seconds: float) -> None:
+        """The very same processes step for this long from now."""
+        started = time.time()
+        pids = {step.pid for step in self.steps()[-ranks * 5 :]}
+        deadline = time.monotonic() + PATIENCE
+        while max((step.time for step in self.steps()), default=0.0) < started + seconds:
+            assert time.monotonic() < deadline, "training stopped"
+            await asyncio.sleep(0.1)
+        assert {step.pid for step in self.steps() if step.time > started} == pids
+
+    # Its processes
+
+    def processes(self, node: int, *, kind: str | None = None) -> list[psutil.Process]:
+        """Processes of a node's current incarnations: all, or agent, launcher, torchrun, rank."""
+        found: list[psutil.Process] = []
+        for process in psutil.process_iter():
+            try:
+                environment = process.environ()
+                if not environment.get("PERDURE_NODE", "").startswith(f"{self.uid}/worker-{node}/"):
+                    continue
+                if kind in (None, _kind_of(process, environment)):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def signal(self, node: int, kind: str | None, number: signal.Signals = signal.SIGKILL) -> int:
+        """Signals the processes of a kind at once; returns how many there were."""
+        victims = self.processes(node, kind=kind)
+        assert victims, f"node {node} has no {kind or 'process'}"
+        for process in victims:
+            process.send_signal(number)
+        return len(victims)
+
+
+def _kind_of(process: psutil.Process, environment: dict[str, str]) -> str:
+    if "LOCAL_RANK" in environment:
+        return "rank"
+    command = " ".join(process.cmdline())
+    for kind, sign in (("agent", "-m agent"), ("launcher", "-m perdure_launcher"), ("torchrun", "torchrun")):
+        if sign in command:
+            return kind
+    return "other"
+
+
+class Site:
+    """Server and worker, and the jobs of a test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = StateFolder(folder / "state")
+        self.control_plane = LocalControlPlane(self.state)
+        self.client = Client()
+        self.jobs: list[Job] = []
+
+    async def start(self) -> None:
+        endpoint = await self.control_plane.ensure()
+        self.client = Client(address=endpoint.address)
+        await self.client.connect()
+
+    async def submit(self, *arguments: str, nodes: str = "2", command: list[str] | None = None, **spec: Any) -> Job:
+        name = f"s-{uuid4().hex[:8]}"
+        out = self.folder / name
+        out.mkdir()
+        command = command or ["torchrun", str(SCRIPT), str(out), *arguments]
+        await self.client.submit(
+            {
+                "name": name,
+                "workdir": {"path": str(self.folder)},
+                "env": {"OMP_NUM_THREADS": "1"},
+                "limits": {"termination_grace_period": "5s"},
+                "roles": {"worker": {"nodes": nodes, "command": command}},
+                "timing": {"rendezvous": {"last_call": "2s"}},
+            }
+            | spec
+        )
+        job = Job(self.client, name, (await self.client.status(name)).uid, out)
+        self.jobs.append(job)
+        return job
+
+    async def end_jobs(self) -> None:
+        for job in self.jobs:
+            try:
+                await self.client.cancel(job.name)
+                await self.client.wait(job.name)
+            except Exception as error:
+                print(f"ending {job.name}: {error}", file=sys.stderr)
+            for node in range(4):
+                for process in job.processes(node):
+                    process.kill()
+        self.jobs.clear()
+
+    async def close(self) -> None:
+        await self.end_jobs()
+        await self.control_plane.stop_worker()
+        await self.control_plane.stop_server()
+
+
+@asynccontextmanager
+async def running_site(folder: Path) -> AsyncIterator[Site]:
+    """A site in a folder, gone without a process left when the context closes."""
+    os.environ.pop("TEMPORAL_ADDRESS", None)
+    site = Site(folder)
+    try:
+        await site.start()
+        yield site
+    finally:
+        await site.close()

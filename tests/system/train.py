@@ -1,0 +1,51 @@
+"""A training that a test can break: real ranks over gloo, and a line on disk for every step."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+parser = argparse.ArgumentParser()
+parser.add_argument("out", type=Path)
+parser.add_argument("--steps", type=int, default=100_000)
+parser.add_argument("--fail-at", type=int, help="raise at this step, every time")
+parser.add_argument("--linger", type=float, default=0.0, help="seconds that the last rank needs for its final save")
+options = parser.parse_args()
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, world_size, generation = dist.get_rank(), dist.get_world_size(), int(os.environ.get("PERDURE_GENERATION", "0"))
+model = DistributedDataParallel(nn.Linear(16, 16))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+checkpoint = options.out / "checkpoint.pt"
+step = 0
+if checkpoint.exists():
+    saved = torch.load(checkpoint, weights_only=True)
+    model.module.load_state_dict(saved["model"])
+    step = saved["step"]
+with (options.out / "steps").open("a", buffering=1) as log:
+    while step < options.steps:
+        model(torch.randn(4, 16)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        log.write(f"{time.time():.3f} {step} {rank} {world_size} {generation} {os.getpid()}\n")
+        if step == options.fail_at:
+            sys.exit(f"failing at step {step} as told")
+        if rank == 0 and step % 10 == 0:
+            partial = checkpoint.with_suffix(".partial")
+            torch.save({"model": model.module.state_dict(), "step": step}, partial)
+            os.replace(partial, checkpoint)
+        time.sleep(0.02)
+    if rank == world_size - 1 and options.linger:
+        (options.out / f"lingering-{generation}").touch()
+        time.sleep(options.linger)
+dist.destroy_process_group()
