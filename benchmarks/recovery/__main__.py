@@ -20,7 +20,7 @@ from .perdure_job import ControlPlane, PerdureJob, control_plane
 from .plan import PlannedTrial, forecast_seconds, plan
 from .processes import TrialFailed, pid_namespaces_work
 from .records import PEERS, ResultFile, Scenario, SystemName, TrialRecord
-from .report import print_report
+from .report import markdown, print_report
 from .steady import measure_steady
 from .summary import Steady
 from .trial import run_trial
@@ -106,9 +106,14 @@ class Bench:
         return self._planes[system]
 
     def report(self) -> None:
+        """Prints the tables, and writes them for the documentation."""
         text = self.steady_file.read_text(encoding="utf-8") if self.steady_file.exists() else None
         steady = Steady.model_validate_json(text) if text else None
-        print_report(self.console, self.results.read(), steady, self.unavailable)
+        records = self.results.read()
+        tables = self.folder / "report.md"
+        tables.write_text(markdown(records, steady, self.unavailable), encoding="utf-8")
+        self.say(f"tables in {tables}")
+        print_report(self.console, records, steady, self.unavailable)
 
     def say(self, line: str) -> None:
         self.console.print(f"bench: {line}", markup=False, highlight=False, soft_wrap=True)

@@ -1,97 +1,150 @@
-"""The tables."""
+"""The tables: for the terminal, and as Markdown for the documentation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
-from .records import PEERS, Composition, Scenario, SystemName, TrialRecord
+from .dlrover_environment import VERSION as DLROVER_VERSION
+from .records import PEERS, Scenario, SystemName, TrialRecord
 from .summary import Steady, headline, median_composition, ratio_to_better_peer, summarize
 
 PARTS = {
     "happened": "first sign",
-    "noticed": "noticed",
-    "decided": "decided",
-    "commanded": "survivors commanded",
+    "noticed": "job notices",
+    "decided": "job has decided",
+    "commanded": "survivors have the world",
     "entered": "rendezvous entered",
-    "process_started": "process started",
+    "process_started": "processes started",
     "imported": "torch imported",
-    "grouped": "process group",
-    "stepped": "first step",
+    "grouped": "process group formed",
+    "stepped": "all ranks stepped",
 }
 GOALS = {Scenario.WORKER: 0.5, Scenario.NODE_REPLACED: 0.5, Scenario.NODE_LOST: 0.15}
+OURS = (SystemName.PERDURE, SystemName.PERDURE_WITHHELD)
 
 
-def recovery_table(records: Sequence[TrialRecord], unavailable: dict[SystemName, str]) -> Table:
-    table = Table(title="Seconds from SIGKILL to the first step of all ranks: median (recovered/trials)")
-    table.add_column("system")
-    for scenario in Scenario:
-        table.add_column(scenario.title, justify="right")
-    for system in (*PEERS, SystemName.PERDURE, SystemName.PERDURE_WITHHELD):
-        if system in unavailable:
-            table.add_row(system, *["not available"] * len(Scenario))
-            continue
+@dataclass(frozen=True)
+class Grid:
+    """One table, however it is drawn."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+    def draw(self) -> Table:
+        table = Table(title=self.title, caption=self.note or None, title_justify="left", caption_justify="left")
+        for position, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if position else "left")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def markdown(self) -> str:
+        lines = [self.columns, ("-",) * len(self.columns), *self.rows]
+        body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return f"{self.title}\n\n{body}\n" + (f"\n{self.note}\n" if self.note else "")
+
+
+def recovery_grid(records: Sequence[TrialRecord], unavailable: Mapping[SystemName, str]) -> Grid:
+    rows: list[tuple[str, ...]] = []
+    for system in (*PEERS, *OURS):
         cells = [summarize(records, system, scenario) for scenario in Scenario]
         if any(cells):
-            table.add_row(
-                system,
-                *(
-                    "" if cell is None else f"{number(cell.median_seconds)} ({cell.recovered}/{cell.trials})"
-                    for cell in cells
-                ),
+            texts = (
+                "" if cell is None else f"{number(cell.median_seconds)} ({cell.recovered}/{cell.trials})"
+                for cell in cells
             )
-    table.add_section()
-    table.add_row("ratio to the better peer", *(number(ratio_to_better_peer(records, s), digits=2) for s in Scenario))
-    table.add_row("goal", *(f"<= {goal}" for goal in GOALS.values()))
-    return table
+            rows.append((system.value, *texts))
+        elif system in unavailable:
+            rows.append((system.value, *["not available"] * len(Scenario)))
+    rows.append(("Perdure / better peer", *(number(ratio_to_better_peer(records, s), digits=2) for s in Scenario)))
+    rows.append(("goal", *(f"<= {GOALS[scenario]}" for scenario in Scenario)))
+    return Grid(
+        "Seconds from SIGKILL to the first step of all ranks: median of those that recovered (recovered/trials)",
+        ("system", *(scenario.title for scenario in Scenario)),
+        tuple(rows),
+    )
 
 
-def composition_table(records: Sequence[TrialRecord]) -> Table:
-    table = Table(title="Where Perdure's time goes: seconds since the kill, medians")
-    table.add_column("until")
-    columns: list[Composition] = []
-    for system, scenarios in ((SystemName.PERDURE, tuple(Scenario)), (SystemName.PERDURE_WITHHELD, tuple(Scenario))):
-        for scenario in scenarios:
+def composition_grid(records: Sequence[TrialRecord]) -> Grid:
+    columns = ["until"]
+    medians: list[Mapping[str, float | None]] = []
+    for system in OURS:
+        for scenario in Scenario:
             trials = [record for record in records if (record.system, record.scenario) == (system, scenario)]
             if trials:
-                suffix = "" if system is SystemName.PERDURE else ", lease only"
-                table.add_column(f"{scenario.title}{suffix}", justify="right")
-                columns.append(median_composition(trials))
-    for name, title in PARTS.items():
-        table.add_row(title, *(number(getattr(column, name)) for column in columns))
-    return table
+                columns.append(scenario.title + (", lease only" if system is SystemName.PERDURE_WITHHELD else ""))
+                medians.append(median_composition(trials).model_dump())
+    rows = tuple((title, *(number(median[name], digits=2) for median in medians)) for name, title in PARTS.items())
+    return Grid("Where Perdure's time goes: seconds since the kill, medians", tuple(columns), rows)
 
 
-def steady_table(steady: Steady) -> Table:
-    table = Table(title=f"Cost at rest, over {steady.seconds:.0f} s of undisturbed training")
-    table.add_column("process")
-    table.add_column("% of a core", justify="right")
-    table.add_column("resident MB", justify="right")
-    for cost in steady.costs:
-        name = cost.what if cost.processes == 1 else f"{cost.what} (mean of {cost.processes})"
-        table.add_row(name, f"{cost.cpu_percent:.2f}", f"{cost.rss_mb:.0f}")
-    table.caption = f"TrainingJob's history grew by {steady.job_events_per_minute:.1f} events a minute"
-    return table
+def steady_grid(steady: Steady) -> Grid:
+    rows = tuple(
+        (
+            cost.what if cost.processes == 1 else f"{cost.what} (mean of {cost.processes})",
+            f"{cost.cpu_percent:.2f}",
+            f"{cost.rss_mb:.0f}",
+        )
+        for cost in steady.costs
+    )
+    return Grid(
+        f"Cost at rest, over {steady.seconds:.0f} s of undisturbed training on two nodes",
+        ("process", "% of a core", "resident MB"),
+        rows,
+        note=f"TrainingJob's history grew by {steady.job_events_per_minute:.1f} events a minute.",
+    )
 
 
-def number(value: float | None, *, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def machine() -> str:
+    """What it was measured on."""
+    memory = psutil.virtual_memory().total / 2**30
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "temporalio"))
+    return (
+        f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}, "
+        f"Python {platform.python_version()}, {versions}, dlrover {DLROVER_VERSION}; "
+        "two ranks of DDP over gloo, 50 ms a step"
+    )
+
+
+def grids(records: Sequence[TrialRecord], steady: Steady | None, unavailable: Mapping[SystemName, str]) -> list[Grid]:
+    """All tables that there is something to put into."""
+    found = [recovery_grid(records, unavailable)]
+    if any(record.system in OURS for record in records):
+        found.append(composition_grid(records))
+    if steady:
+        found.append(steady_grid(steady))
+    return found
+
+
+def markdown(records: Sequence[TrialRecord], steady: Steady | None, unavailable: Mapping[SystemName, str]) -> str:
+    """The tables for the documentation."""
+    tables = "\n".join(grid.markdown() for grid in grids(records, steady, unavailable))
+    return f"Measured by `make bench-recovery` on {machine()}.\n\n{tables}"
 
 
 def print_report(
-    console: Console, records: Sequence[TrialRecord], steady: Steady | None, unavailable: dict[SystemName, str]
+    console: Console, records: Sequence[TrialRecord], steady: Steady | None, unavailable: Mapping[SystemName, str]
 ) -> None:
     """The tables, what went wrong, and the headline as one line of JSON."""
-    console.print(recovery_table(records, unavailable))
-    if any(record.system is SystemName.PERDURE for record in records):
-        console.print(composition_table(records))
-    if steady:
-        console.print(steady_table(steady))
+    for grid in grids(records, steady, unavailable):
+        console.print(grid.draw())
     for system, reason in unavailable.items():
         console.print(f"{system}: {reason}", markup=False)
     for record in records:
         if record.error:
             console.print(f"{record.system} {record.scenario.title} #{record.number}: {record.error}", markup=False)
     print(headline(records, steady).model_dump_json(), flush=True)
+
+
+def number(value: float | None, *, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

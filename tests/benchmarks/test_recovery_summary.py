@@ -6,7 +6,7 @@ from rich.console import Console
 
 from benchmarks.recovery.plan import forecast_seconds, plan
 from benchmarks.recovery.records import Composition, ResultFile, Scenario, SystemName, TrialRecord
-from benchmarks.recovery.report import print_report
+from benchmarks.recovery.report import markdown, print_report
 from benchmarks.recovery.summary import (
     Steady,
     SteadyCost,
@@ -110,6 +110,17 @@ def test_the_last_line_is_the_headline(capsys: pytest.CaptureFixture[str]):
     assert "it does not install" in text
     assert "8.0 (1/2)" in text
     assert "not stepping again" in text
+
+
+def test_the_documentation_gets_the_same_tables():
+    records = [*trials(PERDURE, A, 2.0, 3.0), *trials(TORCHRUN, A, None, 10.0)]
+    text = markdown(records, STEADY, {DLROVER: "it does not install"})
+    assert "| perdure | 2.5 (2/2) |  |  |" in text
+    assert "| torchrun | 10.0 (1/2) |  |  |" in text
+    assert "| dlrover | not available | not available | not available |" in text
+    assert "| Perdure / better peer | 0.25 | - | - |" in text
+    assert "| agent (mean of 2) | 0.31 | 99 |" in text
+    assert "make bench-recovery" in text
 
 
 def test_a_plan_spreads_the_systems_evenly_and_leaves_out_what_is_done(tmp_path: Path):

@@ -1,0 +1,33 @@
+"""The benchmark is run by hand, now and then; this keeps it from rotting in between."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.recovery.perdure_job import PerdureJob, control_plane, node_processes
+from benchmarks.recovery.records import Scenario, SystemName
+from benchmarks.recovery.trial import run_trial
+
+
+@pytest.mark.parametrize("withhold_evidence", [False, True])
+async def test_a_killed_node_is_replaced_and_the_time_is_accounted_for(tmp_path: Path, *, withhold_evidence: bool):
+    async with control_plane(withhold_evidence=withhold_evidence) as plane:
+        job = PerdureJob(Scenario.NODE_REPLACED, tmp_path, plane)
+        record = await run_trial(
+            job,
+            system=SystemName.PERDURE,
+            scenario=Scenario.NODE_REPLACED,
+            number=1,
+            folder=tmp_path,
+            timeout_seconds=120,
+        )
+        assert record.error == ""
+        assert record.recovered
+        assert record.seconds is not None
+        parts = record.composition
+        assert parts.noticed is not None
+        assert parts.decided is not None
+        assert parts.commanded is not None
+        assert 0 < parts.noticed <= parts.decided <= parts.commanded < record.seconds
+        assert parts.stepped == pytest.approx(record.seconds)
+        assert node_processes(f"{job.uid}/") == []
