@@ -5,6 +5,7 @@ Nothing here is Perdure's own invention, so that whoever can run `temporal workf
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -141,12 +142,14 @@ async def connect(
     if not patient:
         config["retry_config"] = RetryConfig(max_elapsed_time_millis=int(CALL_TIMEOUT.total_seconds() * 1000))
     try:
-        return await TemporalClient.connect(
-            **config,  # pyright: ignore[reportArgumentType]  # The SDK's own keys and types, by its TypedDict.
-            data_converter=pydantic_data_converter,
-            connect_timeout=CONNECT_TIMEOUT,
-            runtime=runtime or quiet_runtime(),
-        )
+        async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
+            return await TemporalClient.connect(
+                **config,  # pyright: ignore[reportArgumentType]  # The SDK's own keys and types, by its TypedDict.
+                data_converter=pydantic_data_converter,
+                runtime=runtime or quiet_runtime(),
+            )
+    except TimeoutError as error:
+        raise unreachable(endpoint, "no answer in time") from error
     except (RuntimeError, OSError) as error:
         raise unreachable(endpoint, _reason(str(error))) from error
 

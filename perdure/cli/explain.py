@@ -66,9 +66,12 @@ def _who(source: str, rank: int | None) -> str:
 
 
 def _meaning(incident: IncidentView) -> str:
-    if incident.failure is None:
-        return "asked for by a user" if incident.decided_at else "not judged yet"
     sources = {evidence.source for evidence in incident.evidence}
+    if incident.failure is None and incident.decided_at is None:
+        return "not judged yet"
+    if incident.failure is None:
+        asked = "USER" in sources
+        return "asked for by a user" if asked else "nothing failed: the nodes at hand changed"
     confidence = "high" if len(sources) > 1 else "fair"
     culprit = "" if incident.culprit is None else f"; culprit: node {incident.culprit}"
     signs = f"{text.count(len(incident.evidence), 'sign')} from {text.count(len(sources), 'source')}"

@@ -29,7 +29,7 @@ _LOOK = "Look at jobs"
 _CHANGE = "Change jobs"
 _OPERATE = "Operate"
 
-app.command("run", rich_help_panel=_START, context_settings={"allow_interspersed_args": False})(start.run)
+app.command("run", rich_help_panel=_START)(start.run)
 app.command("submit", rich_help_panel=_START)(start.submit)
 app.command("validate", rich_help_panel=_START)(spec.validate)
 app.command("schema", rich_help_panel=_START)(spec.schema)
