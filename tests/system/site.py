@@ -1,4 +1,4 @@
-"""A whole Perdure on one machine, as `perdure run` makes it: server, worker and nodes in a state folder of their own."""
+"""A whole Perdure on one machine, as `perdure run` makes it: server, worker and nodes in a folder of their own."""
 
 from __future__ import annotations
 
