@@ -69,6 +69,11 @@ class Lease:
             while turn == self._turn:
                 activity.heartbeat(self._telemetry.view(request.epoch))
                 await self._changed.wait_for(lambda: turn != self._turn, within=interval)
+        except asyncio.CancelledError:
+            # How leases end: the group's run is over, or a newer attempt has it. Nobody waits for an answer.
+            details = activity.cancellation_details()
+            if details is None or not (details.not_found or details.timed_out):
+                raise
         finally:
             self._holders -= 1
             self._changed.fire()

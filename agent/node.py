@@ -251,7 +251,7 @@ class Node:
         again = body.superseded or (body.exit_code == 0 and over)
         if state.leaving is not None or not state.run:
             again = False
-        elif not again:
+        elif not again and not 0 < generation <= state.complete:
             self._tell_end(body, generation)
         if again and state.mode == "env":
             # The launcher starts ranks of the newer world by itself.
@@ -266,8 +266,7 @@ class Node:
 
     def _tell_end(self, body: ExitedBody, generation: int) -> None:
         if body.exit_code == 0:
-            if generation > self.state.complete or generation == 0:
-                self.finished(FinishedBody(generation=generation, time=body.time))
+            self.finished(FinishedBody(generation=generation, time=body.time))
             return
         ranks = tuple(_shortened(rank) for rank in body.ranks)
         self._fail(

@@ -85,6 +85,11 @@ class NodeActivities:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
+            except asyncio.CancelledError:
+                # The group's run is over, or another attempt watches: nobody waits for an answer.
+                details = activity.cancellation_details()
+                if details is None or not (details.not_found or details.timed_out):
+                    raise
             finally:
                 for task in tasks:
                     task.cancel()

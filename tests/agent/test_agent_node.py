@@ -190,11 +190,12 @@ def test_a_command_without_a_rendezvous_finishes_by_ending_well(bench: Bench) ->
     assert bench.node.desired.attempt == 1
 
 
-def test_the_end_after_a_complete_generation_is_silent(bench: Bench) -> None:
+@pytest.mark.parametrize("how", [{"code": 0}, {"signal": 15}])
+def test_the_end_after_a_complete_generation_is_silent(bench: Bench, how: dict[str, int]) -> None:
     bench.apply(1)
     bench.enter(1)
     bench.node.complete_generation(1)
-    bench.exit(generation=1, code=0)
+    bench.exit(generation=1, **how)
     assert not bench.job.messages
 
 
