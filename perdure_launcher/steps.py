@@ -46,7 +46,8 @@ class StepCounter:
     """Counts the steps of this process's optimizers into its progress file.
 
     Several optimizers that step in turn (a GAN, or one per layer) count as one: the count is that of the furthest. One
-    that is made later goes on where the others are, so that the count never stands still for long.
+    that is made later goes on where the others are, so that the count never stands still for long. Steps inside a graph
+    of `torch.compile` are not seen: to count them would break the graph.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class StepCounter:
         os.register_at_fork(after_in_child=self._stop)
 
     def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """After each optimizer step; a compiled one is not interrupted by us."""
+        """After each optimizer step."""
         if self._compiling():
             return
         try:

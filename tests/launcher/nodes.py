@@ -37,6 +37,7 @@ class Node:
         self.name = f"{secrets.token_hex(4)}/worker-0/1"
         self.agent = AgentDouble(self.run_directory / "agent.sock")
         self.launcher: subprocess.Popen[bytes] | None = None
+        self.interpreter_arguments = ["-m", "perdure_launcher"]
         self.config: dict[str, Any] = {
             "command": list(command),
             "workdir": str(SCRIPTS),
@@ -58,10 +59,11 @@ class Node:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "PET_"))}
         with (self.run_directory / "launcher.log").open("ab") as log:
             self.launcher = subprocess.Popen(
-                [sys.executable, "-m", "perdure_launcher"],
+                [sys.executable, *self.interpreter_arguments],
                 cwd=ROOT,
                 env={
                     **inherited,
+                    "PYTHONPATH": str(ROOT),
                     "PERDURE_RUN_DIR": str(self.run_directory),
                     "PERDURE_NODE": self.name,
                     "PERDURE_LAUNCHER_CONFIG": str(path),

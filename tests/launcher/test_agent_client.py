@@ -1,0 +1,141 @@
+"""Talking to an agent that comes, goes, and is not always right."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from perdure_launcher.client import AgentConnection, AgentGone, AgentRefused, AgentSession, Outbox
+
+PATIENCE = timedelta(seconds=30)
+
+
+class Server:
+    """Answers as it is told, and remembers what it heard."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.heard: list[tuple[str, Any]] = []
+        self.status = 200
+        self.body: Any = {}
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{tail:.*}", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        self.path.unlink(missing_ok=True)
+        await web.UnixSite(self._runner, str(self.path)).start()
+
+    async def stop(self) -> None:
+        if self._runner:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.heard.append((request.path, await request.json() if request.can_read_body else None))
+        if request.path == "/hello":
+            return web.json_response({})
+        return web.json_response(self.body, status=self.status)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    with tempfile.TemporaryDirectory(prefix="pl-") as directory:
+        server = Server(Path(directory) / "agent.sock")
+        yield server
+        await server.stop()
+
+
+def session(server: Server, **options: Any) -> AgentSession:
+    return AgentSession(socket_path=server.path, hello_path="/hello", hello=lambda: {"pid": 1}, **options)
+
+
+async def test_an_answer_is_an_object_and_errors_are_told_apart(server: Server) -> None:
+    connection = AgentConnection(server.path)
+    with pytest.raises(AgentGone, match="FileNotFoundError"):
+        await asyncio.to_thread(connection.request, "GET", "/x")
+    await server.start()
+    assert await asyncio.to_thread(connection.request, "GET", "/x") == {}
+    server.status, server.body = 400, {"error": "what?"}
+    with pytest.raises(AgentRefused, match=r"GET /x: 400 .*what"):
+        await asyncio.to_thread(connection.request, "GET", "/x")
+    server.status = 500
+    with pytest.raises(AgentGone, match="500"):
+        await asyncio.to_thread(connection.request, "GET", "/x")
+    server.status, server.body = 200, [1]
+    with pytest.raises(AgentGone):
+        await asyncio.to_thread(connection.request, "GET", "/x")
+
+
+async def test_a_silent_agent_counts_as_gone(server: Server) -> None:
+    listener = await asyncio.start_unix_server(lambda reader, writer: asyncio.sleep(60), server.path)
+    connection = AgentConnection(server.path)
+    with pytest.raises(AgentGone, match="timed out"):
+        await asyncio.to_thread(connection.request, "GET", "/x", timeout=timedelta(milliseconds=200))
+    listener.close()
+
+
+async def test_posts_arrive_in_order_after_a_greeting_however_late_the_agent_is(server: Server) -> None:
+    talk = session(server)
+    outbox = Outbox(talk)
+    outbox.start()
+    delivered = threading.Event()
+    for number in range(5):
+        outbox.post("/said", {"number": number}, delivered=delivered.set if number == 4 else None)
+    assert outbox.holds("/said")
+    assert not await asyncio.to_thread(outbox.flush, timedelta(milliseconds=300))
+    await server.start()
+    assert await asyncio.to_thread(outbox.flush, PATIENCE)
+    assert server.heard == [("/hello", {"pid": 1}), *(("/said", {"number": number}) for number in range(5))]
+    assert await asyncio.to_thread(delivered.wait, 30)
+    talk.close()
+
+
+async def test_an_agent_that_was_away_is_greeted_again_before_it_hears_more(server: Server) -> None:
+    returned = threading.Event()
+    talk = session(server, on_return=returned.set)
+    connection = talk.connect()
+    await server.start()
+    await asyncio.to_thread(talk.call, connection, "GET", "/first")
+    assert not returned.is_set()
+    await server.stop()
+    waiting = asyncio.create_task(asyncio.to_thread(talk.call, connection, "GET", "/second"))
+    await asyncio.sleep(0.3)
+    await server.start()
+    assert await waiting == {}
+    assert [path for path, _ in server.heard] == ["/hello", "/first", "/hello", "/second"]
+    assert returned.is_set()
+    talk.close()
+
+
+async def test_what_the_agent_refuses_is_dropped_and_holds_nothing_up(server: Server) -> None:
+    await server.start()
+    server.status, server.body = 422, {"error": "no such field"}
+    talk = session(server)
+    outbox = Outbox(talk)
+    outbox.start()
+    outbox.post("/wrong", {})
+    assert await asyncio.to_thread(outbox.flush, PATIENCE)
+    server.status, server.body = 200, {}
+    outbox.post("/right", {})
+    assert await asyncio.to_thread(outbox.flush, PATIENCE)
+    assert [path for path, _ in server.heard] == ["/hello", "/wrong", "/right"]
+    talk.close()
+
+
+async def test_a_closed_session_answers_none(server: Server) -> None:
+    talk = session(server)
+    asking = asyncio.create_task(asyncio.to_thread(talk.call, talk.connect(), "GET", "/x"))
+    await asyncio.sleep(0.1)
+    talk.close()
+    assert await asyncio.wait_for(asking, 30) is None

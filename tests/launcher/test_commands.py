@@ -1,0 +1,64 @@
+"""Which commands start torchrun, and what is changed in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perdure_launcher.commands import starts_torchrun, without_static_rendezvous
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["torchrun", "train.py"],
+        ["/opt/venv/bin/torchrun", "--nproc-per-node=2", "train.py"],
+        ["python", "-m", "torch.distributed.run", "train.py"],
+        ["python3", "-u", "-m", "torch.distributed.launch", "train.py"],
+        ["uv", "run", "torchrun", "train.py"],
+        ["env", "A=b", "torchrun", "train.py"],
+        ["accelerate", "launch", "train.py"],
+        ["bash", "-c", "cd /code && exec torchrun train.py"],
+        ["bash", "-lc", "python -m torch.distributed.run train.py"],
+        ["sh", "-eu", "run.sh", "--fast"],
+        ["./run.sh"],
+    ],
+)
+def test_torchrun_is_recognised(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("#!/usr/bin/env bash\n# starts training\nexport A=1\ntorchrun \\\n  train.py\n")
+    assert starts_torchrun(command, workdir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "train.py", "--launcher", "torchrun"],
+        ["python", "-m", "mypackage.train"],
+        ["./binary"],
+        ["bash", "plain.sh"],
+        ["bash", "missing.sh"],
+        ["bash", "-c", "python my_torchrun_like.py"],
+        ["./helper.py"],
+        ["./tool"],
+    ],
+)
+def test_other_commands_are_given_their_environment(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "plain.sh").write_text("# torchrun would be better\npython train.py\n")
+    (tmp_path / "binary").write_bytes(b"\x7fELF\0torchrun")
+    (tmp_path / "tool").write_text("#!/usr/bin/python3\n# wraps torchrun\n")
+    (tmp_path / "helper.py").write_text("#!/usr/bin/env python\nimport torch.distributed.run\n")
+    assert not starts_torchrun(command, workdir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "changed"),
+    [
+        (["torchrun", "--rdzv-backend=static", "t.py"], ["torchrun", "--rdzv-backend=perdure", "t.py"]),
+        (["torchrun", "--rdzv_backend", "static", "t.py"], ["torchrun", "--rdzv_backend", "perdure", "t.py"]),
+        (["torchrun", "--rdzv-backend=c10d", "t.py"], ["torchrun", "--rdzv-backend=c10d", "t.py"]),
+        (["torchrun", "t.py", "static"], ["torchrun", "t.py", "static"]),
+    ],
+)
+def test_an_explicit_static_rendezvous_becomes_ours(command: list[str], changed: list[str]) -> None:
+    assert without_static_rendezvous(command) == changed

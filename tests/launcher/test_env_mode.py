@@ -1,0 +1,105 @@
+"""Commands without torchrun: the launcher starts one process per rank, for each world."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.launcher.nodes import (
+    EXITED,
+    FINISHED,
+    Node,
+    all_ready,
+    all_step,
+    eventually,
+    first_world,
+    form_world,
+    running,
+)
+
+pytestmark = pytest.mark.timeout(400)
+
+ENV_READY = "/v1/launcher/ready"
+
+
+async def test_two_nodes_train_survive_a_killed_rank_and_finish() -> None:
+    nodes = [Node([sys.executable, "-u", "env_train.py"], nodes="2") for _ in range(2)]
+    async with running(*nodes):
+        ready = await first_world(nodes, path=ENV_READY)
+        assert (ready[0].body["after_generation"], ready[0].body["processes"]) == (0, 1)
+        hello = await nodes[0].agent.heard("/v1/launcher/hello")
+        assert (hello.body["mode"], hello.body["processes"]) == ("env", 1)
+        place = "RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=1 NODE_RANK=1"
+        assert place in nodes[1].output
+        victim = nodes[1].ranks()[1]
+        os.kill(victim, signal.SIGKILL)
+        report = await nodes[1].agent.heard(ENV_READY)
+        assert report.body["after_generation"] == 1
+        killed = next(rank for rank in report.body["ranks"] if rank["pid"] == victim)
+        assert (killed["signal"], killed["local_rank"], killed["global_rank"]) == (9, 0, 1)
+        await form_world(nodes, 2, port=ready[0].body["store_ports"][1])
+        await all_step(nodes, 2)
+        # A newer world restarts ranks that are well, and nobody calls that a failure.
+        nodes[0].agent.posts.clear()
+        await form_world(nodes, 3, port=ready[0].body["store_ports"][2])
+        await all_step(nodes, 3)
+        assert nodes[0].agent.said(ENV_READY) == []
+        for node in nodes:
+            (node.run_directory / "stop").touch()
+        for node in nodes:
+            await node.agent.heard(FINISHED, lambda body: body["generation"] == 3)
+            exited = await node.agent.heard(EXITED)
+            assert (exited.body["exit_code"], exited.body["generation"]) == (0, 3)
+
+
+async def test_a_rank_that_raises_is_reported_with_its_exception() -> None:
+    node = Node([sys.executable, "fails.py"])
+    async with running(node):
+        [ready] = await all_ready(node, path=ENV_READY)
+        await form_world([node], 1, port=ready.body["store_ports"][0])
+        report = await node.agent.heard(ENV_READY)
+        [failed] = report.body["ranks"]
+        assert (failed["exit_code"], failed["error"][:27]) == (1, "ValueError: unknown optimiz")
+        # An agent that comes back is told again that the node waits, and not again what failed.
+        await node.agent.stop()
+        node.agent.posts.clear()
+        await node.agent.start()
+        again = await node.agent.heard(ENV_READY)
+        assert (again.body["after_generation"], again.body["ranks"]) == (1, [])
+
+
+async def test_a_peer_that_ignores_sigterm_is_killed_after_the_stop_grace() -> None:
+    node = Node([sys.executable, "-u", "stubborn.py"], processes=2, stop_grace_s=0.5)
+    async with running(node):
+        await first_world([node], processes=2, path=ENV_READY)
+        killed_at = time.time()
+        os.kill(node.ranks()[0], signal.SIGKILL)
+        report = await node.agent.heard(ENV_READY)
+        assert report.heard_at - killed_at < 15
+        assert [rank["local_rank"] for rank in report.body["ranks"]] == [0]
+
+
+async def test_a_command_that_does_not_exist_is_reported_when_a_world_calls_for_it() -> None:
+    node = Node(["no-such-program", "--fast"])
+    async with running(node):
+        [ready] = await all_ready(node, path=ENV_READY)
+        await form_world([node], 1, port=ready.body["store_ports"][0])
+        exited = await node.agent.heard(EXITED)
+        assert exited.body["exit_code"] == 127
+        assert "command not found: 'no-such-program'" in exited.body["log_tail"]
+
+
+async def test_running_no_more_is_running_no_more() -> None:
+    node = Node([sys.executable, "-u", "stubborn.py"], termination_grace_s=0.5)
+    async with running(node):
+        await first_world([node], path=ENV_READY)
+        await node.agent.want(run=False)
+        exited = await node.agent.heard(EXITED)
+        assert exited.body["signal"] == 9
+        await eventually(lambda: node.processes(lambda environment: "RANK" in environment) == [])
+        assert node.launcher
+        assert node.launcher.poll() is None

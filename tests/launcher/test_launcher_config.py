@@ -1,0 +1,68 @@
+"""The launcher's configuration: every field checked, with its name, value and what was expected."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure_launcher.config import ConfigError, load_config, parse_config
+
+MINIMAL: dict[str, Any] = {"command": ["torchrun", "train.py"], "run_id": "0a1b2c3d"}
+
+
+def test_a_minimal_configuration_has_the_documented_defaults(tmp_path: Path) -> None:
+    config = parse_config(MINIMAL, run_directory=tmp_path)
+    assert (config.nodes, config.processes, config.rendezvous, config.address) == ("1", None, "auto", "127.0.0.1")
+    assert (config.stop_grace, config.termination_grace) == (timedelta(seconds=2), timedelta(seconds=30))
+
+
+def test_fields_of_a_newer_backend_are_ignored(tmp_path: Path) -> None:
+    config = parse_config({**MINIMAL, "nodes": "2:4", "processes": 8, "novelty": 1}, run_directory=tmp_path)
+    assert (config.min_nodes, config.max_nodes, config.nodes, config.processes) == (2, 4, "2:4", 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"command": []}, 'command: expected a list of words such as ["torchrun", "train.py"], found []'),
+        ({"command": "torchrun train.py"}, "command: expected a list of words"),
+        ({"env": {"A": 1}}, "env: expected names with text values, found {'A': 1}"),
+        ({"nodes": "4:2"}, "nodes: expected a number such as 4, or min:max such as 2:4, found '4:2'"),
+        ({"nodes": 0}, "nodes: expected a number"),
+        ({"processes": 0}, 'processes: expected "gpu" or a number of at least 1, found 0'),
+        ({"processes": True}, "processes: expected"),
+        ({"rendezvous": "c10d"}, "rendezvous: expected one of auto, torchrun, env, found 'c10d'"),
+        ({"run_id": "a/b"}, "run_id: expected letters, digits"),
+        ({"stop_grace_s": -1}, "stop_grace_s: expected seconds, 0 or more, found -1"),
+        ({"log_max_bytes": 10}, "log_max_bytes: expected at least 4096 bytes, found 10"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_config({**MINIMAL, **fields}, run_directory=tmp_path)
+    assert text in str(refused.value)
+
+
+def test_a_run_directory_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="choose a shorter folder"):
+        parse_config(MINIMAL, run_directory=tmp_path / ("x" * 100))
+
+
+def test_the_file_and_the_variables_are_named_when_they_are_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="PERDURE_LAUNCHER_CONFIG is not set"):
+        load_config({})
+    with pytest.raises(ConfigError, match="PERDURE_RUN_DIR is not set"):
+        load_config({"PERDURE_LAUNCHER_CONFIG": "x"})
+    path = tmp_path / "c.json"
+    environment = {"PERDURE_LAUNCHER_CONFIG": str(path), "PERDURE_RUN_DIR": "/tmp"}
+    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+        load_config(environment)
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match="expected a JSON object, found list"):
+        load_config(environment)
+    path.write_text(json.dumps(MINIMAL))
+    assert load_config(environment).command == ("torchrun", "train.py")

@@ -1,0 +1,178 @@
+"""What is read from the kernel, the memory controller and the GPU driver."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure_launcher.cgroups import MemoryController
+from perdure_launcher.guard import RankGuard
+from perdure_launcher.nvml import Devices
+from perdure_launcher.processes import all_processes, descendants, environment_of, read_process, resident_bytes
+from perdure_launcher.usage import UsageMeter, processes_per_node
+
+
+def test_this_process_is_read_as_the_kernel_has_it() -> None:
+    own = read_process(os.getpid())
+    assert own
+    assert (own.parent, own.group, own.zombie) == (os.getppid(), os.getpgrp(), False)
+    assert own.pid in {process.pid for process in all_processes()}
+    total, shared = resident_bytes(os.getpid())
+    assert total > shared > 0
+    assert environment_of(os.getpid()).get("PATH") == os.environ["PATH"]
+
+
+def test_a_process_that_is_gone_is_nothing() -> None:
+    assert read_process(2**22 + 1) is None
+    assert environment_of(2**22 + 1) == {}
+    assert resident_bytes(2**22 + 1) == (0, 0)
+
+
+def test_names_with_spaces_and_parentheses_do_not_confuse(tmp_path: Path) -> None:
+    program = tmp_path / "a) Z 1 (b"
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
+    child = subprocess.Popen([program, "100"])
+    try:
+        found = read_process(child.pid)
+        assert found
+        assert found.parent == os.getpid()
+        assert child.pid in {process.pid for process in descendants()}
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_cgroup_version_2(tmp_path: Path) -> None:
+    root, group = tmp_path / "cgroup", tmp_path / "cgroup" / "pod" / "container"
+    group.mkdir(parents=True)
+    (root / "cgroup.controllers").write_text("cpu memory")
+    (tmp_path / "membership").write_text("0::/pod/container\n")
+    (group / "memory.max").write_text("max\n")
+    (group.parent / "memory.max").write_text("2000000\n")
+    (group / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    controller = MemoryController(root, tmp_path / "membership")
+    assert (controller.limit_bytes, controller.out_of_memory_kills) == (2_000_000, 2)
+
+
+def test_cgroup_version_1_and_a_path_that_is_the_hosts(tmp_path: Path) -> None:
+    root = tmp_path / "cgroup"
+    (root / "memory").mkdir(parents=True)
+    (tmp_path / "membership").write_text("5:cpu:/x\n4:memory:/docker/abc\n0::/\n")
+    (root / "memory" / "memory.limit_in_bytes").write_text("1000000\n")
+    (root / "memory" / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n")
+    controller = MemoryController(root, tmp_path / "membership")
+    assert (controller.limit_bytes, controller.out_of_memory_kills) == (1_000_000, 7)
+
+
+def test_no_memory_controller_at_all(tmp_path: Path) -> None:
+    controller = MemoryController(tmp_path / "none", tmp_path / "none")
+    assert (controller.limit_bytes, controller.out_of_memory_kills) == (None, 0)
+
+
+NVML = """
+typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned gpu, memory; } utilization_t;
+int nvmlInit_v2(void) { return %(init)d; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+  *device = (void *)(0x7f0000000000UL + index); return 0; }
+static unsigned index_of(void *device) { return (unsigned)((unsigned long)device - 0x7f0000000000UL); }
+int nvmlDeviceGetName(void *device, char *name, unsigned length) {
+  const char *text = "NVIDIA H100"; for (unsigned i = 0; i < length && (name[i] = text[i]); i++); return 0; }
+int nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) {
+  memory->total = 80000000000ULL; memory->used = 1000 + index_of(device); memory->free = 0; return 0; }
+int nvmlDeviceGetUtilizationRates(void *device, utilization_t *rates) { rates->gpu = 97; rates->memory = 1; return 0; }
+int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *temperature) {
+  if (index_of(device)) return 3; *temperature = 61; return 0; }
+"""
+
+
+def compiled_driver(tmp_path: Path, *, init: int) -> str:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if not compiler:
+        pytest.skip("no C compiler for a stand-in of the driver's library")
+    source, library = tmp_path / "nvml.c", tmp_path / "libnvidia-ml.so.1"
+    source.write_text(NVML % {"init": init})
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    return str(library)
+
+
+def test_gpus_are_read_through_the_drivers_library(tmp_path: Path) -> None:
+    devices = Devices(compiled_driver(tmp_path, init=0))
+    assert devices.count == 2
+    first, second = devices.usage()
+    assert (first.index, first.name, first.utilization_percent) == (0, "NVIDIA H100", 97.0)
+    assert (first.memory_used_bytes, first.memory_total_bytes, first.temperature_celsius) == (
+        1000,
+        80_000_000_000,
+        61.0,
+    )
+    assert (second.memory_used_bytes, second.temperature_celsius) == (1001, None)
+    assert processes_per_node(None, devices, {}) == 2
+    assert processes_per_node(None, devices, {"CUDA_VISIBLE_DEVICES": "1"}) == 1
+    assert processes_per_node(None, devices, {"CUDA_VISIBLE_DEVICES": ""}) == 1
+    assert processes_per_node(5, devices, {}) == 5
+
+
+@pytest.mark.parametrize("kind", ["missing", "driverless", "not a driver"])
+def test_nodes_without_gpus_have_none(tmp_path: Path, kind: str) -> None:
+    library = {
+        "missing": lambda: str(tmp_path / "libnvidia-ml.so.1"),
+        "driverless": lambda: compiled_driver(tmp_path, init=9),
+        "not a driver": lambda: "libc.so.6",
+    }[kind]()
+    devices = Devices(library)
+    assert (devices.count, devices.usage(), processes_per_node(None, devices, {})) == (0, [], 1)
+
+
+def test_usage_counts_only_what_is_below_and_only_since_the_last_reading(tmp_path: Path) -> None:
+    meter = UsageMeter(memory=MemoryController(tmp_path, tmp_path), devices=Devices(str(tmp_path / "none")))
+    assert meter.read()["cpu_cores"] is None
+    child = subprocess.Popen(
+        [sys.executable, "-c", "data = bytearray(30_000_000); print('up', flush=True)\nwhile True: pass"],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert child.stdout
+        child.stdout.readline()
+        reading = meter.read()
+        while not reading["cpu_cores"]:
+            reading = meter.read()
+        assert reading["memory_bytes"] > 30_000_000
+        assert reading["memory_limit_bytes"] is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+PLACE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "inherited", "unprotected"),
+    [
+        (PLACE, {}, True),
+        ({**PLACE, "PERDURE_GENERATION": "3"}, {}, False),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, {}, False),
+        (PLACE, PLACE, False),
+        ({**PLACE, "RANK": "1"}, PLACE, True),
+    ],
+)
+def test_ranks_without_a_generation_are_found(
+    environment: dict[str, str], inherited: dict[str, str], unprotected: bool
+) -> None:
+    guard = RankGuard(inherited)
+    child = subprocess.Popen(["sleep", "100"], env={"PATH": os.environ["PATH"], **environment})
+    try:
+        assert (child.pid in guard.unprotected_ranks()) == unprotected
+        for _ in range(5):
+            found = guard.unprotected_ranks()
+        assert child.pid not in found, "a process is not looked at for ever"
+    finally:
+        child.kill()
+        child.wait()

@@ -1,0 +1,274 @@
+"""The handler's parts, each against the real thing it stands between: torch's store calls, its log, sockets, files."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perdure_launcher.facts import ExitSpool, RankExit, describe_status, error_content, parse_error, read_error_file
+from perdure_launcher.ports import PortPool
+from perdure_launcher.rendezvous.exits import ExitWatch
+from perdure_launcher.rendezvous.store import WorldStore
+from perdure_launcher.state import RendezvousState, StateFile
+from perdure_launcher.worlds import World
+
+WORLD = World(
+    generation=3,
+    nodes=3,
+    group_rank=0,
+    base_rank=4,
+    world_size=9,
+    store_address="127.0.0.1",
+    store_port=1,
+    store_host=True,
+)
+
+
+@pytest.mark.parametrize("group_rank", [0, 1])
+def test_torchrun_gets_its_ranks_from_the_world_alone(group_rank: int) -> None:
+    """torchrun's own code, run on the store: it would wait for ever for nodes that do not answer."""
+    from dataclasses import replace
+
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
+    world = replace(WORLD, group_rank=group_rank)
+    store: Any = WorldStore(world, exit_barrier=lambda: None)
+    spec: Any = SimpleNamespace(role="default", local_world_size=2)
+    torchrun: Any = SimpleElasticAgent
+    workers = torchrun._assign_worker_ranks(SimpleNamespace(), store, group_rank, 3, spec)
+    assert [(worker.local_rank, worker.global_rank, worker.world_size) for worker in workers] == [(0, 4, 9), (1, 5, 9)]
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_the_exit_barrier_is_the_jobs_and_not_this_nodes(nodes: int) -> None:
+    from torch.distributed.elastic.utils import store as store_util
+
+    asked: list[bool] = []
+    store: Any = WorldStore(WORLD, exit_barrier=lambda: asked.append(True))
+    store_util.barrier(store=store, world_size=nodes, key_prefix="torchelastic/agent/terminal_state")
+    assert asked == [True]
+
+
+def test_the_store_keeps_values_and_never_waits_for_others() -> None:
+    store = WorldStore(WORLD, exit_barrier=lambda: None)
+    store.set("a", "text")
+    store.multi_set(["b", "c"], [b"1", "2"])
+    assert store.multi_get(["a", "b", "c"]) == [b"text", b"1", b"2"]
+    assert (store.add("n", 2), store.add("n", 3)) == (2, 5)
+    store.wait(["a", "b"], timedelta(seconds=1))
+    assert (store.check(["a"]), store.check(["a", "z"])) == (True, False)
+    assert (store.delete_key("a"), store.delete_key("a")) == (True, False)
+    with pytest.raises(KeyError):
+        store.get("z")
+    with pytest.raises(KeyError):
+        store.wait(["z"])
+
+
+def test_ports_listen_from_the_start_and_are_handed_out_once() -> None:
+    pool = PortPool("127.0.0.1", listening=True, size=3)
+    ports = pool.numbers
+    assert (len(set(ports)), pool.host) == (3, "127.0.0.1")
+    early = socket.create_connection(("127.0.0.1", ports[0]), timeout=5)
+    taken = pool.take(ports[0])
+    accepted, _ = taken.accept()
+    accepted.sendall(b"hello")
+    assert early.recv(5) == b"hello"
+    pool.replenish()
+    assert len(pool.numbers) == 3
+    assert ports[0] not in pool.numbers
+    with pytest.raises(OSError, match="in use"):
+        pool.take(ports[0])
+    taken.close()
+    pool.take(ports[0]).close()
+    pool.close()
+
+
+def test_reserved_ports_belong_to_nobody_else() -> None:
+    pool = PortPool("127.0.0.1", listening=False, size=1)
+    [port] = pool.numbers
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+    pool.take(port).close()
+    pool.close()
+
+
+@pytest.mark.parametrize("address", ["203.0.113.7", "no-such-host.invalid"])
+def test_an_address_that_is_not_ours_is_listened_for_on_all(address: str) -> None:
+    pool = PortPool(address, listening=True, size=1)
+    socket.create_connection(("127.0.0.1", pool.numbers[0]), timeout=5).close()
+    assert pool.host == "127.0.0.1"
+    pool.close()
+
+
+class Context:
+    """As torch's `SubprocessContext` logs a failure: from `_poll`, with the failures on itself."""
+
+    def __init__(self, failures: dict[int, Any], error_files: dict[int, str]) -> None:
+        self._failures = failures
+        self.error_files = error_files
+
+    def _poll(self, log: logging.Logger) -> None:
+        first = next(iter(self._failures.values()), SimpleNamespace(exitcode=-9, local_rank=1, pid=77))
+        log.error(
+            "failed (exitcode: %s) local_rank: %s (pid: %s) of binary: %s",
+            first.exitcode,
+            first.local_rank,
+            first.pid,
+            "python",
+        )
+
+
+@pytest.fixture
+def elastic_log() -> Any:
+    log = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+    before = list(log.filters)
+    yield log
+    log.filters[:] = before
+
+
+def watch(stop_grace: timedelta = timedelta(seconds=1)) -> tuple[ExitWatch, list[Any]]:
+    heard: list[Any] = []
+    watching = ExitWatch(stop_grace=stop_grace, on_exits=heard.append)
+    watching.base_rank = 10
+    watching.install()
+    return watching, heard
+
+
+def failure(local_rank: int, pid: int, code: int, path: Path | str = "") -> Any:
+    return SimpleNamespace(local_rank=local_rank, pid=pid, exitcode=code, error_file=str(path))
+
+
+def test_all_ranks_that_failed_are_learned_from_the_log(elastic_log: logging.Logger, tmp_path: Path) -> None:
+    watching, heard = watch()
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps(error_content(ValueError("bad\nloss"), "Traceback …")))
+    Context({0: failure(0, 70, 1, path), 1: failure(1, 71, -11)}, {})._poll(elastic_log)
+    first, second = watching.take()
+    assert (first.global_rank, first.exit_code, first.error, first.traceback) == (
+        10,
+        1,
+        "ValueError: bad loss",
+        "Traceback …",
+    )
+    assert first.time == pytest.approx(time.time(), abs=60)
+    assert (second.local_rank, second.signal, second.exit_code, second.error) == (1, 11, None, None)
+    assert heard == [(first, second)]
+    assert watching.take() == []
+
+
+def test_the_record_alone_tells_the_first(elastic_log: logging.Logger) -> None:
+    watching, _ = watch()
+    Context({}, {1: "/nowhere"})._poll(elastic_log)
+    [only] = watching.take()
+    assert (only.local_rank, only.global_rank, only.pid, only.signal) == (1, 11, 77, 9)
+
+
+def test_what_torchrun_itself_ended_is_no_failure_and_is_hurried(elastic_log: logging.Logger) -> None:
+    watching, _ = watch(timedelta(milliseconds=200))
+    deaf = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()",
+        ],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert deaf.stdout
+    deaf.stdout.readline()
+    elastic_log.warning("Sending process %s closing signal %s", deaf.pid, "SIGTERM")
+    assert deaf.wait(30) == -signal.SIGKILL
+    Context({0: failure(0, 5, 1), 1: failure(1, deaf.pid, -9)}, {})._poll(elastic_log)
+    assert [item.local_rank for item in watching.take()] == [0]
+
+
+def test_ranks_have_the_jobs_grace_where_torchrun_itself_is_told_to_end(elastic_log: logging.Logger) -> None:
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    watch(timedelta(0))
+    rank = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    try:
+        raise SignalException("told to end", signal.SIGTERM)
+    except SignalException:
+        elastic_log.warning("Sending process %s closing signal %s", rank.pid, "SIGTERM")
+    with pytest.raises(subprocess.TimeoutExpired):
+        rank.wait(0.5)
+    rank.kill()
+    rank.wait()
+
+
+def test_a_log_of_an_unknown_release_does_no_harm(elastic_log: logging.Logger) -> None:
+    watching, _ = watch()
+    elastic_log.error("failed (exitcode: unheard of)")
+    elastic_log.warning("Sending process %s", "nonsense")
+    assert watching.take() == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"message": "plain"}, "plain"),
+        ({"message": {"message": "RuntimeError: x", "extraInfo": {"timestamp": "12"}}}, "RuntimeError: x"),
+        ({"message": {"message": "no extra"}}, "no extra"),
+        ({"message": 3}, None),
+        ([], None),
+    ],
+)
+def test_error_files_of_all_forms(content: Any, message: str | None) -> None:
+    error = parse_error(content)
+    assert (error.message if error else None) == message
+
+
+def test_error_files_that_are_missing_or_broken(tmp_path: Path) -> None:
+    (tmp_path / "half.json").write_text('{"message"')
+    assert read_error_file(tmp_path / "half.json") is None
+    assert read_error_file(tmp_path / "none.json") is None
+    assert read_error_file(None) is None
+
+
+def test_long_errors_are_cut() -> None:
+    error = parse_error(error_content(ValueError("x" * 9000), "y" * 9000))
+    assert error
+    assert error.traceback
+    assert (len(error.message), len(error.traceback)) == (500, 2000)
+
+
+def test_exits_are_spooled_for_the_launcher_and_only_new_ones_count(tmp_path: Path) -> None:
+    spool = ExitSpool(tmp_path / "rank-exits.json")
+    assert spool.read(started_after=0) == []
+    spool.write(owner=os.getpid(), exits=[RankExit(local_rank=0, signal=9)])
+    assert [item["signal"] for item in spool.read(started_after=time.time() - 60)] == [9]
+    assert spool.read(started_after=time.time() + 60) == []
+    spool.clear()
+    spool.clear()
+    assert spool.read(started_after=0) == []
+
+
+def test_the_state_survives_in_place(tmp_path: Path) -> None:
+    state = StateFile(tmp_path)
+    assert state.read() == RendezvousState()
+    state.create()
+    state.write(RendezvousState(handler_pid=12, generation=5))
+    state.create()
+    assert StateFile(tmp_path).read() == RendezvousState(handler_pid=12, generation=5)
+
+
+def test_statuses_read_well() -> None:
+    assert [describe_status(3, None), describe_status(None, 9), describe_status(None, 64)] == [
+        "exit code 3",
+        "SIGKILL",
+        "SIGRTMAX",
+    ]
+    assert describe_status(None, 99) == "signal 99"

@@ -1,0 +1,122 @@
+"""The plugin that `import torch` loads: real torch in real processes, found through the injected folder alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure_launcher.environment import inject
+from perdure_launcher.progress import progress_path, read_progress
+
+SETUP = """
+import torch
+def optimizer(): return torch.optim.SGD([parameter], lr=0.1)
+parameter = torch.nn.Parameter(torch.zeros(1)); parameter.grad = torch.ones(1)
+"""
+
+
+def run(script: str, tmp_path: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(inject(tmp_path)),
+        "RANK": "5",
+        "PERDURE_RUN_ID": "abc",
+        "TORCHELASTIC_RUN_ID": "abc",
+        "PERDURE_GENERATION": "2",
+        "PERDURE_PROGRESS_DIR": str(tmp_path / "progress"),
+        **changes,
+    }
+    return subprocess.run(
+        [sys.executable, "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+
+
+def counted(script: str, tmp_path: Path, **changes: str) -> int | None:
+    result = run(SETUP + script, tmp_path, **changes)
+    assert result.returncode == 0, result.stderr
+    progress = read_progress(progress_path(tmp_path / "progress", 5))
+    if progress is None:
+        return None
+    assert (progress.generation, progress.reported) == (2, False)
+    return progress.step
+
+
+@pytest.mark.parametrize(
+    ("script", "steps"),
+    [
+        ("a = optimizer()\nfor _ in range(7): a.step()", 7),
+        ("a, b = optimizer(), optimizer()\nfor _ in range(7): a.step(); b.step()", 7),
+        ("layers = [optimizer() for _ in range(20)]\nfor _ in range(7): [layer.step() for layer in layers]", 7),
+        ("a, b = optimizer(), optimizer()\nfor _ in range(4): a.step(); a.step(); b.step()", 8),
+        ("for _ in range(3):\n    a = optimizer()\n    for _ in range(10): a.step()", 28),
+        ("optimizer()", None),
+    ],
+    ids=["one", "GAN", "per layer", "two to one", "made anew", "no step"],
+)
+def test_steps_are_counted_once_however_many_optimizers_there_are(
+    script: str, steps: int | None, tmp_path: Path
+) -> None:
+    assert counted(script, tmp_path) == steps
+
+
+def test_an_optimizer_is_saved_and_loaded_as_ever(tmp_path: Path) -> None:
+    script = (
+        "import copy, pickle\na = optimizer()\na.step()\nassert set(a.state_dict()) == {'state', 'param_groups'}\n"
+        "b = pickle.loads(pickle.dumps(a)); c = copy.deepcopy(a)\nb.step(); c.step(); a.step()"
+    )
+    assert counted(script, tmp_path) == 2
+
+
+def test_processes_that_are_no_ranks_of_ours_are_left_alone(tmp_path: Path) -> None:
+    assert counted("optimizer().step()", tmp_path, TORCHELASTIC_RUN_ID="nested") is None
+
+
+@pytest.mark.parametrize("changes", [{"RANK": "x"}, {"PERDURE_GENERATION": "x"}, {"PERDURE_PROGRESS_DIR": "/proc/no"}])
+def test_nothing_of_ours_fails_the_users_script(changes: dict[str, str], tmp_path: Path) -> None:
+    result = run(SETUP + "optimizer().step(); print('on')", tmp_path, **changes)
+    assert (result.returncode, result.stdout) == (0, "on\n")
+
+
+def test_a_compiled_step_is_not_broken_up_by_us(tmp_path: Path) -> None:
+    script = (
+        "from torch._dynamo.utils import counters\n"
+        "a = optimizer()\n"
+        "step = torch.compile(lambda: a.step(), backend='eager')\n"
+        "for _ in range(3): step()\n"
+        "print(round(parameter.item(), 3), sum(counters['graph_break'].values()))"
+    )
+    ours, plain = run(SETUP + script, tmp_path), run(SETUP + script, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert ours.returncode == plain.returncode == 0, ours.stderr
+    assert ours.stdout == plain.stdout
+    assert ours.stdout.startswith("-0.3 ")
+
+
+def test_an_uncaught_exception_is_kept_where_torch_keeps_recorded_ones(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    result = run("import torch\nraise RuntimeError('lost the peer')", tmp_path, TORCHELASTIC_ERROR_FILE=str(path))
+    assert result.returncode == 1
+    assert "RuntimeError: lost the peer" in result.stderr, "the user sees the traceback as ever"
+    message = json.loads(path.read_text())["message"]
+    assert message["message"] == "RuntimeError: lost the peer"
+    assert 'File "<string>", line 2' in message["extraInfo"]["py_callstack"]
+    assert int(message["extraInfo"]["timestamp"]) > 0
+
+
+def test_torchs_own_record_has_the_first_word(tmp_path: Path) -> None:
+    script = (
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\ndef main(): raise RuntimeError('recorded')\nmain()"
+    )
+    path = tmp_path / "error.json"
+    run(script, tmp_path, TORCHELASTIC_ERROR_FILE=str(path))
+    assert json.loads(path.read_text())["message"]["message"] == "RuntimeError: recorded"
+
+
+def test_only_our_package_is_injected(tmp_path: Path) -> None:
+    injected = inject(tmp_path)
+    assert sorted(path.name.split("-")[0] for path in injected.iterdir()) == ["perdure_launcher", "perdure_launcher"]

@@ -1,0 +1,220 @@
+"""The launcher and a command of any kind: started, watched, ended, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.nodes import DEADLINE, EXITED, Node, eventually, running
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def command_of(script: str, **config: object) -> Node:
+    """A node whose command is a shell script, treated like torchrun: started once, watched as a whole."""
+    return Node(["bash", "-c", script], rendezvous="torchrun", **config)
+
+
+async def test_output_exit_code_and_log_tail_are_reported_and_the_launcher_lives_on() -> None:
+    node = command_of("echo out; echo err >&2; exit 7")
+    async with running(node):
+        hello = await node.agent.heard("/v1/launcher/hello")
+        assert hello.body["protocol"] == 1
+        exited = await node.agent.heard(EXITED)
+        assert (exited.body["attempt"], exited.body["exit_code"], exited.body["signal"]) == (1, 7, None)
+        assert exited.body["log_tail"] == "out\nerr\n"
+        assert node.output == "out\nerr\n"
+        assert (node.run_directory / "logs" / "output.log").stat().st_mode & 0o777 == 0o644
+        await node.agent.want(attempt=2)
+        assert (await node.agent.heard(EXITED)).body["attempt"] == 2
+        await node.agent.want(exit=True, reason="done with it")
+        assert await node.left() == 0
+        left = json.loads((node.run_directory / "exit.json").read_text())
+        assert (left["exit_code"], left["signal"], left["reason"]) == (0, None, "done with it")
+
+
+@pytest.mark.parametrize(
+    ("command", "workdir", "exit_code", "text"),
+    [
+        (["torchrn", "train.py"], None, 127, "command not found: 'torchrn'"),
+        (["./missing.sh"], None, 127, "command not found: './missing.sh'"),
+        (["./train.py"], None, 126, "command not executable: './train.py'; use chmod +x"),
+        (["true"], "/no/such/folder", 126, "workdir: /no/such/folder does not exist"),
+    ],
+)
+async def test_a_command_that_cannot_start_is_explained(
+    command: list[str], workdir: str | None, exit_code: int, text: str
+) -> None:
+    node = Node(command, rendezvous="torchrun", **({"workdir": workdir} if workdir else {}))
+    async with running(node):
+        exited = await node.agent.heard(EXITED)
+        assert exited.body["exit_code"] == exit_code
+        assert text in exited.body["message"]
+        assert text in exited.body["log_tail"]
+        assert text in node.output
+
+
+async def test_a_command_that_dies_takes_daemons_and_orphans_along() -> None:
+    script = (
+        "setsid sleep 1000 & (setsid setsid sleep 1001 &) ; "
+        f"{sys.executable} -c \"import signal,time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); "
+        'time.sleep(1002)" & sleep 0.2; while ! [ -e go ]; do sleep 0.05; done; kill -9 $$'
+    )
+    node = command_of(script, termination_grace_s=60)
+    node.config["workdir"] = str(node.run_directory)
+    async with running(node):
+        await eventually(lambda: "deaf" in node.output)
+        assert len(node.processes()) >= 4
+        (node.run_directory / "go").touch()
+        exited = await node.agent.heard(EXITED)
+        assert exited.body["signal"] == signal.SIGKILL
+        assert node.launcher
+        assert node.processes() == [node.launcher.pid], "all is gone before the end is reported"
+
+
+async def test_what_outlives_a_successful_command_has_the_stop_grace_to_end() -> None:
+    polite = "trap 'echo tidied; exit' TERM; touch up; while :; do sleep 0.05; done"
+    node = command_of(f'setsid bash -c "{polite}" & while ! [ -e up ]; do sleep 0.05; done; exit 0')
+    node.config["workdir"] = str(node.run_directory)
+    async with running(node):
+        exited = await node.agent.heard(EXITED)
+        assert exited.body["exit_code"] == 0
+        assert exited.body["log_tail"].endswith("tidied\n")
+
+
+async def test_a_command_that_ignores_sigterm_is_killed_after_the_grace() -> None:
+    node = command_of("trap '' TERM; echo deaf; while :; do sleep 0.1; done", termination_grace_s=1)
+    async with running(node):
+        await eventually(lambda: "deaf" in node.output)
+        asked_at = time.monotonic()
+        await node.agent.want(exit=True)
+        assert await node.left() == 0
+        assert 1 <= time.monotonic() - asked_at < 20
+        assert (await node.agent.heard(EXITED)).body["signal"] == 9
+        assert node.processes() == []
+
+
+async def test_a_command_that_saves_on_sigterm_gets_its_grace() -> None:
+    node = command_of("trap 'sleep 1; echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done")
+    async with running(node):
+        await eventually(lambda: "up" in node.output)
+        await node.agent.want(run=False)
+        exited = await node.agent.heard(EXITED)
+        assert exited.body["exit_code"] == 0
+        assert exited.body["log_tail"].endswith("saved\n")
+
+
+async def test_sigterm_to_the_launcher_ends_the_command_and_says_so() -> None:
+    node = command_of("trap 'echo ending; exit 3' TERM; echo up; while :; do sleep 0.1; done")
+    async with running(node):
+        await eventually(lambda: "up" in node.output)
+        assert node.launcher
+        node.launcher.terminate()
+        assert await node.left() == 128 + signal.SIGTERM
+        assert (await node.agent.heard(EXITED)).body["exit_code"] == 3
+        left = json.loads((node.run_directory / "exit.json").read_text())
+        assert (left["exit_code"], left["signal"]) == (143, 15)
+        assert node.processes() == []
+
+
+async def test_an_attempt_replaces_the_one_before_it() -> None:
+    node = command_of("echo start $$; sleep 1000")
+    async with running(node):
+        await eventually(lambda: "start" in node.output)
+        await node.agent.want(attempt=2)
+        assert (await node.agent.heard(EXITED)).body["attempt"] == 1
+        await eventually(lambda: node.output.count("start") == 2)
+        first, second = (int(line.split()[1]) for line in node.output.splitlines())
+        alive = node.processes()
+        assert first not in alive
+        assert second in alive
+
+
+async def test_the_command_starts_before_the_agent_does_and_reports_reach_it_later() -> None:
+    node = command_of("echo alone; exit 5")
+    async with running(node, start_agents=False):
+        await eventually(lambda: "alone" in node.output)
+        await asyncio.sleep(0.2)
+        await node.agent.start()
+        assert (await node.agent.heard(EXITED)).body["exit_code"] == 5
+
+
+async def test_a_wish_not_to_run_from_an_agent_that_knows_of_no_attempt_ends_nothing() -> None:
+    node = command_of("echo up; sleep 1000")
+    await node.agent.want(run=False, attempt=0)
+    async with running(node):
+        await node.agent.heard("/v1/launcher/usage")
+        await eventually(lambda: "up" in node.output)
+        assert node.agent.said(EXITED) == []
+        await node.agent.want(run=False, attempt=1)
+        assert (await node.agent.heard(EXITED)).body["signal"] == signal.SIGTERM
+
+
+async def test_usage_of_the_whole_tree_is_reported() -> None:
+    script = f"{sys.executable} -c \"data = bytearray(50_000_000); print('up', flush=True)\nwhile True: pass\" & wait"
+    node = command_of(script)
+    async with running(node):
+        await eventually(lambda: "up" in node.output)
+        usage = await node.agent.heard(
+            "/v1/launcher/usage", lambda body: (body["cpu_cores"] or 0) > 0.05 and body["memory_bytes"] > 50_000_000
+        )
+        assert usage.body["cpu_cores"] < 4
+        assert usage.body["devices"] == [] or usage.body["devices"][0]["memory_total_bytes"] > 0
+
+
+async def test_the_command_finds_its_environment_and_none_of_the_launchers_secrets() -> None:
+    node = command_of(
+        "env", nodes="2:4", processes=3, env={"K": "V", "PYTHONPATH": "/users/own", "PATH": os.environ["PATH"]}
+    )
+    async with running(node):
+        await node.agent.heard(EXITED)
+        found = dict(line.split("=", 1) for line in node.output.splitlines() if "=" in line)
+        assert found["K"] == "V"
+        assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"]) == ("2:4", "3")
+        assert found["PET_RDZV_BACKEND"] == "perdure"
+        injected, users = found["PYTHONPATH"].split(":")
+        assert users == "/users/own"
+        assert sorted(path.name.split("-")[0] for path in Path(injected).parent.glob("inject")) == ["inject"]
+        assert found["PERDURE_NODE"] == node.name
+        assert "PERDURE_LAUNCHER_CONFIG" not in found
+
+
+async def test_a_log_disk_that_is_full_loses_output_and_nothing_else() -> None:
+    # Beyond the limit every write of the launcher fails, as on a full disk.
+    node = command_of("for i in $(seq 20000); do echo line $i of the output; done; echo last; exit 4")
+    wrapped = node.run_directory / "limited.py"
+    wrapped.write_text(
+        "import resource, runpy, signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "runpy.run_module('perdure_launcher', run_name='__main__')\n"
+    )
+    node.interpreter_arguments = [str(wrapped)]
+    async with running(node):
+        exited = await node.agent.heard(EXITED)
+        assert exited.body["exit_code"] == 4
+        assert exited.body["log_tail"].endswith("line 20000 of the output\nlast\n")
+        assert len(node.output) == 100_000
+
+
+async def test_a_launcher_without_a_usable_run_directory_says_so() -> None:
+    node = command_of("true")
+    (node.run_directory / "logs").write_text("a file where a folder should be")
+    async with running(node):
+        assert await node.left(within=DEADLINE) == 73
+        assert "cannot be prepared" in json.loads((node.run_directory / "exit.json").read_text())["reason"]
+
+
+async def test_a_wrong_configuration_is_named_with_its_field() -> None:
+    node = command_of("true", nodes="four")
+    async with running(node):
+        assert await node.left() == 78
+        reason = json.loads((node.run_directory / "exit.json").read_text())["reason"]
+        assert reason == "nodes: expected a number such as 4, or min:max such as 2:4, found 'four'"
