@@ -9,6 +9,9 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
+LOG_NAME = "logs/output.log"
+"""The command's output, as the launcher keeps it in the run directory."""
+
 
 class KeptFile:
     """A file that is always either its last or its next content, never half of one.
@@ -51,3 +54,13 @@ class KeptFile:
             logger.info("%s can be written again", self._path)
         self.stale = False
         return True
+
+
+def tail_of(path: Path, limit: int) -> str:
+    """The end of a text file, at most `limit` bytes; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
+            return file.read(limit).decode(errors="replace")
+    except OSError:
+        return ""

@@ -15,12 +15,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from agent.files import KeptFile
+from agent.files import LOG_NAME, KeptFile
 from workflows.messages import NodeIdentity
 
 logger = logging.getLogger(__name__)
 
-LOG_NAME = "logs/output.log"
 _KEPT_ROTATIONS = 4
 _PART_MAX = 4 * 1024 * 1024
 """Bytes of a part, which are also what shipping holds in memory."""

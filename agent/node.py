@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from agent.config import AgentConfig
+from agent.files import LOG_NAME, tail_of
 from agent.outbox import envelope
 from agent.protocol import (
     DesiredBody,
@@ -199,6 +200,8 @@ class Node:
                     kind=FailureKind.RANKS,
                     ranks=ranks,
                     message=_rank_message(ranks),
+                    # An exit by `sys.exit("…")` leaves no error file: its text is in the log only.
+                    log_tail=tail_of(self.config.run_dir / LOG_NAME, _LOG_TAIL_MAX),
                     progress=self._progress(),
                     store_ports=body.store_ports,
                     out_of_memory=body.out_of_memory,

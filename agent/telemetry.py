@@ -17,9 +17,9 @@ _LOOK = 0.5
 _LOOK_CLOSELY = 0.1
 """Seconds between looks while the first step of a generation is awaited: what its report may lag behind."""
 _UNSEEN = timedelta(seconds=5)
-"""Ranks that run this long without the progress plugin have no torch: they will never show steps."""
+"""Ranks outside of torchrun that run this long without the step counter have no torch: they never show steps."""
 _UNCOUNTED = timedelta(seconds=60)
-"""Ranks with the plugin that run this long without a step may be loading a model, or use no optimizer: they run."""
+"""Ranks with the step counter that run this long without a step load a model, or use no optimizer: they run."""
 
 
 class Telemetry:
@@ -86,7 +86,8 @@ class Telemetry:
         if state.entered_at is None or state.exited_attempt >= state.attempt or state.ready_after is not None:
             return False
         ran = datetime.now(UTC) - state.entered_at
-        return ran > (_UNCOUNTED if self._ranks.any_seen else _UNSEEN)
+        counted = state.mode != "env" or self._ranks.any_seen
+        return ran > (_UNCOUNTED if counted else _UNSEEN)
 
     def _ports_changed(self) -> bool:
         # A world that this node hosts took one; the job must not hand the same one out again.

@@ -191,13 +191,13 @@ class RunningAgent:
         assert status == 200, answer
         return answer
 
-    async def launcher_hello(self, *, pid: int | None = None) -> None:
+    async def launcher_hello(self, *, pid: int | None = None, mode: str = "torchrun") -> None:
         await self.post(
             "/v1/launcher/hello",
             pid=pid or os.getpid(),
             started_at=time.time(),
             attempt=1,
-            mode="torchrun",
+            mode=mode,
             processes=1,
             protocol=1,
         )

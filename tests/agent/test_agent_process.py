@@ -351,7 +351,7 @@ async def test_wrong_requests_are_refused_with_what_was_expected(agent: RunningA
 
 
 async def test_ranks_whose_steps_cannot_be_seen_count_as_running(agent: RunningAgent, workflows: Workflows) -> None:
-    await agent.launcher_hello()
+    await agent.launcher_hello(mode="env")
     await agent.command("apply_world", agent.world(1))
     began = time.time()
     await enter(agent, 1)

@@ -14,12 +14,15 @@ SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV, SIGTERM = 4, 6, 7, 8, 9, 11, 
 _CRASH_SIGNALS = frozenset({SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV})
 
 _PEER_LOST = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|socket closed|remote (process|peer) (exited|closed)"
+    r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|socket closed|remote (process|peer) (exited|closed)"
     r"|connectfullmesh|gloo.*(timed out|timeout|recvbuf|transport)|nccl.*(remote error|watchdog|aborted|timeout)"
     r"|watchdog (caught|got)|processgroupnccl.*(abort|timeout)|distnetworkerror|diststoreerror|heartbeat.*timed? ?out",
     re.IGNORECASE | re.DOTALL,
 )
 """Texts of torch's gloo and NCCL backends and of its stores when another process went away."""
+
+_UNEQUAL = re.compile(r"enforce fail at .*gloo.* vs ", re.IGNORECASE | re.DOTALL)
+"""Gloo's text when ranks bring tensors of different sizes to one collective: the script's own doing."""
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|outofmemoryerror|cannot allocate memory|\bmemoryerror\b", re.IGNORECASE)
 
@@ -51,7 +54,7 @@ def classify_rank(exit: RankExit, *, out_of_memory: bool = False) -> FailureClas
         return FailureClass.OUT_OF_MEMORY if out_of_memory and exit.signal == SIGKILL else FailureClass.KILLED
     if _OUT_OF_MEMORY.search(text):
         return FailureClass.OUT_OF_MEMORY
-    if _PEER_LOST.search(text):
+    if _PEER_LOST.search(text) and not _UNEQUAL.search(text):
         return FailureClass.PEER_LOST
     if exit.signal in _CRASH_SIGNALS:
         return FailureClass.CRASH

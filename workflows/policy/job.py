@@ -133,14 +133,23 @@ def unreachable_deadline(state: JobState, job: JobSpec, interruption: Interrupti
 
 
 def candidates(state: JobState) -> list[NodeState]:
-    """Nodes that can be given a world: they wait for one, or are in the current one."""
+    """Nodes that can be given a world: they wait for one, or are in the current one.
+
+    While the world stands still, a replacement counts from its agent's first word on: the others start their ranks
+    while its command is still on its way to the rendezvous. One whose last incarnation did not get there must first.
+    """
+    stands_still = state.world is not None and state.interruption is not None
     return [
         node
         for node in state.nodes.values()
         if node.alive
         and node.reachable
         and node.rank < state.nodes_max
-        and (node.phase is NodePhase.READY or state.is_member(node))
+        and (
+            node.phase is NodePhase.READY
+            or state.is_member(node)
+            or (stands_still and node.phase is NodePhase.JOINED and node.failed_starts == 0)
+        )
     ]
 
 
