@@ -87,6 +87,8 @@ def base_environment(config: LauncherConfig, injected: Path, inherited: Mapping[
     """For every process of the command, whatever its mode."""
     environment = {name: value for name, value in inherited.items() if name not in _HIDDEN}
     environment.update(config.env)
+    # Output that waits in a buffer is lost with the process, and with it the reason of its end.
+    environment.setdefault("PYTHONUNBUFFERED", "1")
     path = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{injected}{os.pathsep}{path}" if path else str(injected)
     return environment

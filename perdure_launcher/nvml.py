@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -33,11 +34,13 @@ class DeviceUsage:
 
 
 class Devices:
-    """The node's GPUs; none where the library is missing or has no driver below it."""
+    """The node's GPUs; none where the library is missing or has no driver below it.
+
+    Looked for when first asked about: waking a driver can take seconds, which nobody should wait for without need.
+    """
 
     def __init__(self, library: str = LIBRARY) -> None:
-        self._library = _load(library)
-        self._handles = self._find_handles()
+        self._name = library
 
     @property
     def count(self) -> int:
@@ -46,7 +49,12 @@ class Devices:
     def usage(self) -> list[DeviceUsage]:
         return [self._device(index, handle) for index, handle in enumerate(self._handles)]
 
-    def _find_handles(self) -> list[ctypes.c_void_p]:
+    @cached_property
+    def _library(self) -> ctypes.CDLL | None:
+        return _load(self._name)
+
+    @cached_property
+    def _handles(self) -> list[ctypes.c_void_p]:
         count = ctypes.c_uint()
         if not self._ask("nvmlDeviceGetCount_v2", ctypes.byref(count)):
             return []

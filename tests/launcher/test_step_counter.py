@@ -46,22 +46,30 @@ def counted(script: str, tmp_path: Path, **changes: str) -> int | None:
     return progress.step
 
 
-@pytest.mark.parametrize(
-    ("script", "steps"),
-    [
-        ("a = optimizer()\nfor _ in range(7): a.step()", 7),
-        ("a, b = optimizer(), optimizer()\nfor _ in range(7): a.step(); b.step()", 7),
-        ("layers = [optimizer() for _ in range(20)]\nfor _ in range(7): [layer.step() for layer in layers]", 7),
-        ("a, b = optimizer(), optimizer()\nfor _ in range(4): a.step(); a.step(); b.step()", 8),
-        ("for _ in range(3):\n    a = optimizer()\n    for _ in range(10): a.step()", 28),
-        ("optimizer()", None),
-    ],
-    ids=["one", "GAN", "per layer", "two to one", "made anew", "no step"],
-)
-def test_steps_are_counted_once_however_many_optimizers_there_are(
-    script: str, steps: int | None, tmp_path: Path
-) -> None:
-    assert counted(script, tmp_path) == steps
+CASES = {
+    "one": ("a = optimizer()\nfor _ in range(7): a.step()", 7),
+    "GAN": ("a, b = optimizer(), optimizer()\nfor _ in range(7): a.step(); b.step()", 7),
+    "per layer": (
+        "layers = [optimizer() for _ in range(20)]\nfor _ in range(7): [layer.step() for layer in layers]",
+        7,
+    ),
+    "two to one": ("a, b = optimizer(), optimizer()\nfor _ in range(4): a.step(); a.step(); b.step()", 8),
+    "made anew": ("for _ in range(3):\n    a = optimizer()\n    for _ in range(10): a.step()", 28),
+    "no step": ("optimizer()", None),
+}
+
+
+def test_steps_are_counted_once_however_many_optimizers_there_are(tmp_path: Path) -> None:
+    script = "import os\nfrom perdure_launcher.steps import StepCounter\n" + "".join(
+        f"os.environ['RANK'] = '{rank}'\ncounter = StepCounter(); counter.install()\n{steps}\ncounter._stop()\n"
+        for rank, (steps, _) in enumerate(CASES.values())
+    )
+    result = run(SETUP + script, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert result.returncode == 0, result.stderr
+    found = [read_progress(progress_path(tmp_path / "progress", rank)) for rank in range(len(CASES))]
+    assert dict(zip(CASES, (progress and progress.step for progress in found), strict=True)) == {
+        name: steps for name, (_, steps) in CASES.items()
+    }
 
 
 def test_an_optimizer_is_saved_and_loaded_as_ever(tmp_path: Path) -> None:
@@ -76,7 +84,7 @@ def test_processes_that_are_no_ranks_of_ours_are_left_alone(tmp_path: Path) -> N
     assert counted("optimizer().step()", tmp_path, TORCHELASTIC_RUN_ID="nested") is None
 
 
-@pytest.mark.parametrize("changes", [{"RANK": "x"}, {"PERDURE_GENERATION": "x"}, {"PERDURE_PROGRESS_DIR": "/proc/no"}])
+@pytest.mark.parametrize("changes", [{"RANK": "x"}, {"PERDURE_PROGRESS_DIR": "/proc/no"}])
 def test_nothing_of_ours_fails_the_users_script(changes: dict[str, str], tmp_path: Path) -> None:
     result = run(SETUP + "optimizer().step(); print('on')", tmp_path, **changes)
     assert (result.returncode, result.stdout) == (0, "on\n")

@@ -120,6 +120,18 @@ async def test_a_failing_script_is_reported_with_its_exception_although_it_does_
             await form_world([node], generation + 1, port=report.body["store_ports"][0])
 
 
+async def test_a_torchrun_that_was_told_not_to_restart_reports_its_ranks_through_the_launcher() -> None:
+    node = Node([*TORCHRUN, "--max-restarts=0", "fails.py"])
+    async with running(node):
+        [ready] = await all_ready(node)
+        await form_world([node], 1, port=ready.body["store_ports"][0])
+        exited = await node.agent.heard(EXITED)
+        assert (exited.body["exit_code"], exited.body["generation"]) == (1, 1)
+        [failed] = exited.body["ranks"]
+        assert failed["error"].startswith("ValueError: unknown optimizer")
+        assert "ValueError: unknown optimizer" in exited.body["log_tail"]
+
+
 async def test_training_goes_on_while_the_agent_is_away_and_it_hears_on_return_what_happened() -> None:
     nodes = pair()
     async with running(*nodes):

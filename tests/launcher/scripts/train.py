@@ -19,6 +19,7 @@ while True:
     over = torch.tensor([1.0 if stop.exists() else 0.0])
     dist.all_reduce(over)
     for parameter in model.parameters():
+        assert parameter.grad is not None
         dist.all_reduce(parameter.grad)
     optimizer.step()
     step += 1
