@@ -338,6 +338,12 @@ def test_finishing_in_different_generations_is_not_complete():
     assert job.state.outcome is not None
 
 
+def test_a_second_loss_does_not_cost_the_first_one_its_replacement():
+    job = Scenario("3").running().lost(0).wait(1).lost(2)
+    assert job.incarnations == {0: 2, 1: 1, 2: 2}
+    assert job.ready(0, 2).generation == 2
+
+
 def test_a_node_that_is_lost_after_it_finished_is_not_missed():
     job = Scenario("2").running().finish(0).lost(0)
     assert job.generation == 1

@@ -14,9 +14,10 @@ SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV, SIGTERM = 4, 6, 7, 8, 9, 11, 
 _CRASH_SIGNALS = frozenset({SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV})
 
 _PEER_LOST = re.compile(
-    r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|socket closed|remote (process|peer) (exited|closed)"
-    r"|connectfullmesh|gloo.*(timed out|timeout|recvbuf|transport)|nccl.*(remote error|watchdog|aborted|timeout)"
-    r"|watchdog (caught|got)|processgroupnccl.*(abort|timeout)|distnetworkerror|diststoreerror|heartbeat.*timed? ?out",
+    r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|socket closed"
+    r"|remote (process|peer) (exited|closed)|connectfullmesh|gloo.*(timed out|timeout|recvbuf|transport)"
+    r"|nccl.*(remote error|watchdog|aborted|timeout)|watchdog (caught|got)|processgroupnccl.*(abort|timeout)"
+    r"|distnetworkerror|diststoreerror|heartbeat.*timed? ?out",
     re.IGNORECASE | re.DOTALL,
 )
 """Texts of torch's gloo and NCCL backends and of its stores when another process went away."""

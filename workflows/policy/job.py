@@ -95,7 +95,8 @@ def _judge(state: JobState, job: JobSpec, now: datetime) -> JobState:
     state = record(state, verdict, interruption, job, now)
     for rank in verdict.replace:
         node = state.nodes.get(rank)
-        if node is not None and node.alive:
+        # Its replacement, asked for by an earlier verdict on the same world, is not what failed.
+        if node is not None and node.alive and state.is_member(node):
             state = state.with_node(node.changed(phase=NodePhase.LOST, since=now, reason=verdict.title))
     return state
 

@@ -1,0 +1,153 @@
+"""What exit codes, signals and error texts mean: a table of how ranks end in the wild."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from workflows.messages import Failure, FailureClass, FailureKind, NodeIdentity, RankExit
+from workflows.policy.failures import classify, classify_rank, describe_rank, signal_name
+
+VICTIMS = {
+    "gloo: closed": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
+    "[10.0.0.1]:45213",
+    "gloo: reset": "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error "
+    "[10.0.0.2]:4411: Connection reset by peer",
+    "gloo: write": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:446] writev [10.0.0.1]:1: "
+    "Broken pipe",
+    "gloo: timeout": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting "
+    "1800000ms for recv operation to complete",
+    "gloo: pair": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:144] Application timeout caused pair "
+    "closure",
+    "gloo: mesh": "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] "
+    "no error",
+    "nccl: remote": "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/"
+    "ProcessGroupNCCL.cpp:1970, remote process exited or there was a network error, NCCL version 2.27.5\n"
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    "nccl: watchdog": "RuntimeError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=137, "
+    "OpType=ALLREDUCE, NumelIn=26214400, NumelOut=26214400, Timeout(ms)=600000) ran for 600020 milliseconds",
+    "nccl: aborted": "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.",
+    "nccl: heartbeat": "RuntimeError: ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress",
+    "store: connect": "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying "
+    "to connect to (10.0.0.1, 29500).",
+    "store: clients": "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 joined.",
+    "store: recv": "RuntimeError: recvValue failed on SocketImpl(fd=20, addr=[localhost]:51060): Connection was likely "
+    "closed. Did the remote server shutdown or crash?",
+    "store: reset": "RuntimeError: Connection reset by peer",
+}
+OUT_OF_MEMORY = {
+    "cuda": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of "
+    "79.11 GiB of which 17.25 MiB is free.",
+    "cuda, older": "torch.cuda.OutOfMemoryError: CUDA out of memory.",
+    "host": "RuntimeError: [enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: "
+    "you tried to allocate 4398046511104 bytes. Error code 12 (Cannot allocate memory)",
+    "python": "MemoryError: ",
+    "fork": "OSError: [Errno 12] Cannot allocate memory",
+    "in nccl": "torch.distributed.DistBackendError: NCCL error: unhandled cuda error, CUDA error: 'out of memory'",
+}
+USERS_OWN = {
+    "value": "ValueError: Expected input batch_size (64) to match target batch_size (32).",
+    "import": "ModuleNotFoundError: No module named 'wandb'",
+    "assert": "AssertionError: loss is NaN at step 120",
+    "shapes": "RuntimeError: mat1 and mat2 shapes cannot be multiplied (64x784 and 512x10)",
+    "gloo, unequal shapes": "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:446] "
+    "op.preamble.length <= op.nbytes. 8 vs 4. ",
+    "nccl, misuse": "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+    "file": "FileNotFoundError: [Errno 2] No such file or directory: 'data/train.bin'",
+    "none": None,
+}
+
+
+def failure(kind: FailureKind = FailureKind.COMMAND, **fields: Any) -> Failure:
+    sender = NodeIdentity(uid="0123abcd", role="worker", rank=0, incarnation=1, token="t")
+    return Failure(sender=sender, sequence=1, time=datetime(2026, 1, 1, tzinfo=UTC), generation=1, kind=kind, **fields)
+
+
+@pytest.mark.parametrize("text", VICTIMS.values(), ids=VICTIMS)
+@pytest.mark.parametrize("how", [{"exit_code": 1}, {"signal": 6}], ids=["raised", "aborted"])
+def test_who_fails_because_a_peer_went_away_is_a_victim(text: str, how: dict[str, Any]):
+    assert classify_rank(RankExit(local_rank=0, error=text, **how)) is FailureClass.PEER_LOST
+
+
+@pytest.mark.parametrize("text", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+def test_memory_that_ran_out_is_recognised_by_its_text(text: str):
+    assert classify_rank(RankExit(local_rank=0, exit_code=1, error=text)) is FailureClass.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("text", USERS_OWN.values(), ids=USERS_OWN)
+def test_errors_of_the_script_are_its_own(text: str | None):
+    assert classify_rank(RankExit(local_rank=0, exit_code=1, error=text)) is FailureClass.USER_CODE
+
+
+@pytest.mark.parametrize(
+    ("signal", "oom", "expected"),
+    [
+        (9, False, FailureClass.KILLED),
+        (9, True, FailureClass.OUT_OF_MEMORY),
+        (15, False, FailureClass.KILLED),
+        (15, True, FailureClass.KILLED),
+        *((signal, False, FailureClass.CRASH) for signal in (4, 6, 7, 8, 11)),
+    ],
+)
+def test_signals(signal: int, oom: bool, expected: FailureClass):
+    assert classify_rank(RankExit(local_rank=0, signal=signal), out_of_memory=oom) is expected
+
+
+@pytest.mark.parametrize(
+    ("exits", "speaks", "expected"),
+    [
+        ([{"signal": 15}, {"exit_code": 1, "error": "KeyError: 'x'"}], 1, FailureClass.USER_CODE),
+        ([{"exit_code": 1, "error": VICTIMS["gloo: reset"]}, {"signal": 11}], 1, FailureClass.CRASH),
+        ([{"exit_code": 1, "error": VICTIMS["gloo: reset"]}, {"signal": 9}], 1, FailureClass.KILLED),
+        ([{"exit_code": 1, "error": OUT_OF_MEMORY["cuda"]}, {"signal": 11}], 0, FailureClass.OUT_OF_MEMORY),
+        ([{"exit_code": 1, "error": VICTIMS["gloo: closed"]}] * 2, 0, FailureClass.PEER_LOST),
+    ],
+)
+def test_the_cause_speaks_for_its_node(exits: list[dict[str, Any]], speaks: int, expected: FailureClass):
+    ranks = tuple(RankExit(local_rank=n, global_rank=n, **exit) for n, exit in enumerate(exits))
+    found, text, exit_code = classify(failure(FailureKind.RANKS, ranks=ranks))
+    assert found is expected
+    assert text == describe_rank(ranks[speaks])
+    assert exit_code == ranks[speaks].exit_code
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"exit_code": 127}, FailureClass.LAUNCH),
+        ({"exit_code": 126}, FailureClass.LAUNCH),
+        ({"exit_code": 1}, FailureClass.USER_CODE),
+        ({"exit_code": 0}, FailureClass.COMMAND_LOST),
+        ({"signal": 9}, FailureClass.COMMAND_LOST),
+        ({"signal": 9, "out_of_memory": True}, FailureClass.OUT_OF_MEMORY),
+        ({"kind": FailureKind.UNPROTECTED}, FailureClass.UNPROTECTED),
+        ({"kind": FailureKind.RANKS}, FailureClass.PEER_LOST),
+    ],
+)
+def test_ends_of_commands(fields: dict[str, Any], expected: FailureClass):
+    found, text, _ = classify(failure(**fields))
+    assert found is expected
+    assert text
+    assert classify(failure(message="said by the launcher", **fields))[1] == "said by the launcher"
+
+
+@pytest.mark.parametrize(
+    ("exit", "says"),
+    [
+        (RankExit(local_rank=1, global_rank=3, signal=11), "rank 3 SIGSEGV"),
+        (RankExit(local_rank=1, exit_code=1), "rank (local 1) exit code 1"),
+        (RankExit(local_rank=0, global_rank=0, exit_code=1, error="E: x"), "rank 0 exit code 1: E: x"),
+        (RankExit(local_rank=0, global_rank=0, signal=40), "rank 0 signal 40"),
+    ],
+)
+def test_ends_are_described_for_people(exit: RankExit, says: str):
+    assert describe_rank(exit) == says
+
+
+def test_signals_are_named_as_the_system_names_them():
+    import signal
+
+    for number in (4, 6, 7, 8, 9, 11, 15):
+        assert signal_name(number) == signal.Signals(number).name

@@ -1,0 +1,500 @@
+"""A job that hears anything in any order: what must hold whatever happens.
+
+Hypothesis plays nodes, groups, users and the clock. Each decision is checked as it is made, so a failing example is a
+short story of events that ends with the rule that was broken.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.policy.scenario import UID, Scenario
+from workflows.messages import (
+    EdgeKind,
+    EvidenceSource,
+    Failure,
+    FailureKind,
+    Finished,
+    NodeIdentity,
+    NodePhase,
+    Progress,
+    ProgressSource,
+    RankExit,
+    World,
+)
+from workflows.policy.deadlines import next_deadline
+from workflows.policy.desire import desire_for, groups_of
+from workflows.policy.events import (
+    CancelAsked,
+    EdgeSeen,
+    Event,
+    FailureReported,
+    GroupWoundDown,
+    NodeFinished,
+    RelaunchAsked,
+    RestartAsked,
+    ResumeAsked,
+    ScaleAsked,
+    SuspendAsked,
+    TimePassed,
+)
+from workflows.policy.job import decide
+from workflows.policy.state import JobState, NodeState
+
+ERRORS = (
+    None,
+    "ValueError: bad batch",
+    "RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:123",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+)
+SPECS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("1", {}),
+    ("2", {}),
+    ("3", {}),
+    ("1:3", {}),
+    ("2:4", {"recovery": {"on_capacity_loss": "wait"}}),
+    ("1:4", {"recovery": {"on_capacity_loss": "fail"}}),
+    ("2:6", {"limits": {"active_deadline": "2h"}}),
+    ("2:4", {"retry": {"max_restarts": 2, "window": "5m", "no_progress_limit": 1}}),
+)
+
+
+class CheckedScenario(Scenario):
+    """A scenario in which each decision must keep the rules that concern one step."""
+
+    def __init__(self, nodes: str, **spec: Any) -> None:
+        self.tokens_given = 0
+        self.served: set[tuple[int, int, int]] = set()
+        """Store ports in use: node, incarnation, port."""
+        self.signs: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
+        """What ever spoke against an incarnation."""
+        super().__init__(nodes, **spec)
+
+    def take(self, event: Event) -> CheckedScenario:
+        before = self.state
+        self._note_signs(before, event)
+        after = self._decided(before, event)
+        assert after == self._decided(before, event), "the same facts must lead to the same decision"
+        revived = JobState.model_validate_json(before.model_dump_json())
+        assert revived == before, "the state must survive continue-as-new"
+        assert self._decided(revived, event) == after, "a job that continued as new must decide alike"
+        self.tokens_given += sum(node not in before.nodes.values() for node in after.nodes.values())
+        self.state = after
+        self._check_step(before, after, event)
+        return self
+
+    def _decided(self, state: JobState, event: Event) -> JobState:
+        tokens = iter(range(self.tokens_given + 1, self.tokens_given + 1000))
+        return decide(state, event, self.job, self.now, new_token=lambda: UUID(int=next(tokens)))
+
+    def _note_signs(self, before: JobState, event: Event) -> None:
+        match event:
+            case EdgeSeen(edge=edge) if edge.kind in (
+                EdgeKind.LOST,
+                EdgeKind.CREATE_FAILED,
+                EdgeKind.UNRESPONSIVE,
+                EdgeKind.REMOVED,
+            ):
+                self.signs[edge.rank, edge.incarnation].add(edge.kind)
+            case FailureReported(failure=failure):
+                self.signs[failure.sender.rank, failure.sender.incarnation].add("FAILURE")
+            case RelaunchAsked(rank=rank) if rank in before.nodes:
+                self.signs[rank, before.nodes[rank].incarnation].add("RELAUNCH")
+            case _:
+                pass
+
+    def _check_step(self, before: JobState, after: JobState, event: Event) -> None:
+        assert after.generation >= before.generation
+        self._check_nodes(before, after, event)
+        if after.outcome is not None:
+            self._check_the_end(before, after)
+        if after.world is not None and after.world != before.world:
+            self._check_new_world(before, after, after.world)
+        deadline = next_deadline(after, self.job, self.now)
+        assert deadline is None or deadline > self.now
+        # Time alone changes nothing before the deadline that the workflow sleeps until, nor without one.
+        self._check_quiet(after, timedelta())
+        if deadline is None:
+            self._check_quiet(after, timedelta(hours=1))
+        else:
+            self._check_quiet(after, (deadline - self.now) / 2)
+
+    def _check_quiet(self, state: JobState, wait: timedelta) -> None:
+        later = decide(state, TimePassed(), self.job, self.now + wait, new_token=lambda: UUID(int=0))
+        assert later == state, f"something was due {wait} from now that no timer is set for"
+
+    def _check_nodes(self, before: JobState, after: JobState, event: Event) -> None:
+        for rank, node in before.nodes.items():
+            then = after.nodes[rank]
+            assert then.incarnation in (node.incarnation, node.incarnation + 1)
+            if then.incarnation == node.incarnation:
+                assert then.token == node.token
+                assert node.alive or not then.alive, "an incarnation that is gone never comes back"
+            elif node.alive:
+                given_up = not node.reachable and before.interruption is not None
+                assert given_up or self.signs[rank, node.incarnation], "nothing spoke against the node"
+            dropped = node.alive and (not then.alive or then.incarnation != node.incarnation)
+            wished = isinstance(event, ScaleAsked | SuspendAsked) or after.suspended or rank >= after.nodes_max
+            if dropped and not wished and before.stepping and before.interruption is None:
+                assert self.signs[rank, node.incarnation], "unreachable is not lost while the world steps"
+
+    def _check_the_end(self, before: JobState, after: JobState) -> None:
+        if before.outcome is not None:
+            assert after.outcome == before.outcome
+            assert (after.world, after.generation) == (before.world, before.generation)
+        for group in groups_of(after):
+            desire = desire_for(after, group)
+            assert desire.wind_down
+            assert set(desire.nodes.items()) <= set(desire_for(before, group).nodes.items())
+
+    def _check_new_world(self, before: JobState, after: JobState, world: World) -> None:
+        assert world.generation == after.generation > before.generation
+        assert after.nodes_min <= world.nodes <= after.nodes_max
+        assert world.nodes % after.unit == 0
+        members = sorted(world.members.items(), key=lambda item: item[1].group_rank)
+        assert [member.group_rank for _, member in members] == list(range(world.nodes))
+        base = 0
+        for rank, member in members:
+            node = after.nodes[rank]
+            assert member.base_rank == base
+            assert (member.incarnation, member.processes) == (node.incarnation, node.processes)
+            assert node.alive
+            assert node.reachable
+            base += member.processes
+        assert world.processes == base
+        if before.world is not None:
+            for rank, member in before.world.members.items():
+                if rank in world.members and member.group_rank < world.nodes:
+                    assert world.members[rank].group_rank == member.group_rank, "survivors keep their rank"
+        host = (world.store_rank, world.members[world.store_rank].incarnation, world.store_port)
+        assert host not in self.served, "a port serves one generation only"
+        self.served.add(host)
+
+
+class JobMachine(RuleBasedStateMachine):
+    """Everything that may happen to a job, as likely or unlikely as it is."""
+
+    job: CheckedScenario
+
+    @initialize(spec=st.sampled_from(SPECS), unit=st.sampled_from([1, 1, 2]), running=st.booleans())
+    def submit(self, spec: tuple[str, dict[str, Any]], unit: int, running: bool) -> None:
+        nodes, fields = spec
+        low, _, high = nodes.partition(":")
+        if unit > 1 and not (int(low) % unit or int(high or low) % unit):
+            count = {"min": int(low), "max": int(high or low), "unit": unit}
+            fields = fields | {"roles": {"worker": {"nodes": count, "command": ["torchrun", "train.py"]}}}
+        self.job = CheckedScenario(nodes, **fields)
+        self.sent: list[Event] = []
+        self.listening: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        self.next_port = 20_000
+        self.sequence = 0
+        if running:
+            self.all_run()
+
+    # Helpers
+
+    def _alive(self) -> list[NodeState]:
+        return [node for _, node in sorted(self.job.state.nodes.items()) if node.alive]
+
+    def _pick(self, data: st.DataObject) -> NodeState:
+        return data.draw(st.sampled_from(self._alive()))
+
+    def _ports(self, node: NodeState, data: st.DataObject) -> tuple[int, ...]:
+        """What the node listens on, as of now or, in a report that was on its way, of a while ago."""
+        ports = self.listening[node.rank, node.incarnation]
+        if data.draw(st.booleans()):
+            ports.append(self.next_port)
+            self.next_port += 1
+        return tuple(ports[data.draw(st.integers(0, max(len(ports) - 2, 0))) :])
+
+    def _say(self, event: Event) -> None:
+        self.sent.append(event)
+        self.job.take(event)
+
+    def _edge(self, node: NodeState, kind: EdgeKind, **facts: Any) -> None:
+        self.job.edge(node.rank, kind, incarnation=node.incarnation, **facts)
+
+    def _identity(self, node: NodeState, **fields: Any) -> NodeIdentity:
+        known = {"uid": UID, "role": "worker", "rank": node.rank, "incarnation": node.incarnation, "token": node.token}
+        return NodeIdentity(**known | fields)
+
+    def _message(self, node: NodeState, data: st.DataObject, **identity: Any) -> dict[str, Any]:
+        self.sequence += 1
+        late = data.draw(st.sampled_from([0.0, 0.0, 0.5, 30.0]))
+        return {
+            "sender": self._identity(node, **identity),
+            "sequence": self.sequence,
+            "time": self.job.now - timedelta(seconds=late),
+            "generation": data.draw(st.sampled_from([self.job.generation, self.job.generation, 0])),
+        }
+
+    def _progress(self, data: st.DataObject) -> Progress | None:
+        return data.draw(
+            st.none()
+            | st.builds(
+                Progress,
+                step=st.integers(0, 5),
+                generation_steps=st.integers(0, 5),
+                source=st.sampled_from(ProgressSource),
+            )
+        )
+
+    # What groups say
+
+    @precondition(lambda self: self._alive())
+    @rule(data=st.data(), processes=st.integers(1, 3))
+    def becomes_ready(self, data: st.DataObject, processes: int) -> None:
+        node = self._pick(data)
+        if node.phase is not NodePhase.READY:
+            self._edge(node, EdgeKind.JOINED, address=f"10.0.0.{node.rank}", host=f"host-{node.rank}")
+        else:
+            processes = node.processes
+        ports = self._ports(node, data)
+        self._edge(node, EdgeKind.READY, store_ports=ports, processes=processes, generation=node.stepping)
+
+    @precondition(lambda self: self._alive())
+    @rule()
+    def all_run(self) -> None:
+        self.all_become_ready()
+        self.all_step()
+
+    @precondition(lambda self: any(n.phase is not NodePhase.READY for n in self._alive()))
+    @rule()
+    def all_become_ready(self) -> None:
+        for node in self._alive():
+            if node.phase is not NodePhase.READY and self.job.node(node.rank) == node:
+                self._edge(node, EdgeKind.JOINED, address=f"10.0.0.{node.rank}")
+                ports = self.listening[node.rank, node.incarnation]
+                ports.append(self.next_port)
+                self.next_port += 1
+                self._edge(node, EdgeKind.READY, store_ports=tuple(ports))
+
+    @precondition(lambda self: self._alive())
+    @rule(data=st.data())
+    def waits_for_the_next_world(self, data: st.DataObject) -> None:
+        node = self._pick(data)
+        if self.job.state.is_member(node):
+            ports = self._ports(node, data)
+            over = self.job.generation
+            self._edge(node, EdgeKind.READY, store_ports=ports, processes=node.processes, generation=over)
+
+    @precondition(lambda self: self.job.state.world is not None)
+    @rule(data=st.data())
+    def one_steps(self, data: st.DataObject) -> None:
+        node = self._pick(data) if self._alive() else None
+        if node is not None and self.job.state.is_member(node):
+            self._edge(node, EdgeKind.COMMANDED, generation=self.job.generation)
+            self._edge(node, EdgeKind.STEPPING, generation=self.job.generation)
+
+    @precondition(lambda self: self._alive() and not self.job.state.stepping)
+    @rule()
+    def all_step(self) -> None:
+        for node in self.job.state.members:
+            if node.alive:
+                self._edge(node, EdgeKind.COMMANDED, generation=self.job.generation)
+                self._edge(node, EdgeKind.STEPPING, generation=self.job.generation)
+
+    @precondition(lambda self: self._alive())
+    @rule(data=st.data())
+    def tells_its_ports(self, data: st.DataObject) -> None:
+        node = self._pick(data)
+        self._edge(node, EdgeKind.STORE_PORTS, store_ports=self._ports(node, data))
+
+    @precondition(lambda self: self._alive())
+    @rule(data=st.data())
+    def is_created_or_pending(self, data: st.DataObject) -> None:
+        self._edge(self._pick(data), data.draw(st.sampled_from([EdgeKind.CREATED, EdgeKind.PENDING])), detail="queue")
+
+    @precondition(lambda self: self._alive())
+    @rule(data=st.data())
+    def is_lost(self, data: st.DataObject) -> None:
+        self._edge(self._pick(data), EdgeKind.LOST, source=EvidenceSource.BACKEND, detail="killed")
+
+    @precondition(lambda self: self._alive())
+    @rule(data=st.data())
+    def becomes_unreachable(self, data: st.DataObject) -> None:
+        self._edge(self._pick(data), EdgeKind.UNREACHABLE, source=EvidenceSource.LEASE, detail="silent")
+
+    @precondition(lambda self: any(not node.reachable for node in self._alive()))
+    @rule(data=st.data())
+    def is_back(self, data: st.DataObject) -> None:
+        node = data.draw(st.sampled_from([node for node in self._alive() if not node.reachable]))
+        self._edge(node, EdgeKind.REACHABLE, source=EvidenceSource.LEASE)
+
+    @precondition(lambda self: self._alive())
+    @rule(data=st.data())
+    def does_not_take_a_command(self, data: st.DataObject) -> None:
+        generation = data.draw(st.sampled_from([self.job.generation, max(self.job.generation - 1, 0)]))
+        self._edge(
+            self._pick(data), EdgeKind.UNRESPONSIVE, source=EvidenceSource.COMMAND, generation=generation, detail="late"
+        )
+
+    @precondition(lambda self: self._alive() and self.job.state.generation > 3)
+    @rule(data=st.data())
+    def is_refused(self, data: st.DataObject) -> None:
+        self._edge(self._pick(data), EdgeKind.CREATE_FAILED, source=EvidenceSource.BACKEND, detail="no such image")
+
+    @precondition(lambda self: any(node.incarnation > 1 for node in self.job.state.nodes.values()))
+    @rule(data=st.data(), kind=st.sampled_from(EdgeKind))
+    def an_older_incarnation_is_heard_of(self, data: st.DataObject, kind: EdgeKind) -> None:
+        nodes = [node for node in self.job.state.nodes.values() if node.incarnation > 1]
+        node = data.draw(st.sampled_from(nodes))
+        before = self.job.state
+        self.job.edge(node.rank, kind, incarnation=node.incarnation - 1)
+        assert self.job.state == before
+
+    @precondition(lambda self: self.job.state.outcome is not None)
+    @rule()
+    def groups_wind_down(self) -> None:
+        for group in groups_of(self.job.state):
+            self._say(GroupWoundDown(group=group))
+
+    # What agents say
+
+    @precondition(lambda self: self._alive())
+    @rule(data=st.data(), signal=st.sampled_from([None, 6, 9, 11, 15]), error=st.sampled_from(ERRORS))
+    def ranks_fail(self, data: st.DataObject, signal: int | None, error: str | None) -> None:
+        node = self._pick(data)
+        code = None if signal is not None else data.draw(st.sampled_from([1, 1, 1, 3, 2]))
+        self._say(
+            FailureReported(
+                failure=Failure(
+                    kind=FailureKind.RANKS,
+                    ranks=(RankExit(local_rank=0, signal=signal, exit_code=code, error=error),),
+                    store_ports=self._ports(node, data),
+                    progress=self._progress(data),
+                    **self._message(node, data),
+                )
+            )
+        )
+
+    @precondition(lambda self: self._alive())
+    @rule(data=st.data(), exit_code=st.sampled_from([0, 1, 1, 127]), signal=st.sampled_from([None, 9, 15]))
+    def the_command_ends(self, data: st.DataObject, exit_code: int, signal: int | None) -> None:
+        self._say(
+            FailureReported(
+                failure=Failure(
+                    kind=FailureKind.COMMAND,
+                    exit_code=exit_code if signal is None else None,
+                    signal=signal,
+                    **self._message(self._pick(data), data),
+                )
+            )
+        )
+
+    @precondition(lambda self: self._alive() and self.job.state.world is not None)
+    @rule(data=st.data())
+    def finishes(self, data: st.DataObject) -> None:
+        self._say(NodeFinished(finished=Finished(**self._message(self._pick(data), data))))
+
+    @precondition(lambda self: self.job.state.generation > 3 and self.job.state.stepping)
+    @rule()
+    def all_finish(self) -> None:
+        for rank in self.job.state.world.members if self.job.state.world is not None else ():
+            if self.job.node(rank).alive:
+                self.job.finish(rank)
+
+    @precondition(lambda self: self._alive())
+    @rule(data=st.data(), wrong=st.sampled_from([{"token": "guess"}, {"uid": "ffffffff"}, {"incarnation": 99}]))
+    def somebody_else_speaks(self, data: st.DataObject, wrong: dict[str, Any]) -> None:
+        before = self.job.state
+        message = self._message(self._pick(data), data, **wrong)
+        self.job.take(FailureReported(failure=Failure(kind=FailureKind.COMMAND, exit_code=127, **message)))
+        self.job.take(NodeFinished(finished=Finished(**message)))
+        assert self.job.state == before
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def a_message_comes_twice(self, data: st.DataObject) -> None:
+        before = self.job.state
+        self.job.take(data.draw(st.sampled_from(self.sent[-10:])))
+        assert self.job.state == before
+
+    # What users ask
+
+    @precondition(lambda self: self.job.state.outcome is None)
+    @rule(low=st.integers(1, 3), more=st.integers(0, 3))
+    def scale(self, low: int, more: int) -> None:
+        unit = self.job.state.unit
+        self.job.take(ScaleAsked(minimum=low * unit, maximum=(low + more) * unit))
+
+    @precondition(lambda self: self.job.state.outcome is None)
+    @rule()
+    def suspend_or_resume(self) -> None:
+        self.job.take(ResumeAsked() if self.job.state.suspended else SuspendAsked())
+
+    @precondition(lambda self: self.job.state.outcome is None and self.job.state.world is not None)
+    @rule()
+    def restart(self) -> None:
+        self.job.take(RestartAsked())
+
+    @precondition(lambda self: self.job.state.outcome is None and self._alive())
+    @rule(data=st.data())
+    def relaunch(self, data: st.DataObject) -> None:
+        self.job.take(RelaunchAsked(rank=self._pick(data).rank))
+
+    @precondition(lambda self: self.job.state.generation > 4)
+    @rule()
+    def cancel(self) -> None:
+        self.job.take(CancelAsked())
+        assert self.job.state.outcome is not None
+
+    # Time
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 1, 5, 60]))
+    def time_passes(self, seconds: float) -> None:
+        self.job.wait(seconds)
+
+    def _next_wait(self) -> timedelta | None:
+        deadline = next_deadline(self.job.state, self.job.job, self.job.now)
+        return None if deadline is None else deadline - self.job.now
+
+    @precondition(lambda self: (wait := self._next_wait()) is not None and wait < timedelta(minutes=1))
+    @rule()
+    def a_deadline_comes(self) -> None:
+        wait = self._next_wait()
+        assert wait is not None
+        self.job.wait(wait)
+
+    @precondition(lambda self: self.job.state.generation > 3)
+    @rule()
+    def a_long_time_passes(self) -> None:
+        self.job.wait(timedelta(minutes=15))
+
+    @invariant()
+    def every_slot_is_staffed_or_explained(self) -> None:
+        state = self.job.state
+        if state.outcome is not None or state.suspended:
+            return
+        for rank in range(state.nodes_max):
+            node = state.nodes[rank]
+            finished = state.world is not None and node.finished >= state.world.generation
+            assert node.alive or finished or node.not_before is not None
+
+    def teardown(self) -> None:
+        """However it stands, time alone brings a job to rest."""
+        if not hasattr(self, "job"):
+            return
+        for _ in range(100):
+            deadline = next_deadline(self.job.state, self.job.job, self.job.now)
+            if deadline is None:
+                return
+            self.job.wait(deadline - self.job.now)
+        raise AssertionError("deadlines follow each other without end")
+
+
+TestJobMachine = JobMachine.TestCase
+TestJobMachine.settings = settings(
+    max_examples=100,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
