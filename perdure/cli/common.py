@@ -52,8 +52,15 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="Kept with the job a
 _NO_LIMIT = 4096
 """Columns of a pipe: nothing is cut off for whoever reads it."""
 
-out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _NO_LIMIT)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """A reader that has seen enough, such as `head`, is no error; rich would exit with 1."""
+        raise BrokenPipeError
+
+
+out = _Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _NO_LIMIT)
+err = _Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @dataclass

@@ -158,8 +158,23 @@ async def follow(client: Client, here: Session, name: str, *, keys: bool = False
         if not here.json:
             tell_detached(name, here.flag)
         return ExitCode.DETACHED
-    tell_result(here, name, result, view.incidents)
+    if here.json:
+        here.show(result)
+    else:
+        words = await _last_words(client, name, view.incidents) if result.phase == "FAILED" else []
+        tell_result(here, name, result, words, explainable=bool(view.incidents))
     return ExitCode(result.exit_code)
+
+
+async def _last_words(client: Client, name: str, incidents: dict[int, IncidentView]) -> list[str]:
+    """The end of the output of the node where the last failure began: as the job kept it, else from its log."""
+    last = incidents[max(incidents)] if incidents else None
+    if last and last.log_tail:
+        return last.log_tail.splitlines()[-_LAST_LOG_LINES:]
+    with suppress(PerdureError):
+        node = last.culprit if last and last.culprit is not None else 0
+        return [line.text async for line in client.logs(name, node=node, tail=_LAST_LOG_LINES)][-_LAST_LOG_LINES:]
+    return []
 
 
 async def _until_end(
@@ -305,11 +320,8 @@ def tell_detached(name: str, flag: str) -> None:
     out.print(f"  end it:     perdure cancel {name}{flag} --wait", markup=False)
 
 
-def tell_result(here: Session, name: str, result: JobResult, incidents: dict[int, IncidentView]) -> None:
+def tell_result(here: Session, name: str, result: JobResult, words: list[str], *, explainable: bool) -> None:
     """How a job ended, and where to look if it ended badly."""
-    if here.json:
-        here.show(result)
-        return
     took = text.duration(result.finished_at - result.started_at)
     told = f"{text.count(result.generations, 'generation')}, {text.count(result.restarts, 'restart')}"
     at = "" if result.step is None else f", at step {result.step:,}"
@@ -318,9 +330,7 @@ def tell_result(here: Session, name: str, result: JobResult, incidents: dict[int
         here.hint(f"perdure logs {name}{here.flag}", f"perdure status {name}{here.flag}")
         return
     out.print(result.reason, markup=False)
-    last = incidents[max(incidents)] if incidents else None
-    if last and last.log_tail and result.phase == "FAILED":
-        for line in last.log_tail.splitlines()[-15:]:
-            out.print(Text(f"  | {line}", style="dim"))
-    explain = [f"perdure explain {name}{here.flag}"] if incidents else []
+    for line in words:
+        out.print(Text(f"  | {line}", style="dim"))
+    explain = [f"perdure explain {name}{here.flag}"] if explainable else []
     here.hint(*explain, f"perdure logs {name}{here.flag}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -70,17 +71,22 @@ def spawn(command: Sequence[str], *, output: Path, folder: Path, environment: Ma
             env=dict(environment),
             start_new_session=True,
         )
-    # Our own exit must not wait for it, nor warn that it still runs; if it ends first it is reaped in `_wait`.
+    # Our own exit must not wait for it, nor warn that it still runs.
     child.returncode = 0
     return child.pid, psutil.Process(child.pid).create_time()
 
 
 def _wait(process: psutil.Process, *, timeout: float | None) -> bool:
+    """Whether the process ended in time; also where its parent, another command of ours, has not reaped it."""
     try:
-        process.wait(timeout)
-    except psutil.TimeoutExpired:
-        return False
-    return True
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        ended, _, _ = select.select([descriptor], [], [], timeout)
+        return bool(ended)
+    finally:
+        os.close(descriptor)
 
 
 def tail(path: Path, *, lines: int = 20) -> str:

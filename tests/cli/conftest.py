@@ -13,7 +13,8 @@ import pytest
 
 from perdure.local.control_plane import LocalControlPlane
 from perdure.local.state import StateFolder
-from tests.support.command_line import CommandLine
+from perdure.sync import SyncClient
+from tests.support.command_line import CommandLine, end_nodes
 
 UNSET = {"TEMPORAL_ADDRESS": "", "TEMPORAL_NAMESPACE": "", "PERDURE_NAMESPACE": "", "COLUMNS": "100"}
 
@@ -30,6 +31,7 @@ def control_plane() -> Iterator[LocalControlPlane]:
         finally:
             plane.kill_worker()
             plane.kill_server()
+            end_nodes(plane.state.path)
             os.environ.update({variable: value for variable, value in saved.items() if value is not None})
 
 
@@ -40,9 +42,24 @@ def command_line(control_plane: LocalControlPlane, tmp_path: Path) -> CommandLin
 
 
 @pytest.fixture
-def bare_command_line(tmp_path: Path) -> CommandLine:
-    """The command line on a machine where nothing of ours runs."""
-    return CommandLine(tmp_path, {**UNSET, "PERDURE_STATE": str(tmp_path / "state")})
+def jobs(control_plane: LocalControlPlane) -> Iterator[SyncClient]:
+    """The jobs of the shared control plane, for tests to wait on."""
+    server = control_plane.status().server
+    assert server is not None
+    with SyncClient(address=server.address) as client:
+        yield client
+
+
+@pytest.fixture
+def bare_command_line(tmp_path: Path) -> Iterator[CommandLine]:
+    """The command line on a machine where nothing of ours runs; nothing is left running."""
+    state = StateFolder(tmp_path / "state")
+    yield CommandLine(tmp_path, {**UNSET, "PERDURE_STATE": str(state.path)})
+    if state.server_record.exists():
+        plane = LocalControlPlane(state)
+        plane.kill_worker()
+        plane.kill_server()
+        end_nodes(state.path)
 
 
 @pytest.fixture

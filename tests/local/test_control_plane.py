@@ -150,3 +150,18 @@ async def test_a_worker_of_other_code_is_replaced(state: StateFolder) -> None:
     assert worker.code == code_version()
     assert not WorkerRecord.model_validate(record).alive
     assert any("Restarting the worker" in line for line in said)
+
+
+async def test_a_server_is_killed_though_the_command_that_started_it_lives_on(state: StateFolder) -> None:
+    """Its parent does not reap it: dead all the same."""
+    program = ENSURE + "import sys\nsys.stdout.flush()\nsys.stdin.read()\n"
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    await parent.stdout.readline()
+    plane = LocalControlPlane(state)
+    plane.kill_server()
+    assert plane.status().server is None
+    parent.kill()
+    await parent.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -18,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 PERDURE = (sys.executable, "-P", "-m", "perdure.cli.main")
 
@@ -127,3 +130,12 @@ class Terminal:
             return False
         self.raw += chunk.decode(errors="replace")
         return bool(chunk)
+
+
+def end_nodes(state: Path) -> None:
+    """Kills the local nodes of a state folder, whose worker may be gone."""
+    mark = f"={state}/".encode()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if mark in Path(f"/proc/{process.pid}/environ").read_bytes() and process.pid != os.getpid():
+                process.kill()

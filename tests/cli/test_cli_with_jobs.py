@@ -1,0 +1,300 @@
+"""The life of jobs through the command line: real server, worker, agents and processes, on a pipe and a terminal."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+
+from perdure.local.control_plane import LocalControlPlane
+from perdure.local.state import StateFolder
+from perdure.sync import SyncClient
+from tests.support.command_line import CommandLine
+from workflows.messages import JobPhase
+
+WAITS = "echo started as rank $RANK of $WORLD_SIZE; while [ ! -e finish ]; do sleep 0.1; done; echo finishing"
+"""A training of any length, which ends when the file `finish` appears in its folder."""
+
+
+def submit(command_line: CommandLine, jobs: SyncClient, name: str, *, nodes: str = "1", script: str = WAITS) -> None:
+    """Starts a job, and returns when it runs."""
+    done = command_line.run("run", "-d", "--name", name, "--nodes", nodes, "--", "sh", "-c", script)
+    assert done.code == 0, done
+    assert f"Submitted {name}" in done.out
+    assert f"perdure watch {name}" in done.out.splitlines()[-1]
+    reaches(jobs, name, JobPhase.RUNNING)
+
+
+def reaches(jobs: SyncClient, name: str, phase: JobPhase, *, nodes: int | None = None, within: float = 120) -> None:
+    """Waits until the job is in a phase, and its world has so many nodes."""
+    deadline = time.monotonic() + within
+    for snapshot in jobs.watch(name, interval=timedelta(seconds=0.2)):
+        status = snapshot.status
+        if status and status.phase is phase and nodes in (None, status.nodes):
+            return
+        assert time.monotonic() < deadline, f"{name} did not become {phase}: {snapshot}"
+    raise AssertionError(f"{name} ended before it was {phase}")
+
+
+def finish(command_line: CommandLine) -> None:
+    (command_line.folder / "finish").touch()
+
+
+def test_run_shows_a_job_to_its_end_on_a_pipe(command_line: CommandLine, job_name: str) -> None:
+    done = command_line.run("run", "--name", job_name, "--nodes", "2", "--", "sh", "-c", "echo hello from $RANK")
+    assert done.code == 0, done
+    assert "\x1b" not in done.out, "a pipe gets plain lines"
+    lines = done.out.splitlines()
+    assert lines[0].startswith(f"Submitted {job_name} to the local server at 127.0.0.1:")
+    assert any("Temporal UI: http://127.0.0.1:" in line for line in lines)
+    assert any("SUCCEEDED" in line for line in lines)
+    assert f"perdure logs {job_name}" in lines[-1]
+    logs = command_line.run("logs", job_name)
+    assert logs.code == 0
+    assert sorted(logs.out.split("\n")) == ["", "  0 | hello from 0", "  1 | hello from 1"]
+    assert command_line.run("logs", job_name, "--node", "1").out == "hello from 1\n"
+
+
+def test_run_in_json_prints_the_result_alone(command_line: CommandLine, job_name: str) -> None:
+    done = command_line.run("run", "--name", job_name, "-o", "json", "--", "sh", "-c", "true")
+    assert done.code == 0, done
+    assert done.json["phase"] == "SUCCEEDED"
+    assert done.json["exit_code"] == 0
+
+
+def test_a_script_that_always_fails_is_exit_code_1_with_its_own_words(command_line: CommandLine, job_name: str) -> None:
+    command_line.write(
+        "job.yaml",
+        f"name: {job_name}\n"
+        "roles: {worker: {nodes: 1, command: [sh, -c, 'echo the data is gone >&2; exit 7']}}\n"
+        "retry: {max_restarts: 1}\n",
+    )
+    done = command_line.run("submit", "job.yaml", "--wait")
+    assert done.code == 1, done
+    assert "FAILED" in done.out
+    assert "the data is gone" in done.out
+    assert f"perdure explain {job_name}" in done.out.splitlines()[-1]
+    told = command_line.run("explain", job_name)
+    assert told.code == 0, told
+    for label in ("SAW", "MEANS", "DID", "TOOK", "YOU"):
+        assert f"\n{label} " in told.out, told.out
+    incidents = command_line.run("explain", job_name, "-o", "json").json
+    assert command_line.run("explain", job_name, "1", "-o", "json").json == incidents[0]
+    none = command_line.run("explain", job_name, "99")
+    assert none.code == 2
+    assert "its incidents are: 1" in none.err
+
+
+def test_a_job_is_looked_at_from_all_sides(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
+    submit(command_line, jobs, job_name, nodes="2")
+    status = command_line.run("status", job_name)
+    assert status.code == 0
+    assert f"{job_name}  RUNNING, 2 nodes" in status.out
+    for label in ("GOOD", "CONTROL", "NEXT", "UI"):
+        assert f"\n{label} " in status.out
+    nodes = command_line.run("nodes", job_name, "-o", "json").json
+    assert [(node["rank"], node["phase"], node["group_rank"]) for node in nodes] == [(0, "READY", 0), (1, "READY", 1)]
+    table = command_line.run("nodes", job_name).out
+    assert table.count(nodes[0]["host"]) == 2
+    listed = command_line.run("list", "--running", "-o", "json").json
+    (job,) = [job for job in listed if job["name"] == job_name]
+    assert (job["phase"], job["namespace"], job["world_size"]) == ("RUNNING", "default", 2)
+    assert job_name in command_line.run("list").out
+    assert job_name not in command_line.run("list", "-n", "other").out
+    uninterrupted = command_line.run("explain", job_name)
+    assert uninterrupted.out.startswith(f"{job_name} was never interrupted")
+    finish(command_line)
+    assert command_line.run("watch", job_name).code == 0
+
+
+def test_logs_follow_until_the_job_ends(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
+    submit(command_line, jobs, job_name)
+    following = command_line.start("logs", job_name, "-f")
+    try:
+        assert following.stdout is not None
+        assert following.stdout.readline() == "  0 | started as rank 0 of 1\n"
+        finish(command_line)
+        assert "  0 | finishing\n" in following.stdout.read()
+        assert following.wait(30) == 0
+    finally:
+        following.kill()
+        following.wait()
+    tail = command_line.run("logs", job_name, "--tail", "1", "-o", "json")
+    assert json.loads(tail.out) == {"node": 0, "incarnation": 1, "text": "finishing"}
+
+
+def test_a_running_name_is_refused_with_remedies(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
+    submit(command_line, jobs, job_name)
+    again = command_line.run("run", "--name", job_name, "--", "sh", "-c", "true")
+    assert again.code == 2, again
+    assert f'a job named "{job_name}" runs already' in again.err
+    assert f"perdure cancel {job_name} --wait" in again.err
+    assert "--name" in again.err
+    finish(command_line)
+
+
+def test_an_unknown_name_suggests_the_nearest(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
+    submit(command_line, jobs, job_name)
+    typo = command_line.run("status", job_name[:-1])
+    assert typo.code == 2
+    assert f"Did you mean {job_name}" in typo.err
+    elsewhere = command_line.run("status", job_name, "-n", "other")
+    assert elsewhere.code == 2
+    assert "add -n default" in elsewhere.err
+    finish(command_line)
+
+
+def test_cancel_ends_the_job_and_its_processes(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
+    submit(command_line, jobs, job_name)
+    plan = command_line.run("cancel", job_name, "--dry-run")
+    assert plan.code == 0
+    assert "nothing was changed" in plan.out
+    watching = command_line.start("watch", job_name)
+    done = command_line.run("cancel", job_name, "--wait")
+    assert done.code == 0, done
+    assert f"{job_name} is cancelled; its nodes are gone" in done.out
+    assert watching.wait(60) == 4
+    assert jobs.status(job_name).phase is JobPhase.CANCELLED
+    again = command_line.run("cancel", job_name)
+    assert again.code == 2
+    assert "has ended as CANCELLED" in again.err
+
+
+def test_suspend_resume_scale_and_restart(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
+    submit(command_line, jobs, job_name)
+    refused = command_line.run("resume", job_name)
+    assert refused.code == 2
+    assert "not suspended" in refused.err
+    for arguments in (
+        ["scale", job_name, "2"],
+        ["suspend", job_name],
+        ["restart", job_name],
+        ["restart", job_name, "--node", "0"],
+    ):
+        plan = command_line.run(*arguments, "--dry-run", "-o", "json")
+        assert plan.code == 0, plan
+        assert plan.json["phase"] == "RUNNING"
+
+    scaled = command_line.run("scale", job_name, "2")
+    assert scaled.code == 0, scaled
+    assert f"perdure watch {job_name}" in scaled.out.splitlines()[-1]
+    reaches(jobs, job_name, JobPhase.RUNNING, nodes=2)
+    assert command_line.run("restart", job_name, "--reason", "a try").code == 0
+    reaches(jobs, job_name, JobPhase.RUNNING, nodes=2)
+    assert "a try" in command_line.run("explain", job_name).out
+    assert command_line.run("suspend", job_name, "--reason", "making room").code == 0
+    reaches(jobs, job_name, JobPhase.SUSPENDED)
+    assert f"perdure resume {job_name}" in command_line.run("status", job_name).out
+    resumed = command_line.run("resume", job_name, "-o", "json")
+    assert resumed.code == 0, resumed
+    assert resumed.json["message"]
+    reaches(jobs, job_name, JobPhase.RUNNING, nodes=2)
+    finish(command_line)
+
+
+def test_ctrl_c_detaches_and_the_job_goes_on(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
+    running = command_line.start("run", "--name", job_name, "--", "sh", "-c", WAITS)
+    assert running.stdout is not None
+    for line in running.stdout:
+        if "RUNNING" in line:
+            break
+    running.send_signal(signal.SIGINT)
+    rest = running.stdout.read()
+    assert running.wait(30) == 130
+    assert f"Detached; {job_name} goes on." in rest
+    assert f"perdure watch {job_name}" in rest
+    assert f"perdure cancel {job_name}" in rest
+    assert jobs.status(job_name).phase is JobPhase.RUNNING
+    finish(command_line)
+    assert jobs.wait(job_name).exit_code == 0
+
+
+def test_a_terminal_shows_a_live_picture(command_line: CommandLine, job_name: str) -> None:
+    terminal = command_line.on_terminal("run", "--name", job_name, "--nodes", "2", "--", "sh", "-c", WAITS)
+    terminal.expect(f"{job_name}  RUNNING")
+    terminal.expect("2 nodes   world of 2 ranks   generation 1")
+    terminal.expect("NODES")
+    terminal.expect("http://127.0.0.1:")
+    assert "\x1b[" in terminal.raw, "a terminal gets colours"
+    terminal.interrupt()
+    assert terminal.leave() == 130
+    assert f"Detached; {job_name} goes on." in terminal.text
+    watching = command_line.on_terminal("watch", job_name)
+    watching.expect("[e]xplain  [l]ogs  [q]uit")
+    watching.press("l")
+    watching.expect("started as rank")
+    watching.press("q")
+    assert watching.leave() == 130
+    finish(command_line)
+    ending = command_line.on_terminal("watch", job_name)
+    ending.expect("SUCCEEDED")
+    assert ending.leave() == 0
+
+
+def test_a_closed_pipe_is_no_error(command_line: CommandLine, job_name: str) -> None:
+    done = command_line.run("run", "--name", job_name, "--", "sh", "-c", "seq 200000")
+    assert done.code == 0, done
+    printing = command_line.start("logs", job_name)
+    assert printing.stdout is not None
+    assert printing.stdout.readline() == "  0 | 1\n"
+    printing.stdout.close()
+    assert printing.wait(60) == 0
+
+
+def test_doctor_finds_everything_in_order(command_line: CommandLine) -> None:
+    done = command_line.run("doctor", "-o", "json")
+    checks = {check["name"]: check for check in done.json}
+    assert done.code == 0, done
+    assert {name for name, check in checks.items() if check["verdict"] == "failed"} == set()
+    assert checks["search attributes"]["detail"] == "all there"
+    assert "perdure-worker/" in checks["worker on perdure"]["detail"]
+    assert "perdure-worker/" in checks["worker on perdure-watch"]["detail"]
+    text = command_line.run("doctor")
+    assert text.code == 0
+    assert "temporal server" in text.out
+
+
+def test_an_outage_is_shown_and_survived(
+    bare_command_line: CommandLine, job_name: str, request: pytest.FixtureRequest
+) -> None:
+    """The worker and the server die under a job that is watched; the job, and the watching, go on."""
+    state = bare_command_line.folder / "state"
+    running = bare_command_line.start("run", "--name", job_name, "--", "sh", "-c", WAITS)
+    assert running.stdout is not None
+    seen: list[str] = []
+
+    def read_until(words: str) -> None:
+        assert running.stdout is not None
+        for line in running.stdout:
+            seen.append(line)
+            if words in line:
+                return
+        raise AssertionError(f"{words!r} was not printed, but: {''.join(seen)}")
+
+    try:
+        read_until("RUNNING")
+        plane = LocalControlPlane(StateFolder(state))
+        request.addfinalizer(plane.kill_server)
+        request.addfinalizer(plane.kill_worker)
+        plane.kill_worker()
+        plane.kill_server()
+        read_until("AWAY")
+        dead = bare_command_line.run("status", job_name)
+        assert dead.code == 6, dead
+        assert "perdure worker --detach" in dead.err
+        back = bare_command_line.run("worker", "--detach")
+        assert back.code == 0, back
+        read_until("RUNNING")
+        status = bare_command_line.run("status", job_name, "-o", "json").json
+        assert (status["phase"], status["generation"]) == ("RUNNING", 1), "nothing was restarted"
+        finish(bare_command_line)
+        read_until("SUCCEEDED")
+        assert running.wait(60) == 0
+        stopped = bare_command_line.run("worker", "--stop")
+        assert "stopped the worker and the Temporal server" in stopped.out
+    finally:
+        running.kill()
+        running.wait()
