@@ -43,6 +43,8 @@ GUARD_INTERVAL = timedelta(seconds=1)
 """How soon ranks outside our rendezvous are noticed, while no handler has been seen."""
 FAREWELL = timedelta(seconds=10)
 """How long a leaving launcher waits for the agent to take its last report."""
+SHORT_FAREWELL = timedelta(seconds=3)
+"""The same after a signal: whoever ends the node has probably ended the agent too, and waits."""
 _LOG_FLUSH = timedelta(seconds=2)
 _USAGE = "/v1/launcher/usage"
 
@@ -135,8 +137,9 @@ class Launcher:
         finally:
             self._end_everything()
         self._done.set()
-        if not self._outbox.flush(FAREWELL):
-            logger.warning("the agent did not take the last report within %s", FAREWELL)
+        farewell = FAREWELL if self._leaving.signal is None else SHORT_FAREWELL
+        if not self._outbox.flush(farewell):
+            logger.warning("the agent did not take the last report within %s", farewell)
         self._capture.flush(_LOG_FLUSH)
         self._session.close()
         return self._leaving
