@@ -33,7 +33,8 @@ def desire_for(state: JobState, group: int) -> GroupDesire:
         nodes={
             rank: DesiredNode(incarnation=node.incarnation, token=node.token)
             for rank, node in sorted(state.nodes.items())
-            if group_index(rank) == group and node.alive
+            # One that winds down wants nothing, and is not told again whenever a node has gone.
+            if group_index(rank) == group and node.alive and state.outcome is None
         },
         world=state.world.model_copy(
             update={"members": {r: m for r, m in state.world.members.items() if group_index(r) == group}}
