@@ -10,9 +10,13 @@ from collections.abc import Mapping
 from . import processes
 from .environment import GENERATION_VARIABLE
 
-_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 
-EXPLANATION = (
+_ALONE = (
+    "the command starts torchrun by itself, so this node would train alone beside the others, over the same "
+    "checkpoints. Set the role's `rendezvous` to `torchrun`"
+)
+_BYPASSED = (
     "ranks were started without Perdure's rendezvous, so this node would train alone beside the others, over the same "
     "checkpoints. Usual causes: --rdzv-backend of another kind in the command, a launcher that brings its own "
     "rendezvous, or a script that overwrites PYTHONPATH. Start the ranks with plain torchrun, and add to PYTHONPATH "
@@ -27,17 +31,21 @@ _LOOKS = 4
 class RankGuard:
     """Remembers which processes it has looked at: after a few looks an environment does not change any more."""
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, *, torchrun: bool, environment: Mapping[str, str] = os.environ) -> None:
         """Creates the guard.
 
         Args:
+            torchrun: Whether ranks are expected to come from torchrun, with our rendezvous; else from the launcher.
             environment: The launcher's own. Variables that stand there already make nobody a rank.
         """
+        self._torchrun = torchrun
+        self.explanation = _BYPASSED if torchrun else _ALONE
+        """What to tell the user about such ranks."""
         self._inherited = {name: environment.get(name) for name in _PLACE}
         self._looks: dict[tuple[int, int], int] = {}
 
     def unprotected_ranks(self) -> list[int]:
-        """Processes that are ranks and know no generation, among those that are new."""
+        """Processes whose place was given to them by nobody of ours, among those that are new."""
         alive = {(process.pid, process.start_ticks) for process in processes.descendants() if not process.zombie}
         self._looks = {key: self._looks.get(key, 0) + 1 for key in alive}
         return sorted(
@@ -48,7 +56,11 @@ class RankGuard:
 
     def _is_unprotected(self, environment: Mapping[str, str]) -> bool:
         place = {name: environment.get(name) for name in _PLACE}
-        return None not in place.values() and place != self._inherited and GENERATION_VARIABLE not in environment
+        if place == self._inherited or None in (place["RANK"], place["WORLD_SIZE"], place["LOCAL_RANK"]):
+            return False
+        if self._torchrun:
+            return GENERATION_VARIABLE not in environment
+        return place["TORCHELASTIC_RUN_ID"] is not None and environment.get("GROUP_WORLD_SIZE") == "1"
 
 
 def ranks_up_to(generation: int) -> list[int]:

@@ -112,6 +112,7 @@ class Launcher:
         )
         self._mode: Mode = TorchrunMode(node) if _wants_torchrun(config) else EnvMode(node)
         self._desired = Desired()
+        self._guard = guard.RankGuard(torchrun=self._mode.name == "torchrun")
         self._leaving: Leaving | None = None
         self._stopped_generation = 0
         self._stop_at: float | None = None
@@ -188,9 +189,10 @@ class Launcher:
     def _stop_unprotected(self, ranks: list[int]) -> None:
         if self._state.read().handler_pid:
             return
-        logger.error("%s (processes %s)", guard.EXPLANATION, ranks)
-        self._mode.explain(guard.EXPLANATION)
-        self._outbox.post("/v1/launcher/unprotected", {"ranks": ranks, "detail": guard.EXPLANATION})
+        explanation = self._guard.explanation
+        logger.error("%s (processes %s)", explanation, ranks)
+        self._mode.explain(explanation)
+        self._outbox.post("/v1/launcher/unprotected", {"ranks": ranks, "detail": explanation})
         self._tree.kill()
 
     def _end_everything(self) -> None:
@@ -203,16 +205,16 @@ class Launcher:
         self._mode.settle()
 
     def _observe(self) -> None:
-        """The observer thread: looks for unprotected ranks until there is a handler, and reports usage."""
-        rank_guard = guard.RankGuard()
+        """The observer thread: reports usage, and looks for unprotected ranks (of torchrun, until it has a handler)."""
         meter = UsageMeter(memory=self._memory, devices=self._devices)
-        guarded = self._config.max_nodes > 1 and self._mode.name == "torchrun"
+        several, torchrun = self._config.max_nodes > 1, self._mode.name == "torchrun"
         usage_at = 0.0
         while True:
-            searching = guarded and not self._state.read().handler_pid
-            if searching and (ranks := rank_guard.unprotected_ranks()):
+            due = time.monotonic() >= usage_at
+            searching = several and torchrun and not self._state.read().handler_pid
+            if (searching or (several and not torchrun and due)) and (ranks := self._guard.unprotected_ranks()):
                 self._events.put(_Unprotected(ranks))
-            if time.monotonic() >= usage_at:
+            if due:
                 usage_at = time.monotonic() + USAGE_INTERVAL.total_seconds()
                 usage = meter.read()
                 if not self._outbox.holds(_USAGE):

@@ -12,6 +12,7 @@ import pytest
 from tests.launcher.nodes import (
     EXITED,
     FINISHED,
+    TORCHRUN,
     Node,
     all_ready,
     all_step,
@@ -91,6 +92,18 @@ async def test_a_command_that_does_not_exist_is_reported_when_a_world_calls_for_
         exited = await node.agent.heard(EXITED)
         assert exited.body["exit_code"] == 127
         assert "command not found: 'no-such-program'" in exited.body["log_tail"]
+
+
+async def test_a_program_that_starts_torchrun_by_itself_on_several_nodes_is_stopped_and_explained() -> None:
+    program = "import subprocess, sys; subprocess.run([*sys.argv[1:], 'alone.py'])"
+    node = Node([sys.executable, "-c", program, *TORCHRUN], nodes="2", rendezvous="env")
+    async with running(node):
+        [ready] = await all_ready(node, path=ENV_READY)
+        await form_world([node], 1, port=ready.body["store_ports"][0])
+        report = await node.agent.heard("/v1/launcher/unprotected")
+        assert "Set the role's `rendezvous` to `torchrun`" in report.body["detail"]
+        assert "rendezvous" in (await node.agent.heard(EXITED)).body["log_tail"]
+        assert node.processes(lambda environment: "TORCHELASTIC_RUN_ID" in environment) == []
 
 
 async def test_running_no_more_is_running_no_more() -> None:

@@ -151,22 +151,26 @@ def test_usage_counts_only_what_is_below_and_only_since_the_last_reading(tmp_pat
 
 
 PLACE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+ALONE = {"TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "1"}
 
 
 @pytest.mark.parametrize(
-    ("environment", "inherited", "unprotected"),
+    ("torchrun", "environment", "inherited", "unprotected"),
     [
-        (PLACE, {}, True),
-        ({**PLACE, "PERDURE_GENERATION": "3"}, {}, False),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, {}, False),
-        (PLACE, PLACE, False),
-        ({**PLACE, "RANK": "1"}, PLACE, True),
+        (True, PLACE, {}, True),
+        (True, {**PLACE, "PERDURE_GENERATION": "3"}, {}, False),
+        (True, {"RANK": "0", "WORLD_SIZE": "2"}, {}, False),
+        (True, PLACE, PLACE, False),
+        (True, {**PLACE, "RANK": "1"}, PLACE, True),
+        (False, {**PLACE, "PERDURE_GENERATION": "3"}, {}, False),
+        (False, {**PLACE, **ALONE, "PERDURE_GENERATION": "3"}, {}, True),
+        (False, {**PLACE, **ALONE, "GROUP_WORLD_SIZE": "2"}, {}, False),
     ],
 )
-def test_ranks_without_a_generation_are_found(
-    environment: dict[str, str], inherited: dict[str, str], unprotected: bool
+def test_ranks_that_nobody_of_ours_has_placed_are_found(
+    torchrun: bool, environment: dict[str, str], inherited: dict[str, str], unprotected: bool
 ) -> None:
-    guard = RankGuard(inherited)
+    guard = RankGuard(torchrun=torchrun, environment=inherited)
     child = subprocess.Popen(["sleep", "100"], env={"PATH": os.environ["PATH"], **environment})
     try:
         assert (child.pid in guard.unprotected_ranks()) == unprotected
