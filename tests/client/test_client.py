@@ -1,0 +1,207 @@
+"""The client against real jobs: how they start, what they tell, and every way in which they end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import Client as TemporalClient
+
+import perdure
+from perdure.client import Client
+from perdure.errors import ExitCode, JobAlreadyRunning, JobNotFound, NoWorker, Refused
+from perdure.spec.errors import SpecError
+from perdure.sync import SyncClient
+from perdure.views import JobSnapshot
+from perdure.worker import running_worker
+from tests.support.temporal_server import dev_server
+from workflows.messages import JobPhase
+from workflows.names import TRAINING_JOB, WORKER_TASK_QUEUE, job_workflow_id
+
+
+def job(name: str, script: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "roles": {"worker": {"nodes": 1, "command": ["sh", "-c", script]}}, **fields}
+
+
+async def running(client: Client, name: str) -> JobSnapshot:
+    """The first snapshot in which the job runs."""
+    async with asyncio.timeout(120):
+        async for snapshot in client.watch(name):
+            if snapshot.status and snapshot.status.phase is JobPhase.RUNNING:
+                return snapshot
+    raise AssertionError("it ended before it ran")
+
+
+async def test_a_job_from_submit_to_result(client: Client, job_name: str) -> None:
+    submission = await client.submit(job(job_name, "echo trained"))
+    assert submission.workflow_id == f"job/default/{job_name}"
+    result = await client.wait(job_name)
+    assert (result.phase, result.exit_code) == (JobPhase.SUCCEEDED, ExitCode.OK)
+    status = await client.status(job_name)
+    assert status.phase is JobPhase.SUCCEEDED
+    assert [line.text async for line in client.logs(job_name)] == ["trained"]
+    (listed,) = [job for job in await client.list() if job.name == job_name]
+    assert listed.phase is JobPhase.SUCCEEDED
+    assert listed.owner
+
+
+async def test_a_file_is_submitted_as_it_is(client: Client, job_name: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"name: x\nroles: {{worker: {{nodes: 1, command: [sh, -c, 'pwd']}}}}\nlabels: {{a: {job_name}}}\n")
+    submission = await client.submit(path, overrides={"name": job_name})
+    assert submission.name == job_name
+    assert (await client.wait(job_name)).phase is JobPhase.SUCCEEDED
+    assert [line.text async for line in client.logs(job_name)] == [str(tmp_path)]
+
+
+async def test_a_failed_script_is_exit_code_1(client: Client, job_name: str) -> None:
+    await client.submit(job(job_name, "exit 7", retry={"max_restarts": 1}))
+    result = await client.wait(job_name)
+    assert (result.phase, result.exit_code) == (JobPhase.FAILED, ExitCode.USER_CODE)
+    incidents = await client.incidents(job_name)
+    assert incidents
+    assert incidents[-1].culprit == 0
+
+
+async def test_watching_ends_with_the_result(client: Client, job_name: str) -> None:
+    await client.submit(job(job_name, "sleep 1"))
+    snapshots = [snapshot async for snapshot in client.watch(job_name)]
+    assert all(snapshot.result is None for snapshot in snapshots[:-1])
+    last = snapshots[-1]
+    assert last.result is not None
+    assert last.status is not None
+    assert last.result.phase is last.status.phase is JobPhase.SUCCEEDED
+
+
+async def test_cancelled(client: Client, job_name: str) -> None:
+    await client.submit(job(job_name, "sleep 600"))
+    assert [node.rank for node in (await running(client, job_name)).nodes] == [0]
+    await client.cancel(job_name)
+    result = await client.wait(job_name)
+    assert (result.phase, result.exit_code) == (JobPhase.CANCELLED, ExitCode.CANCELLED)
+    with pytest.raises(Refused, match="has ended as CANCELLED"):
+        await client.cancel(job_name)
+
+
+async def test_terminated_from_temporal(client: Client, temporal_client: TemporalClient, job_name: str) -> None:
+    await client.submit(job(job_name, "sleep 600"))
+    await running(client, job_name)
+    handle = temporal_client.get_workflow_handle(job_workflow_id("default", job_name))
+    await handle.terminate(reason="the budget is spent")
+    result = await client.wait(job_name)
+    assert (result.phase, result.exit_code) == (JobPhase.CANCELLED, ExitCode.CANCELLED)
+    assert "the budget is spent" in result.reason
+
+
+async def test_changes_are_accepted_or_refused_in_words(client: Client, job_name: str) -> None:
+    await client.submit(job(job_name, "sleep 600"))
+    await running(client, job_name)
+    assert "2" in (await client.scale(job_name, 2)).message
+    with pytest.raises(Refused, match="nodes: got"):
+        await client.scale(job_name, "none")
+    with pytest.raises(Refused, match="not suspended"):
+        await client.resume(job_name)
+    with pytest.raises(Refused, match="rank: got 99"):
+        await client.relaunch_node(job_name, 99)
+    assert (await client.suspend(job_name, reason="lunch")).message
+    await client.cancel(job_name)
+    await client.wait(job_name)
+
+
+async def test_a_running_name_is_taken(client: Client, job_name: str) -> None:
+    await client.submit(job(job_name, "sleep 600"))
+    with pytest.raises(JobAlreadyRunning, match=job_name) as taken:
+        await client.submit(job(job_name, "true"))
+    assert f"perdure cancel {job_name}" in taken.value.remedy
+    await client.cancel(job_name)
+    await client.wait(job_name)
+    await client.submit(job(job_name, "true"))
+    assert (await client.wait(job_name)).phase is JobPhase.SUCCEEDED, "of the second run"
+
+
+async def test_a_wrong_specification_never_starts(client: Client, job_name: str) -> None:
+    with pytest.raises(SpecError, match='did you mean "nodes"'):
+        await client.submit({"name": job_name, "roles": {"worker": {"nods": 1, "command": ["true"]}}})
+    with pytest.raises(JobNotFound):
+        await client.status(job_name)
+
+
+async def test_a_wrong_specification_by_plain_json_ends_with_the_same_words(
+    client: Client, temporal_client: TemporalClient, job_name: str
+) -> None:
+    await temporal_client.start_workflow(
+        TRAINING_JOB, {"name": job_name}, id=job_workflow_id("default", job_name), task_queue=WORKER_TASK_QUEUE
+    )
+    with pytest.raises(Refused, match="roles: missing"):
+        await client.wait(job_name)
+
+
+async def test_an_unknown_job_suggests_the_nearest(client: Client, job_name: str) -> None:
+    await client.submit(job(job_name, "true"))
+    with pytest.raises(JobNotFound) as unknown:
+        await client.status(job_name[:-1])
+    assert job_name in unknown.value.remedy
+    with pytest.raises(JobNotFound) as elsewhere:
+        await client.nodes(job_name, namespace="other")
+    assert "-n default" in elsewhere.value.remedy
+    await client.wait(job_name)
+
+
+async def test_without_a_worker_the_server_tells_what_it_knows(job_name: str) -> None:
+    async with dev_server() as server:
+        client = Client(temporal=await server.client())
+        await client.submit(job(job_name, "true"))
+        with pytest.raises(NoWorker, match="no worker answers"):
+            await client.status(job_name)
+        summary = await client.describe(job_name)
+        assert (summary.name, summary.phase, summary.backend) == (job_name, None, "local")
+        snapshots = client.watch(job_name)
+        assert "no worker answers" in (await anext(snapshots)).problem
+        await snapshots.aclose()
+
+
+async def test_a_namespace_without_search_attributes_gets_them_from_its_worker(
+    temporal_client: TemporalClient, job_name: str, tmp_path: Path
+) -> None:
+    from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
+
+    from perdure.search_attributes import SEARCH_ATTRIBUTES, missing_search_attributes
+
+    request = RegisterNamespaceRequest(namespace=job_name)
+    request.workflow_execution_retention_period.FromSeconds(86400)
+    await temporal_client.workflow_service.register_namespace(request)
+    config = temporal_client.config()
+    bare = TemporalClient(**{**config, "namespace": job_name})
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                assert set(await missing_search_attributes(bare)) == set(SEARCH_ATTRIBUTES)
+                # A job can be submitted before any worker has run.
+                await Client(temporal=bare).submit(job(job_name, "true"))
+                break
+            except Refused:
+                # A new namespace is not known everywhere at once.
+                await asyncio.sleep(0.2)
+    async with running_worker(bare) as facts:
+        assert facts.search_attributes
+        assert await missing_search_attributes(bare) == {}
+
+
+def test_the_synchronous_face(temporal_server: Any, monkeypatch: pytest.MonkeyPatch, job_name: str) -> None:
+    for variable, value in temporal_server.environment.items():
+        monkeypatch.setenv(variable, value)
+    with SyncClient(namespace=job_name) as client:
+        assert client.list() == []
+        with pytest.raises(JobNotFound):
+            client.describe("nothing")
+
+
+def test_the_package_offers_its_names_without_importing_them() -> None:
+    assert perdure.Client is Client
+    assert perdure.SyncClient is SyncClient
+    assert perdure.SpecError is SpecError
+    assert perdure.__version__
+    with pytest.raises(AttributeError, match="no attribute 'Cleint'"):
+        _ = perdure.Cleint  # type: ignore[attr-defined]

@@ -1,0 +1,84 @@
+"""How a job's, its groups' and its leases' answers become one view."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from perdure.views import LeaseHeard, merge_nodes, overall_progress
+from workflows.messages import JobPhase, JobStatus, LeaseView, NodePhase, NodeView, Progress, ProgressSource
+
+REPORTED, COUNTED = ProgressSource.REPORTED, ProgressSource.COUNTED
+
+
+def node(rank: int, *, incarnation: int = 1, group_rank: int | None = None, **fields: object) -> NodeView:
+    view = NodeView(rank=rank, incarnation=incarnation, phase=NodePhase.READY, group_rank=group_rank)
+    return view.model_copy(update=fields)
+
+
+def status(progress: Progress | None) -> JobStatus:
+    return JobStatus(
+        name="x",
+        namespace="default",
+        uid="01234567",
+        phase=JobPhase.RECOVERING,
+        role="worker",
+        backend="local",
+        generation=1,
+        nodes=2,
+        nodes_min=2,
+        nodes_max=2,
+        world_size=2,
+        restarts=0,
+        max_restarts=10,
+        restart_window=timedelta(hours=1),
+        started_at=datetime.now(UTC),
+        progress=progress,
+    )
+
+
+def test_the_lease_has_the_freshest_progress_and_the_group_the_facts() -> None:
+    groups = [node(0, host="a", log_path="/log", progress=Progress(step=10)), node(1, host="b")]
+    leases = [LeaseHeard(rank=0, incarnation=1, view=LeaseView(epoch=3, generation=2, progress=Progress(step=12)))]
+    first, second = merge_nodes([node(0, group_rank=0), node(1, group_rank=1)], groups, leases)
+    assert (first.host, first.log_path, first.group_rank, first.generation) == ("a", "/log", 0, 2)
+    assert first.progress == Progress(step=12)
+    assert (second.host, second.progress) == ("b", None)
+
+
+def test_another_incarnation_says_nothing_about_this_one() -> None:
+    groups = [node(0, incarnation=1, host="old", progress=Progress(step=99))]
+    leases = [LeaseHeard(rank=0, incarnation=1, view=LeaseView(epoch=1, progress=Progress(step=99)))]
+    (view,) = merge_nodes([node(0, incarnation=2)], groups, leases)
+    assert (view.host, view.progress) == ("", None)
+
+
+def test_a_lost_node_makes_no_progress() -> None:
+    leases = [LeaseHeard(rank=0, incarnation=1, view=LeaseView(epoch=1, progress=Progress(step=5)))]
+    (view,) = merge_nodes([node(0, phase=NodePhase.LOST)], [], leases)
+    assert view.progress is None
+
+
+def test_the_world_is_as_far_as_its_slowest_member() -> None:
+    views = [
+        node(0, group_rank=1, progress=Progress(step=10, steps_per_second=2.0, loss=0.5, source=REPORTED)),
+        node(1, group_rank=0, progress=Progress(step=9, steps_per_second=1.5, loss=0.4, source=REPORTED)),
+        node(2, progress=Progress(step=1)),
+    ]
+    progress = overall_progress(views, None)
+    assert progress is not None
+    assert (progress.step, progress.steps_per_second, progress.loss) == (9, 1.5, 0.4)
+
+
+def test_reported_steps_are_better_than_counted_ones() -> None:
+    views = [
+        node(0, group_rank=0, progress=Progress(step=3, source=COUNTED)),
+        node(1, group_rank=1, progress=Progress(step=500, total_steps=900, source=REPORTED)),
+    ]
+    progress = overall_progress(views, None)
+    assert progress is not None
+    assert (progress.step, progress.total_steps) == (500, 900)
+
+
+def test_before_anything_steps_the_last_known_step_stands() -> None:
+    assert overall_progress([node(0, group_rank=0)], status(Progress(step=7))) == Progress(step=7)
+    assert overall_progress([], None) is None
