@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 import time
 from datetime import timedelta
 
@@ -12,7 +14,7 @@ import pytest
 from perdure.local.control_plane import LocalControlPlane
 from perdure.local.state import StateFolder
 from perdure.sync import SyncClient
-from tests.support.command_line import CommandLine
+from tests.support.command_line import CommandLine, end_nodes
 from workflows.messages import JobPhase
 
 WAITS = "echo started as rank $RANK of $WORLD_SIZE; while [ ! -e finish ]; do sleep 0.1; done; echo finishing"
@@ -298,3 +300,35 @@ def test_an_outage_is_shown_and_survived(
     finally:
         running.kill()
         running.wait()
+
+
+def test_a_disk_that_fills_up_under_a_job_ends_nothing(bare_command_line: CommandLine, job_name: str) -> None:
+    state = bare_command_line.folder / "state"
+    state.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=192m", "tmpfs", str(state)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small disk: {mounted.stderr.strip()}")
+    plane = LocalControlPlane(StateFolder(state))
+    try:
+        running = bare_command_line.start("run", "--name", job_name, "--", "sh", "-c", WAITS)
+        assert running.stdout is not None
+        for line in running.stdout:
+            if "RUNNING" in line:
+                break
+        with (state / "filler").open("wb") as filler:
+            os.posix_fallocate(filler.fileno(), 0, StateFolder(state).free_bytes())
+        refused = bare_command_line.run("run", "--", "sh", "-c", "true")
+        assert refused.code == 6, refused
+        assert "is full" in refused.err
+        assert bare_command_line.run("doctor").code == 3
+        (state / "filler").unlink()
+        finish(bare_command_line)
+        rest = running.stdout.read()
+        assert running.wait(60) == 0, rest
+        assert "1 generation, 0 restarts" in rest
+    finally:
+        plane.kill_worker()
+        plane.kill_server()
+        end_nodes(state)
+        subprocess.run(["umount", "--lazy", str(state)], check=True)
