@@ -64,12 +64,14 @@ class RankGuard:
 
 
 def ranks_up_to(generation: int) -> list[int]:
-    """Processes below the launcher that belong to this generation or an older one."""
+    """Ranks below the launcher, and what they started, that belong to this generation or an older one."""
     found: list[int] = []
     for process in processes.descendants():
         if process.zombie:
             continue
-        number = processes.environment_of(process.pid).get(GENERATION_VARIABLE, "")
-        if number.isdecimal() and int(number) <= generation:
+        environment = processes.environment_of(process.pid)
+        number = environment.get(GENERATION_VARIABLE, "")
+        # torchrun's own helpers inherit the generation, but no rank.
+        if "RANK" in environment and number.isdecimal() and int(number) <= generation:
             found.append(process.pid)
     return found

@@ -236,6 +236,15 @@ async def test_leaving_while_waiting_for_a_world_is_prompt() -> None:
         assert node.processes() == []
 
 
+async def test_ranks_have_the_termination_grace_to_save_when_the_job_ends() -> None:
+    node = Node([*TORCHRUN, "saves.py"], stop_grace_s=0.2, termination_grace_s=30)
+    async with running(node):
+        await first_world([node])
+        await node.agent.want(exit=True)
+        assert await node.left() == 0
+        assert "saved" in node.output
+
+
 async def test_ranks_do_not_outlive_a_killed_launcher() -> None:
     node = Node([*TORCHRUN, "train.py"])
     async with running(node):
