@@ -126,7 +126,8 @@ def make_environment() -> None:
             run([uv, "venv", *quiet, "--clear", "--python", python, VENV], remedy=f"Install Python {PYTHON_VERSIONS}.")
     packages = len(re.findall(r"^\S+==", LOCK.read_text(encoding="utf-8"), flags=re.MULTILINE))
     with step(f"installing {packages} locked packages (the first time 5 GB, mostly torch: a minute or more)"):
-        install = [uv, "pip", "sync", *quiet, "--python", VENV_PYTHON, "--require-hashes", LOCK]
+        # Compiled now, or every rank that imports torch compiles it again where Python may not write bytecode.
+        install = [uv, "pip", "sync", *quiet, "--python", VENV_PYTHON, "--require-hashes", "--compile-bytecode", LOCK]
         run(install, remedy="Check the network and the free disk space (6 GB), then try again.")
         install = [uv, "pip", "install", *quiet, "--python", VENV_PYTHON, "--no-deps", "--editable", ROOT]
         run(install, remedy="Check the network, then try again.")

@@ -6,7 +6,7 @@ thousand signals in the job's history.
 
 from __future__ import annotations
 
-import asyncio
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,6 +16,7 @@ from temporalio.exceptions import TemporalError
 with workflow.unsafe.imports_passed_through():
     from workflows import options
     from workflows.messages import EdgeKind, GroupEdges, NodeEdge, NodeView
+    from workflows.node_record import EdgesCarried
 
 
 class EdgeBatch:
@@ -23,25 +24,24 @@ class EdgeBatch:
 
     Invariants:
         - An edge stays here until the job has taken it; edges that could not be delivered go first the next time.
-        - Sequence numbers only grow, over continue-as-new too.
+        - What `carried` tells rides through continue-as-new: edges that wait, and sequence numbers that only grow.
     """
 
-    def __init__(self, *, job_id: str, uid: str, group: int, gather: timedelta, sequence: int) -> None:
+    def __init__(self, *, job_id: str, uid: str, group: int, gather: timedelta, carried: EdgesCarried) -> None:
         self._job_id = job_id
         self._uid = uid
         self._group = group
         self._gather = gather
-        self._waiting: list[NodeEdge] = []
-        self._adopted: tuple[NodeView, ...] | None = None
+        self._waiting: list[NodeEdge] = list(carried.waiting)
+        self._adopted: tuple[NodeView, ...] | None = carried.adopted
         self._wound_down = False
         self._stopped = False
-        self._sending = False
-        self.sequence = sequence
-        """Of the last message."""
+        self._sequence = carried.sequence
 
     @property
-    def is_idle(self) -> bool:
-        return not (self._waiting or self._sending or self._adopted is not None)
+    def carried(self) -> EdgesCarried:
+        """What the next run begins with, once `deliver` has ended."""
+        return EdgesCarried(waiting=tuple(self._waiting), adopted=self._adopted, sequence=self._sequence)
 
     def add(self, *, kind: EdgeKind, rank: int, incarnation: int, time: datetime, **facts: Any) -> None:
         self._waiting.append(NodeEdge(kind=kind, rank=rank, incarnation=incarnation, time=time, **facts))
@@ -55,44 +55,46 @@ class EdgeBatch:
         self._wound_down = True
 
     def stop(self) -> None:
-        """Ends `deliver` after what is under way."""
+        """Ends `deliver` after the message that is under way; what waits is in `carried`."""
         self._stopped = True
 
     async def deliver(self) -> None:
         """Sends for as long as the group runs."""
-        while not self._stopped:
-            await workflow.wait_condition(lambda: not self.is_idle or self._wound_down or self._stopped)
-            if self._stopped and self.is_idle:
+        while True:
+            await workflow.wait_condition(lambda: self._has_news or self._wound_down or self._stopped)
+            if self._stopped:
                 return
-            if not await self._send():
-                if self._wound_down:
-                    # The job is closed, or gone: there is nobody left to tell.
-                    return
-                await workflow.sleep(options.LOST_SIGNAL_RETRY)
-                continue
-            if self._wound_down:
+            farewell = self._wound_down
+            sent = await self._send()
+            if farewell:
+                # If the job did not take it, it is closed, or gone: there is nobody left to tell.
                 return
-            await asyncio.sleep(self._gather.total_seconds())
+            with suppress(TimeoutError):
+                await workflow.wait_condition(
+                    lambda: self._stopped or self._wound_down,
+                    timeout=self._gather if sent else options.LOST_SIGNAL_RETRY,
+                )
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._waiting) or self._adopted is not None
 
     async def _send(self) -> bool:
         edges, adopted = tuple(self._waiting), self._adopted
-        self.sequence += 1
+        self._sequence += 1
         message = GroupEdges(
             uid=self._uid,
             group=self._group,
-            sequence=self.sequence,
+            sequence=self._sequence,
             edges=edges,
             adopted=adopted,
             wound_down=self._wound_down,
         )
-        self._sending = True
         try:
             await workflow.get_external_workflow_handle(self._job_id).signal("edges", message)
         except TemporalError as error:
             workflow.logger.warning("the job did not take %s edges: %s", len(edges), error)
             return False
-        finally:
-            self._sending = False
         del self._waiting[: len(edges)]
         if self._adopted is adopted:
             self._adopted = None

@@ -54,10 +54,11 @@ with workflow.unsafe.imports_passed_through():
         WatchRequest,
     )
     from workflows.names import NODE_GROUP, node_name, node_task_queue, watch_task_queue
-    from workflows.node_record import GroupInput, GroupTable, NodeRecord
+    from workflows.node_record import EdgesCarried, GroupInput, GroupTable, NodeRecord
 
-HISTORY_LIMIT = 20_000
-"""Events after which a group continues as new although commands are under way; the server ends runs at 51,200."""
+HISTORY_LIMIT = 9_000
+"""Events after which a group continues as new although commands are under way: the server refuses all further signals
+to a run that was sent 10,000."""
 
 
 @workflow.defn(name=NODE_GROUP)
@@ -78,7 +79,7 @@ class NodeGroup:
             uid=group.uid,
             group=group.group,
             gather=self._timing.signals.edge_batch,
-            sequence=table.edge_sequence if table else 0,
+            carried=table.edges if table else EdgesCarried(),
         )
         self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
         self._dirty = True
@@ -95,13 +96,14 @@ class NodeGroup:
         while True:
             self._dirty = False
             self._reconcile()
+            if self._is_wound_down():
+                break
             await workflow.wait_condition(lambda: self._dirty or self._may_continue())
             if self._may_continue() and not self._dirty:
                 self._edges.stop()
+                await messenger
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(self._carried())
-            if self._is_wound_down():
-                break
         watch.cancel()
         self._edges.wound_down()
         await messenger
@@ -597,13 +599,11 @@ class NodeGroup:
             info.is_continue_as_new_suggested() or info.get_current_history_length() > HISTORY_LIMIT
         ):
             return False
-        quiet = all(kind in ("lease", "watch") for kind, _, _ in self._tasks) and self._edges.is_idle
+        quiet = all(kind in ("lease", "watch") for kind, _, _ in self._tasks)
         return quiet or info.get_current_history_length() > HISTORY_LIMIT
 
     def _carried(self) -> GroupInput:
-        table = GroupTable(
-            records=self._records, retiring=tuple(self._retiring.values()), edge_sequence=self._edges.sequence
-        )
+        table = GroupTable(records=self._records, retiring=tuple(self._retiring.values()), edges=self._edges.carried)
         return self._group.model_copy(update={"desire": self._desire, "table": table})
 
 

@@ -12,6 +12,7 @@ from workflows.messages import (
     GroupDesire,
     Message,
     Metrics,
+    NodeEdge,
     NodeIdentity,
     NodePhase,
     NodeView,
@@ -73,13 +74,22 @@ class NodeRecord(Message):
         )
 
 
+class EdgesCarried(Message):
+    """What the group still has to tell its job."""
+
+    waiting: tuple[NodeEdge, ...] = ()
+    adopted: tuple[NodeView, ...] | None = None
+    sequence: int = 0
+    """Of the last message."""
+
+
 class GroupTable(Message):
     """All that a NodeGroup carries into its next run."""
 
     records: dict[int, NodeRecord] = Field(default={})
     retiring: tuple[NodeRecord, ...] = ()
     """Older incarnations that are being deleted."""
-    edge_sequence: int = 0
+    edges: EdgesCarried = EdgesCarried()
 
 
 class GroupInput(Message):

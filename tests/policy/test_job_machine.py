@@ -75,6 +75,8 @@ class CheckedScenario(Scenario):
         """Store ports in use: node, incarnation, port."""
         self.signs: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
         """What ever spoke against an incarnation."""
+        self.unreachable: set[tuple[int, int]] = set()
+        """Incarnations that were so at any time."""
         super().__init__(nodes, **spec)
 
     def take(self, event: Event) -> CheckedScenario:
@@ -96,6 +98,8 @@ class CheckedScenario(Scenario):
 
     def _note_signs(self, before: JobState, event: Event) -> None:
         match event:
+            case EdgeSeen(edge=edge) if edge.kind is EdgeKind.UNREACHABLE:
+                self.unreachable.add((edge.rank, edge.incarnation))
             case EdgeSeen(edge=edge) if edge.kind in (
                 EdgeKind.LOST,
                 EdgeKind.CREATE_FAILED,
@@ -138,7 +142,7 @@ class CheckedScenario(Scenario):
                 assert then.token == node.token
                 assert node.alive or not then.alive, "an incarnation that is gone never comes back"
             elif node.alive:
-                given_up = not node.reachable and before.interruption is not None
+                given_up = before.interruption is not None and (rank, node.incarnation) in self.unreachable
                 assert given_up or self.signs[rank, node.incarnation], "nothing spoke against the node"
             dropped = node.alive and (not then.alive or then.incarnation != node.incarnation)
             wished = isinstance(event, ScaleAsked | SuspendAsked) or after.suspended or rank >= after.nodes_max

@@ -16,6 +16,8 @@ from pathlib import Path
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
+from perdure.local.control_plane import SERVER_OPTIONS
+
 SEARCH_ATTRIBUTES = {
     "JobPhase": "Keyword",
     "JobBackend": "Keyword",
@@ -82,8 +84,8 @@ class DevServer:
         command = [
             str(temporal_binary()),
             *("server", "start-dev", "--headless", "--ip", "127.0.0.1", "--port", str(self.port)),
-            *("--db-filename", str(self.database), "--log-level", "error"),
-            *("--dynamic-config-value", "frontend.namespaceCount=20000"),
+            *("--db-filename", str(self.database)),
+            *(word for option in SERVER_OPTIONS for word in option),
             *(part for name, kind in SEARCH_ATTRIBUTES.items() for part in ("--search-attribute", f"{name}={kind}")),
             *self._options,
         ]

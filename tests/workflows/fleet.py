@@ -71,6 +71,8 @@ class PlayedNode:
     silent: bool = False
     """Takes commands but does not step."""
     lease_epochs: list[int] = field(default_factory=list)
+    lease_taken_at: datetime | None = None
+    """When the newest lease came."""
     _to_job: Any = field(default_factory=lambda: count(1))
     _to_group: Any = field(default_factory=lambda: count(1))
     _worker: asyncio.Task[None] | None = None
@@ -159,6 +161,7 @@ class PlayedNode:
     @activity.defn(name="hold_lease")
     async def hold_lease(self, request: LeaseRequest) -> None:
         self.lease_epochs.append(request.epoch)
+        self.lease_taken_at = now()
         self.fleet.changed()
         await self.to_group("lease_taken", LeaseTaken, agent_started_at=self.started_at, epoch=request.epoch)
         while True:

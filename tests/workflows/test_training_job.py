@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from tests.workflows.fleet import Fleet, PlayedNode, job_spec, running_fleet, submit
+from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.jobs import eventually, incidents, node, running, status, until
 from workflows.messages import (
-    IncidentView,
     JobPhase,
-    JobStatus,
     NodePhase,
     NodeView,
     ReasonRequest,
@@ -24,50 +21,18 @@ from workflows.messages import (
 )
 
 
-@pytest.fixture(params=[1000, 0], ids=["cached", "replayed"])
+@pytest.fixture
 async def fleet(request: pytest.FixtureRequest, temporal_client: Client) -> AsyncIterator[Fleet]:
-    """Every test runs twice: with workflows kept in memory, and replayed from their history at each task."""
-    async with running_fleet(temporal_client, max_cached_workflows=request.param) as fleet:
+    """Keeps as many workflows in memory as the test asks for."""
+    async with running_fleet(temporal_client, max_cached_workflows=getattr(request, "param", 1000)) as fleet:
         yield fleet
 
 
-async def status(handle: WorkflowHandle[Any, Any]) -> JobStatus:
-    return await handle.query("status", result_type=JobStatus)
+also_replayed = pytest.mark.parametrize("fleet", [1000, 0], ids=["cached", "replayed"], indirect=True)
+"""Runs the test a second time with nothing kept in memory: each task begins with a replay of the whole history."""
 
 
-async def incidents(handle: WorkflowHandle[Any, Any]) -> list[IncidentView]:
-    return await handle.query("incidents", result_type=list[IncidentView])
-
-
-async def until(
-    handle: WorkflowHandle[Any, Any], condition: Callable[[JobStatus], bool], *, within: float = 60
-) -> JobStatus:
-    """The status once the condition holds."""
-    deadline = time.monotonic() + within
-    while not condition(known := await status(handle)):
-        assert time.monotonic() < deadline, f"not within {within} s: {known}"
-        await asyncio.sleep(0.05)
-    return known
-
-
-async def running(
-    handle: WorkflowHandle[Any, Any], *, nodes: int, generation: int | None = None, within: float = 60
-) -> JobStatus:
-    return await until(
-        handle,
-        lambda s: s.phase is JobPhase.RUNNING and s.nodes == nodes and generation in (None, s.generation),
-        within=within,
-    )
-
-
-async def node(fleet: Fleet, handle: WorkflowHandle[Any, Any], rank: int, incarnation: int = 1) -> PlayedNode:
-    deadline = time.monotonic() + 30
-    while (handle.id, rank, incarnation) not in fleet.nodes:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
-    return fleet.nodes[(handle.id, rank, incarnation)]
-
-
+@also_replayed
 async def test_runs_to_success(fleet: Fleet):
     handle = await submit(fleet, job_spec("3"))
     await running(handle, nodes=3)
@@ -79,6 +44,7 @@ async def test_runs_to_success(fleet: Fleet):
     assert len(fleet.deleted) == 3
 
 
+@also_replayed
 async def test_a_killed_rank_restarts_in_place(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
@@ -92,6 +58,7 @@ async def test_a_killed_rank_restarts_in_place(fleet: Fleet):
     assert [w.generation for w in (await node(fleet, handle, 0)).worlds] == [1, 2]
 
 
+@also_replayed
 async def test_a_lost_node_is_replaced(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
@@ -117,10 +84,7 @@ async def test_an_agent_that_restarts_changes_nothing(fleet: Fleet):
     await running(handle, nodes=2)
     played = await node(fleet, handle, 1)
     await played.restart()
-    deadline = time.monotonic() + 30
-    while len(played.lease_epochs) < 2:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+    await eventually(lambda: len(played.lease_epochs) == 2)
     known = await status(handle)
     assert known.generation == 1
     assert not known.unreachable
@@ -141,6 +105,7 @@ async def test_an_agent_that_dies_is_unreachable_and_comes_back(fleet: Fleet):
     assert not await incidents(handle)
 
 
+@also_replayed
 async def test_lease_and_peers_alone_lead_to_repair(fleet: Fleet):
     handle = await submit(fleet, job_spec("1:2"))
     await running(handle, nodes=2)
@@ -149,11 +114,12 @@ async def test_lease_and_peers_alone_lead_to_repair(fleet: Fleet):
     await fleet.lose(await node(fleet, handle, 1))
     await (await node(fleet, handle, 0)).rank_dies(signal=None, error="Connection closed by peer")
     await running(handle, nodes=1)
-    (incident,) = await incidents(handle)
+    incident = (await incidents(handle))[-1]
     assert incident.culprit == 1
     assert incident.failure == "NODE_UNRESPONSIVE"
 
 
+@also_replayed
 async def test_scale_suspend_resume_restart_relaunch(fleet: Fleet):
     handle = await submit(fleet, job_spec("3"))
     await running(handle, nodes=3)
@@ -172,24 +138,23 @@ async def test_scale_suspend_resume_restart_relaunch(fleet: Fleet):
     assert known.restarts == 0
 
 
-@pytest.mark.parametrize(
-    ("update", "request_", "says"),
-    [
+async def test_wishes_that_cannot_be_granted_are_refused(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    refusals: list[tuple[str, Any, str]] = [
         ("scale", ScaleRequest(nodes="zero"), 'nodes: got "zero"'),
         ("scale", ScaleRequest(nodes="4:2"), "min is 4 and max is 2"),
         ("scale", ScaleRequest(nodes="2", role="ps"), 'role: got "ps"'),
         ("resume", ReasonRequest(), "not suspended"),
         ("relaunch_node", RelaunchRequest(rank=9), "rank: got 9; this job has the nodes 0, 1"),
-    ],
-)
-async def test_wishes_that_cannot_be_granted_are_refused(fleet: Fleet, update: str, request_: Any, says: str):
-    handle = await submit(fleet, job_spec("2"))
-    await running(handle, nodes=2)
-    with pytest.raises(WorkflowUpdateFailedError) as refused:
-        await handle.execute_update(update, request_)
-    assert says in str(refused.value.cause)
+    ]
+    for update, wish, says in refusals:
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await handle.execute_update(update, wish)
+        assert says in str(refused.value.cause)
 
 
+@also_replayed
 async def test_cancel_winds_down_first(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
@@ -277,13 +242,11 @@ async def test_an_older_incarnation_that_speaks_is_told_to_stop(fleet: Fleet):
     await node(fleet, handle, 1, incarnation=2)
     await running(handle, nodes=2)
     await old.restart()
-    deadline = time.monotonic() + 30
-    while not old.stopped:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+    await eventually(lambda: old.stopped)
     assert (await status(handle)).phase is JobPhase.RUNNING
 
 
+@also_replayed
 async def test_terminated_job_groups_wind_down_and_the_name_can_be_used_again(fleet: Fleet):
     spec = job_spec("2")
     handle = await submit(fleet, spec)
@@ -300,6 +263,7 @@ async def test_terminated_job_groups_wind_down_and_the_name_can_be_used_again(fl
     assert (known.phase, known.generation) == (JobPhase.RUNNING, 1)
 
 
+@also_replayed
 async def test_reset_adopts_the_nodes(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)

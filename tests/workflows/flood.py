@@ -1,0 +1,199 @@
+"""More signals than one run of a NodeGroup takes, and a job that counts what comes out at the other end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from temporalio import activity, workflow
+from temporalio.client import Client, WorkflowHandle
+from temporalio.worker import Worker
+
+from perdure.spec.validate import parse_spec
+from tests.workflows.fleet import job_spec, now
+from workflows.messages import (
+    CreatedNode,
+    DesiredNode,
+    EdgeKind,
+    GroupDesire,
+    GroupEdges,
+    Heartbeat,
+    NodeIdentity,
+    NodeRef,
+    NodeRequest,
+    NodeView,
+    Ready,
+    Stepping,
+    WatchRequest,
+)
+from workflows.names import group_workflow_id, watch_task_queue
+from workflows.node_group import NodeGroup
+from workflows.node_record import GroupInput
+
+UID = "0123abcd"
+
+AT_ONCE = 4
+"""Signals under way: with more, a server on SQLite is too busy taking them to let the group run at all."""
+
+KINDS = (EdgeKind.READY, EdgeKind.STEPPING, EdgeKind.STORE_PORTS)
+"""What the signals of the flood become: each makes one edge, so that none can be missing unseen."""
+
+
+@workflow.defn(name="ListeningJob", sandboxed=False)
+class ListeningJob:
+    """Stands where a TrainingJob stands, and writes down every edge."""
+
+    def __init__(self) -> None:
+        self._heard: dict[int, list[tuple[str, int]]] = defaultdict(list)
+        self._over = False
+
+    @workflow.run
+    async def run(self) -> None:
+        await workflow.wait_condition(lambda: self._over)
+
+    @workflow.signal
+    def edges(self, message: GroupEdges) -> None:
+        for edge in message.edges:
+            if edge.kind in KINDS:
+                number = edge.store_ports[0] if edge.store_ports else edge.generation
+                self._heard[edge.rank].append((edge.kind, number))
+        self._over = self._over or message.wound_down
+
+    @workflow.query
+    def heard(self) -> dict[int, list[tuple[str, int]]]:
+        return self._heard
+
+
+@activity.defn(name="create_node")
+async def create_node(request: NodeRequest) -> CreatedNode:
+    return CreatedNode(name=request.name)
+
+
+@activity.defn(name="delete_node")
+async def delete_node(ref: NodeRef) -> None: ...
+
+
+@activity.defn(name="watch_nodes")
+async def watch_nodes(request: WatchRequest) -> None:
+    while True:
+        activity.heartbeat()
+        await asyncio.sleep(1)
+
+
+@dataclass(frozen=True)
+class Flooded:
+    """What a flood led to."""
+
+    sent: dict[int, list[tuple[str, int]]]
+    heard: dict[int, list[tuple[str, int]]]
+    table: list[NodeView]
+    runs: int
+    seconds: float
+
+    @property
+    def signals_sent(self) -> int:
+        return sum(len(edges) for edges in self.sent.values())
+
+    @property
+    def signals_lost(self) -> int:
+        return sum(len(set(edges) - set(self.heard.get(rank, []))) for rank, edges in self.sent.items())
+
+
+async def flood(client: Client, *, nodes: int, signals_per_node: int) -> Flooded:
+    """Sends so many signals to one group, in order per node, and waits for what it makes of them."""
+    async with _listening(client, nodes) as (job, group):
+        began = time.monotonic()
+        at_once = asyncio.Semaphore(AT_ONCE)
+        sent = await asyncio.gather(*(_talk(group, rank, signals_per_node, at_once) for rank in range(nodes)))
+        seconds = time.monotonic() - began
+        expected = sum(len(edges) for edges in sent)
+        deadline = time.monotonic() + 60
+        while True:
+            heard = await job.query(ListeningJob.heard)
+            if sum(len(edges) for edges in heard.values()) >= expected or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.2)
+        return Flooded(
+            sent=dict(enumerate(sent)),
+            heard={rank: [(kind, number) for kind, number in edges] for rank, edges in heard.items()},
+            table=await group.query("nodes", result_type=list[NodeView]),
+            runs=await runs_of(client, group.id),
+            seconds=seconds,
+        )
+
+
+async def _talk(
+    group: WorkflowHandle[Any, Any], rank: int, signals: int, at_once: asyncio.Semaphore
+) -> list[tuple[str, int]]:
+    """One node's signals, each after the one before was taken."""
+    edges: list[tuple[str, int]] = []
+    for number in range(1, signals + 1):
+        known = {"sender": _identity(rank), "sequence": number, "time": now()}
+        kind = KINDS[number % len(KINDS)]
+        async with at_once:
+            match kind:
+                case EdgeKind.READY:
+                    await group.signal("ready", Ready(**known, after_generation=number))
+                case EdgeKind.STEPPING:
+                    await group.signal("stepping", Stepping(**known, generation=number))
+                case _:
+                    await group.signal("heartbeat", Heartbeat(**known, store_ports=(number,)))
+        edges.append((kind, number))
+    return edges
+
+
+def _identity(rank: int) -> NodeIdentity:
+    return NodeIdentity(uid=UID, role="worker", rank=rank, incarnation=1, token="token")
+
+
+@asynccontextmanager
+async def _listening(
+    client: Client, nodes: int
+) -> AsyncIterator[tuple[WorkflowHandle[Any, Any], WorkflowHandle[Any, Any]]]:
+    """A group with its nodes, which no agent holds, and its job."""
+    queue = f"perdure-{uuid4().hex[:8]}"
+    spec = job_spec(str(nodes))
+    job_id = f"job/default/{spec['name']}"
+    async with (
+        Worker(client, task_queue=queue, workflows=[NodeGroup, ListeningJob], activities=[create_node, delete_node]),
+        Worker(client, task_queue=watch_task_queue(queue), activities=[watch_nodes]),
+    ):
+        job = await client.start_workflow(ListeningJob.run, id=job_id, task_queue=queue)
+        desire = GroupDesire(
+            version=1, nodes={rank: DesiredNode(incarnation=1, token="token") for rank in range(nodes)}
+        )
+        group = await client.start_workflow(
+            "NodeGroup",
+            GroupInput(
+                job_id=job_id,
+                job_first_run_id=job.result_run_id or "",
+                uid=UID,
+                group=0,
+                role="worker",
+                spec=parse_spec(spec),
+                desire=desire,
+            ),
+            id=group_workflow_id(job_id, UID, "worker", 0),
+            task_queue=queue,
+        )
+        while len(await group.query("nodes", result_type=list[NodeView])) < nodes:
+            await asyncio.sleep(0.05)
+        yield job, client.get_workflow_handle(group.id)
+        await client.get_workflow_handle(group.id).signal("desire", GroupDesire(version=2, nodes={}, wind_down=True))
+        await job.result()
+
+
+async def runs_of(client: Client, workflow_id: str) -> int:
+    """How many runs the workflow has had, counted backwards from the newest."""
+    runs, run_id = 0, (await client.get_workflow_handle(workflow_id).describe()).run_id
+    while run_id:
+        runs += 1
+        events = client.get_workflow_handle(workflow_id, run_id=run_id).fetch_history_events(page_size=1)
+        run_id = (await anext(events)).workflow_execution_started_event_attributes.continued_execution_run_id
+    return runs

@@ -1,0 +1,135 @@
+"""Groups at their boundaries: continue-as-new, and a server that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from temporalio.client import WorkflowHandle
+
+from tests.support.temporal_server import dev_server
+from tests.workflows.fleet import job_spec, now, running_fleet, submit
+from tests.workflows.flood import flood
+from tests.workflows.jobs import eventually, incidents, node, running, status, until
+from workflows.messages import FailureClass, JobPhase, ReasonRequest, ScaleRequest
+
+
+def continue_after(events: int) -> tuple[str, ...]:
+    """Server options: a run should continue as new after this many events."""
+    return ("--dynamic-config-value", f"limit.historyCount.suggestContinueAsNew={events}")
+
+
+async def test_no_signal_is_lost_when_a_group_continues_as_new():
+    async with dev_server(options=continue_after(500)) as server:
+        flooded = await flood(await server.client(), nodes=40, signals_per_node=75)
+    assert flooded.runs > 3
+    assert flooded.signals_sent == 3000
+    assert flooded.heard == flooded.sent, "every signal's edge, once, and in order per node"
+    assert all(view.store_ports for view in flooded.table)
+
+
+async def test_leases_are_held_again_after_continue_as_new():
+    async with dev_server(options=continue_after(400)) as server, running_fleet(await server.client()) as fleet:
+        handle = await submit(fleet, job_spec("24"))
+        known = await running(handle, nodes=24)
+        nodes = [await node(fleet, handle, rank) for rank in range(24)]
+        group = fleet.client.get_workflow_handle(known.groups[0])
+        before = {played.rank: played.lease_epochs[-1] for played in nodes}
+        run_id = (await group.describe()).run_id
+        while (await group.describe()).run_id == run_id:
+            await asyncio.gather(*(played.heartbeat() for played in nodes))
+        await eventually(lambda: all(played.lease_epochs[-1] > before[played.rank] for played in nodes))
+        known = await status(handle)
+        assert (known.phase, known.generation) == (JobPhase.RUNNING, 1)
+        assert not await incidents(handle)
+
+
+async def test_a_job_at_rest_writes_no_history():
+    async with dev_server() as server, running_fleet(await server.client()) as fleet:
+        handle = await submit(fleet, job_spec("3"))
+        await running(handle, nodes=3)
+        nodes = [await node(fleet, handle, rank) for rank in range(3)]
+        before = await settled_history(handle)
+        for _ in range(20):
+            await asyncio.gather(*(played.heartbeat() for played in nodes), asyncio.sleep(1))
+        assert await history_length(handle) - before <= 1
+
+
+async def history_length(handle: WorkflowHandle[Any, Any]) -> int:
+    return (await handle.describe()).history_length
+
+
+async def settled_history(handle: WorkflowHandle[Any, Any]) -> int:
+    """The history's length once what the start of a job brings with it is over."""
+    length = await history_length(handle)
+    while True:
+        await asyncio.sleep(2)
+        if (now_length := await history_length(handle)) == length:
+            return length
+        length = now_length
+
+
+async def test_a_server_that_is_away_for_a_minute_costs_no_node():
+    async with dev_server() as server, running_fleet(await server.client()) as fleet:
+        handle = await submit(fleet, job_spec("24"))
+        known = await running(handle, nodes=24)
+        nodes = [await node(fleet, handle, rank) for rank in range(24)]
+        await eventually(lambda: all(played.lease_epochs for played in nodes))
+        server.kill()
+        await asyncio.sleep(60)
+        await server.start()
+        back = now()
+        group = fleet.client.get_workflow_handle(known.groups[0])
+        deadline = time.monotonic() + 60
+        while await leases_renewed_since(group, back) < 24:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.5)
+        known = await until(handle, lambda s: not s.unreachable)
+        assert (known.phase, known.generation, known.restarts) == (JobPhase.RUNNING, 1, 0)
+        assert not fleet.deleted
+        assert {incarnation for _, _, incarnation in fleet.nodes} == {1}
+        assert not await incidents(handle)
+
+
+async def leases_renewed_since(group: WorkflowHandle[Any, Any], moment: datetime) -> int:
+    """How many leases the server has had a heartbeat of since then."""
+    pending = (await group.describe()).raw_description.pending_activities
+    renewed = [
+        activity.last_heartbeat_time.ToDatetime(UTC) > moment
+        for activity in pending
+        if activity.activity_type.name == "hold_lease"
+    ]
+    return sum(renewed)
+
+
+async def test_a_job_that_continues_as_new_forgets_nothing():
+    async with dev_server(options=continue_after(60)) as server, running_fleet(await server.client()) as fleet:
+        handle = await submit(fleet, job_spec("1:3"))
+        first_run = handle.result_run_id
+        handle = fleet.client.get_workflow_handle(handle.id)
+        await running(handle, nodes=3)
+        generation, kills = (await status(handle)).generation, 0
+        while (await handle.describe()).run_id == first_run:
+            await (await node(fleet, handle, kills % 3)).rank_dies()
+            kills, generation = kills + 1, generation + 1
+            await running(handle, nodes=3, generation=generation)
+        assert [incident.failure for incident in await incidents(handle)][-kills:] == [FailureClass.KILLED] * kills
+        known = await status(handle)
+        assert (known.restarts, known.generation) == (kills, generation)
+
+        await (await node(fleet, handle, 1)).rank_dies()
+        known = await running(handle, nodes=3, generation=generation + 1)
+        assert known.restarts == kills + 1
+        await handle.execute_update("scale", ScaleRequest(nodes="2"))
+        await running(handle, nodes=2)
+        assert (await node(fleet, handle, 0)).worlds[-1].nodes == 2
+        await handle.execute_update("suspend", ReasonRequest())
+        await until(handle, lambda s: s.phase is JobPhase.SUSPENDED)
+        await handle.execute_update("resume", ReasonRequest())
+        known = await running(handle, nodes=2)
+        for rank in range(2):
+            await (await node(fleet, handle, rank, incarnation=2)).finish()
+        result = await handle.result()
+        assert (result["phase"], result["generations"]) == ("SUCCEEDED", known.generation)
