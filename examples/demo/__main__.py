@@ -214,7 +214,7 @@ def final_loss(out: Path) -> float:
 
 async def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--steps", type=int, default=1500, help="length of the training")
+    parser.add_argument("--steps", type=int, default=1000, help="length of the training")
     parser.add_argument("--keep", action="store_true", help="keep the folder with state, logs and checkpoints")
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 140)

@@ -8,7 +8,8 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -154,33 +155,34 @@ async def test_a_node_without_a_slot_waits_for_one(backend: LocalBackend, job: L
         assert RUNNING not in watch.kinds(1)
 
 
-async def test_a_full_disk_hides_no_end_and_stops_no_deletion(
-    backend: LocalBackend, job: LocalJob, no_writes: Callable[[], None]
-) -> None:
+async def test_a_full_disk_hides_no_end_and_stops_no_deletion(backend: LocalBackend, job: LocalJob) -> None:
     async with watching(backend, job.watch()) as watch:
         await asyncio.gather(backend.create(job.request(0)), backend.create(job.request(1)))
         await watch.until(RUNNING, rank=0)
         await watch.until(RUNNING, rank=1)
         await eventually(lambda: len(job.pids("-m perdure_launcher")) == 2)
-        no_writes()
-        [first] = [pid for pid in job.pids("-m perdure_launcher") if _works_for(pid, job.folder(0))]
-        os.kill(first, signal.SIGKILL)
-        await watch.until(GONE, rank=0)
-        await backend.delete(job.ref(1))
-        await watch.until(GONE, rank=1)
-        await eventually(lambda: not job.processes())
+        with no_writes():
+            [first] = [pid for pid in job.pids("-m perdure_launcher") if _works_for(pid, job.folder(0))]
+            os.kill(first, signal.SIGKILL)
+            await watch.until(GONE, rank=0)
+            await backend.delete(job.ref(1))
+            await watch.until(GONE, rank=1)
+            await eventually(lambda: not job.processes())
 
 
 def _works_for(pid: int, folder: Path) -> bool:
     return f"PERDURE_RUN_DIR={folder}/run".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
-@pytest.fixture
-def no_writes() -> Iterator[Callable[[], None]]:
-    """Makes every write of this process fail from a moment on, as a full disk does."""
+@contextmanager
+def no_writes() -> Iterator[None]:
+    """Makes every write of this process to a file fail, as a full disk does; the test runner's own output too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 async def test_nodes_outlive_the_worker_that_created_them(backend: LocalBackend, job: LocalJob, state: Path) -> None:
