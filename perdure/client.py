@@ -37,7 +37,6 @@ from perdure.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWorker,
 from perdure.explained import explained
 from perdure.logs import LogLine, read_logs
 from perdure.outcome import outcome_of
-from perdure.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_OWNER, JOB_PHASE, JOB_RESTARTS, WORLD_SIZE
 from perdure.spec.job import JobSpec
 from perdure.spec.load import validate_file
 from perdure.spec.validate import to_mapping, validate_spec
@@ -55,6 +54,7 @@ from workflows.messages import (
     ScaleRequest,
 )
 from workflows.names import TRAINING_JOB, WORKER_TASK_QUEUE, job_workflow_id
+from workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_OWNER, JOB_PHASE, JOB_RESTARTS, WORLD_SIZE
 
 WATCH_INTERVAL = timedelta(seconds=1)
 """Between two snapshots; agents tell of their progress every two seconds."""

@@ -9,15 +9,9 @@ from __future__ import annotations
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.client import Client as TemporalClient
-from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError
 
-JOB_NAMESPACE = SearchAttributeKey.for_keyword("JobNamespace")
-JOB_OWNER = SearchAttributeKey.for_keyword("JobOwner")
-JOB_PHASE = SearchAttributeKey.for_keyword("JobPhase")
-JOB_BACKEND = SearchAttributeKey.for_keyword("JobBackend")
-WORLD_SIZE = SearchAttributeKey.for_int("WorldSize")
-JOB_RESTARTS = SearchAttributeKey.for_int("JobRestarts")
+from workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_OWNER, JOB_PHASE, JOB_RESTARTS, WORLD_SIZE
 
 SEARCH_ATTRIBUTES = {
     JOB_PHASE.name: "Keyword",

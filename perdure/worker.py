@@ -18,7 +18,6 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from temporalio import activity
 from temporalio.client import Client as TemporalClient
 from temporalio.runtime import (
     LogForwardingConfig,
@@ -33,6 +32,7 @@ from temporalio.worker import Worker
 from activities.nodes.activities import NodeActivities
 from activities.nodes.backend import NodeBackend
 from activities.nodes.local import LocalBackend
+from activities.site import SiteActivities
 from perdure.connection import connect, find_endpoint
 from perdure.errors import ExitCode, PerdureError
 from perdure.local.control_plane import worker_identity
@@ -55,17 +55,6 @@ LOG_BYTES = 10 * 1024 * 1024
 LOG_FILES = 3
 
 logger = logging.getLogger("perdure.worker")
-
-
-class SiteActivities:
-    """Tells workflows what this worker found out about its namespace."""
-
-    def __init__(self, facts: SiteFacts) -> None:
-        self._facts = facts
-
-    @activity.defn(name="site_facts")
-    async def site_facts(self) -> SiteFacts:
-        return self._facts
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
+from temporalio.common import SearchAttributeUpdate
 from temporalio.exceptions import ApplicationError, ChildWorkflowError, TemporalError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
@@ -65,13 +65,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.policy.job import decide
     from workflows.policy.state import JobState
-
-JOB_PHASE = SearchAttributeKey.for_keyword("JobPhase")
-JOB_BACKEND = SearchAttributeKey.for_keyword("JobBackend")
-JOB_NAMESPACE = SearchAttributeKey.for_keyword("JobNamespace")
-JOB_OWNER = SearchAttributeKey.for_keyword("JobOwner")
-WORLD_SIZE = SearchAttributeKey.for_int("WorldSize")
-JOB_RESTARTS = SearchAttributeKey.for_int("JobRestarts")
+    from workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_PHASE, JOB_RESTARTS, WORLD_SIZE
 
 FINAL_PHASES = (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED)
 

@@ -53,9 +53,6 @@ class RendezvousTiming(Section):
     """Once `min` nodes are ready, how long to wait for more before starting without them."""
     join_timeout: Duration = timedelta(minutes=10)
     """How long a new job waits for its first `min` nodes before it stops with that reason."""
-    take_timeout: Duration = timedelta(seconds=60)
-    """How long a member may take from the command to having entered the world; restarts of ranks that handle
-    SIGTERM are the slow case."""
     victim_grace: Duration = timedelta(seconds=1)
     """Where every report so far says only that a peer went away, how long to wait for the culprit's own report."""
 

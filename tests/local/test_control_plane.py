@@ -10,6 +10,7 @@ import sys
 import uuid
 
 import pytest
+from temporalio.common import SearchAttributeKey
 
 from perdure.client import Client
 from perdure.connection import connect
@@ -19,7 +20,7 @@ from perdure.local.control_plane import LocalControlPlane, WorkerRecord
 from perdure.local.processes import DaemonRecord
 from perdure.local.state import StateFolder
 from perdure.search_attributes import SEARCH_ATTRIBUTES, missing_search_attributes
-from workflows import training_job
+from workflows import search_attributes
 from workflows.names import WORKER_TASK_QUEUE
 
 ENSURE = """
@@ -46,15 +47,8 @@ async def test_the_server_is_started_once_with_all_that_jobs_need(state: StateFo
     assert not await missing_search_attributes(await connect(endpoint))
 
 
-def test_the_search_attributes_are_those_that_jobs_set() -> None:
-    keys = (
-        training_job.JOB_PHASE,
-        training_job.JOB_BACKEND,
-        training_job.JOB_NAMESPACE,
-        training_job.JOB_OWNER,
-        training_job.WORLD_SIZE,
-        training_job.JOB_RESTARTS,
-    )
+def test_all_search_attributes_of_jobs_are_registered() -> None:
+    keys = [value for value in vars(search_attributes).values() if isinstance(value, SearchAttributeKey)]
     assert {key.name for key in keys} == set(SEARCH_ATTRIBUTES)
 
 
