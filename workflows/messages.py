@@ -684,6 +684,7 @@ class JobStatus(Message):
     unreachable: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     protected: bool = True
+    """False once ranks were found that had not come through our rendezvous."""
     last_incident: IncidentView | None = None
     next_action: str = ""
     progress: Progress | None = None

@@ -7,6 +7,7 @@ from datetime import datetime
 from perdure.spec.job import JobSpec
 from workflows.messages import (
     DesiredNode,
+    FailureClass,
     GroupDesire,
     IncidentView,
     JobPhase,
@@ -85,6 +86,7 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
         groups=groups,
         unreachable=tuple(node.rank for node in state.nodes.values() if node.alive and not node.reachable),
         lost=tuple(node.rank for node in state.nodes.values() if node.phase is NodePhase.LOST),
+        protected=all(incident.failure is not FailureClass.UNPROTECTED for incident in state.incidents[-1:]),
         last_incident=last_incident(state),
         next_action=next_action(state),
         progress=state.progress,
