@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help setup demo test check format lock bench-recovery clean
+.PHONY: help setup demo test check format lock bench-recovery bench-history clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -34,6 +34,9 @@ lock:  ## Resolve requirements.lock anew
 
 bench-recovery: setup  ## Time from a kill to the next step: torchrun, DLRover and Perdure in one run
 	@$(BIN)/python -m benchmarks.recovery $(BENCH_ARGS)
+
+bench-history: setup  ## History of a job at rest; signals and leases where a group continues as new
+	@$(BIN)/python -m benchmarks.history $(BENCH_ARGS)
 
 clean:  ## Remove what set-up and tests left in the checkout; the caches outside it stay
 	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/recovery/out

@@ -16,7 +16,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
 from perdure.spec.validate import parse_spec
-from tests.workflows.fleet import job_spec, now
+from tests.workflows.fleet import PlayedNode, job_spec, now
 from workflows.messages import (
     CreatedNode,
     DesiredNode,
@@ -28,6 +28,7 @@ from workflows.messages import (
     NodeRef,
     NodeRequest,
     NodeView,
+    Progress,
     Ready,
     Stepping,
     WatchRequest,
@@ -143,7 +144,8 @@ async def _talk(
                 case EdgeKind.STEPPING:
                     await group.signal("stepping", Stepping(**known, generation=number))
                 case _:
-                    await group.signal("heartbeat", Heartbeat(**known, store_ports=(number,)))
+                    progress = Progress(step=number)
+                    await group.signal("heartbeat", Heartbeat(**known, store_ports=(number,), progress=progress))
         edges.append((kind, number))
     return edges
 
@@ -187,6 +189,17 @@ async def _listening(
         yield job, client.get_workflow_handle(group.id)
         await client.get_workflow_handle(group.id).signal("desire", GroupDesire(version=2, nodes={}, wind_down=True))
         await job.result()
+
+
+async def heartbeats(nodes: list[PlayedNode]) -> None:
+    """One heartbeat of each node, a few at once."""
+    at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def beat(node: PlayedNode) -> None:
+        async with at_once:
+            await node.heartbeat()
+
+    await asyncio.gather(*(beat(node) for node in nodes))
 
 
 async def runs_of(client: Client, workflow_id: str) -> int:

@@ -1,0 +1,124 @@
+"""`make bench-history`: a job at rest, a flood of signals, and leases held again; ends with one line of JSON.
+
+Server, workflows, task queues, leases and signals are real. Nodes are played: each is an agent's worker on the node's
+own queue, without processes, so that 128 of them fit on one machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from itertools import cycle
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from temporalio.client import WorkflowHandle
+from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
+
+from tests.support.temporal_server import dev_server
+from tests.workflows.fleet import Fleet, PlayedNode, job_spec, running_fleet, submit
+from tests.workflows.flood import Flooded, flood, heartbeats
+from tests.workflows.jobs import eventually, node, running
+
+NODES_AT_REST = 3
+NODES_IN_FLOOD = 40
+HEARTBEAT_SECONDS = 10.0
+"""As often as agents of a small group send theirs."""
+
+
+async def job_events_per_minute(seconds: float) -> float:
+    """How fast the history of an undisturbed job grows."""
+    async with dev_server() as server, running_fleet(await server.client()) as fleet:
+        handle, nodes = await _running_job(fleet, NODES_AT_REST)
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+        before = (await handle.describe()).history_length
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            await heartbeats(nodes)
+            await asyncio.sleep(min(left, HEARTBEAT_SECONDS))
+        return ((await handle.describe()).history_length - before) * 60 / seconds
+
+
+async def signals_through_the_boundary(signals: int) -> Flooded:
+    """Floods one group across as many runs as the server's own limits make of it."""
+    async with dev_server() as server:
+        return await flood(await server.client(), nodes=NODES_IN_FLOOD, signals_per_node=signals // NODES_IN_FLOOD)
+
+
+async def leases_reheld_seconds(leases: int, *, times: int) -> list[float]:
+    """From the start of a group's next run until every agent holds a lease of it, several times over."""
+    async with dev_server() as server, running_fleet(await server.client()) as fleet:
+        _, nodes = await _running_job(fleet, leases)
+        return [await _next_run_seconds(fleet, nodes) for _ in range(times)]
+
+
+async def _next_run_seconds(fleet: Fleet, nodes: list[PlayedNode]) -> float:
+    group = fleet.client.get_workflow_handle(nodes[0].request.group_id)
+    run_id = (await group.describe()).run_id
+    before = {played.rank: played.lease_epochs[-1] for played in nodes}
+    # One by one: a storm of signals would be measured with it.
+    for played in cycle(nodes):
+        await played.heartbeat()
+        if (await group.describe()).run_id != run_id:
+            break
+    await eventually(lambda: all(played.lease_epochs[-1] > before[played.rank] for played in nodes), within=120)
+    began = (await group.describe()).start_time
+    return max((played.lease_taken_at - began).total_seconds() for played in nodes if played.lease_taken_at)
+
+
+async def _running_job(fleet: Fleet, nodes: int) -> tuple[WorkflowHandle[Any, Any], list[PlayedNode]]:
+    """A job whose nodes all step, and whose agents all hold their leases."""
+    handle = await submit(fleet, job_spec(str(nodes)))
+    await running(handle, nodes=nodes, within=300)
+    played = [await node(fleet, handle, rank) for rank in range(nodes)]
+    await eventually(lambda: all(node.lease_epochs for node in played), within=120)
+    return handle, played
+
+
+def quieten() -> None:
+    """Leases that end with their run are worth a warning elsewhere; the SDK prints its own to stdout."""
+    logging.getLogger("temporalio").setLevel(logging.ERROR)
+    errors_only = TelemetryFilter(core_level="ERROR", other_level="ERROR")
+    Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter=errors_only))))
+
+
+def main(
+    seconds: Annotated[float, typer.Option(help="How long the job at rest is watched.")] = 60,
+    signals: Annotated[int, typer.Option(help="Signals sent to one group.")] = 20_000,
+    leases: Annotated[int, typer.Option(help="Nodes whose leases are held again.")] = 128,
+    times: Annotated[int, typer.Option(help="How often their group continues as new.")] = 5,
+) -> None:
+    """Measures what jobs cost in history, and what the end of a history costs."""
+    quieten()
+    console = Console(highlight=False)
+    console.print(f"bench: a job of {NODES_AT_REST} nodes at rest, {seconds:.0f} s")
+    events = asyncio.run(job_events_per_minute(seconds))
+    console.print(f"bench: {signals} signals to one group, a few minutes")
+    flooded = asyncio.run(signals_through_the_boundary(signals))
+    console.print(f"bench: {leases} leases, until their group has continued as new {times} times")
+    reheld = asyncio.run(leases_reheld_seconds(leases, times=times))
+
+    table = Table("what", "measured", "goal", title="History")
+    table.add_row(f"events a minute, job of {NODES_AT_REST} nodes at rest", f"{events:.1f}", "<= 3")
+    sent, rate = flooded.signals_sent, flooded.signals_sent / flooded.seconds
+    table.add_row(f"signals lost of {sent}, at {rate:.0f}/s", str(flooded.signals_lost), "0")
+    table.add_row("runs of the group that took them", str(flooded.runs), "> 1")
+    all_times = f"{median(reheld):.2f} ({min(reheld):.2f} to {max(reheld):.2f})"
+    table.add_row(f"seconds until {leases} leases are held again, median of {times}", all_times, "<= 2")
+    console.print(table)
+    result = {
+        "job_events_per_minute": round(events, 2),
+        "signals_lost": flooded.signals_lost,
+        "signals_sent": sent,
+        "leases_reheld_s": round(median(reheld), 2),
+    }
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

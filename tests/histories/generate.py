@@ -1,0 +1,160 @@
+"""Records the histories that later releases must be able to replay.
+
+`python -m tests.histories.generate` plays each scenario once, on a server of its own, and writes what the jobs and
+their groups left behind into `recorded/<release>/`. Record once per release, when it is made: a history that an older
+release wrote is worth more than a new one, so existing folders are left alone unless `--again` is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Any
+
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowHistory
+
+from tests.histories.recorded import RECORDED, write
+from tests.support.temporal_server import dev_server
+from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.jobs import node, running, status, until
+from workflows.messages import JobPhase, ReasonRequest, RelaunchRequest, ScaleRequest
+
+Job = WorkflowHandle[Any, Any]
+
+CONTINUE_AFTER_EVENTS = 80
+"""Small enough that the longer scenarios continue as new."""
+
+
+async def rank_dies(fleet: Fleet) -> Job:
+    """A rank is killed, another raises, and the job succeeds."""
+    job = await submit(fleet, job_spec("2"))
+    await running(job, nodes=2)
+    await (await node(fleet, job, 1)).rank_dies()
+    await running(job, nodes=2, generation=2)
+    await (await node(fleet, job, 0)).rank_dies(signal=None, error="ValueError: bad batch")
+    await running(job, nodes=2, generation=3)
+    return await finished(fleet, job, {0: 1, 1: 1})
+
+
+async def node_is_lost(fleet: Fleet) -> Job:
+    """A node is lost and replaced; an agent goes away and comes back."""
+    job = await submit(fleet, job_spec("2"))
+    await running(job, nodes=2)
+    await fleet.lose(await node(fleet, job, 1))
+    await running(job, nodes=2, generation=2)
+    agent = await node(fleet, job, 0)
+    await agent.die()
+    await until(job, lambda known: known.unreachable == (0,))
+    await agent.restart()
+    await until(job, lambda known: not known.unreachable)
+    return await finished(fleet, job, {0: 1, 1: 2})
+
+
+async def is_scaled(fleet: Fleet) -> Job:
+    """A user scales down and up again, restarts, and replaces a node."""
+    job = await submit(fleet, job_spec("3"))
+    await running(job, nodes=3)
+    await job.execute_update("scale", ScaleRequest(nodes="2"))
+    await running(job, nodes=2)
+    await job.execute_update("scale", ScaleRequest(nodes="3"))
+    await running(job, nodes=3)
+    await job.execute_update("restart", ReasonRequest(reason="new config"))
+    await running(job, nodes=3, generation=4)
+    await job.execute_update("relaunch_node", RelaunchRequest(rank=1))
+    await running(job, nodes=3, generation=5)
+    return await finished(fleet, job, {0: 1, 1: 2, 2: 2})
+
+
+async def is_suspended(fleet: Fleet) -> Job:
+    """A user suspends the job and resumes it."""
+    job = await submit(fleet, job_spec("2"))
+    await running(job, nodes=2)
+    await job.execute_update("suspend", ReasonRequest(reason="maintenance"))
+    await until(job, lambda known: known.phase is JobPhase.SUSPENDED)
+    await job.execute_update("resume", ReasonRequest())
+    await running(job, nodes=2)
+    return await finished(fleet, job, {0: 2, 1: 2})
+
+
+async def is_cancelled(fleet: Fleet) -> Job:
+    """A user cancels a job that runs."""
+    job = await submit(fleet, job_spec("2"))
+    await running(job, nodes=2)
+    await job.cancel()
+    return job
+
+
+async def makes_no_progress(fleet: Fleet) -> Job:
+    """A script fails at once every time."""
+    job = await submit(fleet, job_spec("1"))
+    for generation in range(1, 5):
+        await running(job, nodes=1, generation=generation)
+        await (await node(fleet, job, 0)).rank_dies(signal=None, error="ValueError: no data")
+    return job
+
+
+SCENARIOS: tuple[Callable[[Fleet], Awaitable[Job]], ...] = (
+    rank_dies,
+    node_is_lost,
+    is_scaled,
+    is_suspended,
+    is_cancelled,
+    makes_no_progress,
+)
+
+
+async def finished(fleet: Fleet, job: Job, incarnations: dict[int, int]) -> Job:
+    for rank, incarnation in incarnations.items():
+        await (await node(fleet, job, rank, incarnation)).finish()
+    return job
+
+
+async def record(fleet: Fleet, scenario: Callable[[Fleet], Awaitable[Job]]) -> int:
+    """Plays one scenario and writes every run of its job and its group."""
+    job = await scenario(fleet)
+    group_id = (await status(job)).groups[0]
+    with suppress(WorkflowFailureError):
+        await fleet.client.get_workflow_handle(job.id).result()
+    await fleet.client.get_workflow_handle(group_id).result()
+    folder = RECORDED / version("perdure")
+    files = 0
+    for what, workflow_id in (("job", job.id), ("group", group_id)):
+        for number, history in enumerate(await histories(fleet.client, workflow_id), start=1):
+            write(folder / f"{scenario.__name__}.{what}-{number}.json.gz", history)
+            files += 1
+    return files
+
+
+async def histories(client: Client, workflow_id: str) -> list[WorkflowHistory]:
+    """The histories of all runs of a workflow, oldest first."""
+    found: list[WorkflowHistory] = []
+    run_id = (await client.get_workflow_handle(workflow_id).describe()).run_id
+    while run_id:
+        history = await client.get_workflow_handle(workflow_id, run_id=run_id).fetch_history()
+        found.insert(0, history)
+        run_id = history.events[0].workflow_execution_started_event_attributes.continued_execution_run_id
+    return found
+
+
+async def generate() -> int:
+    suggest = ("--dynamic-config-value", f"limit.historyCount.suggestContinueAsNew={CONTINUE_AFTER_EVENTS}")
+    async with dev_server(options=suggest) as server, running_fleet(await server.client()) as fleet:
+        return sum([await record(fleet, scenario) for scenario in SCENARIOS])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Record the histories of this release.")
+    parser.add_argument("--again", action="store_true", help="replace what was recorded of this release")
+    folder = RECORDED / version("perdure")
+    if folder.exists() and not parser.parse_args().again:
+        parser.error(f"{folder} exists; --again replaces it")
+    for old in folder.glob("*.json.gz"):
+        old.unlink()
+    print(f"{asyncio.run(generate())} histories in {folder}")
+
+
+if __name__ == "__main__":
+    main()
