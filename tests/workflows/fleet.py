@@ -200,6 +200,8 @@ class Fleet:
         self.client = client
         self.task_queue = task_queue
         self.nodes: dict[tuple[str, int, int], PlayedNode] = {}
+        """Of the newest job of each name."""
+        self._started: list[PlayedNode] = []
         self.deleted: list[str] = []
         self.become_ready = True
         self.pending: dict[int, str] = {}
@@ -231,7 +233,7 @@ class Fleet:
             )
 
     async def close(self) -> None:
-        await asyncio.gather(*(node.die() for node in self.nodes.values()))
+        await asyncio.gather(*(node.die() for node in self._started))
 
     @activity.defn(name="create_node")
     async def create_node(self, request: NodeRequest) -> CreatedNode:
@@ -241,6 +243,7 @@ class Fleet:
         key = (request.job_id, rank, request.node.incarnation)
         if key not in self.nodes or self.nodes[key].request.node.uid != request.node.uid:
             node = self.nodes[key] = PlayedNode(self, request)
+            self._started.append(node)
             if rank not in self.pending:
                 await node.start()
         self.changed()
@@ -249,7 +252,7 @@ class Fleet:
     @activity.defn(name="delete_node")
     async def delete_node(self, ref: NodeRef) -> None:
         self.deleted.append(ref.name)
-        for node in self.nodes.values():
+        for node in self._started:
             if node.request.name == ref.name:
                 await node.die()
         self.changed()
