@@ -700,6 +700,7 @@ class JobResult(Message):
     reason: str
     generations: int
     restarts: int
+    """Failures that were repaired by a new generation."""
     step: int | None = None
     started_at: datetime
     finished_at: datetime

@@ -88,7 +88,9 @@ class Demo:
                 self.say("no more faults: training to the end")
                 result = await client.wait(NAME)
             except BaseException:
+                # The worker winds the nodes down, so it must not be stopped before they are gone.
                 await client.cancel(NAME)
+                await client.wait(NAME)
                 raise
             self.say(f"[bold]{result.phase}[/]: {result.reason}")
             return result.phase

@@ -153,7 +153,7 @@ async def test_a_script_that_fails_every_time_stops_with_its_error(site: Site):
 async def test_a_command_that_does_not_exist_stops_at_once(site: Site):
     job = await site.submit(command=["trochrun", "train.py"])
     result = await site.client.wait(job.name)
-    assert (result.phase, result.exit_code, result.restarts) == (JobPhase.FAILED, 1, 1)
+    assert (result.phase, result.exit_code, result.restarts) == (JobPhase.FAILED, 1, 0)
     assert "trochrun" in result.reason
 
 

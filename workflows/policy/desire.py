@@ -144,7 +144,9 @@ def result_of(state: JobState, now: datetime) -> JobResult:
         exit_code=outcome.exit_code,
         reason=outcome.reason,
         generations=state.generation,
-        restarts=sum(incident.failure is not None for incident in state.incidents),
+        restarts=sum(
+            incident.failure is not None and incident.generation_after is not None for incident in state.incidents
+        ),
         step=progress.step if progress is not None and progress.source is ProgressSource.REPORTED else None,
         started_at=state.started_at,
         finished_at=now,

@@ -25,7 +25,7 @@ from workflows.policy.events import (
     ScaleAsked,
     SuspendAsked,
 )
-from workflows.policy.judge import judge, record
+from workflows.policy.judge import Verdict, judge, record
 from workflows.policy.observe import observe
 from workflows.policy.rendezvous import choose_members, form_world, usable
 from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState, Outcome
@@ -325,7 +325,7 @@ def _interruption(state: JobState, now: datetime) -> Interruption:
     return state.interruption or Interruption(since=now)
 
 
-def _verdict_of_request(state: JobState, job: JobSpec, now: datetime):
+def _verdict_of_request(state: JobState, job: JobSpec, now: datetime) -> Verdict:
     verdict = judge(state, _interruption(state, now), job, now)
     assert verdict is not None, "a request needs no waiting"
     return verdict
