@@ -30,6 +30,6 @@ def test_pins_and_hashes_every_package():
 def test_covers_what_pyproject_asks_for():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    asked = [*project["dependencies"], *extras["local"], *extras["torch"], *extras["dev"]]
+    asked = [*project["dependencies"], *extras["local"], *extras["kubernetes"], *extras["torch"], *extras["dev"]]
     names = {re.split(r"[\[<>=~! ]", requirement)[0].lower() for requirement in asked}
     assert names <= locked_names()
