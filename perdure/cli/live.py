@@ -151,8 +151,9 @@ async def follow(client: Client, here: Session, name: str, *, keys: bool = False
         view.incidents.update({incident.number: incident for incident in await client.incidents(name)})
     async with _detaching() as detached:
         drawing = (_silent if here.json else _lines) if draw else _picture
-        with drawing(view) as update:
-            async with _key_presses(client, view, detached, enabled=view.keys):
+        # The keys first: whoever sees them offered may press one at once.
+        async with _key_presses(client, view, detached, enabled=view.keys):
+            with drawing(view) as update:
                 result = await _until_end(client, name, view, update, detached)
     if result is None:
         if not here.json:
@@ -284,9 +285,11 @@ async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, e
     reading: set[asyncio.Task[None]] = set()
 
     async def read_log() -> None:
-        with suppress(PerdureError):
+        try:
             async for line in client.logs(view.name, tail=_LAST_LOG_LINES, follow=True):
                 view.log_lines.append(f"{line.node:>3} | {line.text}")
+        except PerdureError as error:
+            view.log_lines.append(str(error))
 
     def pressed() -> None:
         match os.read(descriptor, 1).decode(errors="replace").lower():
@@ -296,12 +299,14 @@ async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, e
                 view.panel = "" if view.panel == "explain" else "explain"
             case "l":
                 view.panel = "" if view.panel == "logs" else "logs"
-                if not reading:
+                if view.panel and all(task.done() for task in reading):
+                    view.log_lines.clear()
                     reading.add(asyncio.create_task(read_log()))
             case _:
                 pass
 
-    tty.setcbreak(descriptor)
+    # Not the default, which throws away what was typed before.
+    tty.setcbreak(descriptor, termios.TCSANOW)
     loop.add_reader(descriptor, pressed)
     try:
         yield

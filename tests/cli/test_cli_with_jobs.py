@@ -230,6 +230,11 @@ def test_a_terminal_shows_a_live_picture(command_line: CommandLine, job_name: st
     watching.expect("started as rank")
     watching.press("q")
     assert watching.leave() == 130
+    typed_ahead = command_line.on_terminal("watch", job_name)
+    typed_ahead.press("l")
+    typed_ahead.expect("started as rank")
+    typed_ahead.press("q")
+    assert typed_ahead.leave() == 130
     finish(command_line)
     ending = command_line.on_terminal("watch", job_name)
     ending.expect("SUCCEEDED")
