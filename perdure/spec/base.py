@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -27,6 +27,9 @@ class Section(BaseModel):
     """A part of the specification: immutable and strict about its fields; docstrings describe them everywhere."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    written_as: ClassVar[str] = "a mapping"
+    """What people write for this section, in the words of an error message."""
 
     @model_validator(mode="before")
     @classmethod

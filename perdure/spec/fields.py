@@ -7,18 +7,16 @@ from enum import Enum
 from types import UnionType
 from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin
 
-from pydantic import BaseModel
-
-from .base import Matching
+from .base import Matching, Section
 from .job import JobSpec
 
 Location = tuple[str | int, ...]
 """The keys and indexes that lead to a value."""
 
 
-def places(model: type[BaseModel] = JobSpec, prefix: Location = ()) -> Iterator[Location]:
+def places(model: type[Section] = JobSpec, prefix: Location = ()) -> Iterator[Location]:
     """Every field of the specification, the nearest to the top first."""
-    deeper: list[tuple[type[BaseModel], Location]] = []
+    deeper: list[tuple[type[Section], Location]] = []
     for name, field in model.model_fields.items():
         yield (*prefix, name)
         for inner, step in inner_models(field.annotation):
@@ -27,7 +25,7 @@ def places(model: type[BaseModel] = JobSpec, prefix: Location = ()) -> Iterator[
         yield from places(inner, place)
 
 
-def inner_models(annotation: Any) -> Iterator[tuple[type[BaseModel], Location]]:
+def inner_models(annotation: Any) -> Iterator[tuple[type[Section], Location]]:
     """The section that a field holds, if it does, and how to get from the field to it."""
     kind = strip(annotation)
     if is_model(kind):
@@ -72,9 +70,9 @@ def strip(annotation: Any) -> Any:
             return annotation
 
 
-def is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
+def is_model(kind: Any) -> TypeGuard[type[Section]]:
     """Whether a type is a section of the specification."""
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
+    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def choices_of(annotation: Any) -> list[str]:
@@ -98,6 +96,8 @@ def expected_of(annotation: Any) -> str:
         return one_of(choices)
     if get_origin(kind) is list:
         return "a list"
-    if get_origin(kind) is dict or is_model(kind):
+    if is_model(kind):
+        return kind.written_as
+    if get_origin(kind) is dict:
         return "a mapping"
     return {str: "a text", int: "an integer", bool: "true or false"}.get(kind, "")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, JsonValue, WithJsonSchema, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -17,7 +18,6 @@ MAX_NODES = 10_000
 """Of one role; more is probably a slip of the keyboard."""
 
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?")
-_NODES_EXPECTED = "a number of nodes such as 4, a range such as 2:8, or a mapping of min, max and unit"
 
 
 class NodeCount(Section):
@@ -30,6 +30,8 @@ class NodeCount(Section):
     a smaller world has a smaller global batch unless the script adapts."""
     unit: Integer = Field(default=1, ge=1)
     """Worlds are formed with a multiple of this many nodes, such as the nodes that hold one model replica."""
+
+    written_as: ClassVar[str] = "a number of nodes such as 4, a range such as 2:8, or a mapping of min, max and unit"
 
     @property
     def elastic(self) -> bool:
@@ -49,16 +51,17 @@ class NodeCount(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_shorthand(cls, value: Any) -> Any:
-        if isinstance(value, bool | float | list | None):
-            raise ValueError(f"expected {_NODES_EXPECTED}")
-        if not isinstance(value, int | str):
-            return value
-        match = _RANGE.fullmatch(str(value))
+        if value and isinstance(value, Mapping | NodeCount):
+            return cast("Any", value)
+        plain = isinstance(value, int | str) and not isinstance(value, bool)
+        match = _RANGE.fullmatch(str(value)) if plain else None
         if match is None:
-            raise ValueError(f"expected {_NODES_EXPECTED}")
+            raise ValueError(f"expected {cls.written_as}")
         least, most = int(match[1]), int(match[2] or match[1])
         if least < 1:
             raise ValueError("expected at least 1 node")
+        if most > MAX_NODES:
+            raise ValueError(f"expected at most {MAX_NODES} nodes")
         return {"min": least, "max": most}
 
     @model_validator(mode="after")

@@ -136,6 +136,14 @@ def test_lines_survive_a_file(tmp_path: Path):
         (worker(nodes={"min": 2}), "roles.worker.nodes.max: missing"),
         (worker(nodes="many"), 'roles.worker.nodes: got "many"; expected a number of nodes such as 4, a range such as'),
         (worker(nodes=True), "roles.worker.nodes: got true; expected a number of nodes such as 4"),
+        (worker(nodes={}), "roles.worker.nodes: got an empty mapping; expected a number of nodes such as 4"),
+        (worker(nodes=b"4"), "expected a number of nodes such as 4"),
+        (worker(nodes=10_001), "roles.worker.nodes: got 10001; expected at most 10000 nodes"),
+        (
+            worker(nodes=None),
+            "roles.worker.nodes: missing (how many nodes); expected a number of nodes such as 4, a range such as 2:8, "
+            "or a mapping of min, max and unit",
+        ),
         (worker(command=[]), "roles.worker.command: got an empty list; expected a list that is not empty"),
         (worker(command=["a", 3]), 'roles.worker.command[1]: got 3; expected a text; in quotes: "3"'),
         (worker(command=["a\0"]), "roles.worker.command[0]: got"),
