@@ -1,0 +1,173 @@
+"""What a group asks of its agents: to hold a lease, and to follow commands.
+
+Each is an activity on the node's own queue. An agent that does not answer is a fact about the node, told to the job as
+an edge; what follows from it is the job's to decide.
+"""
+
+from __future__ import annotations
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, TimeoutType
+
+with workflow.unsafe.imports_passed_through():
+    from workflows import options
+    from workflows.messages import (
+        ApplyWorld,
+        CommandAnswer,
+        CompleteGeneration,
+        EdgeKind,
+        EvidenceSource,
+        LeaseRequest,
+        NodeIdentity,
+        StopNode,
+    )
+    from workflows.node_table import NodeTable
+
+
+async def hold_lease(table: NodeTable, node: NodeIdentity) -> None:
+    """Holds one node's lease over and over; each loss is a state of the node, and the next lease is out at once."""
+    lease, signals = table.timing.lease, table.timing.signals
+    schedule_to_start = lease.schedule_to_start
+    while True:
+        record = table.current(node)
+        if record is None:
+            return
+        epoch = record.epoch + 1
+        table.put(record.changed(epoch=epoch, renewed=False))
+        try:
+            await workflow.execute_activity(
+                "hold_lease",
+                LeaseRequest(
+                    node=node,
+                    epoch=epoch,
+                    heartbeat=lease.heartbeat,
+                    signal_interval=max(signals.heartbeat, len(table.records) * signals.heartbeat_per_node),
+                ),
+                activity_id=f"lease/{node.rank}/{node.incarnation}/{epoch}",
+                task_queue=table.queue(node),
+                schedule_to_start_timeout=schedule_to_start,
+                start_to_close_timeout=options.FOREVER,
+                heartbeat_timeout=lease.timeout,
+                retry_policy=options.LEASE_RETRY,
+                cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
+                summary=f"lease of node {node.rank}.{node.incarnation}",
+            )
+            reason = "its agent let the lease go"
+        except ActivityError as error:
+            reason = _lapse(error)
+        record = table.current(node)
+        if record is None:
+            return
+        if record.renewed:
+            schedule_to_start = lease.schedule_to_start
+            continue
+        # An agent that comes back takes this lease whenever that is, and says so.
+        schedule_to_start = None
+        if record.reachable:
+            table.put(record.changed(reachable=False, reason=reason))
+            table.edge(record, EdgeKind.UNREACHABLE, workflow.now(), source=EvidenceSource.LEASE, detail=reason)
+
+
+async def apply_world(table: NodeTable, node: NodeIdentity, generation: int) -> None:
+    """Tells one agent of the world, for as long as that world is the current one."""
+    patience = table.timing.commands.schedule_to_start
+    while True:
+        world = table.desire.world
+        record = table.current(node)
+        if record is None or world is None or world.generation != generation or table.winding_down:
+            return
+        member = world.members[node.rank]
+        try:
+            answer = await workflow.execute_activity(
+                "apply_world",
+                ApplyWorld(
+                    node=node,
+                    generation=generation,
+                    nodes=table.desire.world_nodes,
+                    group_rank=member.group_rank,
+                    base_rank=member.base_rank,
+                    world_size=table.desire.world_size,
+                    store_address=world.store_address,
+                    store_port=world.store_port,
+                    store_host=world.store_rank == node.rank,
+                ),
+                result_type=CommandAnswer,
+                task_queue=table.queue(node),
+                schedule_to_start_timeout=patience,
+                start_to_close_timeout=table.timing.commands.start_to_close,
+                retry_policy=options.COMMAND_RETRY,
+                summary=f"generation {generation} to node {node.rank}: rank {member.group_rank}"
+                f" of {table.desire.world_nodes}{table.why}",
+            )
+        except ActivityError as error:
+            if not isinstance(error.cause, TimeoutError):
+                raise
+            record = table.current(node)
+            if record is None:
+                return
+            table.edge(
+                record,
+                EdgeKind.UNRESPONSIVE,
+                workflow.now(),
+                source=EvidenceSource.COMMAND,
+                generation=generation,
+                detail=f"generation {generation} was not taken within {patience}",
+            )
+            patience = options.PATIENT_COMMAND
+            continue
+        record = table.current(node)
+        if record is None:
+            return
+        table.put(record.changed(generation=max(record.generation, answer.generation)))
+        kind = EdgeKind.COMMANDED if answer.accepted else EdgeKind.JOINED
+        table.edge(record, kind, workflow.now(), generation=answer.generation, detail=answer.detail)
+        return
+
+
+async def complete(table: NodeTable, node: NodeIdentity, generation: int) -> None:
+    """Lets a node's command leave its exit barrier; one that does not hear of it is deleted all the same."""
+    try:
+        await workflow.execute_activity(
+            "complete_generation",
+            CompleteGeneration(node=node, generation=generation),
+            task_queue=table.queue(node),
+            schedule_to_start_timeout=table.timing.commands.schedule_to_start,
+            start_to_close_timeout=table.timing.commands.start_to_close,
+            retry_policy=options.COMMAND_RETRY,
+            schedule_to_close_timeout=2 * table.timing.commands.start_to_close,
+            summary=f"all ranks finished generation {generation}: let node {node.rank} go",
+        )
+    except ActivityError:
+        workflow.logger.warning("node %s did not hear that its generation is complete", node.rank)
+    record = table.current(node)
+    if record is not None:
+        table.put(record.changed(completed=generation))
+    table.dirty = True
+
+
+async def dismiss(table: NodeTable, node: NodeIdentity, reason: str) -> None:
+    """Tells an incarnation that is no longer wanted to end, in case its backend could not."""
+    try:
+        await workflow.execute_activity(
+            "stop_node",
+            StopNode(node=node, grace=table.group.spec.limits.termination_grace_period, reason=reason),
+            task_queue=table.queue(node),
+            schedule_to_start_timeout=table.timing.commands.schedule_to_start,
+            start_to_close_timeout=table.timing.commands.start_to_close,
+            retry_policy=options.COMMAND_RETRY,
+            schedule_to_close_timeout=2 * table.timing.commands.start_to_close,
+            summary=f"stop node {node.rank}.{node.incarnation}: {reason}",
+        )
+    except ActivityError:
+        workflow.logger.info("incarnation %s of node %s did not answer", node.incarnation, node.rank)
+
+
+def _lapse(error: ActivityError) -> str:
+    cause = error.cause
+    if isinstance(cause, TimeoutError):
+        if cause.type is TimeoutType.SCHEDULE_TO_START:
+            return "its agent did not take its lease"
+        return "its agent stopped renewing its lease"
+    if isinstance(cause, ApplicationError):
+        return f"its lease ended: {cause.message}"
+    return "its lease ended"

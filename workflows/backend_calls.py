@@ -1,0 +1,122 @@
+"""What a group asks of its backend: to create a node, to delete one, and to watch over all of them.
+
+Each is an activity of the worker, and its outcome goes into the group's table. A backend is asked for ever: what it
+cannot do now it may do later, and only what it refuses for good becomes an edge.
+"""
+
+from __future__ import annotations
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from workflows import options
+    from workflows.messages import (
+        CreatedNode,
+        EdgeKind,
+        EvidenceSource,
+        NodeIdentity,
+        NodePhase,
+        NodeRef,
+        NodeRequest,
+        WatchRequest,
+    )
+    from workflows.names import watch_task_queue
+    from workflows.node_record import NodeRecord
+    from workflows.node_table import NodeTable
+
+
+async def create(table: NodeTable, node: NodeIdentity) -> None:
+    """Has one incarnation created."""
+    group = table.group
+    try:
+        created = await workflow.execute_activity(
+            "create_node",
+            NodeRequest(
+                node=node,
+                name=table.name(node),
+                spec=group.spec,
+                job_id=group.job_id,
+                job_first_run_id=group.job_first_run_id,
+                group_id=workflow.info().workflow_id,
+                task_queue=table.queue(node),
+            ),
+            result_type=CreatedNode,
+            start_to_close_timeout=options.SHORT_ACTIVITY,
+            retry_policy=options.BACKEND_RETRY,
+            summary=f"create node {node.rank}.{node.incarnation}{table.why}",
+        )
+    except ActivityError as error:
+        record = table.current(node)
+        if record is not None:
+            reason = str(error.cause or error)
+            table.put(record.changed(phase=NodePhase.LOST, reason=reason, since=workflow.now()))
+            table.edge(record, EdgeKind.CREATE_FAILED, workflow.now(), source=EvidenceSource.BACKEND, detail=reason)
+        return
+    record = table.current(node)
+    if record is None:
+        return
+    if record.phase is NodePhase.REQUESTED:
+        phase = NodePhase.PENDING if created.pending else NodePhase.CREATED
+        record = record.changed(phase=phase, since=workflow.now(), reason=created.pending)
+        table.edge(
+            record,
+            EdgeKind.PENDING if created.pending else EdgeKind.CREATED,
+            workflow.now(),
+            source=EvidenceSource.BACKEND,
+            detail=created.pending,
+        )
+    table.put(record.changed(created=created, host=record.host or created.host))
+
+
+async def delete(table: NodeTable, record: NodeRecord) -> None:
+    """Has one incarnation deleted that is retiring."""
+    node, spec = record.node, table.group.spec
+    await workflow.execute_activity(
+        "delete_node",
+        NodeRef(
+            name=table.name(node),
+            uid=node.uid,
+            role=node.role,
+            rank=node.rank,
+            incarnation=node.incarnation,
+            backend=spec.backend,
+            namespace=spec.namespace,
+            grace=spec.limits.termination_grace_period,
+        ),
+        start_to_close_timeout=options.SHORT_ACTIVITY + spec.limits.termination_grace_period,
+        retry_policy=options.BACKEND_RETRY,
+        summary=f"delete node {node.rank}.{node.incarnation}{table.why}",
+    )
+    table.retiring.pop((node.rank, node.incarnation), None)
+    table.edge(record, EdgeKind.REMOVED, workflow.now(), source=EvidenceSource.BACKEND)
+    table.dirty = True
+
+
+async def watch(table: NodeTable) -> None:
+    """Has the backend watched for as long as the group runs; what the watch sees comes as signals."""
+    group = table.group
+    while True:
+        try:
+            await workflow.execute_activity(
+                "watch_nodes",
+                WatchRequest(
+                    group_id=workflow.info().workflow_id,
+                    job_id=group.job_id,
+                    job_first_run_id=group.job_first_run_id,
+                    uid=group.uid,
+                    role=group.role,
+                    group=group.group,
+                    backend=group.spec.backend,
+                    namespace=group.spec.namespace,
+                    owner_check=table.timing.owner_check,
+                ),
+                task_queue=watch_task_queue(workflow.info().task_queue),
+                start_to_close_timeout=options.FOREVER,
+                heartbeat_timeout=options.WATCH_HEARTBEAT,
+                retry_policy=options.BACKEND_RETRY,
+                summary=f"watch the nodes of {group.role}/{group.group}",
+            )
+        except ActivityError as error:
+            workflow.logger.warning("the watch ended and is started again: %s", error)
+        await workflow.sleep(options.LOST_SIGNAL_RETRY)

@@ -1,0 +1,104 @@
+"""Everything that crosses a boundary of the control plane: one model per signal, update, query and activity argument.
+
+| module | who speaks to whom |
+|-|-|
+| `agents` | agents to groups and jobs |
+| `commands` | groups to agents |
+| `backends` | groups to backends, and back |
+| `groups` | jobs to groups, and back |
+| `users` | users to jobs |
+| `views` | jobs and groups to users |
+| `vocabulary` | words of all of them |
+| `base` | what every model is |
+
+Each model has one home; all can be imported from here, because who uses the contract usually uses several parts of it.
+"""
+
+from workflows.messages.agents import (
+    AgentMessage,
+    DeviceUsage,
+    Failure,
+    FailureKind,
+    Finished,
+    Heartbeat,
+    Joined,
+    LeaseTaken,
+    LeaseView,
+    Metrics,
+    NodeIdentity,
+    Progress,
+    RankExit,
+    Ready,
+    Stepping,
+)
+from workflows.messages.backends import (
+    CreatedNode,
+    NodeEvent,
+    NodeEventKind,
+    NodeEvents,
+    NodeRef,
+    NodeRequest,
+    SiteFacts,
+    WatchRequest,
+)
+from workflows.messages.base import Message
+from workflows.messages.commands import ApplyWorld, CommandAnswer, CompleteGeneration, LeaseRequest, StopNode
+from workflows.messages.groups import Adopt, DesiredNode, EdgeKind, GroupDesire, GroupEdges, Member, NodeEdge, World
+from workflows.messages.users import Accepted, ReasonRequest, RelaunchRequest, ScaleRequest
+from workflows.messages.views import Considered, Evidence, IncidentView, JobResult, JobStatus, NodeView
+from workflows.messages.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase, ProgressSource
+
+__all__ = [
+    "Accepted",
+    "Adopt",
+    "AgentMessage",
+    "ApplyWorld",
+    "CommandAnswer",
+    "CompleteGeneration",
+    "Considered",
+    "CreatedNode",
+    "DesiredNode",
+    "DeviceUsage",
+    "EdgeKind",
+    "Evidence",
+    "EvidenceSource",
+    "Failure",
+    "FailureClass",
+    "FailureKind",
+    "Finished",
+    "GroupDesire",
+    "GroupEdges",
+    "Heartbeat",
+    "IncidentView",
+    "JobPhase",
+    "JobResult",
+    "JobStatus",
+    "Joined",
+    "LeaseRequest",
+    "LeaseTaken",
+    "LeaseView",
+    "Member",
+    "Message",
+    "Metrics",
+    "NodeEdge",
+    "NodeEvent",
+    "NodeEventKind",
+    "NodeEvents",
+    "NodeIdentity",
+    "NodePhase",
+    "NodeRef",
+    "NodeRequest",
+    "NodeView",
+    "Progress",
+    "ProgressSource",
+    "RankExit",
+    "Ready",
+    "ReasonRequest",
+    "RelaunchRequest",
+    "ScaleRequest",
+    "SiteFacts",
+    "Stepping",
+    "StopNode",
+    "WatchRequest",
+    "World",
+]

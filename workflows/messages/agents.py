@@ -1,0 +1,184 @@
+"""What agents say: signals to the NodeGroup of their node, and failures and ends to the TrainingJob itself.
+
+Telemetry goes to the group, whose history it fills; what a job must decide on goes to the job without a detour.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+from pydantic import Field
+
+from workflows.messages.base import Message
+from workflows.messages.vocabulary import ProgressSource
+
+
+class NodeIdentity(Message):
+    """One incarnation of one node."""
+
+    uid: str
+    """Of the job's run; 8 hexadecimal digits."""
+    role: str
+    rank: int = Field(ge=0)
+    """The node's slot in its role, 0 to max-1; it outlives incarnations. The rank inside a world is `group_rank`."""
+    incarnation: int = Field(ge=1)
+    token: str
+    """A secret of this incarnation: agents prove themselves with it, and commands to the agent carry it."""
+
+
+class AgentMessage(Message):
+    """What every message of an agent carries, so that repeats, reorderings and the past are recognised."""
+
+    sender: NodeIdentity
+    sequence: int = Field(ge=1)
+    """Counts per destination, and over restarts of the agent."""
+    time: datetime
+    """When it happened."""
+
+
+class Progress(Message):
+    """How far the ranks of one node are; the slowest rank counts."""
+
+    step: int = 0
+    total_steps: int | None = None
+    """Steps that the script intends; only where it reports them."""
+    steps_per_second: float | None = None
+    """Over the last minute or since the generation began, whichever is shorter."""
+    loss: float | None = None
+    source: ProgressSource = ProgressSource.COUNTED
+    generation_steps: int = 0
+    """Steps seen in the current generation."""
+    last_step_at: datetime | None = None
+
+
+class Joined(AgentMessage):
+    """An agent's first word, said again whenever it restarts. To the NodeGroup."""
+
+    agent_started_at: datetime
+    address: str
+    """Where other nodes reach this one: a pod's IP, or 127.0.0.1."""
+    host: str = ""
+    """The machine's name, for people."""
+    generation: int = 0
+    """The newest generation that this node has been told of; 0 for none. Agents refuse lower ones."""
+    agent_version: str = ""
+
+
+class Ready(AgentMessage):
+    """The node's command waits for a world. To the NodeGroup."""
+
+    after_generation: int = 0
+    """The newest generation that it has already been in."""
+    store_ports: tuple[int, ...] = ()
+    """Ports on which this node already listens, each for the store of one generation."""
+    processes: int = Field(default=1, ge=1)
+    """Ranks that this node will start."""
+    command_nodes: str | None = None
+    """`--nnodes` as the command itself was given it, where that differs from what we asked for."""
+
+
+class Stepping(AgentMessage):
+    """All ranks of the node made their first step in a generation, or run where steps cannot be seen. To the
+    NodeGroup."""
+
+    generation: int
+    entered_at: datetime | None = None
+    """When the node's handler returned the world: what follows is process start."""
+
+
+class LeaseTaken(AgentMessage):
+    """The agent holds the lease of this epoch: it is back. To the NodeGroup."""
+
+    agent_started_at: datetime
+    epoch: int
+
+
+class Heartbeat(AgentMessage):
+    """To the NodeGroup, within its signal budget."""
+
+    generation: int = 0
+    progress: Progress | None = None
+    store_ports: tuple[int, ...] = ()
+
+
+class DeviceUsage(Message):
+    index: int
+    name: str = ""
+    utilization_percent: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_celsius: float | None = None
+
+
+class Metrics(AgentMessage):
+    """What the training processes use. To the NodeGroup, with every n-th heartbeat."""
+
+    cpu_cores: float | None = None
+    """CPU-seconds per second."""
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    devices: tuple[DeviceUsage, ...] = ()
+
+
+class LeaseView(Message):
+    """An agent's freshest word, in the heartbeat details of its lease: costs no history."""
+
+    epoch: int
+    generation: int = 0
+    state: str = ""
+    progress: Progress | None = None
+    time: datetime | None = None
+
+
+class RankExit(Message):
+    """One rank that ended badly."""
+
+    local_rank: int
+    global_rank: int | None = None
+    pid: int | None = None
+    exit_code: int | None = None
+    """None where a signal ended it."""
+    signal: int | None = None
+    error: str | None = None
+    """From the rank's torch error file: the exception's type and message, on one line."""
+    traceback: str | None = None
+    """Its last lines; at most 2,000 characters."""
+    time: datetime | None = None
+
+
+class FailureKind(StrEnum):
+    RANKS = "RANKS"
+    """Ranks ended; torchrun is alive and asks for the next world."""
+    COMMAND = "COMMAND"
+    """The command itself ended."""
+    UNPROTECTED = "UNPROTECTED"
+    """Ranks without a rendezvous; the agent has stopped them."""
+
+
+class Failure(AgentMessage):
+    """Something ended on a node. To the TrainingJob, at once, never dropped."""
+
+    generation: int
+    """The one that it happened in; 0 before the first."""
+    kind: FailureKind
+    ranks: tuple[RankExit, ...] = ()
+    exit_code: int | None = None
+    """Of the command."""
+    signal: int | None = None
+    """That ended the command."""
+    message: str = ""
+    """One line for people."""
+    log_tail: str = ""
+    """The last lines of the command's output; at most 4,000 characters."""
+    progress: Progress | None = None
+    store_ports: tuple[int, ...] = ()
+    out_of_memory: bool = False
+    """The node's memory controller counted an OOM kill."""
+
+
+class Finished(AgentMessage):
+    """All ranks of this node ended with 0 in this generation. To the TrainingJob."""
+
+    generation: int
+    progress: Progress | None = None

@@ -1,0 +1,98 @@
+"""What backends are asked and what they say: activities of the worker, and the facts that its watches signal."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from perdure.spec.durations import Duration
+from perdure.spec.job import JobSpec
+from workflows.messages.agents import NodeIdentity
+from workflows.messages.base import Message
+
+
+class NodeRequest(Message):
+    """Argument of `create_node`: all that a backend needs; the same request twice makes one node."""
+
+    node: NodeIdentity
+    name: str
+    """Deterministic: see `workflows.names.node_name`."""
+    spec: JobSpec
+    job_id: str
+    job_first_run_id: str
+    group_id: str
+    task_queue: str
+    """The node's own."""
+
+
+class NodeRef(Message):
+    """Argument of `delete_node` and part of others: one incarnation of a node."""
+
+    name: str
+    uid: str
+    role: str
+    rank: int
+    incarnation: int
+    backend: str
+    namespace: str
+    grace: Duration = timedelta(seconds=30)
+    """From SIGTERM to SIGKILL when it is deleted."""
+
+
+class CreatedNode(Message):
+    name: str
+    address: str = ""
+    host: str = ""
+    log_path: str = ""
+    pending: str = ""
+    """Why it cannot run yet; empty where it can."""
+
+
+class NodeEventKind(StrEnum):
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    GONE = "GONE"
+    """Its processes have ended or it was removed; nothing of it runs any more."""
+
+
+class NodeEvent(Message):
+    """A fact from the backend about one incarnation."""
+
+    kind: NodeEventKind
+    rank: int
+    incarnation: int
+    time: datetime
+    reason: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+class NodeEvents(Message):
+    """Signal `node_events` of NodeGroup, sent by its watch."""
+
+    events: tuple[NodeEvent, ...] = ()
+    owner_closed: bool = False
+    """The job that owns the group has closed: wind down."""
+
+
+class WatchRequest(Message):
+    """Argument of `watch_nodes`. It starts with a full list, so that nothing between two watches is missed."""
+
+    group_id: str
+    job_id: str
+    job_first_run_id: str
+    uid: str
+    role: str
+    group: int
+    backend: str
+    namespace: str
+    owner_check: Duration
+
+
+class SiteFacts(Message):
+    """What `site_facts` answers: what the worker found out about its Temporal namespace when it started."""
+
+    search_attributes: bool
+    """Perdure's search attributes exist; setting one that does not exist would block the workflow for ever."""
+    backends: tuple[str, ...] = ()
+    """Backends that this worker serves."""

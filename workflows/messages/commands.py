@@ -1,0 +1,55 @@
+"""What agents are asked: activities on the node's own queue, the lease among them."""
+
+from __future__ import annotations
+
+from perdure.spec.durations import Duration
+from workflows.messages.agents import NodeIdentity
+from workflows.messages.base import Message
+
+
+class LeaseRequest(Message):
+    """Argument of `hold_lease`. Returns only when cancelled or superseded."""
+
+    node: NodeIdentity
+    epoch: int
+    heartbeat: Duration
+    signal_interval: Duration
+    """How often the agent may send its heartbeat signal: the group's budget, shared."""
+
+
+class ApplyWorld(Message):
+    """Argument of `apply_world`: constant in size, below 500 bytes. The command must run for this generation: the
+    agent has it started where it is not, and restarted where it is in an older one."""
+
+    node: NodeIdentity
+    generation: int
+    nodes: int
+    group_rank: int
+    base_rank: int
+    world_size: int
+    store_address: str
+    store_port: int
+    store_host: bool
+    """This node hosts the generation's store."""
+
+
+class CommandAnswer(Message):
+    accepted: bool
+    generation: int = 0
+    """The newest one that the agent knows."""
+    detail: str = ""
+
+
+class CompleteGeneration(Message):
+    """Argument of `complete_generation`."""
+
+    node: NodeIdentity
+    generation: int
+
+
+class StopNode(Message):
+    """Argument of `stop_node`: end the command and leave; sent to an incarnation that is no longer wanted."""
+
+    node: NodeIdentity
+    grace: Duration
+    reason: str

@@ -1,0 +1,124 @@
+"""Between a job and its groups: what is wanted of nodes goes down whole, what changed about them comes up as edges."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+from pydantic import Field
+
+from workflows.messages.base import Message
+from workflows.messages.views import NodeView
+from workflows.messages.vocabulary import EvidenceSource
+
+
+class EdgeKind(StrEnum):
+    """What changed about a node."""
+
+    CREATED = "CREATED"
+    PENDING = "PENDING"
+    JOINED = "JOINED"
+    READY = "READY"
+    STEPPING = "STEPPING"
+    STORE_PORTS = "STORE_PORTS"
+    COMMANDED = "COMMANDED"
+    """The agent has accepted a world."""
+    UNREACHABLE = "UNREACHABLE"
+    REACHABLE = "REACHABLE"
+    UNRESPONSIVE = "UNRESPONSIVE"
+    """A command for the current generation was not taken."""
+    LOST = "LOST"
+    CREATE_FAILED = "CREATE_FAILED"
+    REMOVED = "REMOVED"
+
+
+class NodeEdge(Message):
+    """One change of one node, as its group saw it."""
+
+    kind: EdgeKind
+    rank: int
+    incarnation: int
+    time: datetime
+    source: EvidenceSource = EvidenceSource.AGENT
+    detail: str = ""
+    generation: int = 0
+    entered_at: datetime | None = None
+    store_ports: tuple[int, ...] | None = None
+    processes: int | None = None
+    address: str | None = None
+    host: str | None = None
+    command_nodes: str | None = None
+
+
+class GroupEdges(Message):
+    """To the TrainingJob: what changed in one group since its last message."""
+
+    uid: str
+    """Of the job's run: a later job of the same name ignores the groups of an earlier one."""
+    group: int
+    sequence: int
+    edges: tuple[NodeEdge, ...] = ()
+    adopted: tuple[NodeView, ...] | None = None
+    """The whole table: the answer to `adopt`, for a job that was reset or replaced."""
+    wound_down: bool = False
+    """Nothing of the group is left."""
+
+
+class DesiredNode(Message):
+    incarnation: int
+    token: str
+
+
+class Member(Message):
+    incarnation: int
+    """A node that takes a lost member's place is not a member before the next generation."""
+    group_rank: int
+    """The node's rank in the world: torch's GROUP_RANK."""
+    base_rank: int
+    """The global rank of the node's first process."""
+    processes: int
+
+
+class World(Message):
+    """One generation: who trains together. Constant for all members but for their `Member`."""
+
+    generation: int = Field(ge=1)
+    members: dict[int, Member]
+    """By node rank (slot)."""
+    store_address: str
+    store_port: int
+    store_rank: int
+    """The node (slot) that hosts the store."""
+
+    @property
+    def nodes(self) -> int:
+        return len(self.members)
+
+    @property
+    def processes(self) -> int:
+        """torch's WORLD_SIZE."""
+        return sum(member.processes for member in self.members.values())
+
+
+class GroupDesire(Message):
+    """To a NodeGroup: all that the job wants of it now. A later one replaces an earlier one."""
+
+    version: int
+    """Only ever grows; an older desire that arrives late is ignored."""
+    nodes: dict[int, DesiredNode]
+    world: World | None = None
+    """Only the members of this group matter to it; the rest is counted."""
+    world_size: int = 0
+    world_nodes: int = 0
+    complete_generation: int = 0
+    """Every rank of the world finished this generation: let torchrun leave its exit barrier."""
+    wind_down: bool = False
+    """Delete everything and close."""
+    reason: str = ""
+    """Shown in the Temporal UI on what this desire causes."""
+
+
+class Adopt(Message):
+    """To a NodeGroup that already runs: a job that starts over (reset, or a lost parent) takes it on."""
+
+    job_run_id: str

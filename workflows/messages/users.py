@@ -1,0 +1,34 @@
+"""What users ask of a running job: arguments and answer of its updates."""
+
+from __future__ import annotations
+
+from workflows.messages.base import Message
+
+
+class ScaleRequest(Message):
+    """Update `scale`."""
+
+    nodes: str
+    """`4`, or `2:8` for min and max."""
+    role: str | None = None
+    """Needed only where the job has several."""
+
+
+class ReasonRequest(Message):
+    """Updates `suspend`, `resume`, `restart`."""
+
+    reason: str = ""
+
+
+class RelaunchRequest(Message):
+    """Update `relaunch_node`."""
+
+    rank: int
+    reason: str = ""
+
+
+class Accepted(Message):
+    """The answer to an update."""
+
+    message: str
+    """What happens now, in a sentence."""

@@ -1,0 +1,136 @@
+"""What jobs and groups show: answers to queries, and the job's result."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.spec.durations import Duration
+from workflows.messages.agents import Metrics, Progress
+from workflows.messages.base import Message
+from workflows.messages.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase
+
+
+class NodeView(Message):
+    """A node as the query `nodes` shows it."""
+
+    rank: int
+    incarnation: int
+    phase: NodePhase
+    token: str = ""
+    """Empty in queries: only `adopted` carries it."""
+    reachable: bool = True
+    host: str = ""
+    address: str = ""
+    reason: str = ""
+    """Of PENDING and LOST."""
+    generation: int = 0
+    group_rank: int | None = None
+    """Its rank in the current world; None where it is not a member."""
+    processes: int = 1
+    progress: Progress | None = None
+    metrics: Metrics | None = None
+    store_ports: tuple[int, ...] = ()
+    since: datetime | None = None
+    """When the phase began."""
+    log_path: str = ""
+    """Where the backend keeps its log, where that is a path."""
+
+
+class Evidence(Message):
+    """One thing that was seen."""
+
+    time: datetime
+    source: EvidenceSource
+    rank: int | None = None
+    text: str
+
+
+class Considered(Message):
+    """An option that was not taken, and why."""
+
+    option: str
+    why_not: str
+
+
+class IncidentView(Message):
+    """One interruption, from its first sign until the world steps again: what `perdure explain` prints."""
+
+    number: int
+    title: str
+    failure: FailureClass | None = None
+    """None for what users asked for."""
+    culprit: int | None = None
+    """The node (slot) where it began, where that is known."""
+    started_at: datetime
+    """When it happened."""
+    noticed_at: datetime
+    """When the job heard of it."""
+    decided_at: datetime | None = None
+    commanded_at: datetime | None = None
+    """When the last surviving agent had the new world."""
+    entered_at: datetime | None = None
+    """When the last member's rendezvous returned."""
+    stepping_at: datetime | None = None
+    """When the last member stepped again."""
+    evidence: tuple[Evidence, ...] = ()
+    rule: str = ""
+    """The policy's rule that decided, by name."""
+    action: str = ""
+    considered: tuple[Considered, ...] = ()
+    generation_before: int = 0
+    generation_after: int | None = None
+    nodes_before: int = 0
+    nodes_after: int | None = None
+    step_before: int | None = None
+    log_tail: str = ""
+
+
+class JobStatus(Message):
+    """Query `status`."""
+
+    name: str
+    namespace: str
+    uid: str
+    phase: JobPhase
+    reason: str = ""
+    """Why it is in this phase, in a sentence."""
+    role: str
+    backend: str
+    generation: int
+    nodes: int
+    """Members of the current world."""
+    nodes_min: int
+    nodes_max: int
+    world_size: int
+    """Ranks of the current world."""
+    restarts: int
+    """Within the window."""
+    max_restarts: int
+    restart_window: Duration
+    started_at: datetime
+    finished_at: datetime | None = None
+    groups: tuple[str, ...] = ()
+    """Workflow IDs of the node groups, which know each node's progress."""
+    unreachable: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    protected: bool = True
+    """False once ranks were found that had not come through our rendezvous."""
+    last_incident: IncidentView | None = None
+    next_action: str = ""
+    progress: Progress | None = None
+    """As of the last failure or finish; the groups know the current one."""
+
+
+class JobResult(Message):
+    """What the workflow returns: small and stable, for CI."""
+
+    phase: JobPhase
+    exit_code: int
+    """0 ok, 1 user code failed, 3 infrastructure, 4 cancelled, 5 deadline."""
+    reason: str
+    generations: int
+    restarts: int
+    """Failures that were repaired by a new generation."""
+    step: int | None = None
+    started_at: datetime
+    finished_at: datetime

@@ -1,0 +1,95 @@
+"""The words that all parts share: phases, what failures mean, who says so."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class JobPhase(StrEnum):
+    """Where a job stands, for people, dashboards and the search attribute `JobPhase`."""
+
+    STARTING = "STARTING"
+    """Nodes are being created, or are not yet ready for a world."""
+    WAITING = "WAITING"
+    """Fewer than `min` nodes can run: the job waits for capacity."""
+    RENDEZVOUS = "RENDEZVOUS"
+    """A world was handed out and does not step yet."""
+    RUNNING = "RUNNING"
+    """Every member of the world steps, or runs where steps cannot be seen."""
+    RECOVERING = "RECOVERING"
+    """A failure interrupted the world; the next one is under way."""
+    SUSPENDED = "SUSPENDED"
+    """No nodes, by a user's wish; the job's history and budgets are kept."""
+    STOPPING = "STOPPING"
+    """Nodes are being wound down before the job closes."""
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class NodePhase(StrEnum):
+    """Where one incarnation of a node stands."""
+
+    REQUESTED = "REQUESTED"
+    """The backend was asked for it."""
+    PENDING = "PENDING"
+    """The backend has accepted it and cannot run it yet; the reason is kept."""
+    CREATED = "CREATED"
+    """It exists; its agent has not spoken."""
+    JOINED = "JOINED"
+    """Its agent has spoken; the command is on its way to the rendezvous."""
+    READY = "READY"
+    """It can enter a world, or is in one."""
+    LOST = "LOST"
+    """Its processes are gone, by evidence. A new incarnation may follow."""
+    REMOVED = "REMOVED"
+    """Taken away because the job no longer wants it."""
+
+
+class FailureClass(StrEnum):
+    """What a failure means; the policy acts on this and on nothing finer."""
+
+    USER_CODE = "USER_CODE"
+    """The script raised or exited with a code of its own: the same will probably happen again."""
+    CRASH = "CRASH"
+    """A rank died of SIGSEGV, SIGABRT, SIGBUS, SIGFPE or SIGILL."""
+    KILLED = "KILLED"
+    """A rank was ended by SIGKILL or SIGTERM from outside."""
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    """Host or device memory ran out."""
+    PEER_LOST = "PEER_LOST"
+    """A victim: the rank failed because another one went away."""
+    LAUNCH = "LAUNCH"
+    """The command could not be started: not found, not executable, refused options."""
+    COMMAND_LOST = "COMMAND_LOST"
+    """The command (torchrun itself) died under healthy ranks."""
+    UNPROTECTED = "UNPROTECTED"
+    """A rank appeared on one of several nodes without having gone through our rendezvous."""
+    NODE_LOST = "NODE_LOST"
+    """The node's processes, pod or machine are gone."""
+    NODE_UNRESPONSIVE = "NODE_UNRESPONSIVE"
+    """The node answers neither its lease nor commands while its world stands still."""
+    CREATE_FAILED = "CREATE_FAILED"
+    """The backend refused the node for good."""
+    RENDEZVOUS_TIMEOUT = "RENDEZVOUS_TIMEOUT"
+    """A member did not enter a world in time."""
+
+
+class EvidenceSource(StrEnum):
+    """Who says so. Independent sources raise confidence."""
+
+    AGENT = "AGENT"
+    BACKEND = "BACKEND"
+    LEASE = "LEASE"
+    COMMAND = "COMMAND"
+    PEERS = "PEERS"
+    USER = "USER"
+
+
+class ProgressSource(StrEnum):
+    """How far the step number can be trusted."""
+
+    REPORTED = "REPORTED"
+    """The script says it through `perdure.training.report`: absolute and exact."""
+    COUNTED = "COUNTED"
+    """Optimizer steps since the process started: says alive, not how far."""

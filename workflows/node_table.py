@@ -1,0 +1,252 @@
+"""What a group knows: what its job wants of it, what its agents and its backend said, and what it has yet to tell.
+
+Plain state and plain methods. Nothing here awaits, so whatever handler or activity changes it finds it whole, and all
+of it rides through continue-as-new.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from perdure.spec.timing import Timing
+from workflows.edges import EdgeBatch
+from workflows.messages import (
+    AgentMessage,
+    EdgeKind,
+    EvidenceSource,
+    GroupDesire,
+    Heartbeat,
+    Joined,
+    LeaseTaken,
+    Metrics,
+    NodeEvent,
+    NodeEventKind,
+    NodeEvents,
+    NodeIdentity,
+    NodePhase,
+    NodeView,
+    Ready,
+    Stepping,
+)
+from workflows.names import node_name, node_task_queue
+from workflows.node_record import EdgesCarried, GroupInput, GroupTable, NodeRecord
+
+
+class NodeTable:
+    """The nodes of one group.
+
+    Invariants:
+        - A rank has one record at most, of its newest incarnation; what is `retiring` is older, or not wanted.
+        - Only the agent of a record's own incarnation changes it, and never with an older word than the last.
+        - An edge says what changed; telemetry makes none.
+    """
+
+    def __init__(self, group: GroupInput) -> None:
+        carried = group.table
+        self.group = group
+        self.desire = group.desire
+        self.records: dict[int, NodeRecord] = dict(carried.records) if carried else {}
+        self.retiring: dict[tuple[int, int], NodeRecord] = {
+            (record.node.rank, record.node.incarnation): record for record in (carried.retiring if carried else ())
+        }
+        self.edges = EdgeBatch(
+            job_id=group.job_id,
+            uid=group.uid,
+            group=group.group,
+            gather=self.timing.signals.edge_batch,
+            carried=carried.edges if carried else EdgesCarried(),
+        )
+        self.owner_closed = False
+        self.dirty = True
+        """There may be something to do about what is known."""
+
+    @property
+    def timing(self) -> Timing:
+        return self.group.spec.timing
+
+    @property
+    def winding_down(self) -> bool:
+        return self.desire.wind_down or self.owner_closed
+
+    @property
+    def is_empty(self) -> bool:
+        """No node is left, not even one that is being deleted."""
+        return not self.records and not self.retiring
+
+    @property
+    def why(self) -> str:
+        """The reason of what is being done, for summaries in the Temporal UI."""
+        return f" ({self.desire.reason})"[:160] if self.desire.reason else ""
+
+    def carried(self) -> GroupInput:
+        """What the next run of the group begins with."""
+        table = GroupTable(records=self.records, retiring=tuple(self.retiring.values()), edges=self.edges.carried)
+        return self.group.model_copy(update={"desire": self.desire, "table": table})
+
+    # What the job says
+
+    def want(self, desire: GroupDesire) -> None:
+        if desire.version > self.desire.version:
+            self.desire = desire
+            self.dirty = True
+
+    def adopt(self) -> None:
+        """A job that starts over is told everything."""
+        # Versions count per run of the job, and the new one begins again.
+        self.desire = self.desire.model_copy(update={"version": 0})
+        self.edges.adopted(tuple(self._view(record, with_token=True) for record in self.records.values()))
+
+    # What agents say
+
+    def joined(self, message: Joined) -> None:
+        record = self._hear("joined", message)
+        if record is None:
+            return
+        restarted = record.holder_started_at is not None and record.holder_started_at != message.agent_started_at
+        self.put(
+            record.changed(
+                phase=record.phase if record.phase is NodePhase.READY else NodePhase.JOINED,
+                since=record.since if record.phase is NodePhase.READY else message.time,
+                joined=True,
+                reachable=True,
+                reason="",
+                address=message.address,
+                host=message.host,
+                renewed=record.renewed or restarted or not record.reachable,
+                holder_started_at=message.agent_started_at,
+                generation=max(record.generation, message.generation),
+            )
+        )
+        kind = EdgeKind.REACHABLE if record.joined and not record.reachable else EdgeKind.JOINED
+        if not record.joined or not record.reachable:
+            self.edge(
+                record, kind, message.time, address=message.address, host=message.host, generation=message.generation
+            )
+        self.dirty = True
+
+    def lease_taken(self, message: LeaseTaken) -> None:
+        record = self._hear("lease_taken", message)
+        if record is None or message.epoch < record.epoch:
+            return
+        self.put(record.changed(reachable=True, reason="", holder_started_at=message.agent_started_at))
+        if not record.reachable:
+            self.edge(record, EdgeKind.REACHABLE, message.time, source=EvidenceSource.LEASE)
+
+    def ready(self, message: Ready) -> None:
+        record = self._hear("ready", message)
+        if record is None:
+            return
+        self.put(
+            record.changed(
+                phase=NodePhase.READY,
+                since=message.time,
+                reason="",
+                processes=message.processes,
+                store_ports=message.store_ports,
+            )
+        )
+        self.edge(
+            record,
+            EdgeKind.READY,
+            message.time,
+            generation=message.after_generation,
+            store_ports=message.store_ports,
+            processes=message.processes,
+            command_nodes=message.command_nodes,
+        )
+
+    def stepping(self, message: Stepping) -> None:
+        record = self._hear("stepping", message)
+        if record is None or message.generation <= record.stepping:
+            return
+        self.put(record.changed(stepping=message.generation))
+        self.edge(record, EdgeKind.STEPPING, message.time, generation=message.generation, entered_at=message.entered_at)
+
+    def heartbeat(self, message: Heartbeat) -> None:
+        record = self._hear("heartbeat", message)
+        if record is None:
+            return
+        ports = message.store_ports or record.store_ports
+        self.put(record.changed(progress=message.progress or record.progress, store_ports=ports))
+        if ports != record.store_ports:
+            self.edge(record, EdgeKind.STORE_PORTS, message.time, store_ports=ports)
+
+    def metrics(self, message: Metrics) -> None:
+        record = self._hear("metrics", message)
+        if record is not None:
+            self.put(record.changed(metrics=message))
+
+    def is_outdated(self, sender: NodeIdentity) -> bool:
+        """A newer incarnation has taken the sender's place."""
+        record = self.records.get(sender.rank)
+        return record is not None and sender.uid == self.group.uid and sender.incarnation < record.node.incarnation
+
+    def _hear(self, kind: str, message: AgentMessage) -> NodeRecord | None:
+        """The sender's record, with the message counted; None where it is not current, or not new."""
+        record = self.current(message.sender)
+        if record is None or message.sequence <= record.heard.get(kind, 0):
+            return None
+        record = record.changed(heard={**record.heard, kind: message.sequence})
+        self.put(record)
+        return record
+
+    # What the backend says
+
+    def watched(self, message: NodeEvents) -> list[NodeRecord]:
+        """Takes the watch's facts in.
+
+        Returns:
+            The records of nodes that are gone by what it says.
+        """
+        if message.owner_closed:
+            self.owner_closed = True
+            self.dirty = True
+        return [gone for event in message.events if (gone := self._take_event(event)) is not None]
+
+    def _take_event(self, event: NodeEvent) -> NodeRecord | None:
+        record = self.records.get(event.rank)
+        if record is None or record.node.incarnation != event.incarnation or record.phase is NodePhase.LOST:
+            return None
+        match event.kind:
+            case NodeEventKind.GONE:
+                self.put(record.changed(phase=NodePhase.LOST, since=event.time, reason=event.reason))
+                self.edge(record, EdgeKind.LOST, event.time, source=EvidenceSource.BACKEND, detail=event.reason)
+                return record
+            case NodeEventKind.PENDING:
+                if record.phase in (NodePhase.CREATED, NodePhase.PENDING) and record.reason != event.reason:
+                    self.put(record.changed(phase=NodePhase.PENDING, since=event.time, reason=event.reason))
+                    self.edge(record, EdgeKind.PENDING, event.time, source=EvidenceSource.BACKEND, detail=event.reason)
+            case NodeEventKind.RUNNING:
+                if record.phase is NodePhase.PENDING:
+                    self.put(record.changed(phase=NodePhase.CREATED, since=event.time, reason=""))
+                    self.edge(record, EdgeKind.CREATED, event.time, source=EvidenceSource.BACKEND)
+        return None
+
+    # Keeping it
+
+    def put(self, record: NodeRecord) -> None:
+        self.records[record.node.rank] = record
+
+    def current(self, node: NodeIdentity) -> NodeRecord | None:
+        """The record of this incarnation; None once it is not the one that is wanted."""
+        record = self.records.get(node.rank)
+        return record if record is not None and record.node == node else None
+
+    def edge(self, record: NodeRecord, kind: EdgeKind, time: datetime, **facts: Any) -> None:
+        """Has the job told of one change."""
+        self.edges.add(kind=kind, rank=record.node.rank, incarnation=record.node.incarnation, time=time, **facts)
+
+    def views(self) -> list[NodeView]:
+        return [self._view(record) for _, record in sorted(self.records.items())]
+
+    def _view(self, record: NodeRecord, *, with_token: bool = False) -> NodeView:
+        world = self.desire.world
+        member = world.members.get(record.node.rank) if world is not None else None
+        return record.view(group_rank=member.group_rank if member else None, with_token=with_token)
+
+    def name(self, node: NodeIdentity) -> str:
+        return node_name(self.group.spec.name, node.role, node.rank, node.uid, node.incarnation)
+
+    def queue(self, node: NodeIdentity) -> str:
+        return node_task_queue(node.uid, node.role, node.rank, node.incarnation)
