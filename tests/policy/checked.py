@@ -1,0 +1,140 @@
+"""A job played by hand whose every decision is checked as it is made: the rules that concern one step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from tests.policy.scenario import Scenario
+from workflows.messages import EdgeKind, World
+from workflows.policy.deadlines import next_deadline
+from workflows.policy.desire import desire_for, groups_of
+from workflows.policy.events import (
+    EdgeSeen,
+    Event,
+    FailureReported,
+    RelaunchAsked,
+    ScaleAsked,
+    SuspendAsked,
+    TimePassed,
+)
+from workflows.policy.job import decide
+from workflows.policy.state import JobState
+
+
+class CheckedScenario(Scenario):
+    """A scenario in which each decision must keep the rules that concern one step."""
+
+    def __init__(self, nodes: str, **spec: Any) -> None:
+        self.tokens_given = 0
+        self.served: set[tuple[int, int, int]] = set()
+        """Store ports in use: node, incarnation, port."""
+        self.signs: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
+        """What ever spoke against an incarnation."""
+        self.unreachable: set[tuple[int, int]] = set()
+        """Incarnations that were so at any time."""
+        super().__init__(nodes, **spec)
+
+    def take(self, event: Event) -> CheckedScenario:
+        before = self.state
+        self._note_signs(before, event)
+        after = self._decided(before, event)
+        assert after == self._decided(before, event), "the same facts must lead to the same decision"
+        revived = JobState.model_validate_json(before.model_dump_json())
+        assert revived == before, "the state must survive continue-as-new"
+        assert self._decided(revived, event) == after, "a job that continued as new must decide alike"
+        self.tokens_given += sum(node not in before.nodes.values() for node in after.nodes.values())
+        self.state = after
+        self._check_step(before, after, event)
+        return self
+
+    def _decided(self, state: JobState, event: Event) -> JobState:
+        tokens = iter(range(self.tokens_given + 1, self.tokens_given + 1000))
+        return decide(state, event, self.job, self.now, new_token=lambda: UUID(int=next(tokens)))
+
+    def _note_signs(self, before: JobState, event: Event) -> None:
+        match event:
+            case EdgeSeen(edge=edge) if edge.kind is EdgeKind.UNREACHABLE:
+                self.unreachable.add((edge.rank, edge.incarnation))
+            case EdgeSeen(edge=edge) if edge.kind in (
+                EdgeKind.LOST,
+                EdgeKind.CREATE_FAILED,
+                EdgeKind.UNRESPONSIVE,
+                EdgeKind.REMOVED,
+            ):
+                self.signs[edge.rank, edge.incarnation].add(edge.kind)
+            case FailureReported(failure=failure):
+                self.signs[failure.sender.rank, failure.sender.incarnation].add("FAILURE")
+            case RelaunchAsked(rank=rank) if rank in before.nodes:
+                self.signs[rank, before.nodes[rank].incarnation].add("RELAUNCH")
+            case _:
+                pass
+
+    def _check_step(self, before: JobState, after: JobState, event: Event) -> None:
+        assert after.generation >= before.generation
+        self._check_nodes(before, after, event)
+        if after.outcome is not None:
+            self._check_the_end(before, after)
+        if after.world is not None and after.world != before.world:
+            self._check_new_world(before, after, after.world)
+        deadline = next_deadline(after, self.job, self.now)
+        assert deadline is None or deadline > self.now
+        # Time alone changes nothing before the deadline that the workflow sleeps until, nor without one.
+        self._check_quiet(after, timedelta())
+        if deadline is None:
+            self._check_quiet(after, timedelta(hours=1))
+        else:
+            self._check_quiet(after, (deadline - self.now) / 2)
+
+    def _check_quiet(self, state: JobState, wait: timedelta) -> None:
+        later = decide(state, TimePassed(), self.job, self.now + wait, new_token=lambda: UUID(int=0))
+        assert later == state, f"something was due {wait} from now that no timer is set for"
+
+    def _check_nodes(self, before: JobState, after: JobState, event: Event) -> None:
+        for rank, node in before.nodes.items():
+            then = after.nodes[rank]
+            assert then.incarnation in (node.incarnation, node.incarnation + 1)
+            if then.incarnation == node.incarnation:
+                assert then.token == node.token
+                assert node.alive or not then.alive, "an incarnation that is gone never comes back"
+            elif node.alive:
+                given_up = before.interruption is not None and (rank, node.incarnation) in self.unreachable
+                assert given_up or self.signs[rank, node.incarnation], "nothing spoke against the node"
+            dropped = node.alive and (not then.alive or then.incarnation != node.incarnation)
+            wished = isinstance(event, ScaleAsked | SuspendAsked) or after.suspended or rank >= after.nodes_max
+            if dropped and not wished and before.stepping and before.interruption is None:
+                assert self.signs[rank, node.incarnation], "unreachable is not lost while the world steps"
+
+    def _check_the_end(self, before: JobState, after: JobState) -> None:
+        if before.outcome is not None:
+            assert after.outcome == before.outcome
+            assert (after.world, after.generation) == (before.world, before.generation)
+        for group in groups_of(after):
+            desire = desire_for(after, group)
+            assert desire.wind_down
+            assert set(desire.nodes.items()) <= set(desire_for(before, group).nodes.items())
+
+    def _check_new_world(self, before: JobState, after: JobState, world: World) -> None:
+        assert world.generation == after.generation > before.generation
+        assert after.nodes_min <= world.nodes <= after.nodes_max
+        assert world.nodes % after.unit == 0
+        members = sorted(world.members.items(), key=lambda item: item[1].group_rank)
+        assert [member.group_rank for _, member in members] == list(range(world.nodes))
+        base = 0
+        for rank, member in members:
+            node = after.nodes[rank]
+            assert member.base_rank == base
+            assert (member.incarnation, member.processes) == (node.incarnation, node.processes)
+            assert node.alive
+            assert node.reachable
+            base += member.processes
+        assert world.processes == base
+        if before.world is not None:
+            for rank, member in before.world.members.items():
+                if rank in world.members and member.group_rank < world.nodes:
+                    assert world.members[rank].group_rank == member.group_rank, "survivors keep their rank"
+        host = (world.store_rank, world.members[world.store_rank].incarnation, world.store_port)
+        assert host not in self.served, "a port serves one generation only"
+        self.served.add(host)
