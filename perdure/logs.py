@@ -158,6 +158,12 @@ async def _sources(client: Client, name: str, namespace: str | None, node: int |
             if not path.parent.is_dir() and (node is None or node == view.rank):
                 raise _elsewhere(view)
             found[view.rank, view.incarnation] = Source(node=view.rank, incarnation=view.incarnation, path=path)
+    if not found and status.phase in FINAL_PHASES:
+        raise LogsUnavailable(
+            f"no log of {name} is on this machine, {socket.gethostname()}",
+            remedy="They are kept where the nodes ran, for the state folder's retention after the job's end. "
+            "outputs.logs in the job's specification has every log copied to a place of your choice.",
+        )
     if node is not None and found and all(rank != node for rank, _ in found):
         known = ", ".join(str(rank) for rank in sorted({rank for rank, _ in found}))
         raise PerdureError(f"{name} has no node {node}; its nodes are: {known}")

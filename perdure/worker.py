@@ -114,7 +114,9 @@ async def serve(*, address: str | None = None, metrics_port: int | None = None) 
     client = await connect(
         endpoint, identity=worker_identity(os.getpid()), runtime=_runtime(metrics_port), patient=True
     )
-    async with running_worker(client) as facts:
+    local = _local_backend(client)
+    async with running_worker(client, backends=[local]) as facts, asyncio.TaskGroup() as beside:
+        tidying = beside.create_task(local.keep_tidy(client))
         logger.info(
             "serving %s and %s at %s, namespace %s; backends: %s",
             WORKER_TASK_QUEUE,
@@ -125,6 +127,7 @@ async def serve(*, address: str | None = None, metrics_port: int | None = None) 
         )
         await stopped.wait()
         logger.info("stopping")
+        tidying.cancel()
 
 
 def _runtime(metrics_port: int | None) -> Runtime:

@@ -14,7 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from activities.nodes.local import LocalBackend
+from activities.nodes.local import LocalBackend, launch
+from activities.nodes.local.folders import Ending, NodeFolder, now
 from perdure.spec.job import JobSpec
 from workflows.messages import NodeEvent, NodeEventKind, NodeIdentity, NodeRef, NodeRequest, WatchRequest
 from workflows.names import node_name, node_task_queue
@@ -30,6 +31,8 @@ def run_at_once(*command: str) -> dict[str, Any]:
 
 class LocalJob:
     """Requests for the nodes of one made-up job."""
+
+    LAST_WORDS = "what people come back for"
 
     def __init__(self, state: Path, role: Mapping[str, Any] | None = None, **spec: Any) -> None:
         self.state = state
@@ -90,6 +93,15 @@ class LocalJob:
 
     def folder(self, rank: int = 0, incarnation: int = 1) -> Path:
         return self.state / "nodes" / self.name(rank, incarnation)
+
+    def ended(self, *, ago: timedelta, rank: int = 0, incarnation: int = 1) -> NodeFolder:
+        """A node as it lies there after its end."""
+        folder = NodeFolder(self.folder(rank, incarnation))
+        folder.make()
+        launch.write_configurations(folder, self.request(rank, incarnation))
+        folder.log.write_text(self.LAST_WORDS)
+        folder.mark_ended(Ending(time=now() - ago, reason="deleted"))
+        return folder
 
     def processes(self) -> dict[int, str]:
         """Everything of the job that runs, by PID, zombies aside."""

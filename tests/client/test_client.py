@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from temporalio.client import Client as TemporalClient
 
 import perdure
 from perdure.client import Client
-from perdure.errors import ExitCode, JobAlreadyRunning, JobNotFound, NoWorker, Refused
+from perdure.errors import ExitCode, JobAlreadyRunning, JobNotFound, LogsUnavailable, NoWorker, Refused
 from perdure.spec.errors import SpecError
 from perdure.sync import SyncClient
 from perdure.views import JobSnapshot
@@ -45,6 +46,16 @@ async def test_a_job_from_submit_to_result(client: Client, job_name: str) -> Non
     (listed,) = [job for job in await client.list() if job.name == job_name]
     assert listed.phase is JobPhase.SUCCEEDED
     assert listed.owner
+
+
+async def test_logs_that_were_deleted_are_not_just_empty(client: Client, job_name: str, tmp_path: Path) -> None:
+    await client.submit(job(job_name, "echo trained"))
+    await client.wait(job_name)
+    for folder in (tmp_path / "nodes").iterdir():
+        shutil.rmtree(folder)
+    with pytest.raises(LogsUnavailable, match=f"no log of {job_name} is on this machine") as gone:
+        _ = [line async for line in client.logs(job_name)]
+    assert "outputs.logs" in gone.value.remedy
 
 
 async def test_a_file_is_submitted_as_it_is(client: Client, job_name: str, tmp_path: Path) -> None:

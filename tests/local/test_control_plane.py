@@ -8,10 +8,12 @@ import os
 import socket
 import sys
 import uuid
+from datetime import timedelta
 
 import pytest
 from temporalio.common import SearchAttributeKey
 
+from activities.nodes.local.retention import KEPT_JOBS
 from perdure.client import Client
 from perdure.connection import connect
 from perdure.errors import ControlPlaneUnreachable
@@ -20,6 +22,7 @@ from perdure.local.control_plane import LocalControlPlane, WorkerRecord
 from perdure.local.processes import DaemonRecord
 from perdure.local.state import StateFolder
 from perdure.search_attributes import SEARCH_ATTRIBUTES, missing_search_attributes
+from tests.activities.local_nodes import LocalJob, eventually
 from workflows import search_attributes
 from workflows.names import WORKER_TASK_QUEUE
 
@@ -130,6 +133,16 @@ async def test_a_worker_serves_is_found_again_and_comes_back(state: StateFolder)
     assert await plane.stop_worker()
     assert plane.status().worker is None
     assert "stopping" in (state.worker / "worker.log").read_text()
+
+
+async def test_old_nodes_are_deleted_when_it_starts_but_for_the_newest_jobs(state: StateFolder) -> None:
+    plane = LocalControlPlane(state)
+    days = [timedelta(days=8 + index) for index in range(KEPT_JOBS + 2)]
+    nodes = [LocalJob(state.path).ended(ago=ago) for ago in days]
+    await plane.ensure()
+    await eventually(lambda: not nodes[-1].exists)
+    await eventually(lambda: not nodes[-2].exists)
+    assert all(node.exists for node in nodes[:KEPT_JOBS])
 
 
 async def test_a_worker_of_other_code_is_replaced(state: StateFolder) -> None:

@@ -11,7 +11,9 @@ import socket
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
-from activities.nodes.local import launch
+from temporalio.client import Client
+
+from activities.nodes.local import launch, retention
 from activities.nodes.local.folders import NodeFolders, now, state_folder
 from activities.nodes.local.keeper import NodeKeeper
 from activities.nodes.local.watch import GroupWatch, gone_event, node_event
@@ -77,6 +79,10 @@ class LocalBackend:
                     yield batch
         finally:
             self._watches.discard(watch)
+
+    async def keep_tidy(self, client: Client) -> None:
+        """Deletes the folders of jobs that ended long ago, for as long as it runs."""
+        await retention.keep_tidy(self._folders, client)
 
     def _look_again(self) -> None:
         for watch in self._watches:

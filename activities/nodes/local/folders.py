@@ -9,6 +9,7 @@
         agent.json          configurations, with the incarnation's token
         launcher.json
         run/                the run directory of docs/node-protocol.md
+    <state>/deleting/       folders of old jobs on their way out
 
 Presence of a file is the state; files appear whole, and never in a wrong order. So a worker that dies at any point
 leaves something that the next one understands.
@@ -21,17 +22,23 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import tempfile
-from collections.abc import Generator
-from datetime import UTC, datetime
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from activities.nodes.local.processes import ProcessIdentity
+from perdure.spec.durations import parse_duration
 
 STATE_VARIABLE = "PERDURE_STATE"
+
+DEFAULT_RETENTION = timedelta(days=7)
+"""How long the folders of a job outlive it where the state folder does not say."""
 
 _SOCKET_MAX = 107
 _LONGEST_SOCKET = "agent.sock"
@@ -123,6 +130,14 @@ class NodeFolder:
         return (self.path / "deleted").exists()
 
     @property
+    def at_rest_since(self) -> datetime | None:
+        """When the last of it ended, as far as its files tell; None while a process of it runs."""
+        if any(process is not None and process.alive for process in (self.launcher, self.agent)):
+            return None
+        ending = self.ended
+        return ending.time.astimezone(UTC) if ending else datetime.fromtimestamp(self.path.stat().st_mtime, UTC)
+
+    @property
     def log(self) -> Path:
         return self.path / "run" / "logs" / "output.log"
 
@@ -132,14 +147,18 @@ class NodeFolder:
         real = self.path / "run"
         if len(os.fsencode(real / _LONGEST_SOCKET)) <= _SOCKET_MAX:
             return real
-        folder = Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():
-            raise PermissionError(f"{folder} belongs to another user; set TMPDIR to a folder of your own")
-        link = folder / hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
+        link = self._short_link
+        link.parent.mkdir(mode=0o700, exist_ok=True)
+        if link.parent.stat().st_uid != os.getuid():
+            raise PermissionError(f"{link.parent} belongs to another user; set TMPDIR to a folder of your own")
         with contextlib.suppress(FileExistsError):
             link.symlink_to(real)
         return link
+
+    @property
+    def _short_link(self) -> Path:
+        digest = hashlib.sha256(os.fsencode(self.path / "run")).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}" / digest
 
     def make(self) -> None:
         """Creates the folder, for its owner alone."""
@@ -165,6 +184,12 @@ class NodeFolder:
         """From now on nothing is started here, whoever asks."""
         self.make()
         (self.path / "deleted").touch()
+
+    def move_to(self, folder: Path) -> None:
+        """Takes the whole node away at once, so that no half of it is ever met under its name."""
+        self._short_link.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.path.rename(folder / self.name)
 
     def mark_ended(self, ending: Ending) -> Ending:
         """Notes how the node ended; the first note stays."""
@@ -192,6 +217,22 @@ class NodeFolders:
         pattern = re.compile(rf".*-{re.escape(role)}-\d+-{re.escape(uid)}\d+")
         return [NodeFolder(self._nodes / name) for name in self._names() if pattern.fullmatch(name)]
 
+    def by_job(self) -> Mapping[str, list[NodeFolder]]:
+        """All nodes, by the uid of their job's run."""
+        jobs: defaultdict[str, list[NodeFolder]] = defaultdict(list)
+        for name in self._names():
+            if match := re.fullmatch(r".*-\d+-([0-9a-f]{8})\d+", name):
+                jobs[match[1]].append(NodeFolder(self._nodes / name))
+        return jobs
+
+    def remove(self, nodes: Iterable[NodeFolder]) -> None:
+        """Deletes nodes with everything in their folders; what an earlier call could not finish, too."""
+        leaving = self._state / "deleting"
+        leaving.mkdir(mode=0o700, exist_ok=True)
+        for node in nodes:
+            node.move_to(leaving)
+        shutil.rmtree(leaving, ignore_errors=True)
+
     def running(self) -> int:
         """How many nodes, of whichever job, occupy this machine."""
         folders = (NodeFolder(self._nodes / name) for name in self._names())
@@ -205,6 +246,18 @@ class NodeFolders:
             return int((self._state / "capacity").read_text())
         except (FileNotFoundError, ValueError):
             return None
+
+    @property
+    def retention(self) -> timedelta:
+        """How long a job's folders outlive it, from the file `retention`.
+
+        Raises:
+            ValueError: if the file holds no duration.
+        """
+        try:
+            return parse_duration((self._state / "retention").read_text().strip())
+        except FileNotFoundError:
+            return DEFAULT_RETENTION
 
     @contextlib.contextmanager
     def admission(self) -> Generator[None]:

@@ -1,0 +1,86 @@
+"""Deletes the folders of old nodes. Their logs are what people come back for, so it happens long after their job's end.
+
+A job without a process here may be suspended, so the server is asked; only one that it does not show as open is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import datetime, timedelta
+
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.nodes.local.folders import NodeFolder, NodeFolders, now
+from workflows.names import uid_of
+
+logger = logging.getLogger(__name__)
+
+KEPT_JOBS = 50
+"""The newest ended jobs are kept whatever their age: somebody who trains once a month finds the last logs."""
+
+INTERVAL = timedelta(days=1)
+"""Between two looks, for workers that run for months."""
+
+_CALL_TIMEOUT = timedelta(seconds=5)
+
+
+async def keep_tidy(
+    folders: NodeFolders, client: Client, *, kept_jobs: int = KEPT_JOBS, interval: timedelta = INTERVAL
+) -> None:
+    """Deletes what is too old, now and after every interval; trouble is logged and waits for the next time."""
+    while True:
+        try:
+            if deleted := await delete_old_nodes(folders, client, kept_jobs=kept_jobs):
+                logger.info("deleted the folders of %d old jobs", deleted)
+        except Exception as error:
+            logger.error("folders of old nodes stay: %s", error)
+        await asyncio.sleep(interval.total_seconds())
+
+
+async def delete_old_nodes(folders: NodeFolders, client: Client, *, kept_jobs: int = KEPT_JOBS) -> int:
+    """Deletes the nodes of jobs that ended longer ago than the retention, but for the newest jobs.
+
+    Returns:
+        The number of jobs whose nodes were deleted.
+
+    Raises:
+        ValueError: if the state folder's retention is no duration.
+        RPCError: if the server does not answer; what it did not speak of stays.
+    """
+    oldest_kept = now() - folders.retention
+    at_rest = sorted(await asyncio.to_thread(_at_rest, folders), key=lambda job: job[0], reverse=True)
+    deleted = 0
+    for since, nodes in at_rest[kept_jobs:]:
+        if since < oldest_kept and not await _is_open(client, nodes):
+            await asyncio.to_thread(folders.remove, nodes)
+            deleted += 1
+    return deleted
+
+
+def _at_rest(folders: NodeFolders) -> list[tuple[datetime, list[NodeFolder]]]:
+    """Jobs of which nothing runs here, and since when."""
+    found: list[tuple[datetime, list[NodeFolder]]] = []
+    for nodes in folders.by_job().values():
+        times = [node.at_rest_since for node in nodes]
+        ended = [time for time in times if time is not None]
+        if len(ended) == len(nodes):
+            found.append((max(ended), nodes))
+    return found
+
+
+async def _is_open(client: Client, nodes: list[NodeFolder]) -> bool:
+    """Whether the run that these nodes belong to goes on; one that the server has forgotten does not."""
+    record = next((record for node in nodes if (record := node.record)), None)
+    if record is None:
+        return False
+    try:
+        newest = await client.get_workflow_handle(record.job_id).describe(rpc_timeout=_CALL_TIMEOUT)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return False
+        raise
+    # The name may be another run's by now: then ours has closed.
+    ours = uid_of(newest.raw_description.workflow_execution_info.first_run_id) == record.uid
+    return ours and newest.status is WorkflowExecutionStatus.RUNNING
