@@ -19,7 +19,9 @@ import psutil
 from perdure.client import Client
 from perdure.local.control_plane import LocalControlPlane
 from perdure.local.state import StateFolder
+from tests.support.temporal_server import temporal_binary
 from workflows.messages import IncidentView, JobPhase, JobStatus
+from workflows.names import group_workflow_id, job_workflow_id
 
 SCRIPT = Path(__file__).with_name("train.py")
 PATIENCE = 120.0
@@ -44,6 +46,10 @@ class Job:
         self.name = name
         self.uid = uid
         self.out = out
+
+    @property
+    def workflow_id(self) -> str:
+        return job_workflow_id("default", self.name)
 
     async def status(self) -> JobStatus:
         return await self.client.status(self.name)
@@ -90,15 +96,24 @@ class Job:
             await asyncio.sleep(0.1)
         assert {step.pid for step in self.steps() if step.time > started} == pids
 
+    async def wound_down(self) -> None:
+        """Its node group has closed, which is the last that a job leaves; no process is left."""
+        temporal = await self.client.connect()
+        group = group_workflow_id(self.workflow_id, self.uid, "worker", 0)
+        async with asyncio.timeout(PATIENCE):
+            await temporal.get_workflow_handle(group).result()
+        assert not self.processes()
+
     # Its processes
 
-    def processes(self, node: int, *, kind: str | None = None) -> list[psutil.Process]:
-        """Processes of a node's current incarnations: all, or agent, launcher, torchrun, rank."""
+    def processes(self, node: int | None = None, *, kind: str | None = None) -> list[psutil.Process]:
+        """Processes of a node's incarnations, or of all nodes: all, or agent, launcher, torchrun, rank."""
+        mark = f"{self.uid}/" if node is None else f"{self.uid}/worker-{node}/"
         found: list[psutil.Process] = []
         for process in psutil.process_iter():
             try:
                 environment = process.environ()
-                if not environment.get("PERDURE_NODE", "").startswith(f"{self.uid}/worker-{node}/"):
+                if not environment.get("PERDURE_NODE", "").startswith(mark):
                     continue
                 if kind in (None, _kind_of(process, environment)):
                     found.append(process)
@@ -140,9 +155,12 @@ class Site:
         self.client = Client(address=endpoint.address)
         await self.client.connect()
 
-    async def submit(self, *arguments: str, nodes: str = "2", command: list[str] | None = None, **spec: Any) -> Job:
-        name = f"s-{uuid4().hex[:8]}"
-        out = self.folder / name
+    async def submit(
+        self, *arguments: str, name: str = "", nodes: str = "2", command: list[str] | None = None, **spec: Any
+    ) -> Job:
+        """Starts a training; each submission writes into a folder of its own, also where it takes a name again."""
+        name = name or f"s-{uuid4().hex[:8]}"
+        out = self.folder / f"out-{uuid4().hex[:8]}"
         out.mkdir()
         command = command or ["torchrun", str(SCRIPT), str(out), *arguments]
         await self.client.submit(
@@ -160,6 +178,17 @@ class Site:
         self.jobs.append(job)
         return job
 
+    async def temporal(self, *arguments: str) -> None:
+        """Runs Temporal's own command line against this site's server."""
+        process = await asyncio.create_subprocess_exec(
+            *(str(temporal_binary()), *arguments, "--address", self.client.endpoint.address),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        printed, _ = await process.communicate()
+        assert process.returncode == 0, printed.decode()
+
     async def end_jobs(self) -> None:
         for job in self.jobs:
             try:
@@ -167,9 +196,8 @@ class Site:
                 await self.client.wait(job.name)
             except Exception as error:
                 print(f"ending {job.name}: {error}", file=sys.stderr)
-            for node in range(4):
-                for process in job.processes(node):
-                    process.kill()
+            for process in job.processes():
+                process.kill()
         self.jobs.clear()
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -17,9 +18,12 @@ parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
 parser.add_argument("--steps", type=int, default=100_000)
 parser.add_argument("--fail-at", type=int, help="raise at this step, every time")
+parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM")
 parser.add_argument("--linger", type=float, default=0.0, help="seconds that the last rank needs for its final save")
 options = parser.parse_args()
 
+if options.stubborn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, world_size, generation = dist.get_rank(), dist.get_world_size(), int(os.environ.get("PERDURE_GENERATION", "0"))

@@ -1,0 +1,123 @@
+"""Jobs handled by Temporal's own command line, by people who know nothing of ours: everything real."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from temporalio.api.enums.v1 import EventType
+
+from perdure.errors import JobAlreadyRunning, Refused
+from perdure.spec.errors import SpecError
+from perdure.spec.validate import validate_spec
+from tests.system.site import Job, Site
+from workflows.messages import JobPhase
+from workflows.names import TRAINING_JOB, WORKER_TASK_QUEUE, job_workflow_id
+
+SOON: dict[str, Any] = {"rendezvous": {"last_call": "2s"}, "owner_check": "2s"}
+"""Groups ask often whether their job still runs."""
+
+
+async def terminate(site: Site, job: Job) -> None:
+    await site.temporal("workflow", "terminate", "--workflow-id", job.workflow_id, "--reason", "the budget is spent")
+
+
+async def start(site: Site, spec: dict[str, Any]) -> None:
+    """As the README has it: plain JSON from a file."""
+    path = site.folder / "job.json"
+    path.write_text(json.dumps(spec))
+    await site.temporal(
+        *("workflow", "start", "--type", TRAINING_JOB, "--task-queue", WORKER_TASK_QUEUE),
+        *("--workflow-id", job_workflow_id("default", spec["name"]), "--input-file", str(path)),
+    )
+
+
+async def test_a_terminated_job_leaves_nothing_and_its_name_is_free(site: Site):
+    job = await site.submit(timing=SOON)
+    await job.running(nodes=2)
+    await terminate(site, job)
+    result = await site.client.wait(job.name)
+    assert result.phase is JobPhase.CANCELLED
+    assert "the budget is spent" in result.reason
+    await job.wound_down()
+    again = await site.submit("--steps", "20", name=job.name)
+    assert again.uid != job.uid
+    assert (await site.client.wait(job.name)).phase is JobPhase.SUCCEEDED
+
+
+async def test_a_name_used_again_while_the_old_nodes_wind_down_never_mixes(site: Site):
+    old = await site.submit("--stubborn", nodes="3", limits={"termination_grace_period": "10m"}, timing=SOON)
+    await old.running(nodes=3)
+    await site.client.cancel(old.name)
+    with pytest.raises(JobAlreadyRunning):
+        await site.submit(name=old.name)
+    await terminate(site, old)
+    new = await site.submit(name=old.name, nodes="2", timing=SOON)
+    await new.running(nodes=2)
+    await new.stepping(generation=1, ranks=2)
+    assert old.processes(kind="rank"), "the old job's ranks ended too early to meet the new one's"
+    for process in old.processes(kind="rank"):
+        process.kill()
+    await old.wound_down()
+    await new.undisturbed(ranks=2, seconds=3)
+    assert ({step.world_size for step in old.steps()}, {step.world_size for step in new.steps()}) == ({3}, {2})
+    assert {step.pid for step in old.steps()}.isdisjoint({step.pid for step in new.steps()})
+    assert (await new.status()).generation == 1
+    assert [node.incarnation for node in await site.client.nodes(new.name)] == [1, 1]
+    assert not await new.incidents()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("--type", "FirstWorkflowTask"),
+        ("--type", "FirstWorkflowTask", "--reapply-exclude", "All"),
+        ("--type", "LastWorkflowTask"),
+    ],
+    ids=["to-the-first-task", "forgetting-signals", "to-the-last-task"],
+)
+async def test_a_reset_job_adopts_its_nodes_and_trains_on(site: Site, how: tuple[str, ...]):
+    job = await site.submit("--steps", "500")
+    await job.running(nodes=2)
+    await job.stepping(generation=1, ranks=2, count=30)
+    supervisors = {kind: {p.pid for p in job.processes(kind=kind)} for kind in ("agent", "launcher")}
+    step = job.steps()[-1].number
+    await site.temporal("workflow", "reset", "--workflow-id", job.workflow_id, "--reason", "a test", *how)
+    await job.until(lambda known: known.phase is JobPhase.RUNNING and known.nodes == 2)
+    assert {kind: {p.pid for p in job.processes(kind=kind)} for kind in supervisors} == supervisors
+    result = await site.client.wait(job.name)
+    assert (result.phase, result.exit_code) == (JobPhase.SUCCEEDED, 0)
+    later = [made.number for made in job.steps() if made.generation > 1]
+    assert not later or min(later) > step - 25, "no further back than the last checkpoint"
+    assert (await job.status()).uid == job.uid
+    await job.wound_down()
+    assert len(list(site.state.nodes.iterdir())) == 2, "no node was created again"
+
+
+async def test_plain_json_is_enough(site: Site):
+    name = "plain"
+    await start(site, {"name": name, "roles": {"worker": {"nodes": 1, "command": ["true"]}}})
+    result = await site.client.wait(name)
+    assert (result.phase, result.exit_code) == (JobPhase.SUCCEEDED, 0)
+
+
+async def test_a_wrong_field_fails_once_with_the_text(site: Site):
+    name = "wrong"
+    spec: dict[str, Any] = {"name": name, "roles": {"worker": {"nods": 1, "command": ["true"]}}}
+    with pytest.raises(SpecError) as of_validate:
+        validate_spec(spec)
+    await start(site, spec)
+    with pytest.raises(Refused) as of_workflow:
+        await site.client.wait(name)
+    assert 'did you mean "nodes"' in str(of_validate.value)
+    assert str(of_validate.value) in str(of_workflow.value)
+    handle = (await site.client.connect()).get_workflow_handle(job_workflow_id("default", name))
+    kinds = [EventType.Name(event.event_type) async for event in handle.fetch_history_events()]
+    assert kinds == [
+        "EVENT_TYPE_WORKFLOW_EXECUTION_STARTED",
+        "EVENT_TYPE_WORKFLOW_TASK_SCHEDULED",
+        "EVENT_TYPE_WORKFLOW_TASK_STARTED",
+        "EVENT_TYPE_WORKFLOW_TASK_COMPLETED",
+        "EVENT_TYPE_WORKFLOW_EXECUTION_FAILED",
+    ]
