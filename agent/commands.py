@@ -49,7 +49,9 @@ class Commands:
     @activity.defn(name="stop_node")
     async def stop_node(self, command: StopNode) -> CommandAnswer:
         """Ends the command for good; answers before it has ended."""
-        return self._refused(command.node) or self._node.leave(command.reason or "stopped by the job")
+        return self._refused(command.node) or self._node.leave(
+            command.reason or "stopped by the job", grace=command.grace
+        )
 
     def _refused(self, node: NodeIdentity) -> CommandAnswer | None:
         refusal = self._node.refusal(node)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from agent.config import AgentConfig
@@ -128,11 +128,19 @@ class Node:
             self._keep(complete=generation)
         return CommandAnswer(accepted=True, generation=self.state.generation)
 
-    def leave(self, reason: str) -> CommandAnswer:
-        """Ends the command for good."""
+    def leave(self, reason: str, *, grace: timedelta | None = None) -> CommandAnswer:
+        """Ends the command for good.
+
+        Args:
+            reason: For people.
+            grace: From SIGTERM to SIGKILL; None is what the job's specification says. A later call can only shorten it.
+        """
+        seconds = self.config.termination_grace if grace is None else grace.total_seconds()
         if self.state.leaving is None:
-            logger.info("leaving: %s", reason)
-            self._keep(leaving=reason, run=False)
+            logger.info("leaving within %g s: %s", seconds, reason)
+            self._keep(leaving=reason, leaving_grace=seconds, run=False)
+        elif seconds < self.state.leaving_grace:
+            self._keep(leaving_grace=seconds)
         return CommandAnswer(accepted=True, generation=self.state.generation)
 
     # What the node's processes are told
@@ -160,6 +168,7 @@ class Node:
             stop_generation=max(state.generation - 1, 0),
             world=self.world if state.world and state.generation > state.left else None,
             exit=state.leaving is not None,
+            exit_grace_s=state.leaving_grace,
             reason=state.leaving or "",
         )
 

@@ -114,7 +114,7 @@ class Agent:
         """Returns when the node has left the job: an agent that went first would only be started again."""
         node = self.node
         await node.changed.wait_for(lambda: node.state.leaving is not None)
-        patience = self._config.termination_grace + _BEYOND_GRACE
+        patience = node.state.leaving_grace + _BEYOND_GRACE
         if self._launcher_gone is None:
             await node.changed.wait_for(lambda: node.state.exited_attempt >= node.state.attempt, within=patience)
         else:

@@ -121,4 +121,6 @@ class DesiredBody(Body):
     stop_generation: int
     world: WorldBody | None
     exit: bool
+    exit_grace_s: float
+    """From SIGTERM to SIGKILL when it leaves."""
     reason: str

@@ -58,6 +58,8 @@ class NodeState(BaseModel):
     """Failures already reported, by what identifies them: a client that heard no answer says it again."""
     leaving: str | None = None
     """Why the command must end for good; None while it may run."""
+    leaving_grace: float = 0.0
+    """Seconds that it then has, from SIGTERM to SIGKILL."""
 
     @property
     def generation(self) -> int:

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, cast
 
 from .client import LONG_POLL, REQUEST_TIMEOUT, AgentRefused, AgentSession
@@ -27,6 +28,8 @@ class Desired:
     """Ranks of this generation and older ones must not run."""
     world: World | None = None
     exit: bool = False
+    exit_grace: timedelta | None = None
+    """From SIGTERM to SIGKILL when it leaves; None is the configured one."""
     reason: str = ""
 
     @classmethod
@@ -37,6 +40,7 @@ class Desired:
             KeyError, TypeError, ValueError: if it is none.
         """
         world = cast("dict[str, Any] | None", body.get("world"))
+        exit_grace = body.get("exit_grace_s")
         return cls(
             version=int(body["version"]),
             run=bool(body["run"]),
@@ -44,6 +48,7 @@ class Desired:
             stop_generation=int(body.get("stop_generation") or 0),
             world=World.from_json(world) if world and world.get("generation") else None,
             exit=bool(body.get("exit", False)),
+            exit_grace=None if exit_grace is None else timedelta(seconds=float(exit_grace)),
             reason=str(body.get("reason") or ""),
         )
 

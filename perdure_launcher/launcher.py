@@ -114,6 +114,7 @@ class Launcher:
         self._desired = Desired()
         self._guard = guard.RankGuard(torchrun=self._mode.name == "torchrun")
         self._leaving: Leaving | None = None
+        self._leaving_grace = config.termination_grace
         self._stopped_generation = 0
         self._stop_at: float | None = None
         self._done = threading.Event()
@@ -166,8 +167,10 @@ class Launcher:
 
     def _desire(self, desired: Desired) -> None:
         self._desired = desired
-        if desired.exit and self._leaving is None:
-            self._leaving = Leaving(0, desired.reason or "the agent asked for it")
+        if desired.exit:
+            self._leaving = self._leaving or Leaving(0, desired.reason or "the agent asked for it")
+            if desired.exit_grace is not None:
+                self._leaving_grace = desired.exit_grace
         if desired.stop_generation > self._stopped_generation:
             self._stopped_generation = desired.stop_generation
             self._stop_at = time.monotonic() + self._config.stop_grace.total_seconds()
@@ -182,7 +185,7 @@ class Launcher:
         if self._tree.empty:
             self._mode.settle()
         if self._leaving is not None:
-            self._tree.terminate(self._config.termination_grace)
+            self._tree.terminate(self._leaving_grace)
         else:
             self._mode.follow(self._desired)
 

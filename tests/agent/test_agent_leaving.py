@@ -1,0 +1,103 @@
+"""A node that is told to stop: real agent, launcher and command; the group that tells it is played."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from activities.nodes.local import LocalBackend
+from tests.activities.local_nodes import LocalJob, eventually, nothing_left, run_at_once
+from tests.agent.harness import QUICK, recording
+from tests.agent.recorder import Call, Recorder
+from tests.support.temporal_server import DevServer
+from workflows.messages import StopNode
+
+SAVES_SLOWLY = """
+import pathlib, signal, sys, time
+def save(*_):
+    pathlib.Path("saving").touch()
+    time.sleep(float(sys.argv[1]))
+    pathlib.Path("saved").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path("started").touch()
+while True:
+    time.sleep(60)
+"""
+
+
+class StoppableNode:
+    """One node whose command takes so many seconds to save after SIGTERM."""
+
+    def __init__(self, server: DevServer, state: Path, code: Path, *, saving_takes: float, grace: str) -> None:
+        (code / "train.py").write_text(SAVES_SLOWLY)
+        self.code = code
+        self.job = LocalJob(
+            state,
+            run_at_once(sys.executable, "train.py", str(saving_takes)),
+            workdir={"path": str(code)},
+            limits={"termination_grace_period": grace},
+            timing=QUICK.model_dump(mode="json"),
+        )
+        self._backend = LocalBackend(state, connection=server.environment)
+
+    @asynccontextmanager
+    async def running(self, server: DevServer) -> AsyncIterator[StoppableNode]:
+        job = self.job
+        async with recording(server) as workflows, nothing_left(job):
+            job.job_id, job.group_id = workflows.job.id, workflows.group.id
+            job.job_first_run_id = workflows.job.first_execution_run_id or ""
+            self._workflows, self._request = workflows, job.request()
+            await self._backend.create(self._request)
+            await eventually((self.code / "started").exists, within=60)
+            yield self
+
+    async def stop(self, grace: float) -> None:
+        """Returns once the agent has taken the command."""
+        argument = StopNode(node=self._request.node, grace=timedelta(seconds=grace), reason="a newer one is there")
+        call = Call(queue=self._request.task_queue, activity="stop_node", argument=argument.model_dump(mode="json"))
+        answer = await self._workflows.group.execute_update(Recorder.call, call)
+        assert answer["accepted"], answer
+
+    async def gone(self, *, within: float) -> None:
+        """Returns once neither command, launcher nor agent is left."""
+        await eventually(lambda: not self.job.processes(), within=within)
+
+
+@pytest.fixture
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return tmp_path_factory.mktemp("s"), tmp_path_factory.mktemp("code")
+
+
+async def test_a_short_grace_ends_what_would_take_its_time(
+    temporal_server: DevServer, folders: tuple[Path, Path]
+) -> None:
+    node = StoppableNode(temporal_server, *folders, saving_takes=600, grace="10m")
+    async with node.running(temporal_server):
+        await node.stop(grace=0.5)
+        await node.gone(within=30)
+    assert (node.code / "saving").exists()
+    assert not (node.code / "saved").exists()
+
+
+async def test_a_long_grace_lets_the_command_save(temporal_server: DevServer, folders: tuple[Path, Path]) -> None:
+    node = StoppableNode(temporal_server, *folders, saving_takes=3, grace="100ms")
+    async with node.running(temporal_server):
+        await node.stop(grace=60)
+        await node.gone(within=30)
+    assert (node.code / "saved").exists()
+
+
+async def test_a_second_stop_shortens_the_grace(temporal_server: DevServer, folders: tuple[Path, Path]) -> None:
+    node = StoppableNode(temporal_server, *folders, saving_takes=600, grace="1s")
+    async with node.running(temporal_server):
+        await node.stop(grace=600)
+        await eventually((node.code / "saving").exists)
+        await node.stop(grace=0)
+        await node.gone(within=30)
+    assert not (node.code / "saved").exists()
