@@ -28,6 +28,7 @@ from agent.protocol import (
 )
 from agent.pulse import Pulse
 from agent.state import StateFile
+from perdure.spec.durations import format_duration
 from workflows.messages import (
     AgentMessage,
     ApplyWorld,
@@ -105,10 +106,11 @@ class Node:
             return CommandAnswer(accepted=False, generation=state.generation, detail=refusal)
         if world.generation > state.generation:
             logger.info("generation %d: node %d of %d", world.generation, world.group_rank, world.nodes)
+            restart = command.restart_command and state.entered < state.generation
             self._keep(
                 world=world,
                 run=True,
-                attempt=state.attempt + (state.exited_attempt >= state.attempt),
+                attempt=state.attempt + (state.exited_attempt >= state.attempt or restart),
             )
         return CommandAnswer(accepted=True, generation=world.generation)
 
@@ -261,7 +263,8 @@ class Node:
         generation = body.generation or state.entered
         over = state.complete < generation < state.generation
         again = body.superseded or (body.exit_code == 0 and over)
-        if state.leaving is not None or not state.run:
+        if state.leaving is not None or not state.run or body.attempt < state.attempt:
+            # Nothing is wanted, or the next start already is.
             again = False
         elif not again and not 0 < generation <= state.complete:
             self._tell_end(body, generation)
@@ -313,6 +316,32 @@ class Node:
             ),
         )
         self._keep(run=False)
+
+    def overdue(self) -> None:
+        """The newest world was handed out long ago; tells, once, if the command runs and has not entered it."""
+        state = self.state
+        runs = state.run and state.exited_attempt < state.attempt
+        if not runs or state.entered >= state.generation:
+            return
+        if state.ready_after is not None:
+            where = "its rendezvous handler was ready, and does not take it"
+        elif state.entered:
+            where = f"it was in generation {state.entered} last"
+        else:
+            where = "it has not come to the rendezvous"
+        patience = format_duration(self.config.timing.rendezvous.enter_timeout)
+        self._fail(
+            f"overdue {state.generation}",
+            Failure(
+                **envelope(self.config.node),
+                generation=state.generation,
+                kind=FailureKind.RENDEZVOUS,
+                message=f"the command did not enter generation {state.generation} within {patience}: {where}",
+                log_tail=tail_of(self.config.run_dir / LOG_NAME, _LOG_TAIL_MAX),
+                progress=self._progress(),
+                store_ports=state.store_ports,
+            ),
+        )
 
     # Shared
 

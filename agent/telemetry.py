@@ -33,6 +33,9 @@ class Telemetry:
         self._interval = self._signals.heartbeat
         self._told_ports: tuple[int, ...] = ()
         self._usage: UsageBody | None = None
+        self._handed_out = 0
+        """The newest generation, and when this agent first saw it: one that was away does not know what it missed."""
+        self._handed_out_at = 0.0
 
     def use_interval(self, interval: timedelta) -> None:
         """The group's budget, shared among its nodes, as the newest lease has it."""
@@ -59,6 +62,7 @@ class Telemetry:
         next_heartbeat = loop.time() + random.uniform(0.5, 1.0) * self._interval.total_seconds()
         count = 0
         while True:
+            self._look_for_entering(loop.time())
             self._look(loop.time())
             if loop.time() >= next_heartbeat or self._ports_changed():
                 next_heartbeat = loop.time() + self._interval.total_seconds()
@@ -67,6 +71,14 @@ class Telemetry:
                 self._node.keep_stale()
             state = self._node.state
             await asyncio.sleep(_LOOK_CLOSELY if state.stepping < state.entered == state.generation else _LOOK)
+
+    def _look_for_entering(self, now: float) -> None:
+        generation = self._node.state.generation
+        if generation != self._handed_out:
+            self._handed_out, self._handed_out_at = generation, now
+        patience = self._node.config.timing.rendezvous.enter_timeout.total_seconds()
+        if patience and now - self._handed_out_at >= patience:
+            self._node.overdue()
 
     def _look(self, now: float) -> None:
         state = self._node.state

@@ -90,6 +90,7 @@ async def apply_world(table: NodeTable, node: NodeIdentity, generation: int) -> 
                     store_address=world.store_address,
                     store_port=world.store_port,
                     store_host=world.store_rank == node.rank,
+                    restart_command=member.restart_command,
                 ),
                 result_type=CommandAnswer,
                 task_queue=table.queue(node),

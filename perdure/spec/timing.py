@@ -55,6 +55,9 @@ class RendezvousTiming(Section):
     """How long a new job waits for its first `min` nodes before it stops with that reason."""
     victim_grace: Duration = timedelta(seconds=1)
     """Where every report so far says only that a peer went away, how long to wait for the culprit's own report."""
+    enter_timeout: Duration = timedelta(minutes=5)
+    """How long a node may take to enter a world that it was given (0.2 s is usual; a new node must start Python and
+    torch first) before its command is started again, and the next time the node is replaced; 0 is for ever."""
 
 
 class CommandTiming(Section):

@@ -124,6 +124,7 @@ def test_the_cause_speaks_for_its_node(exits: list[dict[str, Any]], speaks: int,
         ({"signal": 9, "out_of_memory": True}, FailureClass.OUT_OF_MEMORY),
         ({"kind": FailureKind.UNPROTECTED}, FailureClass.UNPROTECTED),
         ({"kind": FailureKind.RANKS}, FailureClass.PEER_LOST),
+        ({"kind": FailureKind.RENDEZVOUS}, FailureClass.RENDEZVOUS_TIMEOUT),
     ],
 )
 def test_ends_of_commands(fields: dict[str, Any], expected: FailureClass):

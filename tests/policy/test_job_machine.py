@@ -275,6 +275,12 @@ class JobMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self._alive() and self.job.state.world is not None)
     @rule(data=st.data())
+    def does_not_enter(self, data: st.DataObject) -> None:
+        message = self._message(self._pick(data), data)
+        self._say(FailureReported(failure=Failure(kind=FailureKind.RENDEZVOUS, **message)))
+
+    @precondition(lambda self: self._alive() and self.job.state.world is not None)
+    @rule(data=st.data())
     def finishes(self, data: st.DataObject) -> None:
         self._say(NodeFinished(finished=Finished(**self._message(self._pick(data), data))))
 

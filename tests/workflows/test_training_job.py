@@ -12,6 +12,8 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import eventually, incidents, node, running, status, until
 from workflows.messages import (
+    FailureClass,
+    FailureKind,
     JobPhase,
     NodePhase,
     NodeView,
@@ -117,6 +119,23 @@ async def test_lease_and_peers_alone_lead_to_repair(fleet: Fleet):
     incident = (await incidents(handle))[-1]
     assert incident.culprit == 1
     assert incident.failure == "NODE_UNRESPONSIVE"
+
+
+@also_replayed
+async def test_a_node_that_does_not_enter_its_world_is_restarted_and_then_replaced(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    stuck = await node(fleet, handle, 1)
+    stuck.silent = True
+    for generation in (1, 2):
+        await eventually(lambda generation=generation: stuck.generation == generation)
+        await stuck.fail(kind=FailureKind.RENDEZVOUS, message=f"did not enter generation {generation}")
+    await running(handle, nodes=2, generation=3)
+    assert [world.restart_command for world in stuck.worlds] == [False, True]
+    assert not any(world.restart_command for world in (await node(fleet, handle, 0)).worlds)
+    assert (await node(fleet, handle, 1, incarnation=2)).worlds[-1].generation == 3
+    (incident,) = await incidents(handle)
+    assert (incident.failure, incident.culprit) == (FailureClass.RENDEZVOUS_TIMEOUT, 1)
+    assert "did not enter two worlds in a row" in incident.title
 
 
 @also_replayed

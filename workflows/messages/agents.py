@@ -154,10 +154,12 @@ class FailureKind(StrEnum):
     """The command itself ended."""
     UNPROTECTED = "UNPROTECTED"
     """Ranks without a rendezvous; the agent has stopped them."""
+    RENDEZVOUS = "RENDEZVOUS"
+    """Nothing ended: the command runs and has not entered the world in time."""
 
 
 class Failure(AgentMessage):
-    """Something ended on a node. To the TrainingJob, at once, never dropped."""
+    """Something ended on a node, or did not begin. To the TrainingJob, at once, never dropped."""
 
     generation: int
     """The one that it happened in; 0 before the first."""

@@ -31,6 +31,8 @@ class ApplyWorld(Message):
     store_port: int
     store_host: bool
     """This node hosts the generation's store."""
+    restart_command: bool = False
+    """The command is started again even where it runs, unless it has entered the world before this one after all."""
 
 
 class CommandAnswer(Message):

@@ -77,6 +77,8 @@ class Member(Message):
     base_rank: int
     """The global rank of the node's first process."""
     processes: int
+    restart_command: bool = False
+    """Its command did not enter the last world and is started again for this one."""
 
 
 class World(Message):

@@ -70,6 +70,8 @@ def classify(failure: Failure) -> tuple[FailureClass, str, int | None]:
     """
     if failure.kind is FailureKind.UNPROTECTED:
         return FailureClass.UNPROTECTED, failure.message or "ranks started outside of our rendezvous", None
+    if failure.kind is FailureKind.RENDEZVOUS:
+        return FailureClass.RENDEZVOUS_TIMEOUT, failure.message or "it did not enter its world in time", None
     if failure.ranks:
         classes = [(classify_rank(exit, out_of_memory=failure.out_of_memory), exit) for exit in failure.ranks]
         worst, exit = min(classes, key=lambda pair: _SEVERITY.index(pair[0]))

@@ -97,7 +97,15 @@ def _judge(state: JobState, job: JobSpec, now: datetime) -> JobState:
         node = state.nodes.get(rank)
         # Its replacement, asked for by an earlier verdict on the same world, is not what failed.
         if node is not None and node.alive and state.is_member(node):
-            state = state.with_node(node.changed(phase=NodePhase.LOST, since=now, reason=verdict.title))
+            state = state.with_node(
+                node.changed(
+                    phase=NodePhase.LOST,
+                    since=now,
+                    reason=verdict.title,
+                    # The next one must show that it gets to the rendezvous before a world waits for it.
+                    failed_starts=max(node.failed_starts, min(node.missed_worlds, 1)),
+                )
+            )
     return state
 
 
@@ -177,7 +185,11 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
     if not _is_time(state, job, now, size=size, at_hand=len(at_hand), ready_since=ready_since, surplus=surplus):
         return state.changed(waiting_since=state.waiting_since or now) if stands_still else state
     formed = form_world(
-        state.nodes, choose_members(at_hand, size, world), generation=state.generation + 1, previous=world
+        state.nodes,
+        choose_members(at_hand, size, world),
+        generation=state.generation + 1,
+        previous=world,
+        restarted=_to_restart(state),
     )
     if formed is None:
         return state
@@ -202,6 +214,14 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
             ready_since=None,
         )
     )
+
+
+def _to_restart(state: JobState) -> set[int]:
+    """Nodes whose command did not enter the current world, which is over because of that."""
+    if state.interruption is None:
+        return set()
+    missed = state.interruption.ranks_with(FailureClass.RENDEZVOUS_TIMEOUT)
+    return {rank for rank in missed if state.nodes[rank].missed_worlds}
 
 
 def _is_time(

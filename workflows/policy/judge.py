@@ -27,12 +27,26 @@ _CULPRITS = (
     FailureClass.CRASH,
     FailureClass.COMMAND_LOST,
     FailureClass.KILLED,
+    FailureClass.RENDEZVOUS_TIMEOUT,
     FailureClass.USER_CODE,
     FailureClass.PEER_LOST,
 )
 """Who speaks for an interruption that several nodes reported: causes before their effects."""
 
 _NODE_FAILURES = frozenset({FailureClass.NODE_LOST, FailureClass.NODE_UNRESPONSIVE})
+
+_GONE = {
+    FailureClass.NODE_LOST: ("lost", "its processes are gone"),
+    FailureClass.NODE_UNRESPONSIVE: (
+        "unresponsive while its world stands still",
+        "its agent does not take commands",
+    ),
+    FailureClass.RENDEZVOUS_TIMEOUT: (
+        "did not enter two worlds in a row",
+        "its command was started again, and did not enter either",
+    ),
+}
+"""Why a node is given up on: what is said of it, and why its ranks cannot just be restarted."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +94,9 @@ def judge(state: JobState, interruption: Interruption, job: JobSpec, now: dateti
 
 
 def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, job: JobSpec, now: datetime) -> Verdict:
-    if culprit.failure in _NODE_FAILURES:
+    if culprit.failure in _NODE_FAILURES or (
+        culprit.failure is FailureClass.RENDEZVOUS_TIMEOUT and culprit.rank in _to_replace(state, interruption)
+    ):
         return _node_gone(state, interruption, culprit, job, now)
     if culprit.failure is FailureClass.PEER_LOST:
         return Verdict(
@@ -89,6 +105,20 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
             action="restart the ranks of every node in place",
             failure=FailureClass.PEER_LOST,
             considered=(Considered(option="replace a node", why_not="nothing says which, and no node is known lost"),),
+        )
+    if culprit.failure is FailureClass.RENDEZVOUS_TIMEOUT:
+        return Verdict(
+            rule='rendezvous-timeout/1 "start its command again"',
+            title=f"node {culprit.rank}: {culprit.text}",
+            action="start the command again on its node and restart the other ranks in place",
+            failure=culprit.failure,
+            culprit=culprit.rank,
+            considered=(
+                Considered(option="wait longer", why_not="timing.rendezvous.enter_timeout is over"),
+                Considered(
+                    option="replace the node", why_not="its agent is alive; done if the new command misses, too"
+                ),
+            ),
         )
     command = culprit.failure is FailureClass.COMMAND_LOST
     return Verdict(
@@ -106,19 +136,24 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
     )
 
 
+def _to_replace(state: JobState, interruption: Interruption) -> tuple[int, ...]:
+    """Nodes that are gone, silent, or did not enter their world although their command was started again for it."""
+    missed = interruption.ranks_with(FailureClass.RENDEZVOUS_TIMEOUT)
+    again = {rank for rank in missed if state.nodes[rank].missed_worlds > 1}
+    return tuple(sorted(interruption.ranks_with(*_NODE_FAILURES) | again))
+
+
 def _node_gone(
     state: JobState, interruption: Interruption, culprit: NodeFailure, job: JobSpec, now: datetime
 ) -> Verdict:
-    gone = tuple(sorted({f.rank for f in interruption.failures if f.failure in _NODE_FAILURES}))
+    gone = _to_replace(state, interruption)
     names = f"node {gone[0]}" if len(gone) == 1 else f"nodes {', '.join(map(str, gone))}"
-    lost = culprit.failure is FailureClass.NODE_LOST
+    what, why_not_in_place = _GONE[culprit.failure]
     survivors = [node for node in state.members if node.alive and node.rank not in gone]
     size = usable(len(survivors), minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
     before = state.world.nodes if state.world else 0
-    in_place = Considered(
-        option="restart in place", why_not="its processes are gone" if lost else "its agent does not take commands"
-    )
-    title = f"{names} lost" if lost else f"{names} unresponsive while its world stands still"
+    in_place = Considered(option="restart in place", why_not=why_not_in_place)
+    title = f"{names} {what}"
     choice = job.recovery.on_capacity_loss
     if choice is CapacityLoss.FAIL:
         reason = f"{title}, and recovery.on_capacity_loss is fail: {culprit.text}"

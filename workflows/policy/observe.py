@@ -69,8 +69,9 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
     state = state.with_node(node).changed(progress=_further(state.progress, failure.progress))
     if state.outcome is not None or (node.finished and state.world and node.finished >= state.world.generation):
         return state
+    in_its_world = failure.kind in (FailureKind.RANKS, FailureKind.RENDEZVOUS)
     if not member:
-        if failure.kind is FailureKind.RANKS:
+        if in_its_world:
             return state
         # Its command left before it could take part; there is no world to restart it in, so the node is replaced.
         state = _lose(state, node, now, text)
@@ -78,13 +79,15 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
             return state
     elif state.world is not None and failure.generation < state.world.generation:
         commanded_since = state.world_decided_at is not None and failure.time > state.world_decided_at
-        if failure.kind is FailureKind.RANKS or not commanded_since:
+        if in_its_world or not commanded_since:
             # About a world that is over: the story of why, but no reason to end this one.
             if state.open_incident is None:
                 return state
             return incidents.sighted(
                 state, now=now, time=failure.time, source=EvidenceSource.AGENT, text=text, rank=node.rank
             )
+    if failure.kind is FailureKind.RENDEZVOUS:
+        state = state.with_node(node.changed(missed_worlds=node.missed_worlds + 1))
     certain = not (failure_class is FailureClass.USER_CODE and not any(rank.error for rank in failure.ranks))
     return interrupted(
         state,
@@ -166,7 +169,7 @@ def _(event: EdgeSeen, state: JobState, now: datetime) -> JobState:
         case EdgeKind.READY:
             return _ready(state.with_node(_facts(node, edge)), edge, now)
         case EdgeKind.STEPPING:
-            node = node.changed(stepping=max(node.stepping, edge.generation), reachable=True)
+            node = node.changed(stepping=max(node.stepping, edge.generation), reachable=True, missed_worlds=0)
             if state.world is not None and edge.generation == state.world.generation:
                 state = incidents.entered(state, edge.entered_at or edge.time)
         case EdgeKind.COMMANDED:

@@ -6,7 +6,7 @@ stays useful; holes are filled by the others in the order of their slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from workflows.messages import Member, World
@@ -56,9 +56,22 @@ def choose_store(nodes: Mapping[int, NodeState], group_ranks: Mapping[int, int])
 
 
 def form_world(
-    nodes: Mapping[int, NodeState], ranks: list[int], *, generation: int, previous: World | None
+    nodes: Mapping[int, NodeState],
+    ranks: list[int],
+    *,
+    generation: int,
+    previous: World | None,
+    restarted: Collection[int] = (),
 ) -> World | None:
-    """The next world; None while no member offers a port for its store."""
+    """The next world; None while no member offers a port for its store.
+
+    Args:
+        nodes: All that are known, by slot.
+        ranks: The slots of the members.
+        generation: Of the new world.
+        previous: The world that it follows.
+        restarted: Slots whose command must be started again to get there.
+    """
     group_ranks = assign_group_ranks(ranks, previous)
     store = choose_store(nodes, group_ranks)
     if store is None:
@@ -68,7 +81,11 @@ def form_world(
     for rank in sorted(ranks, key=lambda rank: group_ranks[rank]):
         processes = nodes[rank].processes
         members[rank] = Member(
-            incarnation=nodes[rank].incarnation, group_rank=group_ranks[rank], base_rank=base, processes=processes
+            incarnation=nodes[rank].incarnation,
+            group_rank=group_ranks[rank],
+            base_rank=base,
+            processes=processes,
+            restart_command=rank in restarted,
         )
         base += processes
     return World(

@@ -45,6 +45,8 @@ class NodeState(Message):
     """The newest generation that it has stepped in."""
     finished: int = 0
     """The newest generation that all its ranks finished."""
+    missed_worlds: int = 0
+    """Worlds in a row that its command did not enter in time."""
     failed_starts: int = 0
     """Incarnations of this rank in a row that were lost before they were ready."""
     not_before: datetime | None = None
@@ -92,6 +94,10 @@ class Interruption(Message):
     """Only nodes for the next world are still missing."""
     counted: bool = False
     """Its restart is in the budgets: news may change the decision, but it stays one restart."""
+
+    def ranks_with(self, *failures: FailureClass) -> frozenset[int]:
+        """The nodes (slots) that reported one of these."""
+        return frozenset(failure.rank for failure in self.failures if failure.failure in failures)
 
 
 class Outcome(Message):

@@ -1,0 +1,123 @@
+"""A command that does not enter the world that its node was given: a real agent notices, a real launcher ends it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from activities.nodes.local import LocalBackend
+from perdure.spec.timing import RendezvousTiming
+from tests.activities.local_nodes import LocalJob, eventually, nothing_left, run_at_once
+from tests.agent.harness import QUICK, RunningAgent, Workflows, recording, running_agent
+from tests.agent.recorder import Call, Recorder
+from tests.support.temporal_server import DevServer
+from workflows.messages import ApplyWorld
+
+IMPATIENT = QUICK.model_copy(update={"rendezvous": RendezvousTiming(enter_timeout=timedelta(seconds=1))})
+
+
+@pytest.fixture
+async def workflows(temporal_server: DevServer) -> AsyncIterator[Workflows]:
+    async with recording(temporal_server) as both:
+        yield both
+
+
+@pytest.fixture
+async def agent(
+    temporal_server: DevServer, workflows: Workflows, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RunningAgent]:
+    folder = tmp_path_factory.mktemp("n")
+    async with running_agent(temporal_server, workflows, folder, timing=IMPATIENT) as running:
+        await running.launcher_hello()
+        yield running
+
+
+async def enter(agent: RunningAgent, generation: int) -> None:
+    await agent.post("/v1/rendezvous/entered", generation=generation, time=time.time(), store_ports=[29502])
+
+
+async def attempt(agent: RunningAgent) -> int:
+    return (await agent.get("/v1/launcher/desired?version=0&wait=0"))["attempt"]
+
+
+async def test_it_is_told_once_and_the_command_is_started_again(agent: RunningAgent, workflows: Workflows) -> None:
+    await agent.handler_hello()
+    await agent.ready(0)
+    await agent.command("apply_world", agent.world(1))
+    [failure] = await workflows.expect(workflows.job, "failure")
+    assert (failure["kind"], failure["generation"]) == ("RENDEZVOUS", 1)
+    assert failure["message"].startswith("the command did not enter generation 1 within 1s: its rendezvous handler")
+    assert await attempt(agent) == 1
+    await agent.command("apply_world", agent.world(2, restart_command=True))
+    assert await attempt(agent) == 2
+    # The launcher ended it at our wish, which is nobody's failure; the new one is late as well.
+    await agent.post("/v1/launcher/exited", attempt=1, generation=0, signal=15, time=time.time())
+    _, again = await workflows.expect(workflows.job, "failure", count=2)
+    assert (again["kind"], again["generation"]) == ("RENDEZVOUS", 2)
+    assert "has not come to the rendezvous" in again["message"]
+    assert await attempt(agent) == 2
+    await workflows.expect(workflows.group, "heartbeat", count=3)
+    assert len(await workflows.seen(workflows.job, "failure")) == 2
+
+
+async def test_who_enters_in_time_is_left_alone(agent: RunningAgent, workflows: Workflows) -> None:
+    await agent.handler_hello()
+    await agent.ready(0)
+    await agent.command("apply_world", agent.world(1))
+    await enter(agent, 1)
+    await workflows.expect(workflows.group, "heartbeat", count=4)
+    assert not await workflows.seen(workflows.job)
+    # A word that crossed with the job's decision: what has entered needs no new start.
+    await agent.command("apply_world", agent.world(2, restart_command=True))
+    assert await attempt(agent) == 1
+
+
+async def test_a_launcher_replaces_the_command(
+    temporal_server: DevServer, workflows: Workflows, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    state, code = tmp_path_factory.mktemp("s"), tmp_path_factory.mktemp("code")
+    job = LocalJob(
+        state,
+        run_at_once("bash", "-c", "trap '' TERM; echo $$ >> starts; while :; do sleep 1; done"),
+        workdir={"path": str(code)},
+        timing=IMPATIENT.model_dump(mode="json"),
+    )
+    job.job_id, job.group_id = workflows.job.id, workflows.group.id
+    job.job_first_run_id = workflows.job.first_execution_run_id or ""
+    backend = LocalBackend(state, connection=temporal_server.environment)
+    request = job.request()
+
+    async def apply(generation: int, *, restart: bool) -> None:
+        world = ApplyWorld(
+            node=request.node,
+            generation=generation,
+            nodes=1,
+            group_rank=0,
+            base_rank=0,
+            world_size=1,
+            store_address="127.0.0.1",
+            store_port=29501,
+            store_host=True,
+            restart_command=restart,
+        )
+        call = Call(queue=request.task_queue, activity="apply_world", argument=world.model_dump(mode="json"))
+        assert (await workflows.group.execute_update(Recorder.call, call))["accepted"]
+
+    def starts() -> list[str]:
+        path: Path = code / "starts"
+        return path.read_text().split() if path.exists() else []
+
+    async with nothing_left(job):
+        await backend.create(request)
+        await eventually(starts)
+        await apply(1, restart=False)
+        [failure] = await workflows.expect(workflows.job, "failure")
+        assert (failure["kind"], failure["generation"]) == ("RENDEZVOUS", 1)
+        await apply(2, restart=True)
+        first, second = await eventually(lambda: starts() if len(starts()) == 2 else None)
+        assert int(second) in job.processes()
+        assert int(first) not in job.processes()
