@@ -37,18 +37,25 @@ class EdgeBatch:
         self._wound_down = False
         self._stopped = False
         self._sequence = carried.sequence
+        self._tenure = carried.tenure
 
     @property
     def carried(self) -> EdgesCarried:
         """What the next run begins with, once `deliver` has ended."""
-        return EdgesCarried(waiting=tuple(self._waiting), adopted=self._adopted, sequence=self._sequence)
+        return EdgesCarried(
+            waiting=tuple(self._waiting),
+            adopted=self._adopted,
+            sequence=self._sequence,
+            tenure=self._tenure,
+        )
 
     def add(self, *, kind: EdgeKind, rank: int, incarnation: int, time: datetime, **facts: Any) -> None:
         self._waiting.append(NodeEdge(kind=kind, rank=rank, incarnation=incarnation, time=time, **facts))
 
-    def adopted(self, nodes: tuple[NodeView, ...]) -> None:
-        """Tells the job the whole table with the next message."""
+    def adopted(self, nodes: tuple[NodeView, ...], *, tenure: str) -> None:
+        """Tells the job that now has the group the whole table with the next message."""
         self._adopted = nodes
+        self._tenure = tenure
 
     def wound_down(self) -> None:
         """Nothing is left: `deliver` says so and ends."""
@@ -89,6 +96,7 @@ class EdgeBatch:
             edges=edges,
             adopted=adopted,
             wound_down=self._wound_down,
+            tenure=self._tenure,
         )
         try:
             await workflow.get_external_workflow_handle(self._job_id).signal("edges", message)

@@ -82,7 +82,7 @@ class NodeGroup:
 
     @workflow.signal(description="A job that starts over takes this group on")
     def adopt(self, adopt: Adopt) -> None:
-        self._table.adopt()
+        self._table.adopt(adopt)
 
     @workflow.signal(description="An agent's first word, said again when it restarts")
     def joined(self, message: Joined) -> None:

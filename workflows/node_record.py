@@ -81,6 +81,7 @@ class EdgesCarried(Message):
     adopted: tuple[NodeView, ...] | None = None
     sequence: int = 0
     """Of the last message."""
+    tenure: str = ""
 
 
 class GroupTable(Message):
@@ -103,5 +104,7 @@ class GroupInput(Message):
     role: str
     spec: JobSpec
     desire: GroupDesire
+    tenure: str = ""
+    """See `GroupEdges`."""
     table: GroupTable | None = None
     """From the run before; None for the first."""

@@ -12,6 +12,7 @@ from typing import Any
 from perdure.spec.timing import Timing
 from workflows.edges import EdgeBatch
 from workflows.messages import (
+    Adopt,
     AgentMessage,
     EdgeKind,
     EvidenceSource,
@@ -55,7 +56,7 @@ class NodeTable:
             uid=group.uid,
             group=group.group,
             gather=self.timing.signals.edge_batch,
-            carried=carried.edges if carried else EdgesCarried(),
+            carried=carried.edges if carried else EdgesCarried(tenure=group.tenure),
         )
         self.owner_closed = False
         self.dirty = True
@@ -91,11 +92,12 @@ class NodeTable:
             self.desire = desire
             self.dirty = True
 
-    def adopt(self) -> None:
+    def adopt(self, adopt: Adopt) -> None:
         """A job that starts over is told everything."""
         # Versions count per run of the job, and the new one begins again.
         self.desire = self.desire.model_copy(update={"version": 0})
-        self.edges.adopted(tuple(self._view(record, with_token=True) for record in self.records.values()))
+        views = tuple(self._view(record, with_token=True) for record in self.records.values())
+        self.edges.adopted(views, tenure=adopt.tenure)
 
     # What agents say
 

@@ -126,12 +126,18 @@ class TrainingJob:
     def edges(self, message: GroupEdges) -> None:
         if self._spec_error is not None or message.uid != self._state.uid:
             return
+        if message.tenure not in ("", self._state.tenures.get(message.group)):
+            # Said to an earlier run, and handed to this one by a reset: the nodes have moved on since.
+            return
         if message.adopted is not None:
             # The group has forgotten what it was last told.
             self._sent.pop(message.group, None)
             self._events.append(GroupAdopted(group=message.group, nodes=message.adopted))
         self._events.extend(EdgeSeen(edge=edge) for edge in message.edges)
         if message.wound_down:
+            if self._state.outcome is None:
+                # It was winding down for an earlier run when this one adopted it, and is to be started again.
+                self._sent.pop(message.group, None)
             self._events.append(GroupWoundDown(group=message.group))
 
     @workflow.update(description="Change how many nodes the job has: 4, or 2:8 for min and max")
@@ -252,6 +258,9 @@ class TrainingJob:
 
     async def _start_group(self, group: int, group_id: str, desire: GroupDesire) -> bool:
         info = workflow.info()
+        # As unique as the tokens that this run has just made: one that was reset makes others when it is played again.
+        tenure = next((node.token for node in desire.nodes.values()), "")
+        self._state = self._state.changed(tenures={**self._state.tenures, group: tenure})
         try:
             await workflow.start_child_workflow(
                 "NodeGroup",
@@ -263,6 +272,7 @@ class TrainingJob:
                     role=self._state.role,
                     spec=self._job,
                     desire=desire,
+                    tenure=tenure,
                 ),
                 id=group_id,
                 parent_close_policy=workflow.ParentClosePolicy.ABANDON,
@@ -271,11 +281,18 @@ class TrainingJob:
             )
         except WorkflowAlreadyStartedError:
             # This job was reset, or lost its memory of the group: the group's table is the truth.
-            self._started_groups.add(group)
-            await workflow.get_external_workflow_handle(group_id).signal("adopt", Adopt(job_run_id=info.run_id))
-            return True
+            return await self._adopt_group(group, group_id, Adopt(job_run_id=info.run_id, tenure=tenure))
         except (ChildWorkflowError, TemporalError) as error:
             workflow.logger.warning("group %s could not be started: %s", group, error)
+            return False
+        self._started_groups.add(group)
+        return True
+
+    async def _adopt_group(self, group: int, group_id: str, adopt: Adopt) -> bool:
+        try:
+            await workflow.get_external_workflow_handle(group_id).signal("adopt", adopt)
+        except TemporalError as error:
+            workflow.logger.warning("group %s was not adopted: %s", group, error)
             return False
         self._started_groups.add(group)
         return True

@@ -459,6 +459,13 @@ def test_a_reset_job_adopts_its_nodes_and_goes_on_with_a_newer_generation():
     assert job.node(0).token == "theirs"
 
 
+def test_a_group_that_wound_down_for_an_earlier_run_is_not_gone_for_this_one():
+    job = Scenario("1").take(GroupWoundDown(group=0)).running().finish(0)
+    assert job.state.outcome is not None
+    assert not is_over(job.state)
+    assert is_over(job.take(GroupWoundDown(group=0)).state)
+
+
 @pytest.mark.parametrize("kind", [EdgeKind.LOST, EdgeKind.READY, EdgeKind.UNRESPONSIVE, EdgeKind.CREATE_FAILED])
 def test_edges_of_older_incarnations_change_nothing(kind: EdgeKind):
     job = Scenario("1:2").running().lost(1).steps().ready(1).steps()

@@ -86,6 +86,13 @@ class Job:
             assert time.monotonic() < deadline, f"generation {generation} does not step: {self.steps()[-3:]}"
             await asyncio.sleep(0.1)
 
+    async def reaching(self, step: int) -> None:
+        """Some rank has made this step."""
+        deadline = time.monotonic() + PATIENCE
+        while max((made.number for made in self.steps()), default=0) < step:
+            assert time.monotonic() < deadline, f"no step {step}: {self.steps()[-3:]}"
+            await asyncio.sleep(0.1)
+
     async def undisturbed(self, *, ranks: int, seconds: float) -> None:
         """The very same processes step for this long from now."""
         started = time.time()

@@ -23,6 +23,10 @@ async def terminate(site: Site, job: Job) -> None:
     await site.temporal("workflow", "terminate", "--workflow-id", job.workflow_id, "--reason", "the budget is spent")
 
 
+async def reset(site: Site, job: Job, *how: str) -> None:
+    await site.temporal("workflow", "reset", "--workflow-id", job.workflow_id, "--reason", "a test", *how)
+
+
 async def start(site: Site, spec: dict[str, Any]) -> None:
     """As the README has it: plain JSON from a file."""
     path = site.folder / "job.json"
@@ -69,27 +73,29 @@ async def test_a_name_used_again_while_the_old_nodes_wind_down_never_mixes(site:
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("how", "generation"),
     [
-        ("--type", "FirstWorkflowTask"),
-        ("--type", "FirstWorkflowTask", "--reapply-exclude", "All"),
-        ("--type", "LastWorkflowTask"),
+        (("--type", "FirstWorkflowTask"), 2),
+        (("--type", "FirstWorkflowTask", "--reapply-exclude", "All"), 2),
+        (("--type", "LastWorkflowTask"), 1),
     ],
     ids=["to-the-first-task", "forgetting-signals", "to-the-last-task"],
 )
-async def test_a_reset_job_adopts_its_nodes_and_trains_on(site: Site, how: tuple[str, ...]):
+async def test_a_reset_job_adopts_its_nodes_and_trains_on(site: Site, how: tuple[str, ...], generation: int):
     job = await site.submit("--steps", "500")
     await job.running(nodes=2)
     await job.stepping(generation=1, ranks=2, count=30)
     supervisors = {kind: {p.pid for p in job.processes(kind=kind)} for kind in ("agent", "launcher")}
     step = job.steps()[-1].number
-    await site.temporal("workflow", "reset", "--workflow-id", job.workflow_id, "--reason", "a test", *how)
-    await job.until(lambda known: known.phase is JobPhase.RUNNING and known.nodes == 2)
+    await reset(site, job, *how)
+    await job.reaching(250)
+    known = await job.status()
+    assert (known.phase, known.nodes, known.generation) == (JobPhase.RUNNING, 2, generation)
     assert {kind: {p.pid for p in job.processes(kind=kind)} for kind in supervisors} == supervisors
     result = await site.client.wait(job.name)
     assert (result.phase, result.exit_code) == (JobPhase.SUCCEEDED, 0)
-    later = [made.number for made in job.steps() if made.generation > 1]
-    assert not later or min(later) > step - 25, "no further back than the last checkpoint"
+    resumed = min(made.number for made in job.steps() if made.generation == generation)
+    assert generation == 1 or resumed > step - 25, "no further back than the last checkpoint"
     assert (await job.status()).uid == job.uid
     await job.wound_down()
     assert len(list(site.state.nodes.iterdir())) == 2, "no node was created again"
@@ -121,3 +127,15 @@ async def test_a_wrong_field_fails_once_with_the_text(site: Site):
         "EVENT_TYPE_WORKFLOW_TASK_COMPLETED",
         "EVENT_TYPE_WORKFLOW_EXECUTION_FAILED",
     ]
+
+
+@pytest.mark.parametrize("how", [(), ("--reapply-exclude", "All")], ids=["handed-its-signals", "forgetting-signals"])
+async def test_a_job_that_failed_is_reset_once_its_script_is_mended(site: Site, how: tuple[str, ...]):
+    script = site.folder / "job.sh"
+    script.write_text("exit 7")
+    job = await site.submit(command=["sh", str(script)], retry={"max_restarts": 0})
+    assert (await site.client.wait(job.name)).phase is JobPhase.FAILED
+    script.write_text("exit 0")
+    await reset(site, job, "--type", "FirstWorkflowTask", *how)
+    assert (await site.client.wait(job.name)).phase is JobPhase.SUCCEEDED
+    assert not await job.incidents()

@@ -64,6 +64,9 @@ class GroupEdges(Message):
     """Nothing of the group is left."""
 
 
+    tenure: str = ""
+    """Which start or adoption of the group this follows: a reset hands a job its earlier run's signals again, and their
+    facts are over."""
 class DesiredNode(Message):
     incarnation: int
     token: str
@@ -124,3 +127,5 @@ class Adopt(Message):
     """To a NodeGroup that already runs: a job that starts over (reset, or a lost parent) takes it on."""
 
     job_run_id: str
+    tenure: str = ""
+    """Said back in every `edges` from now on."""

@@ -147,6 +147,9 @@ def _(event: GroupAdopted, state: JobState, now: datetime) -> JobState:
 
 @_observe.register
 def _(event: GroupWoundDown, state: JobState, now: datetime) -> JobState:
+    if state.outcome is None:
+        # Not at this job's wish, which goes on: the group is started again.
+        return state
     return state.changed(wound_down_groups=tuple(sorted({*state.wound_down_groups, event.group})))
 
 

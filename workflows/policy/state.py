@@ -149,6 +149,8 @@ class JobState(Message):
     """Reports came late: the control plane had been away, and agents may take seconds to poll again."""
     desire_version: int = 0
     wound_down_groups: tuple[int, ...] = ()
+    tenures: dict[int, str] = Field(default={})
+    """By group: the newest start or adoption of it."""
     outcome: Outcome | None = None
 
     def changed(self, **fields: object) -> Self:
