@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 BACKEND = "perdure"
@@ -14,6 +16,8 @@ _MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "acce
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 _IN_SHELL = re.compile(r"(?<![\w.-])(?:torchrun|accelerate|deepspeed)(?![\w.-])|torch\.distributed\.(?:run|launch)\b")
 _SCRIPT_BYTES = 65536
+_OPTIONS_WITHOUT_VALUE = frozenset({"--standalone", "--virtual-local-rank", "--use-env"})
+_OPTIONS_OF_OTHER_PROGRAMS = frozenset({"--no-python", "--run-path", "-h", "--help"})
 _RENDEZVOUS_OPTION = re.compile(r"--rdzv[-_]backend(?:=(?P<value>.*))?")
 
 
@@ -46,6 +50,70 @@ def without_static_rendezvous(command: Sequence[str]) -> list[str]:
         elif option["value"] is None and words[index + 1 : index + 2] == ["static"]:
             words[index + 1] = BACKEND
     return words
+
+
+@dataclass(frozen=True)
+class RankCommand:
+    """What torchrun will start as each rank."""
+
+    python: str
+    arguments: tuple[str, ...]
+    processes: int | None
+    """Ranks per node, where the command says so with a number."""
+
+
+def foreseen_ranks(command: Sequence[str], *, path: str, workdir: Path) -> RankCommand | None:
+    """What a torchrun command will start, read from the command alone; None where that takes more than reading.
+
+    To be used as a guess: torchrun's own handler knows better, later.
+    """
+    if not command or (program := shutil.which(command[0], path=path)) is None:
+        return None
+    program = str(workdir / program)
+    name = os.path.basename(program)
+    if name == "torchrun":
+        python, options = _interpreter_of(program), command[1:]
+    elif name.startswith("python") and tuple(command[1:3]) == ("-m", "torch.distributed.run"):
+        python, options = program, command[3:]
+    else:
+        return None
+    return _ranks_of(python, options) if python else None
+
+
+def _ranks_of(python: str, options: Sequence[str]) -> RankCommand | None:
+    module = False
+    processes: int | None = None
+    words = iter(options)
+    for word in words:
+        name, _, value = word.partition("=")
+        name = name.replace("_", "-")
+        if not name.startswith("-"):
+            flags = ("-u", "-m") if module else ("-u",)
+            return RankCommand(python, (*flags, word, *words), processes)
+        if name in _OPTIONS_OF_OTHER_PROGRAMS:
+            return None
+        if name in ("-m", "--module"):
+            module = True
+        elif name not in _OPTIONS_WITHOUT_VALUE:
+            value = value or next(words, "")
+            if name == "--nproc-per-node":
+                if not value.isdecimal():
+                    return None
+                processes = int(value)
+    return None
+
+
+def _interpreter_of(program: str) -> str | None:
+    """The interpreter in a script's first line."""
+    try:
+        with open(program, "rb") as file:
+            first_line = file.readline(_SCRIPT_BYTES)
+    except OSError:
+        return None
+    if not first_line.startswith(b"#!"):
+        return None
+    words = os.fsdecode(first_line[2:]).split()
+    return words[0] if len(words) == 1 and os.path.basename(words[0]).startswith("python") else None
 
 
 def _before_script(command: Sequence[str]) -> Iterable[str]:

@@ -50,6 +50,8 @@ class LauncherConfig:
     """From SIGTERM to SIGKILL when the command is to end for good."""
     log_max_bytes: int = 64 * 1024 * 1024
     """Size at which the log is rotated."""
+    warm_starts: bool = True
+    """Ranks are forked from an interpreter that has already imported torch, where that makes no difference to them."""
     stdout: bool = False
     """Also copy the command's output to the launcher's own stdout."""
 
@@ -135,6 +137,7 @@ def parse_config(fields: dict[str, Any], *, run_directory: Path) -> LauncherConf
         stop_grace=_seconds(fields, "stop_grace_s", 2.0),
         termination_grace=_seconds(fields, "termination_grace_s", 30.0),
         log_max_bytes=_log_size(fields.get("log_max_bytes", 64 * 1024 * 1024)),
+        warm_starts=bool(fields.get("warm_starts", True)),
         stdout=bool(fields.get("stdout", False)),
     )
 

@@ -29,6 +29,7 @@ PARENT_VARIABLE = "PERDURE_RANK_PARENT"
 
 _HIDDEN = (CONFIG_VARIABLE, "PERDURE_AGENT_CONFIG")
 _INJECTED = "inject"
+WARM_FOLDER = "warm"
 _UNLIMITED_RESTARTS = 1_000_000
 
 _ENTRY_POINTS = f"""\
@@ -50,8 +51,13 @@ class TorchrunSettings:
     processes: int
     max_nodes: int
     stop_grace_s: float
+    warm_starts: bool
     exported: tuple[str, ...]
     """The variables that are ours to take out of the ranks' environment again."""
+
+    @property
+    def warm_folder(self) -> Path:
+        return Path(self.run_directory) / WARM_FOLDER
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -112,6 +118,7 @@ def torchrun_environment(config: LauncherConfig, base: Mapping[str, str], *, pro
         processes=processes,
         max_nodes=config.max_nodes,
         stop_grace_s=config.stop_grace.total_seconds(),
+        warm_starts=config.warm_starts,
         exported=(*options, TORCHRUN_VARIABLE),
     )
     environment = {**base, **options, TORCHRUN_VARIABLE: settings.dump()}
@@ -119,6 +126,17 @@ def torchrun_environment(config: LauncherConfig, base: Mapping[str, str], *, pro
     environment.setdefault(
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(max(1, math.ceil(config.termination_grace.total_seconds())))
     )
+    return environment
+
+
+def foreseen_environment(torchrun: Mapping[str, str], *, processes: int) -> dict[str, str]:
+    """What ranks will find of a torchrun's environment, but for what places them in a world."""
+    environment = {
+        name: value for name, value in torchrun.items() if not name.startswith("PET_") and name != TORCHRUN_VARIABLE
+    }
+    if processes > 1:
+        # As torchrun does, so that the ranks of a node do not fight for its cores.
+        environment.setdefault("OMP_NUM_THREADS", "1")
     return environment
 
 

@@ -124,8 +124,8 @@ class Launcher:
         processes.become_subreaper()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, lambda number, _: self._events.put(_Signal(number)))
-        # The terminal from which a detached node was started may close.
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # The terminal from which a detached node was started may close. Not SIG_IGN, which the command would inherit.
+        signal.signal(signal.SIGHUP, lambda number, _: None)
         self._capture.start()
         self._mode.begin()
         self._feed.start()

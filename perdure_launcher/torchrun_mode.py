@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 from . import processes
 from .capture import Output
-from .commands import BACKEND, without_static_rendezvous
+from .commands import BACKEND, foreseen_ranks, without_static_rendezvous
 from .desired import Desired
-from .environment import torchrun_environment
+from .environment import WARM_FOLDER, foreseen_environment, torchrun_environment
 from .facts import SUPERSEDED_EXIT_CODE, ExitSpool, describe_status, split_status
 from .node import Node
 from .state import RendezvousState
 from .tree import CommandFailed, Exit
+from .warm.keeper import begin_early, plan_for
+from .warm.names import EXECUTABLE_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +135,33 @@ class TorchrunMode:
             node.outbox.post("/v1/launcher/exited", not_started(attempt, failed, output))
             return
         output.close_write_end()
+        self._warm_up()
         logger.info("attempt %s started as process %s", attempt, root)
         self._current = _Attempt(root=root, output=output, started_at=started_at, out_of_memory_kills=kills)
+
+    def _warm_up(self) -> None:
+        """Has the ranks' interpreter import what they need while torchrun still imports the same for itself."""
+        node = self._node
+        workdir = node.workdir or Path.cwd()
+        foreseen = foreseen_ranks(self._command, path=self._environment.get("PATH", os.defpath), workdir=workdir)
+        if foreseen is None or not node.config.warm_starts or EXECUTABLE_VARIABLE in self._environment:
+            return
+        folder = node.config.run_directory / WARM_FOLDER
+        processes = foreseen.processes or node.processes
+        environment = foreseen_environment(self._environment, processes=processes)
+        begin_early(
+            folder,
+            lambda start: node.tree.spawn(
+                start.command,
+                env=start.environment,
+                workdir=node.workdir,
+                output=start.log,
+                pass_fds=[start.listening],
+                companion=True,
+            ),
+            plan_for(folder, foreseen.arguments, environment),
+            foreseen.python,
+        )
 
 
 def not_started(attempt: int, failed: CommandFailed, output: Output) -> dict[str, object]:

@@ -71,8 +71,19 @@ class ProcessTree:
     def ending(self) -> bool:
         return self._terminating or self._killing_since is not None
 
-    def spawn(self, command: Sequence[str], *, env: Mapping[str, str], workdir: Path | None, output: int) -> int:
+    def spawn(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        workdir: Path | None,
+        output: int,
+        pass_fds: Sequence[int] = (),
+        companion: bool = False,
+    ) -> int:
         """Starts a process in its own session, with stdout and stderr going to `output`.
+
+        A companion stands beside the command: it is not asked to end, but ends with what the command leaves behind.
 
         Raises:
             CommandFailed: if it cannot be started.
@@ -86,6 +97,7 @@ class ProcessTree:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                pass_fds=pass_fds,
                 preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - one system call, through a loaded library
             )
         except OSError as error:
@@ -95,7 +107,8 @@ class ProcessTree:
         if self._empty:
             self._terminating = False
             self._kill_at = self._killing_since = None
-        self._roots.add(process.pid)
+        if not companion:
+            self._roots.add(process.pid)
         self._empty = False
         return process.pid
 

@@ -24,7 +24,7 @@ class CapacityLoss(StrEnum):
 
 
 class Recovery(Section):
-    """How a lost node is made up for."""
+    """How a lost node is made up for, and how ranks are started again."""
 
     on_capacity_loss: CapacityLoss = CapacityLoss.SHRINK
     """`shrink` goes on with fewer nodes (only where `nodes.min` allows it), `wait` waits for a replacement, `fail`
@@ -35,6 +35,10 @@ class Recovery(Section):
     """How long a job waits for a replacement: with fewer than `nodes.min` nodes, after which it stops, or because
     `on_capacity_loss` is `wait`, after which it goes on with the nodes it has. The wait for the first world is
     `timing.rendezvous.join_timeout`."""
+    warm_starts: bool = True
+    """Ranks are forked from an interpreter of the node that has already imported torch, which saves seconds per
+    restart and takes about 0.6 GB of memory per node. Where that would make a difference to the script they are
+    started in the ordinary way, and `perdure explain` says why."""
 
 
 class Retry(Section):

@@ -10,11 +10,14 @@ import inspect
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ..commands import BACKEND
 from ..environment import TORCHRUN_VARIABLE, TorchrunSettings
+from ..warm.keeper import WarmKeeper, offer
+from ..warm.names import EXECUTABLE_VARIABLE, PYTHON_VARIABLE
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
@@ -26,8 +29,12 @@ _DEEPEST_FRAME = 12
 
 def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
     """The entry point, in the group `torchrun.handlers`; torch's own handlers are registered by then."""
-    if TORCHRUN_VARIABLE in os.environ:
+    text = os.environ.get(TORCHRUN_VARIABLE)
+    if text is not None:
         _take_over()
+        settings = TorchrunSettings.load(text)
+        if settings.warm_starts and (reason := offer(settings.warm_folder, os.environ)):
+            logger.info("ranks start cold: %s", reason)
     return create
 
 
@@ -49,7 +56,9 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
     settings = TorchrunSettings.load(text)
     for name in settings.exported:
         os.environ.pop(name, None)
-    return PerdureRendezvous(parameters, settings, processes=_processes(settings))
+    launch = _launch()
+    processes = launch.processes if launch else settings.processes
+    return PerdureRendezvous(parameters, settings, processes=processes, warm=_warm_keeper(settings, launch))
 
 
 def _take_over() -> None:
@@ -74,16 +83,37 @@ def _instead_of_static(original: Callable[..., Any]) -> Callable[..., Any]:
     return create_static
 
 
-def _processes(settings: TorchrunSettings) -> int:
-    """Ranks that torchrun will start: `--nproc-per-node` of the command wins over what we asked for."""
+@dataclass(frozen=True)
+class _Launch:
+    """What torchrun is about to start, from its flags; those of the command win over what we asked for."""
+
+    processes: int
+    entrypoint: Any
+    arguments: tuple[str, ...]
+
+
+def _launch() -> _Launch | None:
+    """Reads it where torchrun has it: it tells no handler."""
     frame: FrameType | None = inspect.currentframe()
     for _ in range(_DEEPEST_FRAME):
         if frame is None:
             break
         if frame.f_code.co_name == "launch_agent":
-            count = getattr(frame.f_locals.get("config"), "nproc_per_node", None)
+            found = frame.f_locals
+            count = getattr(found.get("config"), "nproc_per_node", None)
             if isinstance(count, int):
-                return count
+                arguments = found.get("args") or ()
+                return _Launch(count, found.get("entrypoint"), tuple(str(word) for word in arguments))
         frame = frame.f_back
-    logger.warning("torchrun's --nproc-per-node cannot be seen; taken to be %s, as in the job", settings.processes)
-    return settings.processes
+    logger.warning("torchrun's --nproc-per-node cannot be seen; taken to be as in the job")
+    return None
+
+
+def _warm_keeper(settings: TorchrunSettings, launch: _Launch | None) -> WarmKeeper | None:
+    """Where ranks are started through our stand-in; it needs the environment that they will inherit."""
+    stand_in, python = os.environ.pop(EXECUTABLE_VARIABLE, None), os.environ.get(PYTHON_VARIABLE)
+    if launch is None or python is None or stand_in is None or launch.entrypoint != stand_in:
+        return None
+    return WarmKeeper(
+        folder=settings.warm_folder, python=python, arguments=launch.arguments, environment=dict(os.environ)
+    )

@@ -18,10 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ..facts import RankExit, read_error_file, split_status
+from ..warm.starts import read_start
 
 _MULTIPROCESSING_LOGGER = "torch.distributed.elastic.multiprocessing.api"
 _FAILED = "failed (exitcode"
@@ -32,15 +34,19 @@ _DEEPEST_FRAME = 16
 class ExitWatch(logging.Filter):
     """Collects ranks' exits from torchrun's log."""
 
-    def __init__(self, *, stop_grace: timedelta, on_exits: Callable[[Sequence[RankExit]], None]) -> None:
+    def __init__(
+        self, *, stop_grace: timedelta, warm_folder: Path, on_exits: Callable[[Sequence[RankExit]], None]
+    ) -> None:
         """Creates the watch; `install` makes it listen.
 
         Args:
             stop_grace: From torchrun's SIGTERM to our SIGKILL, where it ends ranks in order to restart them.
+            warm_folder: Says which process a rank really was, where a stand-in was torchrun's child.
             on_exits: Called in torchrun's main thread with what was collected so far.
         """
         super().__init__()
         self._stop_grace = stop_grace
+        self._warm_folder = warm_folder
         self._on_exits = on_exits
         self._exits: list[RankExit] = []
         self._closed: set[int] = set()
@@ -86,10 +92,11 @@ class ExitWatch(logging.Filter):
     def _exit(self, local_rank: int, pid: int, code: int, error_file: str | None) -> RankExit:
         exit_code, signal_number = split_status(code)
         error = read_error_file(error_file)
+        start = read_start(self._warm_folder, local_rank)
         return RankExit(
             local_rank=local_rank,
             global_rank=self.base_rank + local_rank,
-            pid=pid,
+            pid=start.pid if start else pid,
             exit_code=exit_code,
             signal=signal_number,
             error=error.message if error else None,

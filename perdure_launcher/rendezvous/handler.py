@@ -30,6 +30,7 @@ from ..environment import TorchrunSettings, generation_environment
 from ..facts import SUPERSEDED_EXIT_CODE, ExitSpool, RankExit
 from ..ports import PortPool
 from ..state import RendezvousState, StateFile
+from ..warm.keeper import WarmKeeper
 from ..worlds import World
 from .exits import ExitWatch
 from .feed import WorldFeed
@@ -43,18 +44,22 @@ _READY = "/v1/rendezvous/ready"
 class PerdureRendezvous(RendezvousHandler):
     """One torchrun's place in the job."""
 
-    def __init__(self, parameters: RendezvousParameters, settings: TorchrunSettings, *, processes: int) -> None:
+    def __init__(
+        self, parameters: RendezvousParameters, settings: TorchrunSettings, *, processes: int, warm: WarmKeeper | None
+    ) -> None:
         """Creates the handler; nothing is said to the agent before the first rendezvous.
 
         Args:
             parameters: As torchrun has them from its flags and its environment.
             settings: As the launcher has them from the job.
             processes: Ranks that this torchrun starts.
+            warm: Keeps the interpreter that ranks are forked from; None where they start cold.
         """
         run_directory = Path(settings.run_directory)
         self._parameters = parameters
         self._settings = settings
         self._processes = processes
+        self._warm = warm
         self._state = StateFile(run_directory)
         self._entered = self._state.read().generation
         self._world: World | None = None
@@ -66,6 +71,7 @@ class PerdureRendezvous(RendezvousHandler):
         self._ports = PortPool(settings.address, listening=True)
         self._stores: dict[int, TCPStore] = {}
         self._storing = threading.Lock()
+        self._finishing = False
         self._session = AgentSession(
             socket_path=run_directory / "agent.sock",
             hello_path="/v1/rendezvous/hello",
@@ -76,10 +82,13 @@ class PerdureRendezvous(RendezvousHandler):
         self._feed = WorldFeed(self._session, after=self._entered, prepare=self._prepare)
         self._exits = ExitWatch(
             stop_grace=timedelta(seconds=settings.stop_grace_s),
+            warm_folder=settings.warm_folder,
             on_exits=lambda exits: self._spool.write(owner=os.getpid(), exits=exits),
         )
         self._state.write(RendezvousState(handler_pid=os.getpid(), generation=self._entered))
         self._exits.install()
+        if warm is not None:
+            warm.ensure()
         self._feed.start()
         self._outbox.start()
 
@@ -129,6 +138,8 @@ class PerdureRendezvous(RendezvousHandler):
         """torchrun leaves, with success or not; the job goes on without it."""
         self._session.close()
         self._ports.close()
+        if self._warm is not None:
+            self._warm.close()
         return True
 
     def _enter(self, world: World) -> RendezvousInfo:
@@ -138,6 +149,8 @@ class PerdureRendezvous(RendezvousHandler):
                 del self._stores[generation]
         self._world = world
         self._entered = world.generation
+        if self._warm is not None:
+            self._warm.ensure()
         self._exits.base_rank = world.base_rank
         self._out_of_memory_kills = self._memory.out_of_memory_kills
         self._state.write(RendezvousState(handler_pid=os.getpid(), generation=world.generation))
@@ -167,13 +180,16 @@ class PerdureRendezvous(RendezvousHandler):
             SystemExit: if the generation is over before all have finished: torchrun cannot start ranks again from
                 here, but the launcher can start torchrun again.
         """
+        self._finishing = True
         self._outbox.post("/v1/rendezvous/finished", {"generation": generation, "time": time.time()})
         if not self._feed.wait_complete(generation):
             logger.warning("generation %s is over before all its ranks have finished; starting again", generation)
             raise SystemExit(SUPERSEDED_EXIT_CODE)
 
     def _prepare(self, world: World) -> None:
-        if world.store_host:
+        # In the exit barrier this process is about to end, and its successor will host the store: ranks that connect
+        # to this one would lose it.
+        if world.store_host and not self._finishing:
             self._open_store(world)
 
     def _open_store(self, world: World) -> RankExit | None:

@@ -140,7 +140,7 @@ def elastic_log() -> Any:
 
 def watch(stop_grace: timedelta = timedelta(seconds=1)) -> tuple[ExitWatch, list[Any]]:
     heard: list[Any] = []
-    watching = ExitWatch(stop_grace=stop_grace, on_exits=heard.append)
+    watching = ExitWatch(stop_grace=stop_grace, warm_folder=Path("/nonexistent"), on_exits=heard.append)
     watching.base_rank = 10
     watching.install()
     return watching, heard

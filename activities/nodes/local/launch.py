@@ -83,6 +83,7 @@ def write_configurations(folder: NodeFolder, request: NodeRequest) -> NodeRecord
         "run_id": node.uid,
         "address": ADDRESS,
         "stop_grace_s": spec.timing.processes.stop_grace.total_seconds(),
+        "warm_starts": spec.recovery.warm_starts,
         "termination_grace_s": grace,
         "log_max_bytes": spec.timing.processes.log_max_bytes,
     }

@@ -1,0 +1,67 @@
+"""What keeper, stand-in and warm interpreter agree on. Imported at the start of each rank, so it is small."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+
+FOLDER_VARIABLE = "PERDURE_WARM"
+"""The folder with the socket and the records of starts."""
+PYTHON_VARIABLE = "PERDURE_WARM_PYTHON"
+"""The interpreter that would be started without us."""
+LISTENING_VARIABLE = "PERDURE_WARM_LISTENING"
+"""For the warm interpreter: the descriptor of its socket."""
+EXECUTABLE_VARIABLE = "PYTHON_EXEC"
+"""What torchrun starts ranks with."""
+
+OURS = (FOLDER_VARIABLE, PYTHON_VARIABLE, EXECUTABLE_VARIABLE)
+
+SOCKET = "socket"
+PLAN = "plan"
+"""A file with what the warm interpreter stands for."""
+REFUSAL = "refusal"
+"""A file that says why there is no warm interpreter."""
+
+START_PREFIX = "start-"
+"""Files that say how each local rank was started last."""
+
+STARTED = "started"
+COLD = "cold"
+ENDED = "ended"
+
+_OF_ONE_RANK = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        # Set by torchrun for each rank, read when a process group is made.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        # Read when CUDA is initialised; torchrun's --virtual-local-rank gives each rank its own.
+        "CUDA_VISIBLE_DEVICES",
+        # A shell's own bookkeeping, where one stands in between.
+        *("_", "PWD", "OLDPWD", "SHLVL"),
+        *OURS,
+    }
+)
+_OF_ONE_RANK_PREFIXES = ("TORCHELASTIC_", "PERDURE_")
+
+
+def of_one_rank(variable: str) -> bool:
+    """Whether a variable places a rank in a world: it differs between ranks, and nothing may read it while imported."""
+    return variable in _OF_ONE_RANK or variable.startswith(_OF_ONE_RANK_PREFIXES)
+
+
+def record_start(folder: str, *, warm: bool, reason: str = "") -> None:
+    """Writes down how this process's rank was started; best effort, as nothing may keep a rank from starting."""
+    generation = os.environ.get("PERDURE_GENERATION", "")
+    start = {
+        "generation": int(generation) if generation.isdecimal() else 0,
+        "pid": os.getpid(),
+        "warm": warm,
+        "reason": reason,
+    }
+    path = f"{folder}/{START_PREFIX}{os.environ.get('LOCAL_RANK', '0')}"
+    with contextlib.suppress(OSError):
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            json.dump(start, file)
+        os.replace(f"{path}.new", path)

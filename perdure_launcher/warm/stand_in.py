@@ -1,0 +1,131 @@
+"""What torchrun starts instead of Python: has a rank forked, and stands in for it.
+
+It lives as long as the rank, passes signals on, and ends as the rank has ended. Where there is no warm interpreter to
+be had it becomes the Python that torchrun would have started. It runs once per rank and start, so it imports little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from types import FrameType
+
+from .context import process_context
+from .names import (
+    COLD,
+    ENDED,
+    FOLDER_VARIABLE,
+    OURS,
+    PYTHON_VARIABLE,
+    REFUSAL,
+    SOCKET,
+    STARTED,
+    record_start,
+)
+
+_PATIENCE_S = 30.0
+"""For an answer: the warm interpreter may still be importing, which takes as long as it would here."""
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_LOST = 71
+
+
+class NotWarm(Exception):
+    """The rank must be started in the ordinary way; the message says why."""
+
+
+def main() -> None:
+    """Does not return."""
+    arguments, environment = sys.argv[1:], dict(os.environ)
+    folder, python = environment[FOLDER_VARIABLE], environment[PYTHON_VARIABLE]
+    for name in OURS:
+        environment.pop(name, None)
+    try:
+        connection = _ask(folder, arguments, environment)
+    except NotWarm as reason:
+        record_start(folder, warm=False, reason=str(reason))
+        os.execve(python, [python, *arguments], environment)
+    _stand_in(connection)
+
+
+def _ask(folder: str, arguments: list[str], environment: dict[str, str]) -> socket.socket:
+    """Has the rank forked.
+
+    Raises:
+        NotWarm: if it was not, and never will be.
+    """
+    if len(os.listdir("/proc/self/fd")) > 4:
+        # Standard input, output and error, and the folder that is being listed.
+        raise NotWarm("files beyond standard input, output and error were passed on to it")
+    request = {"arguments": arguments, "environment": environment, "context": process_context()}
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(_PATIENCE_S)
+    message = json.dumps(request).encode() + b"\n"
+    try:
+        connection.connect(f"{folder}/{SOCKET}")
+        sent = socket.send_fds(connection, [message], [0, 1, 2])
+        connection.sendall(message[sent:])
+        word, _, detail = _line(connection).partition(" ")
+    except TimeoutError:
+        raise NotWarm(f"the warm interpreter did not answer within {_PATIENCE_S:.0f} s") from None
+    except OSError as error:
+        raise NotWarm(_refusal(folder) or f"there is no warm interpreter ({error.strerror})") from None
+    if word == STARTED:
+        return connection
+    raise NotWarm(detail if word == COLD else _refusal(folder) or "the warm interpreter has ended")
+
+
+def _stand_in(connection: socket.socket) -> None:
+    connection.settimeout(None)
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        with contextlib.suppress(OSError):
+            connection.sendall(f"{number}\n".encode())
+
+    for number in _PASSED_ON:
+        signal.signal(number, pass_on)
+    try:
+        word, _, status = _line(connection).partition(" ")
+    except OSError:
+        word, status = "", ""
+    if word != ENDED:
+        # The warm interpreter is gone, and its ranks with it.
+        _die_of(signal.SIGKILL)
+    code = int(status)
+    if code < 0:
+        _die_of(-code)
+    os._exit(code)
+
+
+def _die_of(number: int) -> None:
+    """Ends as the rank has, for those who look at our status. The core, if any, is the rank's."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    os._exit(_LOST)
+
+
+def _line(connection: socket.socket) -> str:
+    """One line, or what there was of it when the other side closed."""
+    received = b""
+    while not received.endswith(b"\n"):
+        piece = connection.recv(1)
+        if not piece:
+            break
+        received += piece
+    return received.decode().rstrip("\n")
+
+
+def _refusal(folder: str) -> str:
+    try:
+        with open(f"{folder}/{REFUSAL}", encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

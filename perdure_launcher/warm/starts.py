@@ -1,0 +1,35 @@
+"""How each rank of this node was started last, read back for `explain`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from .names import START_PREFIX
+
+
+@dataclass(frozen=True)
+class Start:
+    """One rank's start."""
+
+    generation: int
+    pid: int
+    """The rank's own; torchrun knows that of the stand-in."""
+    warm: bool
+    reason: str = ""
+    """Why it was not warm."""
+
+
+def read_start(folder: Path, local_rank: int) -> Start | None:
+    """How a rank was started last; None where it was not through the stand-in."""
+    try:
+        return Start(**json.loads((folder / f"{START_PREFIX}{local_rank}").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def read_starts(folder: Path, *, generation: int, processes: int) -> list[Start]:
+    """The starts of this generation's local ranks, as far as they are written."""
+    starts = (read_start(folder, local_rank) for local_rank in range(processes))
+    return [start for start in starts if start is not None and start.generation == generation]
