@@ -39,6 +39,7 @@ from workflows.messages import (
     NodeIdentity,
     Progress,
     RankExit,
+    RankStarts,
     Ready,
     Stepping,
 )
@@ -238,12 +239,17 @@ class Node:
             ports = state.store_ports if body.store_ports is None else body.store_ports
             self._keep(entered=body.generation, entered_at=body.time, ready_after=None, store_ports=ports)
 
-    def stepping(self, generation: int) -> None:
+    def stepping(self, generation: int, *, starts: RankStarts | None) -> None:
         """All local ranks made a step in this generation, or run where steps cannot be seen."""
         if generation > self.state.stepping:
             self._keep(stepping=generation)
             self._to_group.put(
-                Stepping(**envelope(self.config.node), generation=generation, entered_at=self.state.entered_at)
+                Stepping(
+                    **envelope(self.config.node),
+                    generation=generation,
+                    entered_at=self.state.entered_at,
+                    starts=starts,
+                )
             )
 
     def finished(self, body: FinishedBody) -> None:

@@ -10,8 +10,10 @@ from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 
+from perdure_launcher.environment import WARM_FOLDER
 from perdure_launcher.progress import RankProgress, progress_path, read_progress
-from workflows.messages import Progress, ProgressSource
+from perdure_launcher.warm.starts import read_starts
+from workflows.messages import Progress, ProgressSource, RankStarts
 
 FOLDER_NAME = "progress"
 
@@ -30,6 +32,7 @@ class ProgressReader:
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / FOLDER_NAME
+        self._warm_folder = run_dir / WARM_FOLDER
         self._generation = 0
         self._first_step: int | None = None
         self._samples: deque[tuple[float, int]] = deque()
@@ -39,6 +42,15 @@ class ProgressReader:
         """Every local rank made a step in the generation last asked for."""
         self.any_seen = False
         """Some rank of it can be seen, whether it steps yet or not."""
+
+    def starts(self, *, generation: int, processes: int) -> RankStarts | None:
+        """How the node's ranks were started for a generation; None where none of them says so."""
+        starts = read_starts(self._warm_folder, generation=generation, processes=processes)
+        if not starts:
+            return None
+        warm = sum(start.warm for start in starts)
+        reason = next((start.reason for start in starts if not start.warm), "")
+        return RankStarts(warm=warm, cold=len(starts) - warm, reason=reason)
 
     def sample(self, *, generation: int, base_rank: int, processes: int, now: float) -> None:
         """Looks at the ranks of a generation; `now` is of the monotonic clock."""

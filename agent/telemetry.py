@@ -91,7 +91,9 @@ class Telemetry:
             now=now,
         )
         if state.stepping < state.entered and (self._ranks.all_stepped or self._runs_unseen()):
-            self._node.stepping(state.entered)
+            self._node.stepping(
+                state.entered, starts=self._ranks.starts(generation=state.entered, processes=state.processes or 1)
+            )
 
     def _runs_unseen(self) -> bool:
         state = self._node.state

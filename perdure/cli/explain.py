@@ -104,7 +104,18 @@ def _course(incident: IncidentView) -> str:
         if mark is not None:
             parts.append(f"{words} {text.duration(max(0.0, (mark - previous).total_seconds()))}")
             previous = max(previous, mark)
-    return ", ".join(parts)
+    return ", ".join(parts) + _starts(incident)
+
+
+def _starts(incident: IncidentView) -> str:
+    """Whether ranks had to import everything anew, and why."""
+    starts = incident.starts
+    if starts is None:
+        return ""
+    if not starts.cold:
+        return f"; {text.count(starts.warm, 'rank')} started warm"
+    some = f"{starts.warm} started warm, " if starts.warm else ""
+    return f"; {some}{text.count(starts.cold, 'rank')} started cold: {starts.reason}"
 
 
 def _advice(incident: IncidentView, *, job: str, flag: str) -> str:

@@ -154,6 +154,7 @@ async def test_training_goes_on_through_deaths(
             stepping = await brain.from_all("stepping", 2)
             print(f"from the command to the first step of all: {time.time() - began:.2f} s")
             assert all(one["entered_at"] for one in stepping)
+            assert [one["starts"] for one in stepping] == [{"warm": 1, "cold": 0, "reason": ""}] * len(stepping)
 
             # The end, with every rank in the exit barrier until all have finished.
             (code / "stop").touch()

@@ -28,6 +28,7 @@ from workflows.messages.agents import (
     NodeIdentity,
     Progress,
     RankExit,
+    RankStarts,
     Ready,
     Stepping,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "Progress",
     "ProgressSource",
     "RankExit",
+    "RankStarts",
     "Ready",
     "ReasonRequest",
     "RelaunchRequest",

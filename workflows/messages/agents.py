@@ -78,6 +78,19 @@ class Ready(AgentMessage):
     """`--nnodes` as the command itself was given it, where that differs from what we asked for."""
 
 
+class RankStarts(Message):
+    """How ranks were started for a generation."""
+
+    warm: int = 0
+    """Ranks that were forked from an interpreter that had imported torch."""
+    cold: int = 0
+    reason: str = ""
+    """Why the first of the cold ones was not warm."""
+
+    def __add__(self, other: RankStarts) -> RankStarts:
+        return RankStarts(warm=self.warm + other.warm, cold=self.cold + other.cold, reason=self.reason or other.reason)
+
+
 class Stepping(AgentMessage):
     """All ranks of the node made their first step in a generation, or run where steps cannot be seen. To the
     NodeGroup."""
@@ -85,6 +98,8 @@ class Stepping(AgentMessage):
     generation: int
     entered_at: datetime | None = None
     """When the node's handler returned the world: what follows is process start."""
+    starts: RankStarts | None = None
+    """Of the node's ranks; None where warm starts are turned off, or cannot be had at all."""
 
 
 class LeaseTaken(AgentMessage):

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from workflows.messages.agents import RankStarts
 from workflows.messages.base import Message
 from workflows.messages.views import NodeView
 from workflows.messages.vocabulary import EvidenceSource
@@ -43,6 +44,7 @@ class NodeEdge(Message):
     detail: str = ""
     generation: int = 0
     entered_at: datetime | None = None
+    starts: RankStarts | None = None
     store_ports: tuple[int, ...] | None = None
     processes: int | None = None
     address: str | None = None
@@ -62,11 +64,11 @@ class GroupEdges(Message):
     """The whole table: the answer to `adopt`, for a job that was reset or replaced."""
     wound_down: bool = False
     """Nothing of the group is left."""
-
-
     tenure: str = ""
     """Which start or adoption of the group this follows: a reset hands a job its earlier run's signals again, and their
     facts are over."""
+
+
 class DesiredNode(Message):
     incarnation: int
     token: str

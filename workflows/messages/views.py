@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from perdure.spec.durations import Duration
-from workflows.messages.agents import Metrics, Progress
+from workflows.messages.agents import Metrics, Progress, RankStarts
 from workflows.messages.base import Message
 from workflows.messages.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase
 
@@ -72,6 +72,8 @@ class IncidentView(Message):
     """When the last member's rendezvous returned."""
     stepping_at: datetime | None = None
     """When the last member stepped again."""
+    starts: RankStarts | None = None
+    """How the ranks of the new world were started, as far as agents say."""
     evidence: tuple[Evidence, ...] = ()
     rule: str = ""
     """The policy's rule that decided, by name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from workflows.messages import Considered, Evidence, EvidenceSource, FailureClass, IncidentView
+from workflows.messages import Considered, Evidence, EvidenceSource, FailureClass, IncidentView, RankStarts
 from workflows.policy.state import JobState
 
 KEPT_INCIDENTS = 50
@@ -121,6 +121,15 @@ def entered(state: JobState, time: datetime) -> JobState:
     if incident is None:
         return state
     return _replace_last(state, incident.model_copy(update={"entered_at": _later(incident.entered_at, time)}))
+
+
+def started(state: JobState, starts: RankStarts) -> JobState:
+    """One more member's ranks step, and its agent says how they were started."""
+    incident = _of_current_world(state)
+    if incident is None:
+        return state
+    known = incident.starts
+    return _replace_last(state, incident.model_copy(update={"starts": known + starts if known else starts}))
 
 
 def closed(state: JobState, time: datetime) -> JobState:

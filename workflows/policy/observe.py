@@ -172,9 +172,12 @@ def _(event: EdgeSeen, state: JobState, now: datetime) -> JobState:
         case EdgeKind.READY:
             return _ready(state.with_node(_facts(node, edge)), edge, now)
         case EdgeKind.STEPPING:
+            first = edge.generation > node.stepping
             node = node.changed(stepping=max(node.stepping, edge.generation), reachable=True, missed_worlds=0)
             if state.world is not None and edge.generation == state.world.generation:
                 state = incidents.entered(state, edge.entered_at or edge.time)
+                if first and edge.starts is not None:
+                    state = incidents.started(state, edge.starts)
         case EdgeKind.COMMANDED:
             node = node.changed(commanded=max(node.commanded, edge.generation), reachable=True)
             if state.world is not None and edge.generation == state.world.generation:
