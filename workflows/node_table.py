@@ -163,7 +163,14 @@ class NodeTable:
         if record is None or message.generation <= record.stepping:
             return
         self.put(record.changed(stepping=message.generation))
-        self.edge(record, EdgeKind.STEPPING, message.time, generation=message.generation, entered_at=message.entered_at)
+        self.edge(
+            record,
+            EdgeKind.STEPPING,
+            message.time,
+            generation=message.generation,
+            entered_at=message.entered_at,
+            starts=message.starts,
+        )
 
     def heartbeat(self, message: Heartbeat) -> None:
         record = self._hear("heartbeat", message)

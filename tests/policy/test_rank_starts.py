@@ -1,0 +1,31 @@
+"""An incident tells how the ranks of its new world were started, so that a slow restart explains itself."""
+
+from __future__ import annotations
+
+from tests.policy.scenario import Scenario
+from workflows.messages import EdgeKind, RankStarts
+
+
+def recovered(*starts: RankStarts | None) -> Scenario:
+    """A rank was killed, all nodes are back in the next world, and say this."""
+    job = Scenario(nodes=str(len(starts))).running().rank_killed(0).ready(*range(len(starts)), after=1)
+    for rank, said in enumerate(starts):
+        job.edge(rank, EdgeKind.STEPPING, generation=2, starts=said)
+    return job
+
+
+def test_starts_of_all_members_are_added_up() -> None:
+    cold = RankStarts(warm=1, cold=1, reason="its environment differs in OMP_NUM_THREADS")
+    [incident] = recovered(RankStarts(warm=2), cold).state.incidents
+    assert incident.stepping_at is not None
+    assert incident.starts == RankStarts(warm=3, cold=1, reason="its environment differs in OMP_NUM_THREADS")
+
+
+def test_a_member_that_says_it_twice_counts_once() -> None:
+    job = recovered(RankStarts(warm=1), None)
+    job.edge(0, EdgeKind.STEPPING, generation=2, starts=RankStarts(warm=1))
+    assert job.state.incidents[0].starts == RankStarts(warm=1)
+
+
+def test_agents_that_say_nothing_leave_it_open() -> None:
+    assert recovered(None, None).state.incidents[0].starts is None
