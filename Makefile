@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help setup demo test check format lock bench-recovery bench-history clean
+.PHONY: help setup demo test check format lock bench-recovery bench-history cluster cluster-down cluster-binaries clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -37,6 +37,15 @@ bench-recovery: setup  ## Time from a kill to the next step: torchrun, DLRover a
 
 bench-history: setup  ## History of a job at rest; signals and leases where a group continues as new
 	@$(BIN)/python -m benchmarks.history $(BENCH_ARGS)
+
+cluster: setup  ## Start a real Kubernetes cluster on this machine (Linux, root), for tests and demo
+	@$(BIN)/python -m scripts.cluster up
+
+cluster-down: setup  ## End the cluster and take every change to the machine back
+	@$(BIN)/python -m scripts.cluster down
+
+cluster-binaries: setup  ## Build or find the cluster's programs, without starting anything
+	@$(BIN)/python -m scripts.cluster binaries
 
 clean:  ## Remove what set-up and tests left in the checkout; the caches outside it stay
 	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/recovery/out

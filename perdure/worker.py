@@ -34,9 +34,10 @@ from activities.nodes.backend import NodeBackend
 from activities.nodes.local import LocalBackend
 from activities.site import SiteActivities
 from perdure.connection import connect, find_endpoint
-from perdure.errors import ExitCode, PerdureError
+from perdure.errors import ExitCode, PerdureError, Refused
 from perdure.local.control_plane import worker_identity
 from perdure.search_attributes import register_search_attributes
+from perdure.spec.job import Backend
 from workflows.messages import SiteFacts
 from workflows.names import WATCH_TASK_QUEUE, WORKER_TASK_QUEUE
 from workflows.node_group import NodeGroup
@@ -101,11 +102,33 @@ def _local_backend(client: TemporalClient) -> LocalBackend:
     return LocalBackend(connection={"TEMPORAL_ADDRESS": address, "TEMPORAL_NAMESPACE": client.namespace})
 
 
-async def serve(*, address: str | None = None, metrics_port: int | None = None) -> None:
+def _kubernetes_backend(client: TemporalClient) -> NodeBackend:
+    """Pods, whose agents find the server as the environment says.
+
+    Raises:
+        Refused: if it does not say enough.
+    """
+    try:
+        from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
+    except ModuleNotFoundError as missing:
+        raise Refused(
+            f"the backend kubernetes needs {missing.name}", remedy="Run `pip install 'perdure[kubernetes]'`."
+        ) from missing
+    found = {"TEMPORAL_ADDRESS": client.service_client.config.target_host, "TEMPORAL_NAMESPACE": client.namespace}
+    try:
+        return KubernetesBackend(KubernetesSettings.from_environment({**found, **os.environ}))
+    except ValueError as error:
+        raise Refused(f"the backend kubernetes is not configured: {error}", remedy="See docs/kubernetes.md.") from error
+
+
+async def serve(
+    *, address: str | None = None, metrics_port: int | None = None, backends: Sequence[Backend] = (Backend.LOCAL,)
+) -> None:
     """Runs a worker until SIGTERM or SIGINT.
 
     Raises:
         ControlPlaneUnreachable: if the server does not answer at the start.
+        Refused: if a backend cannot be served.
     """
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -114,9 +137,10 @@ async def serve(*, address: str | None = None, metrics_port: int | None = None) 
     client = await connect(
         endpoint, identity=worker_identity(os.getpid()), runtime=_runtime(metrics_port), patient=True
     )
-    local = _local_backend(client)
-    async with running_worker(client, backends=[local]) as facts, asyncio.TaskGroup() as beside:
-        tidying = beside.create_task(local.keep_tidy(client))
+    make = {Backend.LOCAL: _local_backend, Backend.KUBERNETES: _kubernetes_backend}
+    served = [make[backend](client) for backend in dict.fromkeys(backends)]
+    async with running_worker(client, backends=served) as facts, asyncio.TaskGroup() as beside:
+        tidying = [beside.create_task(one.keep_tidy(client)) for one in served if isinstance(one, LocalBackend)]
         logger.info(
             "serving %s and %s at %s, namespace %s; backends: %s",
             WORKER_TASK_QUEUE,
@@ -127,7 +151,8 @@ async def serve(*, address: str | None = None, metrics_port: int | None = None) 
         )
         await stopped.wait()
         logger.info("stopping")
-        tidying.cancel()
+        for task in tidying:
+            task.cancel()
 
 
 def _runtime(metrics_port: int | None) -> Runtime:
@@ -160,11 +185,19 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
     parser = argparse.ArgumentParser(prog="python -m perdure.worker", description=__doc__)
     parser.add_argument("--address", help="of the Temporal server; else as Temporal's environment configuration says")
     parser.add_argument("--log-file", type=Path, help="rotated; default: stderr")
+    parser.add_argument(
+        "--backend",
+        type=Backend,
+        choices=[Backend.LOCAL, Backend.KUBERNETES],
+        action="append",
+        help="where nodes come from; may be repeated; default: local",
+    )
     parser.add_argument("--metrics-port", type=int, help="serve Prometheus metrics on this port")
     options = parser.parse_args(arguments)
     log_to(options.log_file)
     try:
-        asyncio.run(serve(address=options.address, metrics_port=options.metrics_port))
+        backends = options.backend or [Backend.LOCAL]
+        asyncio.run(serve(address=options.address, metrics_port=options.metrics_port, backends=backends))
     except PerdureError as error:
         logger.error("%s %s", error, error.remedy)
         return error.exit_code

@@ -83,6 +83,7 @@ async def delete(table: NodeTable, record: NodeRecord) -> None:
             backend=spec.backend,
             namespace=spec.namespace,
             grace=spec.limits.termination_grace_period,
+            winding_down=table.winding_down,
         ),
         start_to_close_timeout=options.SHORT_ACTIVITY + spec.limits.termination_grace_period,
         retry_policy=options.BACKEND_RETRY,

@@ -15,7 +15,7 @@ from .errors import SpecError, SpecProblem, format_path, format_value, line_of
 from .fields import Location
 from .job import Backend, JobSpec
 
-AVAILABLE_BACKENDS = frozenset({Backend.LOCAL})
+AVAILABLE_BACKENDS = frozenset({Backend.LOCAL, Backend.KUBERNETES})
 """What this release can run on."""
 
 
@@ -72,6 +72,11 @@ _CONTAINERS = (Backend.KUBERNETES, Backend.RAY)
 
 FIELD_SUPPORT: tuple[FieldSupport, ...] = (
     _field("runtime", available=False, remedy="write the preset's fields into the specification"),
+    _field(
+        "workdir.path",
+        *(backend for backend in Backend if backend is not Backend.KUBERNETES),
+        remedy="put the code into the image or on a volume, and name its folder as workingDir in pod_template",
+    ),
     _field("workdir.git", available=False, remedy="check the commit out and use workdir.path"),
     _field("recovery.spares", available=False, remedy="remove it; a lost node is replaced by a new one"),
     _field("outputs.archive", available=False, remedy="remove it"),
@@ -84,7 +89,7 @@ FIELD_SUPPORT: tuple[FieldSupport, ...] = (
     _field("roles.*.pod_template", *_PODS, remedy="remove it"),
     _field("queue", *_PODS, harmless=True),
     _field("priority_class", *_PODS, harmless=True),
-    _field("limits.queue_timeout", *_PODS, harmless=True),
+    _field("limits.queue_timeout", available=False, remedy="remove it; timing.rendezvous.join_timeout limits the wait"),
     _field("workdir.exclude", *_CONTAINERS, harmless=True),
     _field("roles.*.python", *_CONTAINERS, harmless=True),
     _field("roles.*.image_pull_policy", *_PODS, harmless=True),
@@ -137,6 +142,8 @@ def find_unsupported(
                     warnings.append(SpecWarning(location=location, message=f"{message} and is ignored"))
                 else:
                     problems.append(SpecProblem(location=location, message=message, hint=support.remedy))
+    if backend is Backend.KUBERNETES:
+        problems += _without_image(mapping)
     if backend is Backend.LOCAL:
         for location in _occurrences(mapping, ("workdir", "path")):
             path = mapping["workdir"]["path"]
@@ -150,6 +157,18 @@ def find_unsupported(
                     )
                 )
     return tuple(problems), tuple(warnings)
+
+
+def _without_image(mapping: Mapping[str, Any]) -> Iterator[SpecProblem]:
+    roles = mapping.get("roles")
+    for name, role in cast("Mapping[str, Any]", roles).items() if isinstance(roles, Mapping) else ():
+        # A pod template may name it, for the training container.
+        if isinstance(role, Mapping) and not {"image", "pod_template"} & set(cast("Mapping[str, Any]", role)):
+            yield SpecProblem(
+                location=("roles", name, "image"),
+                message="is missing",
+                expected="the name of a container image with Python and PyTorch",
+            )
 
 
 def _occurrences(value: Any, pattern: Location, location: Location = ()) -> Iterator[Location]:

@@ -19,6 +19,10 @@ def spec(role: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
     return {"name": "a", "roles": {"worker": {**WORKER, **(role or {})}}, **fields}
 
 
+def test_a_plain_job_of_pods_has_nothing_said_about_it():
+    assert validate_spec(spec({"image": "x"}, backend="kubernetes", queue="q"))[1] == ()
+
+
 def test_a_plain_local_job_has_nothing_said_about_it():
     assert validate_spec(spec())[1] == ()
 
@@ -39,9 +43,14 @@ def test_an_elastic_job_is_told_about_its_batch():
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (spec(backend="kubernetes"), 'backend: not available in this release; got "kubernetes"; expected local'),
-        (spec(backend="ray"), 'backend: not available in this release; got "ray"; expected local'),
-        (spec(backend="joined"), 'backend: not available in this release; got "joined"; expected local'),
+        (spec(backend="kubernetes"), "roles.worker.image: is missing; expected the name of a container image"),
+        (
+            spec({"image": "x"}, backend="kubernetes", workdir={"path": "/x"}),
+            "workdir.path: has no meaning on the backend",
+        ),
+        (spec(backend="ray"), 'backend: not available in this release; got "ray"; expected kubernetes or local'),
+        (spec(backend="joined"), 'backend: not available in this release; got "joined"; expected kubernetes or local'),
+        (spec(limits={"queue_timeout": "1h"}), "limits.queue_timeout: not available in this release"),
         (spec(recovery={"spares": 1}), "recovery.spares: not available in this release"),
         (spec(runtime="x"), "runtime: not available in this release; write the preset's fields"),
         (spec(workdir={"git": "u", "ref": "r"}), "workdir.git: not available in this release"),
@@ -78,12 +87,13 @@ def test_the_full_example_has_all_that_it_lacks_named():
     with pytest.raises(SpecError) as caught:
         check_backend(load_spec(path))
     assert [problem.path for problem in caught.value.problems] == [
-        "backend",
         "runtime",
+        "workdir.path",
         "outputs.archive",
         "hold_on_failure",
         "ttl_after_finished",
         "notifications",
+        "limits.queue_timeout",
     ]
 
 

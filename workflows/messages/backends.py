@@ -37,6 +37,8 @@ class NodeRef(Message):
     namespace: str
     grace: Duration = timedelta(seconds=30)
     """From SIGTERM to SIGKILL when it is deleted."""
+    winding_down: bool = False
+    """Its group will create no other: what the job's nodes share may go with the last of them."""
 
 
 class CreatedNode(Message):

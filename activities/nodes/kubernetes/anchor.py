@@ -1,0 +1,85 @@
+"""A job's anchor: the one object that all its pods belong to.
+
+Pods without a controller keep machines from being drained and scaled down, and nobody cleans them up. So a ConfigMap
+stands for the job's run: pods name it as their controller, and go with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError, Object
+from activities.nodes.kubernetes.pod import JOB, UID
+from workflows.messages import NodeRequest
+
+
+def anchor_name(job_name: str, uid: str) -> str:
+    return f"perdure-{job_name}-{uid}"
+
+
+_REMEMBERED = 10.0
+"""Seconds: enough for a thousand nodes at once, too little for a job that was suspended elsewhere and runs again."""
+
+
+class Anchors:
+    """Makes each job's anchor once; many nodes are created at the same time."""
+
+    def __init__(self, api: KubernetesApi) -> None:
+        self._api = api
+        self._owners: dict[str, tuple[float, asyncio.Task[dict[str, Any]]]] = {}
+
+    async def owner_reference(self, request: NodeRequest) -> dict[str, Any]:
+        """The reference by which a pod belongs to its job.
+
+        Raises:
+            KubernetesError: if the anchor can neither be found nor made.
+        """
+        uid, now = request.node.uid, asyncio.get_running_loop().time()
+        asked_at, asking = self._owners.get(uid, (0.0, None))
+        if asking is None or now - asked_at > _REMEMBERED or (asking.done() and asking.exception()):
+            asking = asyncio.create_task(self._ensure(request))
+            self._owners[uid] = (now, asking)
+        return await asyncio.shield(asking)
+
+    async def remove(self, namespace: str, uid: str) -> None:
+        """Deletes the anchor of a job that has no pods any more; where it runs again, it is made again."""
+        self._owners.pop(uid, None)
+        path = _anchors(namespace)
+        for anchor in await self._api.list(path, labels=f"{UID}={uid}"):
+            await self._api.delete(f"{path}/{anchor['metadata']['name']}")
+
+    async def _ensure(self, request: NodeRequest) -> dict[str, Any]:
+        spec = request.spec
+        path = _anchors(spec.namespace)
+        name = anchor_name(spec.name, request.node.uid)
+        content: Object = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": name,
+                "labels": {"app.kubernetes.io/managed-by": "perdure", JOB: spec.name, UID: request.node.uid},
+                "annotations": {"perdure.dev/workflow": request.job_id, "perdure.dev/run": request.job_first_run_id},
+            },
+        }
+        try:
+            made = await self._api.create(path, content)
+        except KubernetesError as error:
+            if error.status != 409:
+                raise
+            found = await self._api.get(f"{path}/{name}")
+            if found is None:
+                raise
+            made = found
+        return {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "name": name,
+            "uid": made["metadata"]["uid"],
+            "controller": True,
+            "blockOwnerDeletion": False,
+        }
+
+
+def _anchors(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/configmaps"

@@ -1,0 +1,266 @@
+"""Speaks to the API server: requests that are repeated where that is right, and lists that are followed for ever.
+
+The official client authenticates and connects; objects stay plain JSON. Its typed models know the fields of one release
+of Kubernetes, and what users write into `pod_template` is not ours to lose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import aiohttp
+from kubernetes.aio import config as kubernetes_config
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.utils import Backoff, on_retry_after_error
+
+logger = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+"""A Kubernetes object, as JSON."""
+
+_REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
+_WATCH_SECONDS = 300
+"""How long the server keeps a watch open; bookmarks come about every minute."""
+_WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=150)
+"""A connection that stays silent for longer has been cut without a word."""
+_RETRIES = Backoff(steps=6, duration=0.2, factor=2.0, jitter=0.5)
+"""Six tries in about eight seconds, or as the server's Retry-After says; Temporal repeats the activity after that."""
+_LONGEST_PAUSE = 10.0
+_TRANSIENT = (aiohttp.ClientError, TimeoutError, ConnectionError)
+
+
+class KubernetesError(Exception):
+    """The API server's refusal."""
+
+    def __init__(self, status: int, reason: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(f"{message or reason} ({status})")
+        self.status = status
+        """The HTTP status."""
+        self.reason = reason
+        """In one word, such as `AlreadyExists`."""
+        self.message = message
+        self.headers = headers or {}
+
+    @property
+    def transient(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.status == 429 or self.status >= 500
+
+
+@dataclass(frozen=True)
+class Listed:
+    """All that there is now; whatever was there before and is not here has gone."""
+
+    objects: tuple[Object, ...]
+
+
+@dataclass(frozen=True)
+class Changed:
+    """An object that is new or different."""
+
+    object: Object
+
+
+@dataclass(frozen=True)
+class Removed:
+    """An object that is no more, as it was last."""
+
+    object: Object
+
+
+Change = Listed | Changed | Removed
+
+
+class KubernetesApi:
+    """A cluster's API server, for one event loop."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        configuration.connection_pool_maxsize = 0  # Without limit: every watch holds a connection.
+        self._client: Any = ApiClient(configuration)
+
+    @classmethod
+    async def connect(cls, kubeconfig: str | None = None) -> KubernetesApi:
+        """Finds the cluster: by a kubeconfig (given, or in `KUBECONFIG`), else the one that this process is a pod of,
+        else by the user's own kubeconfig.
+
+        Raises:
+            OSError: if the kubeconfig cannot be read.
+        """
+        configuration = Configuration()
+        named = kubeconfig or os.environ.get("KUBECONFIG")
+        load = cast("Any", kubernetes_config)
+        if named is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            load.load_incluster_config(client_configuration=configuration)
+        else:
+            await load.load_kube_config(config_file=named, client_configuration=configuration)
+        return cls(configuration)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def get(self, path: str) -> Object | None:
+        """The object; None where there is none.
+
+        Raises:
+            KubernetesError: if it is refused.
+        """
+        try:
+            return await self._request("GET", path)
+        except _Absent:
+            return None
+
+    async def list(self, path: str, *, labels: str = "", limit: int | None = None) -> list[Object]:
+        """The objects of a collection with these labels."""
+        query = {"labelSelector": labels} | ({"limit": str(limit)} if limit else {})
+        return (await self._request("GET", path, query=query))["items"]
+
+    async def create(self, path: str, content: Object) -> Object:
+        """Makes the object in the collection.
+
+        Raises:
+            KubernetesError: if it is refused; 409 also where an earlier try of this very call had made it.
+        """
+        return await self._request("POST", path, content=content)
+
+    async def delete(self, path: str, *, grace: int | None = None) -> Object | None:
+        """Asks for the object's end; returns what the server says of it, None where there is none."""
+        content: Object = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        if grace is not None:
+            content["gracePeriodSeconds"] = grace
+        try:
+            return await self._request("DELETE", path, content=content)
+        except _Absent:
+            return None
+
+    async def follow(self, path: str, *, labels: str = "", fields: str = "") -> AsyncGenerator[Change]:
+        """All that is, then all that happens, through outages of the server and expired versions.
+
+        Raises:
+            KubernetesError: if the server refuses for good: what is followed does not exist, or may not be seen.
+        """
+        query = {"labelSelector": labels, "fieldSelector": fields}
+        query = {name: value for name, value in query.items() if value}
+        version = ""
+        pause = _Pause()
+        while True:
+            try:
+                if not version:
+                    listed = await self._request("GET", path, query=query)
+                    version = listed["metadata"]["resourceVersion"]
+                    yield Listed(tuple(listed["items"]))
+                async with contextlib.aclosing(self._watch(path, query, version)) as events:
+                    async for kind, thing in events:
+                        version = thing["metadata"]["resourceVersion"]
+                        pause.reset()
+                        if kind == "DELETED":
+                            yield Removed(thing)
+                        elif kind != "BOOKMARK":
+                            yield Changed(thing)
+            except KubernetesError as error:
+                if error.status == 410:
+                    # The server has forgotten what happened since: only a new list can tell.
+                    logger.info("%s: version %s has expired, listing anew", path, version)
+                    version = ""
+                elif not error.transient:
+                    raise
+                else:
+                    await pause.after(path, error)
+            except _TRANSIENT as error:
+                await pause.after(path, error)
+
+    async def _watch(self, path: str, query: Mapping[str, str], version: str) -> AsyncGenerator[tuple[str, Object]]:
+        seconds = str(int(_WATCH_SECONDS * random.uniform(0.8, 1.2)))
+        watching = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": seconds, "resourceVersion": version}
+        response = await self._send("GET", path, {**query, **watching}, None, _WATCH_TIMEOUT)
+        try:
+            async for line in _lines(response):
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise _error(event["object"])
+                yield event["type"], event["object"]
+        finally:
+            response.close()
+
+    async def _request(
+        self, method: str, path: str, *, query: Mapping[str, str] | None = None, content: Object | None = None
+    ) -> Object:
+        async def once() -> Object:
+            response = await self._send(method, path, query or {}, content, _REQUEST_TIMEOUT)
+            return json.loads(await response.read())
+
+        def again(error: Exception) -> bool:
+            return error.transient if isinstance(error, KubernetesError) else isinstance(error, _TRANSIENT)
+
+        return await on_retry_after_error(_RETRIES, again, once)
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        content: Object | None,
+        patience: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        parameters = await self._client.param_serialize(
+            method,
+            path,
+            query_params=list(query.items()),
+            header_params={"Accept": "application/json", "Content-Type": "application/json"},
+            body=content,
+            auth_settings=["BearerToken"],
+        )
+        answer = await self._client.call_api(*parameters, _request_timeout=patience)
+        response: aiohttp.ClientResponse = answer.response
+        if response.status >= 400:
+            text = await response.text()
+            try:
+                status = json.loads(text)
+            except ValueError:
+                status = {"code": response.status, "message": text.strip()[:500]}
+            raise _error({"code": response.status, **status}, response.headers)
+        return response
+
+
+class _Pause:
+    """Longer from failure to failure, and short again after a success."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._seconds = 0.2
+
+    async def after(self, what: str, error: Exception) -> None:
+        wait = self._seconds
+        if isinstance(error, KubernetesError) and error.headers.get("Retry-After", "").isdecimal():
+            wait = max(wait, float(error.headers["Retry-After"]))
+        logger.info("%s: watched again in %.1f s: %s", what, wait, error or type(error).__name__)
+        await asyncio.sleep(wait * random.uniform(1, 1.5))
+        self._seconds = min(self._seconds * 2, _LONGEST_PAUSE)
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Whole lines, of any length: a pod may be larger than the client's buffer."""
+    rest = b""
+    async for chunk in response.content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+
+
+class _Absent(KubernetesError):
+    """There is no such object."""
+
+
+def _error(status: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> KubernetesError:
+    kind = _Absent if status.get("code") == 404 else KubernetesError
+    return kind(int(status.get("code", 500)), status.get("reason", ""), status.get("message", ""), headers)

@@ -1,0 +1,141 @@
+"""The Kubernetes backend: each node is a pod. The API server's objects are the truth; nothing is kept here.
+
+What the API server refuses for a reason that lies in the request is refused for good, with its words; everything else
+is tried again, here for seconds and by Temporal after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import NoReturn
+
+from activities.nodes.backend import NodeRefused
+from activities.nodes.kubernetes.anchor import Anchors
+from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed, Removed
+from activities.nodes.kubernetes.facts import event_of, machine_is_silent
+from activities.nodes.kubernetes.objects import Pod
+from activities.nodes.kubernetes.pod import BEYOND_GRACE, GROUP, INCARNATION, ROLE, UID, pod_of
+from activities.nodes.kubernetes.settings import KubernetesSettings
+from activities.nodes.kubernetes.watch import GroupWatch
+from workflows.messages import CreatedNode, NodeEvent, NodeRef, NodeRequest, WatchRequest
+
+
+class KubernetesBackend:
+    """Nodes as pods. See `NodeBackend` for what it promises; of a machine that does not answer nobody can promise that
+    nothing runs on it, so `delete` returns once the API server has condemned the pod there."""
+
+    name = "kubernetes"
+
+    def __init__(self, settings: KubernetesSettings, *, kubeconfig: str | None = None) -> None:
+        """Connects when it is first asked for something.
+
+        Args:
+            settings: the site's.
+            kubeconfig: path of a kubeconfig; else `KUBECONFIG`, the pod's own service account, or the user's file.
+        """
+        self._settings = settings
+        self._kubeconfig = kubeconfig
+        self._creating = asyncio.Semaphore(settings.creates_at_once)
+        self._connecting = asyncio.Lock()
+        self._connected: tuple[KubernetesApi, Anchors] | None = None
+
+    async def create(self, request: NodeRequest) -> CreatedNode:
+        """Makes the pod, unless it has been made before."""
+        api, anchors = await self._connection()
+        async with self._creating:
+            try:
+                pod = pod_of(request, self._settings, anchor=await anchors.owner_reference(request))
+                await api.create(_pods(request.spec.namespace), pod)
+            except KubernetesError as error:
+                if error.reason == "AlreadyExists":
+                    await self._accept_existing(api, request)
+                else:
+                    _refuse(error, request)
+        return CreatedNode(name=request.name)
+
+    async def delete(self, node: NodeRef) -> None:
+        """Ends the pod and waits until it is no more; the last one of a job takes the job's anchor along."""
+        api, anchors = await self._connection()
+        path = _pods(node.namespace)
+        grace = int(node.grace.total_seconds()) + BEYOND_GRACE
+        if await api.delete(f"{path}/{node.name}", grace=grace) is not None:
+            await _until_gone(api, path, node.name)
+        if node.winding_down and not await api.list(path, labels=f"{UID}={node.uid}", limit=1):
+            await anchors.remove(node.namespace, node.uid)
+
+    async def describe(self, node: NodeRef) -> NodeEvent | None:
+        """What the pod's object says now."""
+        api, _ = await self._connection()
+        pod = await api.get(f"{_pods(node.namespace)}/{node.name}")
+        return None if pod is None else event_of(Pod.model_validate(pod))
+
+    async def watch(self, request: WatchRequest) -> AsyncGenerator[tuple[NodeEvent, ...]]:
+        """Follows the group's pods by one list and one watch."""
+        api, _ = await self._connection()
+        labels = f"{UID}={request.uid},{ROLE}={request.role},{GROUP}={request.group}"
+        watch = GroupWatch(api, _pods(request.namespace), labels)
+        async with contextlib.aclosing(watch.batches()) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def close(self) -> None:
+        """Closes the connections to the API server."""
+        if self._connected is not None:
+            await self._connected[0].close()
+            self._connected = None
+
+    async def _connection(self) -> tuple[KubernetesApi, Anchors]:
+        async with self._connecting:
+            if self._connected is None:
+                api = await KubernetesApi.connect(self._kubeconfig)
+                self._connected = (api, Anchors(api))
+            return self._connected
+
+    async def _accept_existing(self, api: KubernetesApi, request: NodeRequest) -> None:
+        """The pod was made by an earlier attempt, or by another worker; one that is already ending is told of by the
+        watch.
+
+        Raises:
+            NodeRefused: if a pod of this name is not ours.
+        """
+        found = await api.get(f"{_pods(request.spec.namespace)}/{request.name}")
+        if found is None:
+            return
+        labels = Pod.model_validate(found).metadata.labels
+        if (labels.get(UID), labels.get(INCARNATION)) != (request.node.uid, str(request.node.incarnation)):
+            raise NodeRefused(
+                f"a pod {request.name} that is not of this job exists in namespace {request.spec.namespace}; "
+                "remove it, or give the job another name"
+            )
+
+
+def _pods(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods"
+
+
+async def _until_gone(api: KubernetesApi, path: str, name: str) -> None:
+    """Returns when the pod is no more, or out of reach."""
+    async with contextlib.aclosing(api.follow(path, fields=f"metadata.name={name}")) as changes:
+        async for change in changes:
+            match change:
+                case Listed(()) | Removed():
+                    return
+                case Listed((pod,)) | Changed(pod) if machine_is_silent(Pod.model_validate(pod)):
+                    return
+                case _:
+                    pass
+
+
+def _refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:
+    """Tells what can never succeed from what may."""
+    namespace = request.spec.namespace
+    if error.status == 404:
+        raise NodeRefused(f"namespace {namespace} does not exist; create it, or set `namespace`") from error
+    if error.status in (400, 422):
+        raise NodeRefused(f"the API server does not take the pod: {error.message}") from error
+    # A quota refuses with 403 as well, and has room again when something else ends.
+    if error.status == 403 and "exceeded quota" not in error.message:
+        raise NodeRefused(f"the API server forbids it: {error.message}") from error
+    raise error

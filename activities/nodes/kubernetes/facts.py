@@ -1,0 +1,168 @@
+"""What a pod's object says about its node, in one place: the only reader of pod statuses.
+
+A node has ended when its training container has: the sidecar may outlast it, and the object too. It has not ended
+because a machine does not answer: what runs there may run on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from activities.nodes.kubernetes.objects import ContainerState, Pod, Terminated
+from activities.nodes.kubernetes.pod import INCARNATION, RANK, TRAINING
+from workflows.messages import NodeEvent, NodeEventKind
+
+ENDINGS: Mapping[str, str] = {
+    "OOMKilled": "it took more memory than its limit of {memory}",
+    "Evicted": "its machine evicted it",
+    "Preempting": "its machine made room for another pod",
+    "Terminated": "its machine shut down",
+    "NodeLost": "its machine was lost",
+    "NodeAffinity": "its machine no longer suits it",
+    "NodeShutdown": "its machine shut down",
+    "UnexpectedAdmissionError": "its machine did not take it",
+    "DeadlineExceeded": "its activeDeadlineSeconds were over",
+    "ContainerStatusUnknown": "its machine does not know what became of it",
+    "PreemptionByScheduler": "preempted by a pod of higher priority",
+    "DeletionByTaintManager": "its machine's taints do not tolerate it any more",
+    "EvictionByEvictionAPI": "evicted, as a drain of its machine does",
+    "DeletionByPodGC": "its machine is no more",
+    "TerminationByKubelet": "its machine ended it",
+}
+"""By Kubernetes' own word for how a pod ended, what it means; the word, and the message beside it, are kept."""
+
+WAITING: Mapping[str, str] = {
+    "ErrImagePull": "its image cannot be pulled",
+    "ImagePullBackOff": "its image cannot be pulled",
+    "ErrImageNeverPull": "its image is not on its machine, and may not be pulled",
+    "InvalidImageName": "its image's name is invalid",
+    "CreateContainerConfigError": "a secret or configuration that it needs is missing",
+    "CreateContainerError": "its container cannot be created",
+    "RunContainerError": "its container cannot be started",
+    "CrashLoopBackOff": "it crashes again and again",
+    "Unschedulable": "no machine can take it",
+    "SchedulingGated": "its queue has not admitted it",
+}
+"""By Kubernetes' own word for what a pod waits for, what it means. Other words are not worth telling."""
+
+_LONGEST = 300
+
+
+def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
+    """The fact that a pod's object states.
+
+    Args:
+        pod: the object; the last one that there was, if it is removed.
+        removed: whether the object is no more.
+    """
+    state = _training_state(pod)
+    # A pod that its machine refused, or whose init container failed, ends without its training container's end.
+    if removed or processes_ended(pod):
+        ended = state.terminated or Terminated(exit_code=-1)
+        signal = ended.exit_code - 128 if ended.exit_code > 128 else None
+        return _event(
+            pod,
+            NodeEventKind.GONE,
+            time=ended.finished_at,
+            reason=_why_ended(pod, state.terminated),
+            exit_code=ended.exit_code if signal is None and ended.exit_code >= 0 else None,
+            signal=signal,
+        )
+    if state.running is not None:
+        return _event(pod, NodeEventKind.RUNNING, reason=_silence(pod))
+    return _event(pod, NodeEventKind.PENDING, reason=_why_waiting(pod))
+
+
+def processes_ended(pod: Pod) -> bool:
+    """Whether nothing of the training runs any more, as far as its machine has said."""
+    return pod.status.phase in ("Failed", "Succeeded") or _training_state(pod).terminated is not None
+
+
+def machine_is_silent(pod: Pod) -> bool:
+    """Whether the control plane has given up on the pod's machine: what runs there cannot be known or changed.
+
+    Nobody but the node controller calls a pod unready whose containers are ready, so this needs no right to read nodes.
+    """
+    ready, containers = pod.condition("Ready"), pod.status.container_statuses
+    unready = ready is not None and ready.status == "False"
+    return unready and bool(containers) and all(one.ready for one in containers)
+
+
+def _event(pod: Pod, kind: NodeEventKind, *, time: datetime | None = None, **facts: Any) -> NodeEvent:
+    labels = pod.metadata.labels
+    return NodeEvent(
+        kind=kind,
+        rank=int(labels[RANK]),
+        incarnation=int(labels[INCARNATION]),
+        time=time or datetime.now(UTC),
+        **facts,
+    )
+
+
+def _why_ended(pod: Pod, ended: Terminated | None) -> str:
+    """The most telling word first: who ended it, then how its container ended."""
+    for word, message in _words_of_ending(pod, ended):
+        if meaning := ENDINGS.get(word):
+            return _told(meaning.format(memory=_memory_limit(pod)), word, message)
+    if pod.metadata.deletion_timestamp or (ended is None and pod.status.phase != "Failed"):
+        return "its pod was deleted"
+    if ended is None:
+        return _failed_init_container(pod) or _told("its pod failed", pod.status.reason, pod.status.message)
+    return _told(f"its container ended with exit code {ended.exit_code}", ended.reason, ended.message)
+
+
+def _words_of_ending(pod: Pod, ended: Terminated | None) -> Iterator[tuple[str, str]]:
+    status = pod.status
+    if ended and ended.reason == "OOMKilled":
+        yield ended.reason, ""
+    disrupted = pod.condition("DisruptionTarget")
+    if disrupted and disrupted.status == "True":
+        yield disrupted.reason, disrupted.message
+    yield status.reason, status.message
+    if ended:
+        yield ended.reason, ended.message
+
+
+def _failed_init_container(pod: Pod) -> str:
+    for container in pod.status.init_container_statuses:
+        ended = container.state.terminated
+        if ended and ended.exit_code:
+            text = f"its init container {container.name} ended with exit code {ended.exit_code}"
+            return _told(text, ended.reason, ended.message)
+    return ""
+
+
+def _why_waiting(pod: Pod) -> str:
+    scheduled = pod.condition("PodScheduled")
+    if scheduled and scheduled.status == "False":
+        meaning = WAITING.get(scheduled.reason, "it waits for a machine")
+        return _told(meaning, scheduled.reason, scheduled.message)
+    for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
+        waiting = container.state.waiting
+        if waiting and (meaning := WAITING.get(waiting.reason)):
+            return _told(f"{container.name}: {meaning}", waiting.reason, waiting.message)
+    return ""
+
+
+def _silence(pod: Pod) -> str:
+    return f"its machine {pod.spec.node_name} does not answer (NotReady)" if machine_is_silent(pod) else ""
+
+
+def _training_state(pod: Pod) -> ContainerState:
+    status = pod.container_status(TRAINING)
+    return status.state if status else ContainerState()
+
+
+def _memory_limit(pod: Pod) -> str:
+    training = next((one for one in pod.spec.containers if one.name == TRAINING), None)
+    return training.resources.limits.get("memory", "its machine") if training else "its machine"
+
+
+def _told(meaning: str, word: str, message: str) -> str:
+    """For people: what it means, and what Kubernetes said."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    # The last line of a log says why it ends; a message of the API is a line.
+    said = ": ".join(part for part in (word, lines[-1] if lines else "") if part)
+    return (f"{meaning} ({said})" if said else meaning)[:_LONGEST]

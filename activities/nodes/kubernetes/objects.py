@@ -1,0 +1,91 @@
+"""The parts of Kubernetes' objects that are read here; whatever else they hold is left alone."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel)
+
+
+class Metadata(_Part):
+    name: str = ""
+    uid: str = ""
+    labels: dict[str, str] = {}
+    deletion_timestamp: datetime | None = None
+
+
+class Terminated(_Part):
+    """How a container ended."""
+
+    exit_code: int = 0
+    reason: str = ""
+    message: str = ""
+    finished_at: datetime | None = None
+
+
+class Waiting(_Part):
+    """Why a container does not run yet."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerState(_Part):
+    running: dict[str, str] | None = None
+    terminated: Terminated | None = None
+    waiting: Waiting | None = None
+
+
+class ContainerStatus(_Part):
+    name: str
+    ready: bool = False
+    state: ContainerState = ContainerState()
+
+
+class Condition(_Part):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+
+
+class PodStatus(_Part):
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    conditions: tuple[Condition, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
+
+
+class Resources(_Part):
+    limits: dict[str, str] = {}
+
+
+class Container(_Part):
+    name: str
+    resources: Resources = Resources()
+
+
+class PodSpec(_Part):
+    node_name: str = ""
+    containers: tuple[Container, ...] = ()
+
+
+class Pod(_Part):
+    """A pod, as far as it says how its node is."""
+
+    metadata: Metadata
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+    def container_status(self, name: str) -> ContainerStatus | None:
+        return next((one for one in self.status.container_statuses if one.name == name), None)
+
+    def condition(self, kind: str) -> Condition | None:
+        return next((one for one in self.status.conditions if one.type == kind), None)

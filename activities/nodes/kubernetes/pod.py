@@ -1,0 +1,285 @@
+"""The pod of one node: the user's container, our agent beside it, and the launcher between the user's image and us.
+
+    init container  perdure-prepare   lays launcher and configurations into shared folders
+    native sidecar  perdure-agent     the agent; ends after the training container, and outlives its restarts by nothing
+    container       training          the user's image, unmodified: its Python starts the launcher
+
+Three layers, each over the one before: what we suggest, what the user's `pod_template` says, what must be so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from activities.nodes.backend import NodeRefused
+from activities.nodes.kubernetes.merge import merged
+from activities.nodes.kubernetes.settings import KubernetesSettings
+from agent.config import AgentConfig
+from perdure.spec.roles import Role
+from workflows.messages import NodeRequest
+from workflows.names import group_index
+
+TRAINING = "training"
+AGENT = "perdure-agent"
+PREPARE = "perdure-prepare"
+
+LABEL = "perdure.dev/"
+UID, ROLE, GROUP, RANK, INCARNATION, JOB = (
+    f"{LABEL}{name}" for name in ("uid", "role", "group", "rank", "incarnation", "job")
+)
+
+SHARED = "/perdure"
+"""Shared by agent and training: the run directory, the launcher and its configuration."""
+PRIVATE = "/perdure-agent"
+"""The agent's alone: its configuration holds the incarnation's token."""
+RUN_DIRECTORY = f"{SHARED}/run"
+
+BEYOND_GRACE = 10
+"""Seconds after the command's own grace in which the launcher says its last words."""
+
+_NOBODY = 65532
+"""The user of our own containers; the training container's is its image's."""
+
+_ADDRESS_LATER = "0.0.0.0"
+"""Stands in the configurations until the pod has an address; `agent.prepare` fills it in."""
+
+_START = (
+    f'for python in python3 python; do command -v "$python" >/dev/null 2>&1 && exec "$python" {SHARED}/lib; done;'
+    " message='neither python3 nor python is on PATH in this image; choose one with Python and PyTorch, or set"
+    ' roles.ROLE.python\'; echo "perdure: $message" >&2; exit 127'
+)
+
+
+def pod_of(
+    request: NodeRequest, settings: KubernetesSettings, *, anchor: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The manifest of a node's pod.
+
+    Args:
+        request: the node.
+        settings: the site's.
+        anchor: the owner reference that makes the pod part of its job.
+
+    Raises:
+        NodeRefused: if the specification can not be made a pod.
+    """
+    _, role = request.spec.role
+    template = role.pod_template
+    try:
+        _refuse_command(template)
+        pod = merged(merged(_suggested(request, role), template), _required(request, role, settings))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise NodeRefused(f"roles.{request.node.role}.pod_template is no PodTemplateSpec: {error!r}") from error
+    if not next(one for one in pod["spec"]["containers"] if one["name"] == TRAINING).get("image"):
+        raise NodeRefused(f"roles.{request.node.role}.image is missing; name an image with Python and PyTorch")
+    pod |= {"apiVersion": "v1", "kind": "Pod"}
+    # The user's own init containers run first: they may prepare volumes, and none of them needs ours.
+    first = {one["name"]: one for one in pod["spec"]["initContainers"]}
+    ours = [first.pop(name) for name in (PREPARE, AGENT)]
+    pod["spec"]["initContainers"] = [*first.values(), *ours]
+    if anchor:
+        pod["metadata"]["ownerReferences"] = [anchor]
+    return pod
+
+
+def _refuse_command(template: Mapping[str, Any]) -> None:
+    for container in template.get("spec", {}).get("containers", ()):
+        for field in ("command", "args"):
+            if container.get("name") == TRAINING and field in container:
+                raise NodeRefused(
+                    f"pod_template sets {field} of the container {TRAINING}, which runs Perdure's launcher; "
+                    "say the command in the role's `command`"
+                )
+
+
+def _suggested(request: NodeRequest, role: Role) -> dict[str, Any]:
+    """What `pod_template` may change."""
+    spec = request.spec
+    training: dict[str, Any] = {
+        "name": TRAINING,
+        "resources": _resources(role),
+        "env": [
+            {"name": name, "valueFrom": {"secretKeyRef": dict(zip(("name", "key"), reference.split("/"), strict=True))}}
+            for name, reference in spec.secrets.items()
+        ],
+        "ports": [{"name": name, "containerPort": port} for name, port in role.ports.items()],
+        "volumeMounts": [
+            {"name": f"volume-{index}", "mountPath": volume.mount_path, "readOnly": volume.read_only}
+            for index, volume in enumerate(spec.volumes)
+        ],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        # Where nothing better is known of a failure, the log's last lines are.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if role.image:
+        training["image"] = role.image
+    if role.image_pull_policy:
+        training["imagePullPolicy"] = role.image_pull_policy
+    pod: dict[str, Any] = {
+        "containers": [training],
+        "volumes": [
+            {
+                "name": f"volume-{index}",
+                "persistentVolumeClaim": {"claimName": volume.pvc, "readOnly": volume.read_only},
+            }
+            for index, volume in enumerate(spec.volumes)
+        ],
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "tolerations": [one.model_dump(mode="json", exclude_none=True) for one in role.tolerations],
+        "imagePullSecrets": [{"name": name} for name in role.image_pull_secrets],
+    }
+    if role.resources.shm:
+        training["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})
+        pod["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": role.resources.shm}})
+    if role.resources.gpu_type:
+        pod["nodeSelector"] = {"nvidia.com/gpu.product": role.resources.gpu_type}
+    if spec.priority_class:
+        pod["priorityClassName"] = spec.priority_class
+    if role.topology:
+        pod["affinity"] = _affinity(request, role)
+    # Kueue admits pods of their own by this label, one by one.
+    queue = {"kueue.x-k8s.io/queue-name": spec.queue} if spec.queue else {}
+    return {"metadata": {"labels": {**spec.labels, **queue}}, "spec": pod}
+
+
+def _resources(role: Role) -> dict[str, Any]:
+    """Requests are what the scheduler counts; a limit of processor time would only slow training down."""
+    asked = role.resources
+    devices = {"nvidia.com/gpu": str(asked.gpu)} if asked.gpu else {}
+    memory = {"memory": asked.memory} if asked.memory else {}
+    cpu = {"cpu": asked.cpu} if asked.cpu else {}
+    return {"requests": {**cpu, **memory, **devices}, "limits": {**memory, **devices}}
+
+
+def _affinity(request: NodeRequest, role: Role) -> dict[str, Any]:
+    """To the job's other nodes. The first one finds no other, which the scheduler allows a pod that matches itself."""
+    level = role.topology and (role.topology.required or role.topology.preferred)
+    term = {"topologyKey": level, "labelSelector": {"matchLabels": {UID: request.node.uid, ROLE: request.node.role}}}
+    if role.topology and role.topology.required:
+        return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    preferred = [{"weight": 100, "podAffinityTerm": term}]
+    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+
+
+def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) -> dict[str, Any]:
+    """What `pod_template` cannot change."""
+    spec, node = request.spec, request.node
+    mark = [
+        {"name": "PERDURE_RUN_DIR", "value": RUN_DIRECTORY},
+        {"name": "PERDURE_NODE", "value": f"{node.uid}/{node.role}-{node.rank}/{node.incarnation}"},
+    ]
+    shared = {"name": "perdure", "mountPath": SHARED}
+    private = {"name": "perdure-agent", "mountPath": PRIVATE}
+    ours: dict[str, Any] = {
+        "image": settings.agent_image,
+        "imagePullPolicy": settings.agent_pull_policy,
+        "securityContext": {
+            "runAsUser": _NOBODY,
+            "runAsNonRoot": True,
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [shared, private],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    prepare = ours | {
+        "name": PREPARE,
+        "command": ["python3", "-m", "agent.prepare"],
+        "env": [
+            {"name": "PERDURE_PREPARE_SHARED", "value": SHARED},
+            {"name": "PERDURE_PREPARE_AGENT", "value": PRIVATE},
+            {"name": "PERDURE_PREPARE_AGENT_CONFIG", "value": _agent_configuration(request, role)},
+            {"name": "PERDURE_PREPARE_LAUNCHER_CONFIG", "value": _launcher_configuration(request, role)},
+            {"name": "PERDURE_PREPARE_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "PERDURE_PREPARE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        ],
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
+    }
+    agent: dict[str, Any] = ours | {
+        "name": AGENT,
+        "restartPolicy": "Always",
+        "command": ["python3", "-m", "agent"],
+        "env": [
+            *mark,
+            {"name": "PERDURE_AGENT_CONFIG", "value": f"{PRIVATE}/agent.json"},
+            *({"name": name, "value": value} for name, value in sorted(settings.connection.items())),
+        ],
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+    }
+    if settings.connection_secret:
+        agent["envFrom"] = [{"secretRef": {"name": settings.connection_secret}}]
+    training = {
+        "name": TRAINING,
+        "command": [role.python, f"{SHARED}/lib"]
+        if role.python
+        else ["/bin/sh", "-c", _START.replace("ROLE", node.role)],
+        "env": [*mark, {"name": "PERDURE_LAUNCHER_CONFIG", "value": f"{SHARED}/launcher.json"}],
+        "volumeMounts": [shared],
+    }
+    labels = {
+        "app.kubernetes.io/managed-by": "perdure",
+        JOB: spec.name,
+        UID: node.uid,
+        ROLE: node.role,
+        GROUP: str(group_index(node.rank)),
+        RANK: str(node.rank),
+        INCARNATION: str(node.incarnation),
+    }
+    grace = math.ceil(spec.limits.termination_grace_period.total_seconds())
+    return {
+        "metadata": {"name": request.name, "namespace": spec.namespace, "labels": labels},
+        "spec": {
+            "initContainers": [prepare, agent],
+            "containers": [training],
+            "volumes": [{"name": "perdure", "emptyDir": {}}, {"name": "perdure-agent", "emptyDir": {}}],
+            # An incarnation that has ended is replaced by another one, never started again.
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": grace + BEYOND_GRACE,
+        },
+    }
+
+
+def _agent_configuration(request: NodeRequest, role: Role) -> str:
+    spec = request.spec
+    return AgentConfig(
+        node=request.node,
+        job_id=request.job_id,
+        job_first_run_id=request.job_first_run_id,
+        job_name=spec.name,
+        job_namespace=spec.namespace,
+        group_id=request.group_id,
+        task_queue=request.task_queue,
+        address=_ADDRESS_LATER,
+        nodes=str(role.nodes),
+        processes=role.nproc_per_node,
+        run_dir=RUN_DIRECTORY,  # pyright: ignore[reportArgumentType]
+        timing=spec.timing,
+        termination_grace=spec.limits.termination_grace_period.total_seconds(),
+        outputs_logs=spec.outputs.logs,
+    ).model_dump_json()
+
+
+def _launcher_configuration(request: NodeRequest, role: Role) -> str:
+    spec = request.spec
+    return json.dumps(
+        {
+            "command": list(role.command),
+            "env": dict(spec.env),
+            "nodes": str(role.nodes),
+            "processes": role.nproc_per_node,
+            "rendezvous": role.rendezvous,
+            "run_id": request.node.uid,
+            "address": _ADDRESS_LATER,
+            "stop_grace_s": spec.timing.processes.stop_grace.total_seconds(),
+            "termination_grace_s": spec.limits.termination_grace_period.total_seconds(),
+            "log_max_bytes": spec.timing.processes.log_max_bytes,
+            # For `kubectl logs`.
+            "stdout": True,
+        }
+    )

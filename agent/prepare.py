@@ -1,0 +1,61 @@
+"""`python -m agent.prepare`: lays out a pod's shared folders before agent and training start. Standard library only.
+
+Whoever the training container runs as must be able to write into the run directory, and the launcher must be there
+although the user's image knows nothing of us. The configurations come as variables, since a pod's address is known only
+inside it.
+
+    <shared>/lib            for the training container's Python to run: `python <shared>/lib`
+    <shared>/launcher.json
+    <shared>/run            the run directory of docs/node-protocol.md
+    <agent>/agent.json      readable for the agent alone
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import perdure_launcher
+
+_PREFIX = "PERDURE_PREPARE_"
+
+_MAIN = """\
+import os
+import signal
+import sys
+
+# The first process of a container does not hear a signal that it does not handle, and imports take a while.
+signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+
+from perdure_launcher.__main__ import main
+
+sys.exit(main())
+"""
+"""A folder that holds `__main__.py` can be run, and is then the first place that its imports come from."""
+
+
+def main() -> None:
+    """Lays out both folders; may be run again."""
+    shared, private = Path(os.environ[f"{_PREFIX}SHARED"]), Path(os.environ[f"{_PREFIX}AGENT"])
+    address, host = os.environ[f"{_PREFIX}ADDRESS"], os.environ[f"{_PREFIX}HOST"]
+    package = Path(next(iter(perdure_launcher.__path__)))
+    library = shared / "lib"
+    shutil.copytree(package, library / package.name, dirs_exist_ok=True)
+    (library / "__main__.py").write_text(_MAIN, encoding="utf-8")
+    run_directory = shared / "run"
+    for folder in (run_directory, *(run_directory / name for name in ("logs", "progress", "errors"))):
+        folder.mkdir(exist_ok=True)
+        # Two users share it, and neither is root with root's powers. The mode holds whatever the umask is.
+        folder.chmod(0o777)
+    launcher = json.loads(os.environ[f"{_PREFIX}LAUNCHER_CONFIG"]) | {"address": address}
+    (shared / "launcher.json").write_text(json.dumps(launcher), encoding="utf-8")
+    agent = json.loads(os.environ[f"{_PREFIX}AGENT_CONFIG"]) | {"address": address, "host": host}
+    configuration = private / "agent.json"
+    configuration.touch(mode=0o600)
+    configuration.write_text(json.dumps(agent), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""The programs that a cluster consists of: from PATH where their version is ours, else cached, else built with Go.
+
+Built from their Go modules, since those come through the ordinary module proxy wherever Go itself works. Everything is
+kept by version outside any checkout, so it is built once per machine. What Debian packages is taken from there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+KUBERNETES = "1.36.3"
+ETCD = "3.6.5"
+CONTAINERD = "2.2.1"
+KWOK = "0.7.0"
+HELM = "3.19.0"
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure" / "kubernetes"
+
+DEBIAN_PACKAGES = {
+    "runc": ("/usr/sbin/runc", "/usr/bin/runc"),
+    "containernetworking-plugins": ("/usr/lib/cni/bridge", "/opt/cni/bin/bridge"),
+    "busybox-static": ("/bin/busybox", "/usr/bin/busybox"),
+}
+"""Packages, and where what we need of them lies: on Debian, and elsewhere."""
+
+Report = Callable[[str], None]
+"""Hears, line by line, what is being done."""
+
+
+class BinariesMissing(Exception):
+    """Something could neither be found nor made; the message says how to help."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Programs that are built together from one Go module."""
+
+    name: str
+    module: str
+    version: str
+    packages: Mapping[str, str]
+    """By the program's name, the package below the module."""
+    takes: str
+    """How long building takes, for people."""
+    tags: str = ""
+    stamp: str = ""
+    """Linker flags by which the programs know their version."""
+    own_replacements: bool = False
+    """The module's go.mod replaces modules by folders of its repository, which a module build does not have: they are
+    published under v0 of the same version."""
+    version_flag: tuple[str, ...] = ("--version",)
+
+    @property
+    def minor(self) -> str:
+        """Of the version, such as `1.36`: programs on PATH must share it."""
+        return self.version.rpartition(".")[0]
+
+    @property
+    def folder(self) -> Path:
+        return CACHE / f"{self.name}-{self.version}"
+
+
+_STAMP = "k8s.io/component-base/version"
+_MAJOR, _MINOR, _ = KUBERNETES.split(".")
+
+SOURCES = (
+    Source(
+        name="kubernetes",
+        module="k8s.io/kubernetes",
+        version=KUBERNETES,
+        packages={
+            name: f"cmd/{name}" for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
+        },
+        takes="4 minutes",
+        stamp=f"-X {_STAMP}.gitVersion=v{KUBERNETES} -X {_STAMP}.gitMajor={_MAJOR} -X {_STAMP}.gitMinor={_MINOR}",
+        own_replacements=True,
+    ),
+    Source(name="etcd", module="go.etcd.io/etcd/server/v3", version=ETCD, packages={"etcd": ""}, takes="20 seconds"),
+    Source(
+        name="containerd",
+        module="github.com/containerd/containerd/v2",
+        version=CONTAINERD,
+        packages={name: f"cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
+        takes="a minute",
+        tags="no_btrfs,no_zfs,no_devmapper,no_aufs",
+        stamp=f"-X github.com/containerd/containerd/v2/version.Version={CONTAINERD}",
+    ),
+    Source(
+        name="kwok",
+        module="sigs.k8s.io/kwok",
+        version=KWOK,
+        packages={"kwok": "cmd/kwok"},
+        takes="15 seconds",
+        stamp=f"-X sigs.k8s.io/kwok/pkg/consts.Version={KWOK}",
+    ),
+)
+
+HELM_SOURCE = Source(
+    name="helm",
+    module="helm.sh/helm/v3",
+    version=HELM,
+    packages={"helm": "cmd/helm"},
+    takes="a minute",
+    stamp=f"-X helm.sh/helm/v3/internal/version.version=v{HELM}",
+    version_flag=("version",),
+)
+"""Only for trying the chart."""
+
+
+def ensure(report: Report, sources: tuple[Source, ...] = SOURCES) -> dict[str, Path]:
+    """Every program by its name; what is missing is built, or installed from Debian.
+
+    Raises:
+        BinariesMissing: if one can neither be found nor made.
+    """
+    ensure_packages(report)
+    return {name: path for source in sources for name, path in _ensure_source(source, report).items()}
+
+
+def packaged(package: str) -> Path | None:
+    """Where the program of a Debian package lies; None where it does not."""
+    return next((Path(path) for path in DEBIAN_PACKAGES[package] if Path(path).exists()), None)
+
+
+def ensure_packages(report: Report) -> None:
+    """Installs the Debian packages that are missing.
+
+    Raises:
+        BinariesMissing: if that cannot be done here.
+    """
+    missing = [package for package in DEBIAN_PACKAGES if packaged(package) is None]
+    if not missing:
+        return
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise BinariesMissing(f"{', '.join(missing)} missing; install them (Debian: {' '.join(command)})")
+    report(f"Installing {' '.join(missing)} from Debian ...")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for words in (["apt-get", "update", "--quiet"], command):
+        answer = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+        # What is known of the packages may be fresh enough although the update failed.
+        if answer.returncode and words is command:
+            raise BinariesMissing(f"`{' '.join(words)}` failed: {_last_lines(answer.stdout + answer.stderr)}")
+
+
+def _ensure_source(source: Source, report: Report) -> dict[str, Path]:
+    found = {name: path for name in source.packages if (path := _found(source, name))}
+    missing = [name for name in source.packages if name not in found]
+    if not missing:
+        return found
+    source.folder.mkdir(parents=True, exist_ok=True)
+    with (source.folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        missing = [name for name in missing if not _cached(source, name)]
+        if missing:
+            _build(source, missing, report)
+    return found | {name: source.folder / name for name in source.packages if name not in found}
+
+
+def _found(source: Source, name: str) -> Path | None:
+    on_path = shutil.which(name)
+    if on_path and _has_version(on_path, source):
+        return Path(on_path)
+    return source.folder / name if _cached(source, name) else None
+
+
+def _cached(source: Source, name: str) -> bool:
+    return os.access(source.folder / name, os.X_OK)
+
+
+def _has_version(program: str, source: Source) -> bool:
+    try:
+        answer = subprocess.run(
+            [program, *source.version_flag], capture_output=True, text=True, check=False, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return re.search(rf"\bv?{re.escape(source.minor)}\.\d", answer.stdout + answer.stderr) is not None
+
+
+def _build(source: Source, names: list[str], report: Report) -> None:
+    go = shutil.which("go")
+    if go is None:
+        raise BinariesMissing(
+            f"{', '.join(names)} of {source.module} {source.version}: neither on PATH nor in {source.folder}; "
+            "put them on PATH, or install Go to have them built"
+        )
+    report(f"Building {', '.join(names)} {source.version} with Go (once; about {source.takes} on 2 cores) ...")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=source.folder, prefix=".build-") as folder:
+        workshop = Path(folder)
+        (workshop / "go.mod").write_text(f"module perdure.local/build\n\ngo 1.25\n\n{_replacements(go, source)}")
+        packages = [f"{source.module}/{source.packages[name]}".rstrip("/") for name in names]
+        out = workshop / "out"
+        out.mkdir()
+        _go(go, workshop, "get", *(f"{package}@v{source.version}" for package in packages))
+        for name, package in zip(names, packages, strict=True):
+            flags = [*(["-tags", source.tags] if source.tags else []), "-ldflags", f"-s -w {source.stamp}"]
+            _go(go, workshop, "build", *flags, "-o", str(out / name), package)
+            (out / name).replace(source.folder / name)
+    report(f"  done in {time.monotonic() - started:.0f} s: {source.folder}")
+
+
+def _replacements(go: str, source: Source) -> str:
+    if not source.own_replacements:
+        return ""
+    module = f"{source.module}@v{source.version}"
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "go.mod").write_text("module perdure.local/look\n")
+        downloaded = json.loads(_go(go, Path(folder), "mod", "download", "-json", module))
+        described = json.loads(_go(go, Path(folder), "mod", "edit", "-json", downloaded["GoMod"]))
+    published = f"v0.{source.version.partition('.')[2]}"
+    lines = [
+        f"\t{path} => {path} {published}\n"
+        for replacement in described.get("Replace") or ()
+        if (path := replacement["Old"]["Path"]) and replacement["New"]["Path"].startswith("./")
+    ]
+    return f"replace (\n{''.join(lines)})\n"
+
+
+def _go(go: str, folder: Path, *arguments: str) -> str:
+    environment = {**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"}
+    answer = subprocess.run([go, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if answer.returncode:
+        raise BinariesMissing(f"`go {' '.join(arguments[:1])}` failed: {_last_lines(answer.stdout + answer.stderr)}")
+    return answer.stdout
+
+
+def _last_lines(text: str) -> str:
+    return " ".join(text.strip().splitlines()[-3:])

@@ -1,0 +1,203 @@
+"""Brings the cluster up and down: one per machine, shared by all who need it, and gone with the last of them.
+
+/var/lib/perdure-cluster/
+    lock            held while it comes up or goes down
+    users           held, shared, by everybody who uses it for a while
+    kept            it was started to stay: the last user leaves it running
+    logs/           of all processes; stays when the cluster goes
+    state/          all else
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from scripts.cluster import binaries, images
+from scripts.cluster.binaries import BinariesMissing, Report
+from scripts.cluster.certificates import Certificates
+from scripts.cluster.control_plane import SERVER, ControlPlane
+from scripts.cluster.machine import NAME, Machine, leftovers
+from scripts.cluster.node import Node
+from scripts.cluster.processes import Processes, await_that
+
+NODES = 2
+FOLDER = Path("/var/lib") / NAME
+
+
+class ClusterUnavailable(Exception):
+    """No cluster can run here; the message says why."""
+
+
+def why_not() -> str:
+    """Why this machine cannot run a cluster; nothing where it can."""
+    if sys.platform != "linux":
+        return f"kubelets need Linux, and this is {sys.platform}"
+    if os.geteuid() != 0:
+        return "kubelets and containerd need root"
+    return ""
+
+
+class Cluster:
+    """The machine's cluster, running or not."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._folder = folder
+        self._state = folder / "state"
+        self._machine = Machine(self._state, nodes=NODES)
+        self._processes = Processes(records=self._state / "processes", logs=folder / "logs")
+        self._certificates = Certificates(self._state / "pki")
+        self.kubeconfig = self._state / "pki" / "admin.kubeconfig"
+        self.logs = folder / "logs"
+
+    @property
+    def running(self) -> bool:
+        """Whether it is up and complete."""
+        names = self._processes.names()
+        return (self._state / "up").exists() and bool(names) and not self._processes.ended()
+
+    def up(self, report: Report, *, keep: bool) -> None:
+        """Starts what does not run; two at once take turns.
+
+        Args:
+            report: hears what is being done.
+            keep: whether it stays when its last user has gone.
+
+        Raises:
+            ClusterUnavailable: if this machine cannot run one.
+            BinariesMissing: if a program can neither be found nor made.
+        """
+        if reason := why_not():
+            raise ClusterUnavailable(reason)
+        with self._locked():
+            if not self.running:
+                self._clear()
+                try:
+                    self._start(report)
+                except BaseException:
+                    self._clear()
+                    raise
+            if keep:
+                (self._folder / "kept").touch()
+
+    def down(self) -> list[str]:
+        """Ends everything and takes every change back; returns what could not be taken back."""
+        if reason := why_not():
+            raise ClusterUnavailable(reason)
+        with self._locked():
+            (self._folder / "kept").unlink(missing_ok=True)
+            self._clear()
+        return leftovers(self._folder, nodes=NODES)
+
+    @contextlib.contextmanager
+    def used(self, report: Report) -> Iterator[Cluster]:
+        """A running cluster, for as long as the context is open; the last to leave takes one down that is not kept."""
+        self.up(report, keep=False)
+        with (self._folder / "users").open("w") as users:
+            fcntl.flock(users, fcntl.LOCK_SH)
+            # Between the two the last user may have taken it down.
+            self.up(report, keep=False)
+            try:
+                yield self
+            finally:
+                self._leave(users.fileno())
+
+    def load_agent_image(self) -> str:
+        """Makes the agent's image of this checkout known to all nodes; returns its reference."""
+        with self._locked():
+            image = images.agent_image(self._state / "images")
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(lambda node: node.load([image]), self.nodes()))
+        return image.reference
+
+    def kill_api_server(self) -> None:
+        """Nodes and pods go on without it."""
+        self._processes.kill("kube-apiserver")
+
+    def start_api_server(self) -> None:
+        """Returns when it answers."""
+        control_plane = self._control_plane(binaries.ensure(lambda _: None))
+        control_plane.start_api_server()
+        control_plane.await_api_server()
+
+    def kubeconfig_of(self, user: str, *groups: str) -> Path:
+        """A kubeconfig of a user who may do what RBAC grants."""
+        return self._certificates.kubeconfig(f"user-{user}", server=SERVER, user=user, groups=groups)
+
+    def nodes(self) -> list[Node]:
+        programs = binaries.ensure(lambda _: None)
+        return [Node(number, self._state, self._certificates, self._processes, programs) for number in range(NODES)]
+
+    def _control_plane(self, programs: Mapping[str, Path]) -> ControlPlane:
+        return ControlPlane(self._state, self._certificates, self._processes, programs)
+
+    def _leave(self, users: int) -> None:
+        with self._locked():
+            try:
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            if (self._folder / "kept").exists():
+                return
+            self._clear()
+        if left := leftovers(self._folder, nodes=NODES):
+            raise RuntimeError(f"the cluster left behind: {', '.join(left)}")
+
+    def _start(self, report: Report) -> None:
+        programs = binaries.ensure(report)
+        report(f"Starting a Kubernetes {binaries.KUBERNETES} cluster of {NODES} nodes; its logs: {self.logs}")
+        started = time.monotonic()
+        shutil.rmtree(self.logs, ignore_errors=True)
+        self._state.mkdir(parents=True)
+        self._machine.prepare()
+        self._certificates.create()
+        control_plane = self._control_plane(programs)
+        nodes = [Node(number, self._state, self._certificates, self._processes, programs) for number in range(NODES)]
+        with ThreadPoolExecutor() as pool:
+            controlling = pool.submit(control_plane.start)
+            bare = images.bare_images(self._state / "images")
+            for node in nodes:
+                node.start_containerd()
+            list(pool.map(lambda node: node.load(bare), nodes))
+            controlling.result()
+        for node in nodes:
+            node.start_kubelet()
+        for node in nodes:
+            await_that(
+                lambda node=node: control_plane.has_ready_node(node.name),
+                what=f"{node.name} is not ready; see {self.logs}",
+                within=60,
+            )
+        (self._state / "up").touch()
+        report(f"  up in {time.monotonic() - started:.0f} s: export KUBECONFIG={self.kubeconfig}")
+
+    def _clear(self) -> None:
+        """Ends all that runs and removes all that is there, in whatever state that is."""
+        names = self._processes.names()
+        kubelets = [name for name in names if name.endswith("kubelet")]
+        runtimes = [name for name in names if name.endswith("containerd")]
+        # No kubelet starts a container again that was killed; no runtime is missed by its shims.
+        self._processes.kill(*kubelets)
+        self._machine.end_pods()
+        self._processes.kill(*runtimes)
+        self._processes.kill(*(name for name in names if name not in (*kubelets, *runtimes)))
+        self._machine.restore()
+        if self._state.exists():
+            shutil.rmtree(self._state)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self._folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+__all__ = ["BinariesMissing", "Cluster", "ClusterUnavailable", "why_not"]

@@ -1,0 +1,288 @@
+"""Container images without docker: layers are tar files, and an image is a few documents that name them.
+
+The agent's image holds this machine's Python, what Perdure depends on, and this checkout, as `deploy/` builds it for
+users. Training containers get an image with a shell and nothing else: tests mount this machine's Python and torch.
+"""
+
+from __future__ import annotations
+
+import compileall
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distribution
+from importlib.util import cache_from_source
+from pathlib import Path
+from py_compile import PycInvalidationMode
+from typing import Any
+
+from scripts.cluster.binaries import CACHE, packaged
+
+PAUSE_IMAGE = "localhost/perdure/pause:1"
+"""Holds a pod's namespaces."""
+
+BARE_IMAGE = "localhost/perdure/bare:1"
+"""A shell, `sleep` and the like; any command with the machine's own programs mounted."""
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_OCI = "application/vnd.oci.image"
+_OUR_PACKAGES = ("perdure", "workflows", "activities", "agent", "perdure_launcher")
+_PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+_SITE_PACKAGES = f"usr/local/lib/{_PYTHON}/site-packages"
+_NOT_NEEDED = {"test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages"}
+_FOLDERS = ("bin", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sys", "usr", "var")
+_SHELL_COMMANDS = ("sh", "cat", "cp", "echo", "env", "id", "ls", "mkdir", "sleep", "test", "touch", "true")
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image as a file that containerd imports."""
+
+    reference: str
+    archive: Path
+
+
+def bare_images(folder: Path) -> list[Image]:
+    """The image that holds a pod's namespaces, and the one for training containers."""
+    layer = _written(folder / "bare.layer", _bare_entries())
+    return [
+        _image(PAUSE_IMAGE, [layer], folder / "pause.tar", command=["/bin/busybox", "sleep", "2147483647"]),
+        _image(BARE_IMAGE, [layer], folder / "bare.tar", command=["/bin/sh"]),
+    ]
+
+
+def agent_image(folder: Path) -> Image:
+    """Perdure as it is in this checkout; its reference changes with its content."""
+    base = _written(folder / "bare.layer", _bare_entries())
+    code = _written(folder / "code.layer", _code_entries())
+    layers = [base, _python_layer(), code]
+    digest = hashlib.sha256("".join(map(_digest, layers)).encode()).hexdigest()[:12]
+    archive = folder / f"agent-{digest}.tar"
+    reference = f"localhost/perdure/agent:{digest}"
+    if archive.exists():
+        return Image(reference, archive)
+    return _image(reference, layers, archive, command=["/usr/local/bin/python3", "-m", "agent"])
+
+
+def host_mounts() -> list[Path]:
+    """Folders of this machine that a bare container needs to run this environment's Python and torch."""
+    prefixes = {Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), ROOT}
+    prefixes = {path for path in prefixes if not path.is_relative_to("/usr")}
+    nested = {path for path in prefixes if any(path != other and path.is_relative_to(other) for other in prefixes)}
+    return [*map(Path, ("/usr", "/lib", "/lib64")), *sorted(prefixes - nested)]
+
+
+def _python_layer() -> Path:
+    """Python and the locked dependencies; kept by their versions, since it takes seconds to put together."""
+    lock = (ROOT / "requirements.lock").read_bytes()
+    names = " ".join(sorted(f"{one.name}-{one.version}" for one in _dependencies("perdure")))
+    key = hashlib.sha256(f"2 {sys.version} {sys.base_prefix} {names} {_SITE_PACKAGES}".encode() + lock).hexdigest()[:16]
+    path = CACHE / "images" / f"python-{key}.layer"
+    if not path.exists():
+        shutil.rmtree(path.parent, ignore_errors=True)
+        path.parent.mkdir(parents=True)
+        _written(path, _python_entries())
+    return path
+
+
+_Entry = tuple[tarfile.TarInfo, Path | bytes | None]
+
+
+def _bare_entries() -> Iterator[_Entry]:
+    busybox = packaged("busybox-static")
+    if busybox is None:
+        raise RuntimeError("busybox-static is not installed")
+    for name in _FOLDERS:
+        yield _folder(name)
+    yield _folder("tmp", mode=0o1777)
+    yield _file("bin/busybox", busybox)
+    for name in _SHELL_COMMANDS:
+        yield _link(f"bin/{name}", "busybox")
+    yield _file("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nperdure:x:65532:65532::/tmp:/bin/sh\n", mode=0o644)
+
+
+def _python_entries() -> Iterator[_Entry]:
+    executable = Path(sys.executable).resolve()
+    library = Path(sysconfig.get_path("stdlib"))
+    native = [executable]
+    yield _file(f"usr/local/bin/{_PYTHON}", executable)
+    yield _link("usr/local/bin/python3", _PYTHON)
+    for path in _files_below(library, without=_NOT_NEEDED):
+        if path.suffix == ".so":
+            native.append(path)
+        yield _file(f"usr/local/lib/{_PYTHON}/{path.relative_to(library)}", path)
+    for one in _dependencies("perdure"):
+        if one.name == "perdure":
+            continue
+        for name in one.files or ():
+            path = Path(str(one.locate_file(name)))
+            if ".." in name.parts or not path.is_file():
+                continue
+            if ".so" in path.suffixes:
+                native.append(path)
+            yield _file(f"{_SITE_PACKAGES}/{name}", path)
+            # Compiled where it was installed; a read-only container would compile it at every start.
+            if path.suffix == ".py" and (compiled := Path(cache_from_source(str(path)))).exists():
+                yield _file(f"{_SITE_PACKAGES}/{name.parent}/__pycache__/{compiled.name}", compiled)
+    for path in _shared_libraries(native):
+        yield _file(str(path).lstrip("/"), path)
+    yield _file("etc/ld.so.cache", Path("/etc/ld.so.cache"), mode=0o644)
+
+
+def _code_entries() -> Iterator[_Entry]:
+    with tempfile.TemporaryDirectory() as folder:
+        for package in _OUR_PACKAGES:
+            copy = Path(folder, package)
+            shutil.copytree(ROOT / package, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            compileall.compile_dir(copy, quiet=1, stripdir=folder, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+            for path in _files_below(copy, without=set()):
+                yield _file(f"{_SITE_PACKAGES}/{path.relative_to(folder)}", path.read_bytes())
+    own = distribution("perdure")
+    for name in own.files or ():
+        if name.name in ("METADATA", "entry_points.txt"):
+            yield _file(f"{_SITE_PACKAGES}/{name}", Path(str(own.locate_file(name))))
+
+
+def _dependencies(name: str) -> list[Distribution]:
+    """A distribution and all that it needs here, extras aside but for the one that speaks to Kubernetes."""
+    found: dict[str, Distribution] = {}
+    waiting = [name]
+    while waiting:
+        one = distribution(waiting.pop())
+        if one.name in found:
+            continue
+        found[one.name] = one
+        for requirement in one.requires or ():
+            words, _, condition = requirement.partition(";")
+            match = re.match(r"[A-Za-z0-9._-]+", words.strip())
+            if match and _holds(condition) and _is_installed(match[0]):
+                waiting.append(match[0])
+    return [found[key] for key in sorted(found)]
+
+
+def _holds(condition: str) -> bool:
+    """Whether a requirement is one without an extra; those for other platforms are not installed anyway."""
+    return "extra" not in condition or "kubernetes" in condition
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def _shared_libraries(native: Iterable[Path]) -> list[Path]:
+    """What the loader would load for these files, itself included."""
+    answer = subprocess.run(["ldd", *native], capture_output=True, text=True, check=False)
+    found = re.findall(r"(?:=> |^\s+)(/\S+) \(0x", answer.stdout, flags=re.MULTILINE)
+    return sorted({Path(path) for path in found if "site-packages" not in path})
+
+
+def _files_below(folder: Path, *, without: set[str]) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in without and not name.startswith("config-"))
+        yield from (Path(parent, name) for name in sorted(names))
+
+
+def _folder(name: str, *, mode: int = 0o755) -> _Entry:
+    info = tarfile.TarInfo(name)
+    info.type, info.mode = tarfile.DIRTYPE, mode
+    return info, None
+
+
+def _link(name: str, target: str) -> _Entry:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = tarfile.SYMTYPE, target
+    return info, None
+
+
+def _file(name: str, content: Path | bytes, *, mode: int | None = None) -> _Entry:
+    info = tarfile.TarInfo(name)
+    if isinstance(content, bytes):
+        info.size, info.mode = len(content), mode or 0o644
+        return info, content
+    status = content.stat()
+    # Readable for whoever a container runs as; compiled modules are valid only beside sources of the same time.
+    info.size, info.mtime = status.st_size, int(status.st_mtime)
+    info.mode = mode or (0o755 if status.st_mode & 0o100 else 0o644)
+    return info, content
+
+
+def _written(path: Path, entries: Iterable[_Entry]) -> Path:
+    """A layer's tar file, complete or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with tarfile.open(draft, "w") as archive:
+        for info, content in entries:
+            if isinstance(content, Path):
+                with content.open("rb") as file:
+                    archive.addfile(info, file)
+            else:
+                archive.addfile(info, io.BytesIO(content) if content is not None else None)
+    draft.replace(path)
+    return path
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _image(reference: str, layers: list[Path], archive: Path, *, command: list[str]) -> Image:
+    digests = [_digest(layer) for layer in layers]
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    configuration = _document(
+        {
+            "architecture": machine,
+            "os": "linux",
+            "config": {"Cmd": command, "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1"]},
+            "rootfs": {"type": "layers", "diff_ids": digests},
+        }
+    )
+    manifest = _document(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{_OCI}.manifest.v1+json",
+            "config": _descriptor(f"{_OCI}.config.v1+json", configuration),
+            "layers": [
+                {"mediaType": f"{_OCI}.layer.v1.tar", "digest": digest, "size": layer.stat().st_size}
+                for digest, layer in zip(digests, layers, strict=True)
+            ],
+        }
+    )
+    names = {"io.containerd.image.name": reference, "org.opencontainers.image.ref.name": reference}
+    descriptor = _descriptor(f"{_OCI}.manifest.v1+json", manifest) | {"annotations": names}
+    index = _document({"schemaVersion": 2, "mediaType": f"{_OCI}.index.v1+json", "manifests": [descriptor]})
+    blobs: dict[str, Path | bytes] = dict(zip(digests, layers, strict=True))
+    blobs |= {_digest_of(content): content for content in (configuration, manifest)}
+    entries = [
+        _file("oci-layout", b'{"imageLayoutVersion":"1.0.0"}'),
+        _file("index.json", index),
+        *(_file(f"blobs/sha256/{digest.removeprefix('sha256:')}", content) for digest, content in blobs.items()),
+    ]
+    return Image(reference, _written(archive, entries))
+
+
+def _document(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content).encode()
+
+
+def _digest_of(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _descriptor(media_type: str, content: bytes) -> dict[str, Any]:
+    return {"mediaType": media_type, "digest": _digest_of(content), "size": len(content)}

@@ -1,0 +1,203 @@
+"""What a cluster changes on the machine outside its own folder, and how each change is taken back.
+
+Everything carries the cluster's name or lies below its folder, so that it is found again without a record; only what
+had another value before is written down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from scripts.cluster.processes import kill_all
+
+NAME = "perdure-cluster"
+
+SERVICE_NETWORK = "10.213.0.0/24"
+API_ADDRESS = "10.213.0.1"
+"""The API server's own, and that of the service `kubernetes`: pods reach it without kube-proxy."""
+INTERFACE = "perdure"
+"""Holds the addresses of the API server and of the nodes."""
+
+_SYSCTLS = (
+    *("net/ipv4/ip_forward", "net/ipv4/conf/all/forwarding", "net/ipv4/conf/default/forwarding"),
+    *("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"),
+    *("kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"),
+)
+"""Settings of the kernel that a kubelet or a network plugin changes."""
+
+_CNI_RESULTS = Path("/var/lib/cni")
+_CONTAINER_LOGS = Path("/var/log/containers")
+_SHIM_SOCKETS = Path("/run/containerd")
+_FOREIGN_FOLDERS = (
+    *(_CNI_RESULTS, _CONTAINER_LOGS, _SHIM_SOCKETS),
+    *(Path("/var/lib/kubelet"), Path("/usr/libexec/kubernetes")),
+)
+"""Folders that the programs use wherever else they are told to be."""
+
+
+def node_address(number: int) -> str:
+    return f"10.213.0.{10 + number}"
+
+
+def pod_network(number: int) -> str:
+    return f"10.213.{1 + number}.0/24"
+
+
+def bridge(number: int) -> str:
+    """The interface behind which a node's pods are."""
+    return f"{INTERFACE}{number}"
+
+
+class Machine:
+    """The machine's state as the cluster found it, and as it leaves it."""
+
+    def __init__(self, folder: Path, *, nodes: int) -> None:
+        self._folder = folder
+        self._nodes = nodes
+        self._found = folder / "found.json"
+
+    def prepare(self) -> None:
+        """Notes what will change, makes the addresses, and a control group for each node."""
+        sysctls = {name: value for name in _SYSCTLS if (value := _read_sysctl(name)) is not None}
+        folders = [str(folder) for folder in _FOREIGN_FOLDERS if folder.exists()]
+        self._found.write_text(json.dumps({"sysctls": sysctls, "folders": folders}), encoding="utf-8")
+        # A bridge, as that needs no kernel module that the network plugins do not need.
+        _ip("link", "add", INTERFACE, "type", "bridge")
+        for address in (API_ADDRESS, *map(node_address, range(self._nodes))):
+            _ip("address", "add", f"{address}/32", "dev", INTERFACE)
+        _ip("link", "set", INTERFACE, "up")
+        _write_sysctl("net/ipv4/ip_forward", "1")
+        for number in range(self._nodes):
+            _make_control_group(f"{NAME}/{number}")
+
+    def restore(self) -> None:
+        """Takes everything back, also what an earlier attempt left behind; processes of the cluster have ended."""
+        self.end_pods()
+        _unmount_below(self._folder)
+        for interface in (INTERFACE, *map(bridge, range(self._nodes))):
+            if Path("/sys/class/net", interface).exists():
+                _ip("link", "delete", interface)
+        for root in _control_groups(kinds=("cgroup", "cgroup2")):
+            _remove_control_group(root / NAME)
+        found = json.loads(self._found.read_text(encoding="utf-8")) if self._found.exists() else {}
+        for name, value in found.get("sysctls", {}).items():
+            _write_sysctl(name, value)
+        self._clear_foreign_folders(found.get("folders", []))
+
+    def end_pods(self) -> None:
+        """Kills whatever runs in the nodes' control groups, and then the shims that held it."""
+        deadline = time.monotonic() + 20
+        while running := {pid for root in _control_groups() for pid in _processes_in(root / NAME)}:
+            for pid in running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"processes of pods do not end: {sorted(running)}")
+            time.sleep(0.05)
+        kill_all(process for process in psutil.process_iter(["name", "cmdline"]) if self._is_shim(process))
+
+    def _is_shim(self, process: psutil.Process) -> bool:
+        words = process.info["cmdline"] or []
+        return process.info["name"].startswith("containerd-shim") and any(str(self._folder) in word for word in words)
+
+    def _clear_foreign_folders(self, found_before: list[str]) -> None:
+        for folder in _FOREIGN_FOLDERS:
+            if folder.exists() and str(folder) not in found_before:
+                shutil.rmtree(folder, ignore_errors=True)
+        for network in map(bridge, range(self._nodes)):
+            for result in _CNI_RESULTS.glob(f"results/{network}-*"):
+                result.unlink(missing_ok=True)
+        for link in _CONTAINER_LOGS.glob("*.log") if _CONTAINER_LOGS.exists() else ():
+            if link.is_symlink() and str(self._folder) in os.readlink(link):
+                link.unlink()
+
+
+def leftovers(folder: Path, *, nodes: int) -> list[str]:
+    """What of a cluster is still on the machine, for people; nothing where it has left as it came."""
+    interfaces = [name for name in (INTERFACE, *map(bridge, range(nodes))) if Path("/sys/class/net", name).exists()]
+    roots = _control_groups(kinds=("cgroup", "cgroup2"))
+    groups = [str(root / NAME) for root in roots if (root / NAME).exists()]
+    return [*interfaces, *groups, *(str(path) for path in _mounts_below(folder))]
+
+
+def _ip(*arguments: str) -> None:
+    answer = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if answer.returncode:
+        raise RuntimeError(f"`ip {' '.join(arguments)}` failed: {answer.stderr.strip()}")
+
+
+def _read_sysctl(name: str) -> str | None:
+    try:
+        return Path("/proc/sys", name).read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def _write_sysctl(name: str, value: str) -> None:
+    if _read_sysctl(name) != value:
+        Path("/proc/sys", name).write_text(value, encoding="ascii")
+
+
+def unified_control_groups() -> bool:
+    """Whether this machine has version 2 of control groups, and nothing else."""
+    return Path("/sys/fs/cgroup/cgroup.controllers").exists()
+
+
+def _control_groups(kinds: tuple[str, ...] = ("cgroup",)) -> list[Path]:
+    """The root of each hierarchy that kubelets use; where both versions are mounted, they use version 1."""
+    if unified_control_groups():
+        return [Path("/sys/fs/cgroup")]
+    mounts = (line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines())
+    return [Path(fields[1]) for fields in mounts if fields[2] in kinds]
+
+
+def _make_control_group(name: str) -> None:
+    for root in _control_groups():
+        group = root
+        for part in Path(name).parts:
+            if unified_control_groups():
+                controllers = (group / "cgroup.controllers").read_text(encoding="ascii").split()
+                (group / "cgroup.subtree_control").write_text(" ".join(f"+{one}" for one in controllers))
+            parent, group = group, group / part
+            group.mkdir(exist_ok=True)
+            for setting in ("cpuset.cpus", "cpuset.mems"):
+                # Version 1 lets no process into a group without processors.
+                if (parent / setting).exists() and not unified_control_groups():
+                    (group / setting).write_text((parent / setting).read_text(encoding="ascii"))
+
+
+def _processes_in(group: Path) -> Iterator[int]:
+    for folder, _, _ in os.walk(group):
+        with contextlib.suppress(OSError):
+            yield from map(int, Path(folder, "cgroup.procs").read_text(encoding="ascii").split())
+
+
+def _remove_control_group(group: Path) -> None:
+    if not group.exists():
+        return
+    for folder in sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True):
+        folder.rmdir()
+    group.rmdir()
+
+
+def _mounts_below(folder: Path) -> list[Path]:
+    mounts = (line.split()[1] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines())
+    paths = (Path(mount.encode().decode("unicode_escape")) for mount in mounts)
+    return sorted((path for path in paths if path.is_relative_to(folder)), reverse=True)
+
+
+def _unmount_below(folder: Path) -> None:
+    for mount in _mounts_below(folder):
+        answer = subprocess.run(["umount", "--lazy", mount], capture_output=True, text=True, check=False)
+        if answer.returncode:
+            raise RuntimeError(f"`umount {mount}` failed: {answer.stderr.strip()}")

@@ -1,0 +1,102 @@
+"""The cluster's own processes: each started once, told apart from later users of its PID, and ended by it alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+
+class Processes:
+    """Long-lived processes that outlive whoever started them, recorded in a folder."""
+
+    def __init__(self, *, records: Path, logs: Path) -> None:
+        self._records = records
+        self._logs = logs
+
+    def start(self, name: str, command: Sequence[str | Path], *, environment: Mapping[str, str] | None = None) -> None:
+        """Starts a process in a session of its own; its output goes to the log of its name."""
+        self._records.mkdir(parents=True, exist_ok=True)
+        self._logs.mkdir(parents=True, exist_ok=True)
+        with self.log(name).open("ab") as log:
+            pid = os.posix_spawn(
+                command[0],
+                [str(word) for word in command],
+                {**os.environ, **(environment or {})},
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    *((os.POSIX_SPAWN_DUP2, log.fileno(), number) for number in (1, 2)),
+                ],
+                setsid=True,
+            )
+        record = {"pid": pid, "created": psutil.Process(pid).create_time()}
+        (self._records / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
+
+    def log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+    def find(self, name: str) -> psutil.Process | None:
+        """The process; None where it does not run."""
+        try:
+            record = json.loads((self._records / f"{name}.json").read_text(encoding="utf-8"))
+            process = psutil.Process(record["pid"])
+            alive = abs(process.create_time() - record["created"]) < 0.1 and process.status() != psutil.STATUS_ZOMBIE
+        except (OSError, ValueError, psutil.NoSuchProcess):
+            return None
+        return process if alive else None
+
+    def names(self) -> list[str]:
+        """Of all that were started."""
+        return sorted(path.stem for path in self._records.glob("*.json"))
+
+    def ended(self) -> list[str]:
+        """Names of those that should run and do not."""
+        return [name for name in self.names() if self.find(name) is None]
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL; returns when they have ended. They are not missed any more: `ended` does not name them."""
+        kill_all(process for name in names if (process := self.find(name)))
+        for name in names:
+            (self._records / f"{name}.json").unlink(missing_ok=True)
+
+
+def kill_all(processes: Iterable[psutil.Process], *, within: float = 20.0) -> None:
+    """SIGKILL; returns when all have ended, whether or not whoever must reap them has done so.
+
+    Raises:
+        TimeoutError: if one does not end.
+    """
+    deadline = time.monotonic() + within
+    with contextlib.ExitStack() as opened:
+        descriptors: list[int] = []
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                descriptor = os.pidfd_open(process.pid)
+                opened.callback(os.close, descriptor)
+                # Looked at after opening: now the number cannot change its owner any more.
+                if process.is_running():
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                    descriptors.append(descriptor)
+        for descriptor in descriptors:
+            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError(f"killed processes do not end within {within:.0f} s")
+
+
+def await_that(condition: Callable[[], bool], *, what: str, within: float, pause: float = 0.1) -> None:
+    """Returns when the condition holds: what is awaited here has no event that could be waited for.
+
+    Raises:
+        TimeoutError: if it does not hold in time; `what` says what was waited for.
+    """
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {within:.0f} s")
+        time.sleep(pause)

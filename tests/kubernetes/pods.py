@@ -1,0 +1,262 @@
+"""Real pods for tests, in namespaces of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
+from activities.nodes.kubernetes.api import KubernetesApi
+from activities.nodes.kubernetes.merge import merged
+from perdure.spec.job import JobSpec
+from scripts.cluster.cluster import Cluster
+from scripts.cluster.images import BARE_IMAGE, host_mounts
+from scripts.cluster.machine import API_ADDRESS
+from workflows.messages import NodeEvent, NodeEventKind, NodeIdentity, NodeRef, NodeRequest, WatchRequest
+from workflows.names import node_name, node_task_queue
+
+NOWHERE = {"TEMPORAL_ADDRESS": f"{API_ADDRESS}:9"}
+"""A port where no server is: agents wait."""
+
+
+@dataclass(frozen=True)
+class TestCluster:
+    """Where tests make pods."""
+
+    __test__ = False
+
+    kubeconfig: str
+    agent_image: str
+    own: Cluster | None
+    """The machine's own cluster; None where `KUBECONFIG` names another one."""
+
+    def backend(self, *, connection: dict[str, str] | None = None, kubeconfig: Path | None = None) -> KubernetesBackend:
+        settings = KubernetesSettings(agent_image=self.agent_image, connection=connection or NOWHERE)
+        return KubernetesBackend(settings, kubeconfig=str(kubeconfig or self.kubeconfig))
+
+
+def role(*writable: Path, pod_template: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """A role whose command starts without a world and sleeps, in a container with this machine's Python."""
+    return {
+        "nodes": 1,
+        "rendezvous": "torchrun",
+        "nproc_per_node": 1,
+        "image": BARE_IMAGE,
+        "command": ["sleep", "600"],
+        "pod_template": merged(with_host_programs(*writable), pod_template or {}),
+        **fields,
+    }
+
+
+def with_host_programs(*writable: Path) -> dict[str, Any]:
+    """A pod template that mounts what this environment needs, read-only, and folders for results."""
+    folders = [*((path, True) for path in host_mounts()), *((path, False) for path in writable)]
+    mounts = [
+        {"name": f"host-{index}", "mountPath": str(path), "readOnly": read_only}
+        for index, (path, read_only) in enumerate(folders)
+    ]
+    volumes = [{"name": f"host-{index}", "hostPath": {"path": str(path)}} for index, (path, _) in enumerate(folders)]
+    path = ":".join([*dict.fromkeys(str(Path(folder) / "bin") for folder in _prefixes()), "/usr/bin", "/bin"])
+    training = {"name": "training", "volumeMounts": mounts, "env": [{"name": "PATH", "value": path}]}
+    return {"spec": {"containers": [training], "volumes": volumes, "dnsPolicy": "Default"}}
+
+
+def _prefixes() -> list[str]:
+    return [sys.prefix, sys.base_prefix]
+
+
+class PodJob:
+    """Requests for the nodes of one made-up job."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        namespace: str,
+        given: dict[str, Any] | None = None,
+        *,
+        marks: Path | None = None,
+        **spec: Any,
+    ) -> None:
+        """A job in a namespace.
+
+        Args:
+            api: of the cluster.
+            namespace: that exists.
+            given: the role; by default one whose command, if it may, leaves a mark and sleeps.
+            marks: where a command says that it has started.
+            spec: other fields.
+        """
+        self.api = api
+        self.namespace = namespace
+        self._marks = marks
+        if given is None and marks is not None:
+            given = role(marks, command=["sh", "-c", f"touch {marks}/$HOSTNAME; exec sleep 600"])
+        self.uid = secrets.token_hex(4)
+        self.spec = JobSpec.model_validate(
+            {
+                "name": "made-up",
+                "namespace": namespace,
+                "backend": "kubernetes",
+                "limits": {"termination_grace_period": "2s"},
+                "timing": {"processes": {"stop_grace": "500ms"}},
+                **spec,
+                "roles": {"worker": given or role()},
+            }
+        )
+        self.group_id = f"job/{namespace}/made-up/{self.uid}/worker/0"
+
+    def changed(self, given: dict[str, Any] | None = None, **spec: Any) -> PodJob:
+        """Another job in the same namespace."""
+        return PodJob(self.api, self.namespace, given, **spec)
+
+    async def command_started(self, rank: int = 0) -> None:
+        """The launcher has started the command of `marking`, and hears signals."""
+        assert self._marks
+        mark = self._marks / self.name(rank)
+
+        async def exists() -> bool:
+            return mark.exists()
+
+        await eventually(exists)
+
+    def request(self, rank: int = 0, incarnation: int = 1) -> NodeRequest:
+        return NodeRequest(
+            node=NodeIdentity(uid=self.uid, role="worker", rank=rank, incarnation=incarnation, token="t" * 16),
+            name=self.name(rank, incarnation),
+            spec=self.spec,
+            job_id=f"job/{self.namespace}/made-up",
+            job_first_run_id="no-run",
+            group_id=self.group_id,
+            task_queue=node_task_queue(self.uid, "worker", rank, incarnation),
+        )
+
+    def name(self, rank: int = 0, incarnation: int = 1) -> str:
+        return node_name(self.spec.name, "worker", rank, self.uid, incarnation)
+
+    def ref(self, rank: int = 0, incarnation: int = 1, *, grace: float = 2.0, winding_down: bool = False) -> NodeRef:
+        return NodeRef(
+            name=self.name(rank, incarnation),
+            uid=self.uid,
+            role="worker",
+            rank=rank,
+            incarnation=incarnation,
+            backend="kubernetes",
+            namespace=self.namespace,
+            grace=timedelta(seconds=grace),
+            winding_down=winding_down,
+        )
+
+    def watch(self, *, group: int = 0) -> WatchRequest:
+        return WatchRequest(
+            group_id=self.group_id,
+            job_id=f"job/{self.namespace}/made-up",
+            job_first_run_id="no-run",
+            uid=self.uid,
+            role="worker",
+            group=group,
+            backend="kubernetes",
+            namespace=self.namespace,
+            owner_check=timedelta(seconds=10),
+        )
+
+    async def pod(self, rank: int = 0, incarnation: int = 1) -> dict[str, Any] | None:
+        return await self.api.get(f"{self.pods_path}/{self.name(rank, incarnation)}")
+
+    async def pods(self) -> list[dict[str, Any]]:
+        return await self.api.list(self.pods_path)
+
+    @property
+    def anchors_path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/configmaps"
+
+    @property
+    def pods_path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+
+@asynccontextmanager
+async def job_in_a_namespace(cluster: TestCluster, marks: Path | None = None) -> AsyncIterator[PodJob]:
+    """A job, and its namespace for as long as the context is open; pods are gone when it closes."""
+    api = await KubernetesApi.connect(cluster.kubeconfig)
+    namespace = f"test-{secrets.token_hex(4)}"
+    metadata = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+    try:
+        await api.create("/api/v1/namespaces", metadata)
+        job = PodJob(api, namespace, marks=marks)
+        # Pods are refused until the controller manager has made it.
+        await eventually(lambda: api.get(f"/api/v1/namespaces/{namespace}/serviceaccounts/default"))
+        yield job
+        for pod in await job.pods():
+            await api.delete(f"{job.pods_path}/{pod['metadata']['name']}", grace=0)
+    finally:
+        await api.delete(f"/api/v1/namespaces/{namespace}")
+        await api.close()
+
+
+class Watching:
+    """A watch in the background, and what it has said."""
+
+    def __init__(self, backend: KubernetesBackend, request: WatchRequest) -> None:
+        self.events: list[NodeEvent] = []
+        self._news = asyncio.Event()
+        self._task = asyncio.create_task(self._run(backend, request))
+
+    async def _run(self, backend: KubernetesBackend, request: WatchRequest) -> None:
+        async with aclosing(backend.watch(request)) as batches:
+            async for batch in batches:
+                self.events.extend(batch)
+                self._news.set()
+
+    async def until(
+        self,
+        kind: NodeEventKind,
+        *,
+        rank: int = 0,
+        incarnation: int = 1,
+        saying: str = "",
+        within: float = 60.0,
+    ) -> NodeEvent:
+        """The first such event."""
+        deadline = time.monotonic() + within
+        while True:
+            for event in self.events:
+                if (event.kind, event.rank, event.incarnation) == (kind, rank, incarnation) and saying in event.reason:
+                    return event
+            if self._task.done():
+                self._task.result()
+            self._news.clear()
+            try:
+                async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
+                    await self._news.wait()
+            except TimeoutError:
+                raise AssertionError(f"no {kind} {saying!r} within {within} s: {self.events}") from None
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def watching(backend: KubernetesBackend, request: WatchRequest) -> AsyncIterator[Watching]:
+    watch = Watching(backend, request)
+    try:
+        yield watch
+    finally:
+        await watch.close()
+
+
+async def eventually(condition: Callable[[], Awaitable[Any]], *, within: float = 60.0) -> Any:
+    """The condition's first true value."""
+    deadline = time.monotonic() + within
+    while not (value := await condition()):
+        assert time.monotonic() < deadline, f"not within {within} s: {condition}"
+        await asyncio.sleep(0.1)
+    return value

@@ -1,0 +1,89 @@
+"""A whole job on real nodes: real pods, real agents in them, real torchrun ranks over gloo."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from perdure.client import Client
+from perdure.worker import running_worker
+from scripts.cluster.cluster import Cluster
+from scripts.cluster.images import BARE_IMAGE
+from scripts.cluster.machine import API_ADDRESS
+from tests.kubernetes.pods import PodJob, TestCluster, eventually, with_host_programs
+from tests.support.temporal_server import DevServer, dev_server
+from tests.system.site import SCRIPT, Job
+from workflows.messages import EvidenceSource, FailureClass, JobPhase
+
+
+@pytest.fixture
+def results() -> Iterator[Path]:
+    """Where ranks write; a path that exists in their containers as well."""
+    with tempfile.TemporaryDirectory(prefix="perdure-results-") as folder:
+        yield Path(folder)
+
+
+@asynccontextmanager
+async def perdure(cluster: TestCluster, namespace: str) -> AsyncIterator[tuple[DevServer, Client]]:
+    """A server that pods reach, a worker that makes pods, and a client for one namespace."""
+    async with dev_server(options=("--ip", "0.0.0.0")) as server:
+        connection = {"TEMPORAL_ADDRESS": f"{API_ADDRESS}:{server.port}", "TEMPORAL_NAMESPACE": server.namespace}
+        backend = cluster.backend(connection=connection)
+        async with running_worker(await server.client(), backends=[backend]):
+            yield server, Client(address=server.address, namespace=namespace)
+        await backend.close()
+
+
+async def test_a_pod_deleted_under_training_is_replaced_and_all_step_again(
+    own_cluster: Cluster, cluster: TestCluster, job: PodJob, results: Path
+) -> None:
+    name = f"k-{secrets.token_hex(4)}"
+    async with perdure(cluster, job.namespace) as (_, client):
+        await client.submit(
+            {
+                "name": name,
+                "namespace": job.namespace,
+                "backend": "kubernetes",
+                "env": {"OMP_NUM_THREADS": "1"},
+                "limits": {"termination_grace_period": "5s"},
+                "roles": {
+                    "worker": {
+                        "nodes": 2,
+                        "image": BARE_IMAGE,
+                        "command": ["torchrun", str(SCRIPT), str(results)],
+                        "pod_template": with_host_programs(results),
+                    }
+                },
+            }
+        )
+        training = Job(client, name, (await client.status(name)).uid, results)
+        await training.running(nodes=2)
+        pods = {pod["spec"]["nodeName"]: pod["status"]["podIP"] for pod in await job.pods()}
+        addresses = {node.address for node in await client.nodes(name)}
+        assert addresses == set(pods.values())
+        # The scheduler spreads them, so the ranks have met across two nodes.
+        assert set(pods) == {"real-0", "real-1"}
+
+        [victim] = [pod["metadata"]["name"] for pod in await job.pods() if "-worker-1-" in pod["metadata"]["name"]]
+        await job.api.delete(f"{job.pods_path}/{victim}")
+        status = await training.running(nodes=2, after=1)
+        await training.stepping(generation=status.generation, ranks=2)
+        assert sorted((node.rank, node.incarnation) for node in await client.nodes(name)) == [(0, 1), (1, 2)]
+        incident = (await training.incidents())[0]
+        assert (incident.failure, incident.culprit) == (FailureClass.NODE_LOST, 1)
+        assert any(sign.source is EvidenceSource.BACKEND and "deleted" in sign.text for sign in incident.evidence)
+
+        await client.cancel(name)
+        result = await client.wait(name)
+        assert result.phase is JobPhase.CANCELLED
+
+        async def nothing_left() -> bool:
+            anchors = await job.api.list(job.anchors_path, labels="app.kubernetes.io/managed-by=perdure")
+            return not anchors and not await job.pods()
+
+        await eventually(nothing_left)

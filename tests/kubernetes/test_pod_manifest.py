@@ -1,0 +1,214 @@
+"""The manifest of a node's pod, and what pods' objects say: pure functions, tried with values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from activities.nodes.backend import NodeRefused
+from activities.nodes.kubernetes import KubernetesSettings
+from activities.nodes.kubernetes.facts import event_of, machine_is_silent
+from activities.nodes.kubernetes.merge import merged
+from activities.nodes.kubernetes.objects import Pod
+from activities.nodes.kubernetes.pod import INCARNATION, RANK, pod_of
+from perdure.spec.job import JobSpec
+from workflows.messages import NodeEventKind, NodeIdentity, NodeRequest
+from workflows.names import node_name
+
+SETTINGS = KubernetesSettings(agent_image="perdure:1", connection={"TEMPORAL_ADDRESS": "temporal:7233"})
+
+
+def manifest(role: dict[str, Any] | None = None, *, name: str = "a", **spec: Any) -> dict[str, Any]:
+    role = {"nodes": 2, "command": ["torchrun", "train.py"], "image": "torch:1", **(role or {})}
+    job = JobSpec.model_validate({"name": name, "backend": "kubernetes", "roles": {"worker": role}, **spec})
+    node = NodeIdentity(uid="0a1b2c3d", role="worker", rank=130, incarnation=3, token="secret-token")
+    return pod_of(
+        NodeRequest(
+            node=node,
+            name=node_name(name, "worker", 130, node.uid, 3),
+            spec=job,
+            job_id="job/default/a",
+            job_first_run_id="run",
+            group_id="group",
+            task_queue="queue",
+        ),
+        SETTINGS,
+    )
+
+
+def container(pod: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(one for kind in ("containers", "initContainers") for one in pod["spec"][kind] if one["name"] == name)
+
+
+def env(pod: dict[str, Any], name: str) -> dict[str, Any]:
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container(pod, name)["env"]}
+
+
+def test_a_pod_is_named_and_labelled_by_its_incarnation():
+    pod = manifest(name="j" * 40)
+    assert pod["metadata"]["name"] == f"{'j' * 40}-worker-130-0a1b2c3d3"
+    labels = {key.removeprefix("perdure.dev/"): value for key, value in pod["metadata"]["labels"].items()}
+    assert (labels["uid"], labels["rank"], labels["group"], labels["incarnation"]) == ("0a1b2c3d", "130", "1", "3")
+
+
+def test_training_sees_neither_the_token_nor_a_service_account():
+    pod = manifest()
+    training = container(pod, "training")
+    assert "secret-token" not in str(training)
+    assert [mount["name"] for mount in training["volumeMounts"]] == ["perdure"]
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert "TEMPORAL_ADDRESS" not in env(pod, "training")
+    assert env(pod, "perdure-agent")["TEMPORAL_ADDRESS"] == "temporal:7233"
+
+
+def test_fields_become_what_kubernetes_calls_them():
+    pod = manifest(
+        {
+            "resources": {"cpu": 8, "memory": "64Gi", "gpu": 4, "gpu_type": "H100", "shm": "16Gi"},
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "topology": {"required": "topology.kubernetes.io/zone"},
+            "ports": {"tensorboard": 6006},
+            "image_pull_secrets": ["registry"],
+        },
+        secrets={"HF_TOKEN": "hf/token"},
+        volumes=[{"mount_path": "/data", "pvc": "corpus", "read_only": True}],
+        queue="research",
+        priority_class="high",
+        limits={"termination_grace_period": "2m"},
+    )
+    training, spec = container(pod, "training"), pod["spec"]
+    assert training["resources"] == {
+        "requests": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "4"},
+        "limits": {"memory": "64Gi", "nvidia.com/gpu": "4"},
+    }
+    assert {mount["mountPath"] for mount in training["volumeMounts"]} == {"/data", "/dev/shm", "/perdure"}
+    assert env(pod, "training")["HF_TOKEN"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
+    assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "H100"}
+    assert spec["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+    assert spec["priorityClassName"] == "high"
+    assert spec["terminationGracePeriodSeconds"] == 130
+    assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    [term] = spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "topology.kubernetes.io/zone"
+
+
+def test_a_template_has_the_last_word_but_for_what_makes_it_a_node():
+    template = {
+        "metadata": {"annotations": {"a": "b"}, "labels": {"perdure.dev/rank": "0"}},
+        "spec": {
+            "restartPolicy": "Always",
+            "hostIPC": True,
+            "initContainers": [{"name": "fetch", "image": "curl"}, {"name": "perdure-agent", "image": "evil"}],
+            "containers": [
+                {
+                    "name": "training",
+                    "image": "torch:2",
+                    "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+                    "env": [{"name": "A", "value": "1"}, {"name": "PERDURE_NODE", "value": "x"}],
+                },
+                {"name": "tensorboard", "image": "tb"},
+            ],
+        },
+    }
+    pod = manifest({"pod_template": template})
+    assert pod["metadata"]["annotations"] == {"a": "b"}
+    assert pod["metadata"]["labels"]["perdure.dev/rank"] == "130"
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert pod["spec"]["hostIPC"] is True
+    assert [one["name"] for one in pod["spec"]["initContainers"]] == ["fetch", "perdure-prepare", "perdure-agent"]
+    assert container(pod, "perdure-agent")["image"] == "perdure:1"
+    training = container(pod, "training")
+    assert training["image"] == "torch:2"
+    assert training["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert (env(pod, "training")["A"], env(pod, "training")["PERDURE_NODE"]) == ("1", "0a1b2c3d/worker-130/3")
+    assert container(pod, "tensorboard")
+
+
+@pytest.mark.parametrize(
+    ("role", "text"),
+    [
+        ({"image": None}, "roles.worker.image is missing"),
+        ({"pod_template": {"spec": {"containers": [{"name": "training", "args": ["x"]}]}}}, "sets args"),
+        ({"pod_template": {"spec": {"containers": {"name": "training"}}}}, "is no PodTemplateSpec"),
+        ({"pod_template": {"spec": {"containers": [{"image": "x"}]}}}, "is no PodTemplateSpec"),
+    ],
+)
+def test_what_is_no_pod_is_refused_by_name(role: dict[str, Any], text: str):
+    with pytest.raises(NodeRefused, match=text):
+        manifest(role)
+
+
+def test_merging_takes_away_what_is_null_and_replaces_lists_without_names():
+    under = {"a": {"b": 1, "c": 2}, "command": ["x"], "env": [{"name": "A", "value": "1"}]}
+    over = {"a": {"b": None}, "command": ["y"], "env": [{"name": "B", "value": "2"}]}
+    assert merged(under, over) == {
+        "a": {"c": 2},
+        "command": ["y"],
+        "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
+    }
+
+
+def pod_with(status: dict[str, Any], **metadata: Any) -> Pod:
+    return Pod.model_validate(
+        {
+            "metadata": {"name": "p", "uid": "u", "labels": {RANK: "1", INCARNATION: "2"}, **metadata},
+            "spec": {"nodeName": "gpu-17", "containers": [{"name": "training"}]},
+            "status": status,
+        }
+    )
+
+
+def training_with(**state: Any) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "training", "ready": "running" in state, "state": state}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "text"),
+    [
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, "GONE", "evicted it (Evicted: low"),
+        ({"phase": "Failed", "reason": "Preempting"}, "GONE", "made room for another pod (Preempting)"),
+        ({"phase": "Failed", "reason": "Odd", "message": "no one knows"}, "GONE", "its pod failed (Odd: no one knows)"),
+        (
+            {
+                "phase": "Failed",
+                "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}],
+                **training_with(terminated={"exitCode": 143, "reason": "Error"}),
+            },
+            "GONE",
+            "preempted by a pod of higher priority",
+        ),
+        (
+            {
+                "phase": "Failed",
+                "initContainerStatuses": [
+                    {
+                        "name": "fetch",
+                        "state": {"terminated": {"exitCode": 6, "reason": "Error", "message": "a\nno host"}},
+                    }
+                ],
+            },
+            "GONE",
+            "its init container fetch ended with exit code 6 (Error: no host)",
+        ),
+        (training_with(terminated={"exitCode": 0, "reason": "Completed"}), "GONE", "ended with exit code 0"),
+        (training_with(running={"startedAt": "2026-01-01T00:00:00Z"}), "RUNNING", ""),
+        (training_with(waiting={"reason": "ImagePullBackOff", "message": "back-off"}), "PENDING", "cannot be pulled"),
+        (training_with(waiting={"reason": "PodInitializing"}), "PENDING", ""),
+        ({}, "PENDING", ""),
+    ],
+)
+def test_what_a_pod_says_of_its_node(status: dict[str, Any], kind: str, text: str):
+    event = event_of(pod_with(status))
+    assert (event.kind, event.rank, event.incarnation) == (NodeEventKind(kind), 1, 2)
+    assert text in event.reason
+    assert bool(event.reason) == bool(text)
+
+
+def test_a_machine_that_does_not_answer_is_no_loss():
+    status = training_with(running={"startedAt": "2026-01-01T00:00:00Z"})
+    silent = pod_with(status | {"conditions": [{"type": "Ready", "status": "False"}]})
+    assert machine_is_silent(silent)
+    assert event_of(silent).kind is NodeEventKind.RUNNING
+    assert "gpu-17 does not answer" in event_of(silent).reason
+    assert not machine_is_silent(pod_with(status | {"conditions": [{"type": "Ready", "status": "True"}]}))
