@@ -100,9 +100,9 @@ class SyncClient:
         """See `Client.list`."""
         return self._run(self._client.list(namespace=namespace, everywhere=everywhere, running=running, limit=limit))
 
-    def scale(self, name: str, nodes: int | str, *, namespace: str | None = None) -> Accepted:
+    def scale(self, name: str, nodes: int | str, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """See `Client.scale`."""
-        return self._run(self._client.scale(name, nodes, namespace=namespace))
+        return self._run(self._client.scale(name, nodes, namespace=namespace, reason=reason))
 
     def suspend(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """See `Client.suspend`."""

@@ -143,7 +143,7 @@ class TrainingJob:
     @workflow.update(description="Change how many nodes the job has: 4, or 2:8 for min and max")
     def scale(self, request: ScaleRequest) -> Accepted:
         count = _node_count(request.nodes, self._state.unit)
-        self._take(ScaleAsked(minimum=count.min, maximum=count.max))
+        self._take(ScaleAsked(minimum=count.min, maximum=count.max, reason=request.reason))
         return Accepted(message=f"{self._state.name} goes to {count} nodes; {wanted.next_action(self._state)}")
 
     @scale.validator
@@ -313,7 +313,8 @@ class TrainingJob:
     def _may_continue(self) -> bool:
         info = workflow.info()
         due = info.is_continue_as_new_suggested() or info.is_target_worker_deployment_version_changed()
-        quiet = not self._senders and self._state.open_incident is None and self._state.outcome is None
+        settled = self._state.open_incident is None or self._state.suspended
+        quiet = not self._senders and settled and self._state.outcome is None
         return due and quiet and workflow.all_handlers_finished()
 
     async def _close(self) -> JobResult:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 def scale(
     name: JobArgument,
     nodes: Annotated[str, typer.Argument(metavar="NODES", help="4, or 2:8 for min and max.", show_default=False)],
+    reason: ReasonOption = "",
     dry_run: DryRunOption = False,
     namespace: NamespaceOption = "default",
     output: OutputOption = None,
@@ -45,7 +46,9 @@ def scale(
     except ValueError:
         raise PerdureError(f'NODES: got "{nodes}"; expected a number such as 4, or a range such as 2:8') from None
     here = session(namespace=namespace, output=output, address=address)
-    _change(here, name, f"scale to {nodes} nodes", lambda client: client.scale(name, nodes), dry_run=dry_run)
+    _change(
+        here, name, f"scale to {nodes} nodes", lambda client: client.scale(name, nodes, reason=reason), dry_run=dry_run
+    )
 
 
 def suspend(

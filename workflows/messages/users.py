@@ -12,6 +12,7 @@ class ScaleRequest(Message):
     """`4`, or `2:8` for min and max."""
     role: str | None = None
     """Needed only where the job has several."""
+    reason: str = ""
 
 
 class ReasonRequest(Message):

@@ -43,6 +43,7 @@ class TimePassed(Message):
 class ScaleAsked(Message):
     minimum: int
     maximum: int
+    reason: str = ""
 
 
 class SuspendAsked(Message):

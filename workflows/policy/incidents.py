@@ -140,6 +140,16 @@ def closed(state: JobState, time: datetime) -> JobState:
     return _replace_last(state, incident.model_copy(update={"stepping_at": time}))
 
 
+def abandoned(state: JobState, time: datetime, how: str) -> JobState:
+    """What was being repaired, if anything, is not wanted any more."""
+    incident = state.open_incident
+    if incident is None:
+        return state
+    if incident.decided_at is None:
+        state = decided(state, now=time, title=incident.title, rule=how, action=how)
+    return closed(state, time)
+
+
 def _of_current_world(state: JobState) -> IncidentView | None:
     """The incident that the current world ended; an acknowledgement may come after the first steps."""
     if state.world is None or not state.incidents:

@@ -14,17 +14,9 @@ from uuid import UUID
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
 from workflows.messages import EvidenceSource, FailureClass, JobPhase, NodePhase
-from workflows.policy import incidents
+from workflows.policy import incidents, wishes
 from workflows.policy.budget import backoff
-from workflows.policy.events import (
-    CancelAsked,
-    Event,
-    RelaunchAsked,
-    RestartAsked,
-    ResumeAsked,
-    ScaleAsked,
-    SuspendAsked,
-)
+from workflows.policy.events import Event
 from workflows.policy.judge import Verdict, judge, record
 from workflows.policy.observe import observe
 from workflows.policy.rendezvous import choose_members, form_world, usable
@@ -36,36 +28,7 @@ TokenSource = Callable[[], UUID]
 
 def decide(state: JobState, event: Event, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
     """What the job is after an event: the only way in which it changes."""
-    return advance(asked(observe(state, event, now), event, now), job, now, new_token=new_token)
-
-
-def asked(state: JobState, event: Event, now: datetime) -> JobState:
-    """The state with a user's wish in it."""
-    match event:
-        case ScaleAsked():
-            return state.changed(nodes_min=event.minimum, nodes_max=event.maximum, ready_since=None)
-        case SuspendAsked():
-            reason = f"suspended by a user{_because(event.reason)}"
-            return _close_incident(state.changed(suspended=True, reason=reason), now, reason)
-        case ResumeAsked():
-            return state.changed(suspended=False, waiting_since=None, ready_since=None)
-        case RestartAsked():
-            return _request(state, f"restart asked by a user{_because(event.reason)}", now)
-        case RelaunchAsked():
-            node = state.nodes.get(event.rank)
-            if node is None or not node.alive:
-                return state
-            text = f"replacement of node {event.rank} asked by a user{_because(event.reason)}"
-            if state.is_member(node):
-                state = _request(state, text, now)
-            return state.with_node(node.changed(phase=NodePhase.LOST, since=now, reason=text, failed_starts=0))
-        case CancelAsked():
-            if state.outcome is not None:
-                return state
-            reason = f"cancelled by a user{_because(event.reason)}"
-            return _stop(state, Outcome(phase=JobPhase.CANCELLED, exit_code=4, reason=reason, decided_at=now))
-        case _:
-            return state
+    return advance(wishes.asked(observe(state, event, now), event, now), job, now, new_token=new_token)
 
 
 def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
@@ -195,7 +158,8 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
         return state
     if interruption is None and world is not None:
         text = f"world {'shrinks' if surplus else 'grows'} from {world.nodes} to {size} nodes"
-        state = _request(state, text, now, by_user=False)
+        asked_for = wishes.reasons(state, formed.members.keys() ^ world.members.keys())
+        state = wishes.request(state, f"{text}: {asked_for}" if asked_for else text, now, by_user=bool(asked_for))
         state = record(state, _verdict_of_request(state, job, now), _interruption(state, now), job, now)
     host = state.nodes[formed.store_rank]
     state = state.with_node(
@@ -204,6 +168,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
             used_ports=(*host.used_ports, formed.store_port)[-64:],
         )
     )
+    state = wishes.followed(state, formed)
     return incidents.formed(
         state.changed(
             world=formed,
@@ -247,8 +212,7 @@ def _wait(state: JobState, job: JobSpec, now: datetime) -> JobState:
         return state.changed(waiting_since=since, ready_since=None)
     knob = "recovery.replace_timeout" if state.world is not None else "timing.rendezvous.join_timeout"
     blocked = next((node for node in state.nodes.values() if node.reason), None)
-    return _stop(
-        state,
+    return state.stopped(
         Outcome(
             phase=JobPhase.FAILED,
             exit_code=3,
@@ -295,9 +259,8 @@ def _complete(state: JobState, now: datetime) -> JobState:
     world = state.world
     if world is None or not state.finished:
         return state
-    state = _close_incident(state.changed(complete_generation=world.generation), now, "finished")
-    return _stop(
-        state,
+    state = incidents.abandoned(state.changed(complete_generation=world.generation), now, "finished")
+    return state.stopped(
         Outcome(
             phase=JobPhase.SUCCEEDED,
             exit_code=0,
@@ -322,7 +285,7 @@ def _check_limits(state: JobState, job: JobSpec, now: datetime) -> JobState:
     deadline = job.limits.active_deadline
     if deadline is not None and now - state.started_at >= deadline:
         reason = f"limits.active_deadline ({deadline}) is over"
-        return _stop(state, Outcome(phase=JobPhase.FAILED, exit_code=5, reason=reason, decided_at=now))
+        return state.stopped(Outcome(phase=JobPhase.FAILED, exit_code=5, reason=reason, decided_at=now))
     return state
 
 
@@ -330,15 +293,6 @@ def _note_stepping(state: JobState, now: datetime) -> JobState:
     if state.open_incident is not None and state.interruption is None and state.stepping:
         return incidents.closed(state, now)
     return state
-
-
-def _request(state: JobState, text: str, now: datetime, *, by_user: bool = True) -> JobState:
-    """Opens an interruption that is nobody's failure; one that is under way makes it needless."""
-    if state.world is None or (state.interruption is not None and state.interruption.requested is None):
-        return state
-    source = EvidenceSource.USER if by_user else EvidenceSource.AGENT
-    state = incidents.sighted(state, now=now, time=now, source=source, text=text)
-    return state.changed(interruption=Interruption(since=now, requested=text, by_user=by_user))
 
 
 def _interruption(state: JobState, now: datetime) -> Interruption:
@@ -349,23 +303,6 @@ def _verdict_of_request(state: JobState, job: JobSpec, now: datetime) -> Verdict
     verdict = judge(state, _interruption(state, now), job, now)
     assert verdict is not None, "a request needs no waiting"
     return verdict
-
-
-def _close_incident(state: JobState, now: datetime, how: str) -> JobState:
-    incident = state.open_incident
-    if incident is None:
-        return state
-    if incident.decided_at is None:
-        state = incidents.decided(state, now=now, title=incident.title, rule=how, action=how)
-    return incidents.closed(state, now)
-
-
-def _stop(state: JobState, outcome: Outcome) -> JobState:
-    return state.changed(outcome=outcome, interruption=None)
-
-
-def _because(reason: str) -> str:
-    return f": {reason}" if reason else ""
 
 
 def _with_phase(state: JobState) -> JobState:

@@ -11,7 +11,7 @@ from datetime import datetime
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
 from workflows.messages import Considered, FailureClass, JobPhase, ProgressSource
-from workflows.policy import incidents
+from workflows.policy import incidents, wishes
 from workflows.policy.budget import made_progress, within_window
 from workflows.policy.failures import USERS_OWN
 from workflows.policy.rendezvous import usable
@@ -80,7 +80,7 @@ def judge(state: JobState, interruption: Interruption, job: JobSpec, now: dateti
     """The verdict; None while it is too early for one."""
     if interruption.requested is not None:
         return Verdict(
-            rule='user/1 "asked for"' if interruption.by_user else 'capacity/1 "the best world for the nodes at hand"',
+            rule=wishes.RULE if interruption.by_user else 'capacity/1 "the best world for the nodes at hand"',
             title=interruption.requested,
             action=f"new generation: {interruption.requested}",
         )

@@ -131,6 +131,8 @@ class JobState(Message):
     """Set from the first sign that the current world is over until the next one is handed out."""
     complete_generation: int = 0
     suspended: bool = False
+    asked_for: dict[int, str] = Field(default={})
+    """By node (slot): the user's wish that makes it come or go, until a world has followed."""
     waiting_since: datetime | None = None
     """Since when no world can be formed."""
     ready_since: datetime | None = None
@@ -155,6 +157,10 @@ class JobState(Message):
 
     def changed(self, **fields: object) -> Self:
         return self.model_copy(update=fields)
+
+    def stopped(self, outcome: Outcome) -> Self:
+        """It is decided how the job ends."""
+        return self.changed(outcome=outcome, interruption=None)
 
     def with_node(self, node: NodeState) -> Self:
         return self.changed(nodes={**self.nodes, node.rank: node})

@@ -1,0 +1,127 @@
+"""What users ask for is told as theirs: the rule, the words and the reason that they gave."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tests.policy.scenario import Scenario
+from workflows.messages import EvidenceSource, FailureClass, IncidentView, JobPhase
+from workflows.policy.events import CancelAsked, RelaunchAsked, RestartAsked, ResumeAsked, ScaleAsked, SuspendAsked
+
+
+def incident(job: Scenario) -> IncidentView:
+    return job.state.incidents[-1]
+
+
+def assert_asked(job: Scenario, title: str) -> None:
+    told = incident(job)
+    assert told.title == title
+    assert told.rule == 'user/1 "asked for"'
+    assert told.failure is None
+    assert {evidence.source for evidence in told.evidence} == {EvidenceSource.USER}
+
+
+def assert_of_capacity(job: Scenario, title: str) -> None:
+    assert incident(job).title == title
+    assert incident(job).rule.startswith("capacity/1")
+
+
+@pytest.mark.parametrize(
+    ("minimum", "maximum", "reason", "wish"),
+    [
+        (2, 2, "", "scale to 2 asked by a user"),
+        (1, 2, "", "scale to 1:2 asked by a user"),
+        (2, 2, "making room", "scale to 2 asked by a user: making room"),
+    ],
+)
+def test_scaling_down_is_named(minimum: int, maximum: int, reason: str, wish: str):
+    job = Scenario("3").running().take(ScaleAsked(minimum=minimum, maximum=maximum, reason=reason))
+    assert_asked(job, f"world shrinks from 3 to 2 nodes: {wish}")
+    assert (incident(job).nodes_before, incident(job).nodes_after) == (3, 2)
+
+
+def test_scaling_up_is_named_when_the_nodes_have_come():
+    job = Scenario("1").running().take(ScaleAsked(minimum=1, maximum=3, reason="night"))
+    assert not job.state.incidents
+    job.wait(timedelta(hours=1)).ready(1).wait(5)
+    assert_asked(job, "world grows from 1 to 2 nodes: scale to 1:3 asked by a user: night")
+    job.steps().wait(60).ready(2).wait(5)
+    assert_asked(job, "world grows from 2 to 3 nodes: scale to 1:3 asked by a user: night")
+    assert not job.state.asked_for
+
+
+def test_a_wish_is_named_once_and_what_follows_is_not_its_doing():
+    job = Scenario("1:2").running().take(ScaleAsked(minimum=1, maximum=3)).ready(2).steps()
+    assert_asked(job, "world grows from 2 to 3 nodes: scale to 1:3 asked by a user")
+    job.lost(2).steps().ready(2)
+    assert_of_capacity(job, "world grows from 2 to 3 nodes")
+
+
+def test_growth_by_nodes_that_were_wanted_before_is_not_the_wish():
+    job = Scenario("1:2").ready(0).wait(5).steps().take(ScaleAsked(minimum=1, maximum=3)).ready(1).wait(5)
+    assert_of_capacity(job, "world grows from 1 to 2 nodes")
+    job.steps().ready(2)
+    assert_asked(job, "world grows from 2 to 3 nodes: scale to 1:3 asked by a user")
+
+
+def test_the_newest_wish_counts():
+    job = Scenario("2").running().take(ScaleAsked(minimum=2, maximum=3, reason="first"))
+    job.take(ScaleAsked(minimum=2, maximum=4, reason="second")).ready(2, 3).wait(5)
+    assert "scale to 2:3 asked by a user: first; scale to 2:4 asked by a user: second" in incident(job).title
+    job = Scenario("3").running().take(ScaleAsked(minimum=2, maximum=2)).steps()
+    job.take(ScaleAsked(minimum=3, maximum=3, reason="back")).ready(2)
+    assert_asked(job, "world grows from 2 to 3 nodes: scale to 3 asked by a user: back")
+
+
+def test_a_failure_during_a_wish_stays_a_failure():
+    job = Scenario("2").running().take(ScaleAsked(minimum=2, maximum=3)).rank_killed(0)
+    assert incident(job).failure is FailureClass.KILLED
+    assert job.steps().ready(2).generation == 3
+    assert_asked(job, "world grows from 2 to 3 nodes: scale to 2:3 asked by a user")
+
+
+def test_a_suspension_is_one_incident_until_the_resumed_job_steps():
+    job = Scenario("2").running().take(SuspendAsked(reason="maintenance"))
+    assert_asked(job, "suspended by a user: maintenance")
+    assert job.state.reason == "suspended by a user: maintenance"
+    job.wait(timedelta(hours=2)).take(ResumeAsked(reason="over")).ready(0, 1)
+    assert incident(job).generation_after == 2
+    job.steps()
+    assert_asked(job, "suspended by a user: maintenance")
+    assert [evidence.text for evidence in incident(job).evidence] == [
+        "suspended by a user: maintenance",
+        "resumed by a user: over",
+    ]
+    stepping_at = incident(job).stepping_at
+    assert stepping_at is not None
+    assert stepping_at - incident(job).started_at == timedelta(hours=2)
+    assert job.state.phase is JobPhase.RUNNING
+    assert not job.state.restarts
+
+
+def test_a_suspension_ends_the_story_of_the_failure_before_it():
+    job = Scenario("2").running().lost(1).take(SuspendAsked())
+    failed, suspended = job.state.incidents
+    assert failed.failure is FailureClass.NODE_LOST
+    assert failed.stepping_at == job.now
+    assert suspended.title == "suspended by a user"
+
+
+def test_restart_is_named():
+    job = Scenario("2").running().take(RestartAsked(reason="new config"))
+    assert_asked(job, "restart asked by a user: new config")
+
+
+def test_relaunch_is_named_when_the_node_goes_and_when_the_next_one_comes():
+    job = Scenario("1:2").running().take(RelaunchAsked(rank=1, reason="slow disk"))
+    assert_asked(job, "replacement of node 1 asked by a user: slow disk")
+    assert job.steps().ready(1).generation == 3
+    assert_asked(job, "world grows from 1 to 2 nodes: replacement of node 1 asked by a user: slow disk")
+
+
+def test_cancel_is_named():
+    job = Scenario("2").running().take(CancelAsked(reason="wrong data"))
+    assert job.state.outcome is not None
+    assert job.state.outcome.reason == "cancelled by a user: wrong data"
