@@ -82,7 +82,12 @@ class Client:
     """
 
     def __init__(
-        self, *, address: str | None = None, namespace: str = "default", temporal: TemporalClient | None = None
+        self,
+        *,
+        address: str | None = None,
+        namespace: str = "default",
+        endpoint: Endpoint | None = None,
+        temporal: TemporalClient | None = None,
     ) -> None:
         """Makes a client; it connects when it is entered or first used.
 
@@ -90,12 +95,14 @@ class Client:
             address: Of the Temporal server, as host:port. By default Temporal's environment configuration says, else
                 the local server that `perdure run` started is used.
             namespace: The jobs' namespace, where a call does not name one.
+            endpoint: A control plane that is known already, such as the one that `LocalControlPlane.ensure` started;
+                used instead of the address.
             temporal: A connection to use instead; it must convert data with pydantic's converter.
         """
         self.namespace = namespace
         self._address = address
         self._temporal = temporal
-        self._endpoint: Endpoint | None = None
+        self._endpoint = endpoint
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -343,13 +350,13 @@ class Client:
 
     # Changing
 
-    async def scale(self, name: str, nodes: int | str, *, namespace: str | None = None, reason: str = "") -> Accepted:
+    async def scale(self, name: str, nodes: int | str, *, namespace: str | None = None) -> Accepted:
         """Changes how many nodes the job has: `4`, or `"2:8"` for min and max.
 
         Raises:
             Refused: if the job does not accept that.
         """
-        return await self._update(name, namespace, "scale", ScaleRequest(nodes=str(nodes), reason=reason))
+        return await self._update(name, namespace, "scale", ScaleRequest(nodes=str(nodes)))
 
     async def suspend(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """Gives all nodes back; the job keeps its history and can be resumed."""

@@ -57,12 +57,13 @@ class Demo:
         self.started = time.monotonic()
 
     def say(self, text: str) -> None:
-        self.console.print(f"[dim]{time.monotonic() - self.started:6.1f}s[/]  {text}", highlight=False)
+        line = f"[dim]{time.monotonic() - self.started:6.1f}s[/]  {text}"
+        self.console.print(line, highlight=False, soft_wrap=True)
 
     async def run(self) -> JobPhase:
         endpoint = await self.control_plane.ensure()
         self.say(f"Temporal UI: {endpoint.ui or 'not served'}")
-        async with Client(address=endpoint.address) as client:
+        async with Client(endpoint=endpoint) as client:
             submission = await client.submit(
                 {
                     "name": NAME,
@@ -78,7 +79,8 @@ class Demo:
                     },
                 }
             )
-            self.say(f"job submitted: torchrun {SCRIPT.name} on 3 nodes; its page: {submission.page or '-'}")
+            page = f"; its page: {submission.page}" if submission.page else ""
+            self.say(f"job submitted: torchrun {SCRIPT.name} on 3 nodes{page}")
             began = time.time()
             try:
                 first = await stepping(self.out, since=began, world_size=3)

@@ -123,10 +123,13 @@ async def test_a_worker_serves_is_found_again_and_comes_back(state: StateFolder)
     plane = LocalControlPlane(state)
     await plane.ensure()
     worker = await plane.ensure_worker()
+    server = plane.status().server
+    assert server is not None
     assert plane.status().worker == worker
     assert plane.status().worker_is_current
-    async with Client() as client:
-        assert await client.list() == []
+    async with Client() as client, Client(endpoint=await plane.ensure_server()) as told:
+        assert await client.list() == await told.list() == []
+        assert told.endpoint.workflow_page("job/a/b").startswith(server.ui)
     plane.kill_worker()
     assert plane.status().worker is None
     assert (await plane.ensure_worker()).pid != worker.pid

@@ -159,7 +159,7 @@ class Site:
 
     async def start(self) -> None:
         endpoint = await self.control_plane.ensure()
-        self.client = Client(address=endpoint.address)
+        self.client = Client(endpoint=endpoint)
         await self.client.connect()
 
     async def submit(
