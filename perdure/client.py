@@ -350,13 +350,13 @@ class Client:
 
     # Changing
 
-    async def scale(self, name: str, nodes: int | str, *, namespace: str | None = None) -> Accepted:
+    async def scale(self, name: str, nodes: int | str, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """Changes how many nodes the job has: `4`, or `"2:8"` for min and max.
 
         Raises:
             Refused: if the job does not accept that.
         """
-        return await self._update(name, namespace, "scale", ScaleRequest(nodes=str(nodes)))
+        return await self._update(name, namespace, "scale", ScaleRequest(nodes=str(nodes), reason=reason))
 
     async def suspend(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """Gives all nodes back; the job keeps its history and can be resumed."""
