@@ -87,7 +87,7 @@ def _python_layer() -> Path:
     """Python and the locked dependencies; kept by their versions, since it takes seconds to put together."""
     lock = (ROOT / "requirements.lock").read_bytes()
     names = " ".join(sorted(f"{one.name}-{one.version}" for one in _dependencies("perdure")))
-    key = hashlib.sha256(f"2 {sys.version} {sys.base_prefix} {names} {_SITE_PACKAGES}".encode() + lock).hexdigest()[:16]
+    key = hashlib.sha256(f"{sys.version} {sys.base_prefix} {names} {_SITE_PACKAGES}".encode() + lock).hexdigest()[:16]
     path = CACHE / "images" / f"python-{key}.layer"
     if not path.exists():
         shutil.rmtree(path.parent, ignore_errors=True)
@@ -155,7 +155,7 @@ def _code_entries() -> Iterator[_Entry]:
 
 
 def _dependencies(name: str) -> list[Distribution]:
-    """A distribution and all that it needs here, extras aside but for the one that speaks to Kubernetes."""
+    """A distribution and all that it needs here, without extras: agents speak to Temporal, not to Kubernetes."""
     found: dict[str, Distribution] = {}
     waiting = [name]
     while waiting:
@@ -166,14 +166,10 @@ def _dependencies(name: str) -> list[Distribution]:
         for requirement in one.requires or ():
             words, _, condition = requirement.partition(";")
             match = re.match(r"[A-Za-z0-9._-]+", words.strip())
-            if match and _holds(condition) and _is_installed(match[0]):
+            # What is for other platforms is not installed here.
+            if match and "extra" not in condition and _is_installed(match[0]):
                 waiting.append(match[0])
     return [found[key] for key in sorted(found)]
-
-
-def _holds(condition: str) -> bool:
-    """Whether a requirement is one without an extra; those for other platforms are not installed anyway."""
-    return "extra" not in condition or "kubernetes" in condition
 
 
 def _is_installed(name: str) -> bool:
