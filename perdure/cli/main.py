@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from perdure.cli import change, common, look, operate, spec, start, watch
+from perdure.cli import change, common, importing, look, operate, spec, start, watch
 from perdure.cli.common import OutputFormat
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ app.command("run", rich_help_panel=_START)(start.run)
 app.command("submit", rich_help_panel=_START)(start.submit)
 app.command("validate", rich_help_panel=_START)(spec.validate)
 app.command("schema", rich_help_panel=_START)(spec.schema)
+app.command("import", rich_help_panel=_START)(importing.import_)
 app.command("list", rich_help_panel=_LOOK)(look.list_)
 app.command("status", rich_help_panel=_LOOK)(look.status)
 app.command("watch", rich_help_panel=_LOOK)(watch.watch)

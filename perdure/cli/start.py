@@ -103,12 +103,18 @@ def run(
             namespace=namespace,
             backend=backend,
         )
-    _check_command(spec)
     if dry_run:
+        _check_command(spec)
         _show_spec(here, spec)
         return
+    raise typer.Exit(run_spec(here, spec, warnings, detach=detach))
+
+
+def run_spec(here: Session, spec: JobSpec, warnings: tuple[str, ...], *, detach: bool = False) -> int:
+    """Runs a specification as `perdure run` does, and returns the exit code."""
+    _check_command(spec)
     _warn(warnings)
-    raise typer.Exit(run_async(_run(here, spec, detach=detach)))
+    return run_async(_run(here, spec, detach=detach))
 
 
 def submit(
@@ -217,14 +223,15 @@ def _from_command(
         nproc_per_node=nproc_per_node,
         namespace=namespace,
         workdir=os.getcwd(),
-        env=_shell_environment(env),
+        env=shell_environment(env),
         backend=backend or "local",
     )
     spec, warnings = validate_spec(spec)
     return spec, tuple(str(warning) for warning in warnings)
 
 
-def _shell_environment(asked: list[str]) -> dict[str, str]:
+def shell_environment(asked: list[str]) -> dict[str, str]:
+    """The variables of this shell that a local node gets: those that commands need, and those asked for."""
     variables = {
         name: value
         for name, value in os.environ.items()

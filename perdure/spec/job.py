@@ -32,7 +32,7 @@ class Backend(StrEnum):
     """Nodes that someone else started, such as Slurm, and that join by `perdure join`."""
 
 
-_OWN_VARIABLES = frozenset(
+OWN_VARIABLES = frozenset(
     {
         "RANK",
         "LOCAL_RANK",
@@ -45,10 +45,11 @@ _OWN_VARIABLES = frozenset(
         "MASTER_PORT",
     }
 )
+"""What the rendezvous sets for each process, and users may not."""
 
 
 def _is_not_ours(name: str) -> str:
-    if name in _OWN_VARIABLES:
+    if name in OWN_VARIABLES:
         raise ValueError(f"{name} is set for each process by the rendezvous; remove it")
     if name.startswith("PERDURE_"):
         raise ValueError("names that begin with PERDURE_ are Perdure's own; rename it")

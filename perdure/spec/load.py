@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -106,26 +107,50 @@ def read_document(source: str | Path) -> SpecDocument:
         SpecError: if the text is neither.
         OSError: if the file cannot be read.
     """
-    if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
-        text, folder = source, None
-    else:
-        path = Path(source)
-        try:
-            with path.open("rb") as file:
-                content = file.read(MAX_FILE_BYTES + 1)
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            raise SpecError([SpecProblem(location=(str(path),), expected="a text in UTF-8")]) from None
-        if len(content) > MAX_FILE_BYTES:
-            raise SpecError([SpecProblem(location=(str(path),), expected=f"at most {MAX_FILE_BYTES} bytes")])
-        folder = path.absolute().parent
-    try:
+    text, folder = _read_text(source)
+    with _syntax_of(text):
         data, lines = _read_json(text) if text.lstrip().startswith("{") else _read_yaml(text)
+    return SpecDocument(data=data, lines=lines, folder=folder)
+
+
+def read_documents(source: str | Path) -> list[SpecDocument]:
+    """Reads all documents of a YAML file, as `---` parts them, without empty ones; of JSON, the one that there is.
+
+    Raises:
+        SpecError: if the text is neither.
+        OSError: if the file cannot be read.
+    """
+    text, folder = _read_text(source)
+    with _syntax_of(text):
+        found = [_read_json(text)] if text.lstrip().startswith("{") else list(_yaml_documents(text))
+    return [SpecDocument(data=data, lines=lines, folder=folder) for data, lines in found if data is not None]
+
+
+def _read_text(source: str | Path) -> tuple[str, Path | None]:
+    """The text, and the folder of its file, where it is in one."""
+    if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
+        return source, None
+    path = Path(source)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise SpecError([SpecProblem(location=(str(path),), expected="a text in UTF-8")]) from None
+    if len(content) > MAX_FILE_BYTES:
+        raise SpecError([SpecProblem(location=(str(path),), expected=f"at most {MAX_FILE_BYTES} bytes")])
+    return text, path.absolute().parent
+
+
+@contextmanager
+def _syntax_of(text: str) -> Generator[None]:
+    """Says in this module's words why a text is not YAML."""
+    try:
+        yield
     except yaml.YAMLError as error:
         raise SpecError([_syntax_problem(error, text)]) from None
     except RecursionError:
         raise SpecError([SpecProblem(location=(), message="nested too deep")]) from None
-    return SpecDocument(data=data, lines=lines, folder=folder)
 
 
 def _read_json(text: str) -> tuple[Any, dict[Location, int]]:
@@ -147,6 +172,18 @@ def _read_yaml(text: str) -> tuple[Any, dict[Location, int]]:
             return None, lines
         _find_lines(node, (), lines)
         return loader.construct_document(node), lines
+    finally:
+        loader.dispose()
+
+
+def _yaml_documents(text: str) -> Iterator[tuple[Any, dict[Location, int]]]:
+    loader: Any = _Loader(text)
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            lines: dict[Location, int] = {}
+            _find_lines(node, (), lines)
+            yield loader.construct_document(node), lines
     finally:
         loader.dispose()
 

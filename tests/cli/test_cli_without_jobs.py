@@ -17,7 +17,7 @@ from perdure.local import temporal_binary
 from tests.support.command_line import CommandLine
 
 COMMANDS = [
-    *("run", "submit", "validate", "schema"),
+    *("run", "submit", "validate", "schema", "import"),
     *("list", "status", "watch", "logs", "explain", "nodes"),
     *("scale", "suspend", "resume", "restart", "cancel"),
     *("worker", "doctor"),

@@ -1,0 +1,190 @@
+"""The command that turns other systems' jobs into specifications."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perdure.cli.common import AddressOption, OutputFormat, Session, before_subcommand, err, out
+
+if TYPE_CHECKING:
+    from perdure.spec.importers.documents import Imported
+    from perdure.spec.job import Backend
+
+_STDIN = "-"
+_REMEDY = "docs/importing.md names the formats, and what becomes of each of their fields."
+
+
+class SpecFormat(StrEnum):
+    """How a specification is printed."""
+
+    YAML = "yaml"
+    JSON = "json"
+
+
+def import_(
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE | - | -- COMMAND…",
+            help="A job of another system, from a file or the standard input; or the command it runs on each node.",
+            show_default=False,
+        ),
+    ],
+    with_: Annotated[
+        list[Path] | None,
+        typer.Option("--with", metavar="FILE", help="What the job refers to, such as a TrainJob's runtime."),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option("--backend", help="Where the job is to run.", show_default="where it ran, if this release can"),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The job's name.", show_default="the source's")] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Run the job, as `perdure run` does, instead of printing.")
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="With --run: start the job and leave at once.")
+    ] = False,
+    output: Annotated[
+        SpecFormat | None,
+        typer.Option("--output", "-o", help="yaml, or json with what became of each field.", show_default="yaml"),
+    ] = None,
+    address: AddressOption = None,
+) -> None:
+    """Turn another system's job into a Perdure specification.
+
+    Understands DLRover's ElasticJob, Kubeflow's PyTorchJob and TrainJob, JobSet, Kubernetes' indexed Job, Ray jobs and
+    KubeRay's RayJob, and command lines of torchrun and dlrover-run. What is not carried over is named on the standard
+    error, with its path, its value and what happens instead; nothing is dropped in silence.
+
+    [dim]perdure import pytorchjob.yaml > job.yaml[/]
+    [dim]kubectl get trainjob llama -o yaml | perdure import - --with runtime.yaml[/]
+    [dim]perdure import --run -- torchrun --nnodes 2:4 --nproc-per-node 8 train.py[/]
+
+    Exits with 2 where the file is invalid, or where the specification has fields that you have to write yourself.
+    """
+    from perdure.errors import PerdureError
+    from perdure.spec.errors import SpecError
+
+    as_json = output is SpecFormat.JSON or (output is None and before_subcommand.output is OutputFormat.JSON)
+    try:
+        imported = _read(source, with_ or [], backend=_backend(backend), name=name)
+    except SpecError as error:
+        raise PerdureError(f"{source[0]}: {error}", remedy=_REMEDY) from None
+    _warn(imported)
+    if run and not imported.missing:
+        raise typer.Exit(
+            _run(source, imported, detach=detach, as_json=as_json, named=name is not None, address=address)
+        )
+    _show(imported, as_json=as_json)
+    if imported.missing:
+        raise typer.Exit(_must_fill(imported))
+
+
+def _read(source: list[str], others: list[Path], *, backend: Backend | None, name: str | None) -> Imported:
+    from perdure.spec.importers.documents import import_command, import_documents
+    from perdure.spec.load import read_documents
+
+    if not _is_file(source):
+        if others:
+            raise typer.BadParameter("a command refers to no other files", param_hint="--with")
+        return import_command(source, backend=backend, name=name)
+    documents = read_documents(f"{sys.stdin.read()}\n" if source[0] == _STDIN else Path(source[0]))
+    beside = [document for path in others for document in read_documents(path)]
+    return import_documents(documents, others=beside, backend=backend, name=name)
+
+
+def _is_file(source: list[str]) -> bool:
+    first = source[0]
+    if len(source) > 1 and (first == _STDIN or first.endswith((".yaml", ".yml", ".json"))):
+        raise typer.BadParameter("one file at a time; --with names files that it refers to", param_hint="FILE")
+    return len(source) == 1
+
+
+def _backend(text: str | None) -> Backend | None:
+    from perdure.spec.job import Backend
+
+    if text is None:
+        return None
+    try:
+        return Backend(text)
+    except ValueError:
+        raise typer.BadParameter(f"expected {', '.join(Backend)}", param_hint="--backend") from None
+
+
+def _warn(imported: Imported) -> None:
+    for warning in imported.warnings:
+        err.print("[yellow]warning:[/] ", end="")
+        err.print(str(warning), markup=False)
+
+
+def _show(imported: Imported, *, as_json: bool) -> None:
+    import yaml
+
+    from perdure.spec.errors import format_path
+
+    if not as_json:
+        out.out(yaml.safe_dump(imported.spec, sort_keys=False, width=120), end="", highlight=False)
+        return
+    warnings: list[dict[str, Any]] = [
+        {
+            "path": warning.path,
+            "value": warning.value,
+            "fate": str(warning.fate),
+            "message": warning.message,
+            "line": warning.line,
+        }
+        for warning in imported.warnings
+    ]
+    Session().show(
+        {
+            "format": imported.format,
+            "spec": imported.spec,
+            "missing": [{"field": problem.path, "message": str(problem)} for problem in imported.missing],
+            "warnings": warnings,
+            "carried": [
+                {"source": format_path(carried.source), "field": format_path(carried.field)}
+                for carried in imported.carried
+            ],
+            "understood": [format_path(place) for place in imported.understood],
+        }
+    )
+
+
+def _must_fill(imported: Imported) -> int:
+    from perdure.errors import ExitCode
+
+    err.print("[bold red]to do[/] before the specification can run:")
+    for problem in imported.missing:
+        err.print(f"  {problem}", markup=False)
+    return ExitCode.USAGE
+
+
+def _run(
+    source: list[str], imported: Imported, *, detach: bool, as_json: bool, named: bool, address: str | None
+) -> int:
+    from perdure.cli.start import run_spec, shell_environment
+    from perdure.spec.job import Backend
+    from perdure.spec.validate import validate_spec
+
+    data = dict(imported.spec)
+    is_file = _is_file(source)
+    if not is_file:
+        data["env"] = {**shell_environment([]), **data.get("env", {})}
+        if not named:
+            data["name"] = f"{data['name'][:35]}-{secrets.token_hex(2)}"
+    if data.get("backend", Backend.LOCAL) == Backend.LOCAL and "workdir" not in data:
+        beside = is_file and source[0] != _STDIN
+        data["workdir"] = {"path": str(Path(source[0]).absolute().parent) if beside else os.getcwd()}
+    spec, warnings = validate_spec(data)
+    here = Session(
+        namespace=spec.namespace, output=OutputFormat.JSON if as_json else OutputFormat.TEXT, address=address
+    )
+    return run_spec(here, spec, tuple(str(warning) for warning in warnings), detach=detach)

@@ -1,0 +1,348 @@
+"""Turns documents of other systems into specifications: finds out what they are, has them read, and fits the result to
+a backend of this release.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from ..backends import AVAILABLE_BACKENDS, find_unsupported
+from ..errors import SpecError, SpecProblem, format_path, format_value
+from ..fields import Location, one_of
+from ..job import Backend, JobSpec
+from ..load import SpecDocument
+from ..roles import Role
+from ..validate import validate_spec
+from .commandline import read_command_line
+from .draft import ROLE, Draft
+from .elasticjob import read_elastic_job
+from .jobset import read_indexed_job, read_job_set
+from .metadata import to_name
+from .pytorchjob import read_pytorch_job
+from .ray import is_ray_job_file, read_job_file, read_ray_job
+from .reader import Field, Source, SourceWarning
+from .trainjob import RUNTIMES, read_train_job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """A field of the source that became one of the specification."""
+
+    source: Location
+    """Where it stands in the source."""
+    field: Location
+    """Where it stands in the specification."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """A specification, and what became of each field of its source, which is in one of three lists."""
+
+    format: str
+    """What the source is, such as `Kubeflow PyTorchJob`."""
+    spec: dict[str, Any]
+    """The specification without what is default, as people write it. Valid where `missing` is empty."""
+    warnings: tuple[SourceWarning, ...]
+    """What was not simply carried over, in the source's order."""
+    carried: tuple[Carried, ...]
+    """What was."""
+    understood: tuple[Location, ...]
+    """What says no more than what Perdure does anyway, or what the document is."""
+    missing: tuple[SpecProblem, ...]
+    """What the user has to write or to change before the specification can run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A kind of document that can be imported."""
+
+    name: str
+    kind: str
+    versions: tuple[str, ...]
+    """Of `apiVersion`."""
+    backend: Backend
+    """Where such jobs run."""
+    read: Callable[[Field, Draft, Sequence[Field]], None]
+    """Takes the document, the specification to write, and runtimes that the document may refer to."""
+
+
+def _alone(read: Callable[[Field, Draft], None]) -> Callable[[Field, Draft, Sequence[Field]], None]:
+    return lambda job, draft, runtimes: read(job, draft)
+
+
+FORMATS: tuple[Format, ...] = (
+    Format(
+        name="DLRover ElasticJob",
+        kind="ElasticJob",
+        versions=("elastic.iml.github.io/v1alpha1",),
+        backend=Backend.KUBERNETES,
+        read=_alone(read_elastic_job),
+    ),
+    Format(
+        name="Kubeflow PyTorchJob",
+        kind="PyTorchJob",
+        versions=("kubeflow.org/v1",),
+        backend=Backend.KUBERNETES,
+        read=_alone(read_pytorch_job),
+    ),
+    Format(
+        name="Kubeflow TrainJob",
+        kind="TrainJob",
+        versions=("trainer.kubeflow.org/v1alpha1",),
+        backend=Backend.KUBERNETES,
+        read=read_train_job,
+    ),
+    Format(
+        name="JobSet",
+        kind="JobSet",
+        versions=("jobset.x-k8s.io/v1alpha2", "jobset.x-k8s.io/v1"),
+        backend=Backend.KUBERNETES,
+        read=_alone(read_job_set),
+    ),
+    Format(
+        name="Kubernetes Job",
+        kind="Job",
+        versions=("batch/v1",),
+        backend=Backend.KUBERNETES,
+        read=_alone(read_indexed_job),
+    ),
+    Format(
+        name="KubeRay RayJob",
+        kind="RayJob",
+        versions=("ray.io/v1", "ray.io/v1alpha1"),
+        backend=Backend.RAY,
+        read=_alone(read_ray_job),
+    ),
+)
+
+_RAY_JOB_FILE = Format(name="Ray job", kind="", versions=(), backend=Backend.RAY, read=_alone(read_job_file))
+_COMMAND_LINE = Format(name="command line", kind="", versions=(), backend=Backend.LOCAL, read=_alone(read_command_line))
+
+
+_WHOLE: Location = ("document",)
+"""Where a problem is that is none of a single field."""
+
+
+def import_documents(
+    documents: Sequence[SpecDocument],
+    *,
+    others: Sequence[SpecDocument] = (),
+    backend: Backend | None = None,
+    name: str | None = None,
+) -> Imported:
+    """Turns the one job among some documents into a specification.
+
+    Args:
+        documents: What stands in a file.
+        others: What stands in other files, and the job may refer to.
+        backend: Where the job is to run; by default where it ran, if this release can.
+        name: Of the job, over what the document says.
+
+    Raises:
+        SpecError: if there is not one job, or it is invalid, with paths in the documents.
+    """
+    jobs = [(document, found) for document in documents if (found := _format_of(document)) is not None]
+    if len(jobs) != 1:
+        names = ", ".join(str(_named(document.data)) for document, _ in jobs)
+        raise SpecError([_not_one_job(documents) if not jobs else _several_jobs(names)])
+    ((document, found),) = jobs
+    beside = [other for other in (*documents, *others) if other is not document]
+    runtimes = [_source(other, named=True) for other in beside if _kind(other.data) in RUNTIMES]
+    sources = [_source(document), *runtimes]
+    for other in beside:
+        if _kind(other.data) not in RUNTIMES:
+            sources.append(_source(other, named=True))
+            sources[-1].root.drop("Perdure creates no other objects; create it as before")
+    return _import(
+        found, sources, [runtime.root for runtime in runtimes], backend=backend, name=name, folder=document.folder
+    )
+
+
+def import_command(command: Sequence[str], *, backend: Backend | None = None, name: str | None = None) -> Imported:
+    """Turns a command line that starts torchrun or dlrover-run into a specification.
+
+    Args:
+        command: Its words.
+        backend: Where the job is to run.
+        name: Of the job; by default the script's.
+
+    Raises:
+        SpecError: if it starts neither, or has options that are none of theirs.
+    """
+    source = Source(list(command), prefix=("command",))
+    return _import(_COMMAND_LINE, [source], [], backend=backend, name=name, folder=None)
+
+
+def _import(
+    found: Format,
+    sources: list[Source],
+    runtimes: list[Field],
+    *,
+    backend: Backend | None,
+    name: str | None,
+    folder: Path | None,
+) -> Imported:
+    job, draft = sources[0].root, Draft()
+    if found.kind:
+        job["apiVersion"].settle()
+        job["kind"].settle()
+    found.read(job, draft, runtimes)
+    for runtime in runtimes:
+        if not runtime.source.touched:
+            runtime.drop("the job refers to another runtime")
+    read = _with_inner(sources)
+    problems = [problem for source in read for problem in source.problems]
+    if problems:
+        raise SpecError(problems)
+    if name is not None:
+        draft.put(("name",), name)
+    elif draft.get(("name",)) is None:
+        draft.put(("name",), _name_from(draft))
+    target = backend or (found.backend if found.backend in AVAILABLE_BACKENDS else Backend.LOCAL)
+    if target is not found.backend and backend is None:
+        job["kind" if found.kind else "entrypoint"].changed(
+            f"this release does not run jobs on {found.backend}: the specification is for the backend {target}, "
+            f"without what has no meaning there; --backend {found.backend} keeps it"
+        )
+    if target is not Backend.LOCAL:
+        draft.put(("backend",), str(target))
+    missing = _fit(draft, target, folder)
+    return Imported(
+        format=found.name,
+        spec=_ordered(draft.data),
+        warnings=tuple(warning for source in read for warning in source.warnings()),
+        carried=tuple(
+            Carried(source=place, field=field)
+            for source in read
+            for place, fields in source.carried.items()
+            for field in fields
+        ),
+        understood=tuple(place for source in read for place in source.understood()),
+        missing=tuple(missing),
+    )
+
+
+def _fit(draft: Draft, backend: Backend, folder: Path | None) -> list[SpecProblem]:
+    """Takes out what has no meaning on a backend, and says so of the fields that it came from.
+
+    Returns:
+        What is left to do before the specification is valid.
+    """
+    path = draft.get(("workdir", "path"))
+    if backend is Backend.LOCAL and isinstance(path, str) and folder is not None:
+        draft.data["workdir"]["path"] = str((folder / path).resolve())
+    problems, warnings = find_unsupported(copy.deepcopy(draft.data), backend=backend)
+    for problem in problems:
+        if problem.location == ("backend",) or (problem.location == ("workdir", "path") and backend is Backend.LOCAL):
+            continue
+        # A folder that is not carried along needs no list of what to leave behind.
+        location = ("workdir",) if problem.location[0] == "workdir" else problem.location
+        for place, field in draft.remove(location):
+            field.source.carried[field.location].remove(place)
+            hint = "" if problem.hint == "remove it" else f"; {problem.hint}"
+            field.drop(f"{problem.path} {_worded(problem.message)}{hint}")
+    for warning in warnings:
+        for place, field in draft.made_of(warning.location):
+            field.changed(f"is {format_path(place)} now, which {warning.message}")
+    for place, field in (*draft.made_of(("env",)), *draft.made_of((*ROLE, "command"))):
+        if "${job." in str(field.value):
+            field.changed(f"in {format_path(place)}, Perdure fills ${{job.…}} in")
+    told = {problem.location for problem in draft.missing}
+    return [*draft.missing, *(problem for problem in _problems_of(draft) if problem.location not in told)]
+
+
+def _worded(message: str) -> str:
+    """A problem's message as the end of a sentence about its field."""
+    return f"is {message}" if message.startswith("not ") else message
+
+
+def _problems_of(draft: Draft) -> list[SpecProblem]:
+    try:
+        validate_spec(draft.data)
+    except SpecError as error:
+        return [_with_origin(problem, draft) for problem in error.problems]
+    return []
+
+
+def _with_origin(problem: SpecProblem, draft: Draft) -> SpecProblem:
+    origins = {field.path for _, field in draft.made_of(problem.location)}
+    if not origins:
+        return problem
+    hint = "; ".join(part for part in (problem.hint, f"it comes from {', '.join(sorted(origins))}") if part)
+    return replace(problem, hint=hint)
+
+
+def _name_from(draft: Draft) -> str:
+    command = draft.get((*ROLE, "command"))
+    return to_name(str(command[-1])) if command else "job"
+
+
+def _ordered(data: dict[str, Any]) -> dict[str, Any]:
+    """The specification with its fields in the order of the reference."""
+    top = {name: data[name] for name in JobSpec.model_fields if name in data}
+    if "roles" in top:
+        top["roles"] = {
+            role: {name: fields[name] for name in Role.model_fields if name in fields}
+            for role, fields in top["roles"].items()
+        }
+    return top
+
+
+def _format_of(document: SpecDocument) -> Format | None:
+    """What a document is; None where it is no job.
+
+    Raises:
+        SpecError: if it is a job of a kind that is known, in a version that is not.
+    """
+    data, kind = document.data, _kind(document.data)
+    if not isinstance(data, dict):
+        problem = SpecProblem(location=_WHOLE, value=format_value(data), expected="a mapping")
+        raise SpecError([problem])
+    mapping = cast("dict[Any, Any]", data)
+    if "roles" in mapping and "kind" not in mapping:
+        raise SpecError(
+            [SpecProblem(location=_WHOLE, message="is a Perdure specification already", hint="perdure run FILE")]
+        )
+    if kind is None:
+        return _RAY_JOB_FILE if is_ray_job_file(Source(data).root) else None
+    found = next((item for item in FORMATS if item.kind == kind), None)
+    version = mapping.get("apiVersion")
+    if found is None or version in found.versions:
+        return found
+    problem = SpecProblem(location=("apiVersion",), value=format_value(version), expected=one_of(found.versions))
+    raise SpecError([problem]).with_lines(document.lines)
+
+
+def _not_one_job(documents: Sequence[SpecDocument]) -> SpecProblem:
+    kinds = ", ".join(str(_kind(document.data) or "a document without a kind") for document in documents) or "nothing"
+    known = one_of([item.kind for item in FORMATS])
+    return SpecProblem(location=_WHOLE, value=kinds, expected=f"one job: {known}, or a Ray job file with an entrypoint")
+
+
+def _several_jobs(names: str) -> SpecProblem:
+    return SpecProblem(location=_WHOLE, value=names, expected="one job", hint="put each into a file of its own")
+
+
+def _kind(data: Any) -> str | None:
+    kind = cast("dict[Any, Any]", data).get("kind") if isinstance(data, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _named(data: Any) -> str:
+    """A document in words, such as `ConfigMap scripts`."""
+    metadata: Any = cast("dict[Any, Any]", data).get("metadata") if isinstance(data, dict) else None
+    name: Any = cast("dict[Any, Any]", metadata).get("name") if isinstance(metadata, dict) else None
+    return " ".join(str(part) for part in (_kind(data), name) if part) or "document"
+
+
+def _source(document: SpecDocument, *, named: bool = False) -> Source:
+    prefix: Location = (_named(document.data),) if named else ()
+    return Source(document.data, lines=document.lines, prefix=prefix)
+
+
+def _with_inner(sources: Sequence[Source]) -> list[Source]:
+    return [item for source in sources for item in (source, *_with_inner(source.inner))]

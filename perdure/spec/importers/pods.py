@@ -1,0 +1,365 @@
+"""Kubernetes' pod templates: what they say of the container that trains becomes fields of the role, and all other
+things that Kubernetes knows go into `pod_template` as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..job import OWN_VARIABLES
+from .draft import ROLE, Draft
+from .reader import Field
+
+TRAINING_CONTAINER = "training"
+"""The name of the container that runs the command, by which `pod_template` reaches it."""
+
+_TEMPLATE = (*ROLE, "pod_template")
+_POD = (*_TEMPLATE, "spec")
+_CONTAINER = (*_POD, "containers", 0)
+
+_GPU = "nvidia.com/gpu"
+_SHARED_MEMORY = "/dev/shm"
+_QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
+
+_POD_FIELDS = (
+    *("activeDeadlineSeconds", "affinity", "automountServiceAccountToken", "dnsConfig", "dnsPolicy"),
+    *("enableServiceLinks", "ephemeralContainers", "hostAliases", "hostIPC", "hostNetwork", "hostPID", "hostUsers"),
+    *("initContainers", "nodeSelector", "os", "overhead", "preemptionPolicy", "priority", "readinessGates"),
+    *("resourceClaims", "resources", "runtimeClassName", "schedulerName", "schedulingGates", "securityContext"),
+    *("serviceAccount", "serviceAccountName", "setHostnameAsFQDN", "shareProcessNamespace"),
+    "topologySpreadConstraints",
+)
+"""Of a pod, what has no field of its own."""
+
+_CONTAINER_FIELDS = (
+    *("envFrom", "lifecycle", "livenessProbe", "readinessProbe", "resizePolicy", "securityContext", "startupProbe"),
+    *("stdin", "stdinOnce", "terminationMessagePath", "terminationMessagePolicy", "tty", "volumeDevices", "workingDir"),
+)
+"""Of a container, what has no field of its own."""
+
+_PER_POD = {
+    "hostname": "Perdure names the pods",
+    "subdomain": "nodes find each other by address",
+    "nodeName": "it would put every node of the job on one machine",
+}
+
+
+@dataclass(kw_only=True)
+class Overrides:
+    """What a job says over the container of a template that it uses."""
+
+    image: Field | None = None
+    command: Field | None = None
+    args: Field | None = None
+    env: Field | None = None
+    resources: Field | None = None
+
+
+@dataclass(kw_only=True)
+class Pod:
+    """What a template says that its adapter needs."""
+
+    command: list[str] | None = None
+    """The program and its arguments; None where the image's own ENTRYPOINT would run."""
+    command_fields: tuple[Field, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict[str, str])
+    """Environment variables with a plain value."""
+    options: dict[str, Field] = field(default_factory=dict[str, Field])
+    """Environment variables that are options of torchrun, such as PET_NNODES."""
+    gpus: int = 0
+    cpus: int | None = None
+    """Whole CPU cores, where the template says so."""
+
+
+def read_pod(template: Field, draft: Draft, *, containers: Sequence[str], overrides: Overrides | None = None) -> Pod:
+    """Reads a PodTemplateSpec into the role.
+
+    Args:
+        template: The PodTemplateSpec.
+        draft: The specification.
+        containers: Names that the source's system gives to the container that trains; a sole one may have any.
+        overrides: Fields elsewhere that replace the container's.
+
+    Returns:
+        What is left for the adapter to judge: the command, and what it runs on.
+    """
+    pod = Pod()
+    metadata, spec = template["metadata"], template["spec"]
+    _pass_on(metadata, ("labels", "annotations"), draft, (*_TEMPLATE, "metadata"))
+    metadata["creationTimestamp"].drop("written by the cluster, and no part of the job")
+    metadata["name"].drop("Perdure names the pods")
+    metadata["namespace"].drop("pods run in the job's namespace")
+    container, others = _training_container(spec["containers"], containers)
+    if container is None:
+        return pod
+    _read_container(container, draft, pod, overrides or Overrides())
+    shared = {
+        str(mount["name"].value)
+        for other in (*others, *spec["initContainers"].items())
+        for mount in other["volumeMounts"].items()
+    }
+    _read_volumes(spec["volumes"], container["volumeMounts"], shared, draft)
+    for other in others:
+        draft.append((*_POD, "containers"), other.value, other)
+    _read_scheduling(spec, draft)
+    _pass_on(spec, _POD_FIELDS, draft, _POD)
+    for name, message in _PER_POD.items():
+        spec[name].drop(message)
+    return pod
+
+
+def _training_container(containers: Field, names: Sequence[str]) -> tuple[Field | None, list[Field]]:
+    found = containers.items()
+    if not found:
+        containers.source.problem(containers.location, message="missing", expected="a list with the training container")
+        return None, []
+    named = [item for item in found if item["name"].value in names]
+    if len(found) > 1 and len(named) != 1:
+        words = " or ".join(f'"{name}"' for name in names) or "of which only one has a command"
+        containers.wrong(f"one container called {words}, or only one")
+        return None, []
+    training = named[0] if len(named) == 1 else found[0]
+    return training, [item for item in found if item.location != training.location]
+
+
+def _read_container(container: Field, draft: Draft, pod: Pod, overrides: Overrides) -> None:
+    container["name"].settle()
+    image = _either(overrides.image, container["image"])
+    draft.put((*ROLE, "image"), image.text(), image)
+    policy = container["imagePullPolicy"]
+    draft.put((*ROLE, "image_pull_policy"), policy.text(), policy)
+    _read_environment(container["env"], overrides.env, draft, pod)
+    command, arguments = _either(overrides.command, container["command"]), _either(overrides.args, container["args"])
+    program = _expanded(command, pod.variables)
+    words = [*(program or []), *(_expanded(arguments, pod.variables) or [])]
+    pod.command_fields = (command, arguments)
+    pod.command = words if program else None
+    _read_resources(_either(overrides.resources, container["resources"]), draft, pod)
+    _read_ports(container["ports"], draft)
+    _pass_on(container, _CONTAINER_FIELDS, draft, _CONTAINER, name=True)
+
+
+def _either(override: Field | None, own: Field) -> Field:
+    """The override, where there is one."""
+    if override is None or not override.present:
+        return own
+    own.drop(f"{override.path} counts instead")
+    return override
+
+
+_REFERENCE = re.compile(r"\$(\$|\((?P<name>[-._A-Za-z0-9]+)\))")
+
+
+def _expanded(words: Field, variables: Mapping[str, str]) -> list[str] | None:
+    """The words of a command, with Kubernetes' `$(NAME)` filled in as it does itself."""
+    texts = words.texts()
+    if texts is None:
+        return None
+    return [expand_references(text, variables, words) for text in texts]
+
+
+def expand_references(text: str, variables: Mapping[str, str], field: Field) -> str:
+    """Fills in Kubernetes' `$(NAME)`; names that have no plain value stay, and are warned about."""
+
+    def fill(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name is None:
+            return "$"
+        if name not in variables:
+            field.changed("Perdure fills no references in; use a shell and ${" + name + "}", part=match[0], value="")
+            return match[0]
+        return variables[name]
+
+    return _REFERENCE.sub(fill, text)
+
+
+def _read_environment(own: Field, override: Field | None, draft: Draft, pod: Pod) -> None:
+    entries: dict[str, Field] = {}
+    for item in [*own.items(), *(override.items() if override else [])]:
+        name = str(item["name"].value)
+        if name in entries:
+            entries[name].drop("another value of the same variable counts")
+        entries[name] = item
+    for name, item in entries.items():
+        if item["name"].text() is None:
+            item["name"].wrong("the variable's name")
+            continue
+        _read_variable(name, item, draft, pod)
+
+
+def _read_variable(name: str, item: Field, draft: Draft, pod: Pod) -> None:
+    value, reference = item["value"], item["valueFrom"]
+    secret = reference["secretKeyRef"]
+    item["name"].settle()
+    if name.startswith("PET_"):
+        text = value.text()
+        pod.options[name] = value
+        if text is None:
+            item.drop("Perdure sets torchrun's options")
+        else:
+            pod.variables[name] = text
+            value.settle()
+    elif name in OWN_VARIABLES or name.startswith("PERDURE_"):
+        if (text := value.text()) is not None:
+            pod.variables[name] = text
+        item.drop("Perdure sets this variable for each process")
+    elif secret.present:
+        key = secret["key"].text()
+        draft.put(("secrets", name), f"{secret['name'].text()}/{key}", secret["name"], secret["key"])
+        secret["optional"].drop("a node waits for the secret")
+    elif reference.present:
+        draft.put((*_CONTAINER, "name"), TRAINING_CONTAINER)
+        draft.append((*_CONTAINER, "env"), item.value, item)
+    else:
+        text = expand_references(value.text() or "", pod.variables, value)
+        pod.variables[name] = text
+        draft.put(("env", name), text, value)
+
+
+def _read_resources(resources: Field, draft: Draft, pod: Pod) -> None:
+    requests, limits = resources["requests"].entries(), resources["limits"].entries()
+    for name in dict.fromkeys((*requests, *limits)):
+        fields = [entries[name] for entries in (requests, limits) if name in entries]
+        amounts = [_quantity(item) for item in fields]
+        if name == _GPU:
+            if not (amounts[0] or "").isdecimal():
+                fields[0].wrong("a whole number of GPUs")
+                continue
+            pod.gpus = int(amounts[0] or 0)
+            draft.put((*ROLE, "resources", "gpu"), pod.gpus, *fields)
+        elif name in ("cpu", "memory"):
+            draft.put((*ROLE, "resources", name), amounts[0], fields[0])
+            if name == "cpu" and (amounts[0] or "").isdecimal():
+                pod.cpus = int(amounts[0] or 0)
+            if name == "memory" and amounts[0] == amounts[-1]:
+                fields[-1].carry((*ROLE, "resources", name))
+            elif name in limits:
+                # Perdure sets no limit of CPU time by itself, and the same limit as request of memory.
+                draft.put((*_CONTAINER, "name"), TRAINING_CONTAINER)
+                draft.put((*_CONTAINER, "resources", "limits", name), amounts[-1], limits[name])
+        else:
+            draft.put((*_CONTAINER, "name"), TRAINING_CONTAINER)
+            for entries, kind in ((requests, "requests"), (limits, "limits")):
+                if name in entries:
+                    draft.put((*_CONTAINER, "resources", kind, name), entries[name].value, entries[name])
+    _pass_on(resources, ("claims",), draft, (*_CONTAINER, "resources"), name=True)
+
+
+def _quantity(amount: Field) -> str | None:
+    if isinstance(amount.value, int | float) and not isinstance(amount.value, bool):
+        return f"{amount.value:.15g}"
+    text = amount.text()
+    if text is None or _QUANTITY.fullmatch(text):
+        return text
+    if re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", text):
+        return str(int(float(text)))
+    amount.wrong("a quantity as Kubernetes writes it, such as 8, 500m, 64Gi or 1Ti")
+    return None
+
+
+_RENDEZVOUS_PORTS = ("pytorchjob-port", "torchrun", "rdzv", "rendezvous", "master-port")
+_RENDEZVOUS_NUMBERS = (23456, 29400, 29500)
+
+
+def _read_ports(ports: Field, draft: Draft) -> None:
+    for item in ports.items():
+        name, number = item["name"], item["containerPort"]
+        port = number.integer(least=1)
+        if name.value in _RENDEZVOUS_PORTS or (port in _RENDEZVOUS_NUMBERS and not name.present):
+            item.drop("Perdure's rendezvous takes free ports")
+            continue
+        draft.put((*ROLE, "ports", name.text() or f"port-{port}"), port, name, number)
+        protocol = item["protocol"]
+        if protocol.value == "TCP":
+            protocol.settle()
+        else:
+            protocol.drop("ports are TCP")
+        item["hostPort"].drop("nodes do not take ports of their machines")
+        item["hostIP"].drop("nodes do not take ports of their machines")
+
+
+def _read_volumes(volumes: Field, mounts: Field, shared: set[str], draft: Draft) -> None:
+    """Reads volumes; those that other containers mount, too, stay as they are."""
+    found = mounts.items()
+    for volume in volumes.items():
+        name = volume["name"].text()
+        own = [mount for mount in found if mount["name"].value == name]
+        if name in shared or not (_is_claim(volume, own, draft) or _is_shared_memory(volume, own, draft)):
+            draft.append((*_POD, "volumes"), volume.value, volume)
+            for mount in own:
+                draft.put((*_CONTAINER, "name"), TRAINING_CONTAINER)
+                draft.append((*_CONTAINER, "volumeMounts"), mount.value, mount)
+    names = [volume["name"].value for volume in volumes.items()]
+    for mount in found:
+        if mount["name"].value not in names:
+            draft.put((*_CONTAINER, "name"), TRAINING_CONTAINER)
+            draft.append((*_CONTAINER, "volumeMounts"), mount.value, mount)
+
+
+def _is_claim(volume: Field, mounts: Sequence[Field], draft: Draft) -> bool:
+    """Writes a persistent volume claim that is simply mounted."""
+    claim = volume["persistentVolumeClaim"]
+    simple = all(set(mount.entries()) <= {"name", "mountPath", "readOnly"} for mount in mounts)
+    known = set(claim.entries()) <= {"claimName", "readOnly"} and set(volume.entries()) == {
+        "name",
+        "persistentVolumeClaim",
+    }
+    if not claim.present or not mounts or not simple or not known:
+        return False
+    for mount in mounts:
+        index = len(draft.get(("volumes",)) or [])
+        place = ("volumes", index)
+        draft.put((*place, "mount_path"), mount["mountPath"].text(), mount["mountPath"])
+        draft.put((*place, "pvc"), claim["claimName"].text(), claim["claimName"], volume["name"], mount["name"])
+        if mount["readOnly"].boolean() or claim["readOnly"].boolean():
+            draft.put((*place, "read_only"), True, mount["readOnly"], claim["readOnly"])
+        mount["readOnly"].settle()
+        claim["readOnly"].settle()
+    return True
+
+
+def _is_shared_memory(volume: Field, mounts: Sequence[Field], draft: Draft) -> bool:
+    """Writes an emptyDir in memory that is mounted as /dev/shm."""
+    directory = volume["emptyDir"]
+    if directory["medium"].value != "Memory" or [mount["mountPath"].value for mount in mounts] != [_SHARED_MEMORY]:
+        return False
+    size = directory["sizeLimit"]
+    if not size.present or not set(directory.entries()) <= {"medium", "sizeLimit"}:
+        return False
+    draft.put((*ROLE, "resources", "shm"), _quantity(size), size)
+    for part in (volume["name"], directory["medium"], mounts[0]["name"], mounts[0]["mountPath"]):
+        part.carry((*ROLE, "resources", "shm"))
+    return True
+
+
+def _read_scheduling(spec: Field, draft: Draft) -> None:
+    priority = spec["priorityClassName"]
+    draft.put(("priority_class",), priority.text(), priority)
+    grace = spec["terminationGracePeriodSeconds"]
+    if (seconds := grace.integer()) is not None:
+        draft.put(("limits", "termination_grace_period"), f"{seconds}s", grace)
+    policy = spec["restartPolicy"]
+    if policy.value == "Never":
+        policy.settle()
+    else:
+        policy.drop("Perdure restarts ranks in place, and makes lost pods anew")
+    for item in spec["imagePullSecrets"].items():
+        draft.append((*ROLE, "image_pull_secrets"), item["name"].text(), item["name"])
+    for item in spec["tolerations"].items():
+        place = (*ROLE, "tolerations", len(draft.get((*ROLE, "tolerations")) or []))
+        for name in ("key", "operator", "value", "effect"):
+            draft.put((*place, name), item[name].text(), item[name])
+        item["tolerationSeconds"].drop("the node stays on its machine for as long as the taint is tolerated")
+
+
+def _pass_on(
+    mapping: Field, names: Sequence[str], draft: Draft, location: tuple[str | int, ...], *, name: bool = False
+) -> None:
+    """Writes fields as they are into `pod_template`; `name` where they belong to the container that trains."""
+    for key in names:
+        if (item := mapping[key]).present:
+            if name:
+                draft.put((*_CONTAINER, "name"), TRAINING_CONTAINER)
+            draft.put((*location, key), item.value, item)

@@ -1,0 +1,271 @@
+"""How large the world is and how its processes are started: what the source's replicas and its command's options say
+together.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .draft import ROLE, Draft
+from .launchers import Given, Launch, LauncherError, Use, read_launch
+from .pods import Pod
+from .reader import Field
+from .shell import fill_variables, variables_in
+
+BUDGET = "is retry.max_restarts now, which counts the whole job's restarts within retry.window (by default an hour)"
+"""What is said wherever a number of restarts is carried over: no two systems count the same."""
+
+_AUTO = "where there is no GPU, torchrun's auto starts a process per CPU core, and Perdure's only one"
+
+_TIMEOUTS = {
+    "join_timeout": ("timing", "rendezvous", "join_timeout"),
+    "last_call_timeout": ("timing", "rendezvous", "last_call"),
+    "lastcall_timeout": ("timing", "rendezvous", "last_call"),
+}
+"""Of torchrun's --rdzv-conf, what has a field; DLRover spells one of them its own way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """The system that a job was written for."""
+
+    name: str
+    variables: frozenset[str] = frozenset()
+    """What it sets in each node's environment, and Perdure does not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replicas:
+    """How many nodes the source starts."""
+
+    least: int
+    most: int
+    fields: tuple[Field, ...] = ()
+    """Where the source says so."""
+    told: bool = True
+    """Whether the source starts the nodes, and not its user on each machine."""
+
+
+def put_world(
+    draft: Draft,
+    pod: Pod,
+    *,
+    system: System,
+    replicas: Replicas,
+    processes: int | str = 1,
+    processes_field: Field | None = None,
+    known: Mapping[str, str] | None = None,
+) -> None:
+    """Writes nodes, processes and the command.
+
+    Args:
+        draft: The specification.
+        pod: The command and what it runs on.
+        system: Who would have run it.
+        replicas: How many nodes the source starts.
+        processes: Per node, where the command does not say: a number, gpu or auto.
+        processes_field: Where the source says so.
+        known: Variables that the system sets, and whose value is known.
+    """
+    command, fields = pod.command or [], pod.command_fields
+    place = next((field for field in fields if field.present), None)
+    if pod.command is None:
+        _miss_command(draft, place)
+    try:
+        launch = read_launch(command)
+    except LauncherError as error:
+        if place is not None:
+            place.refuse(str(error))
+        return
+    _World(
+        draft=draft,
+        launch=launch,
+        command=command,
+        fields=fields,
+        place=place,
+        system=system,
+        pod=pod,
+        variables={**(known or {}), **pod.variables},
+    ).write(replicas, processes, processes_field)
+
+
+def _miss_command(draft: Draft, arguments: Field | None) -> None:
+    if arguments is not None:
+        arguments.drop("without command they are arguments of the image's ENTRYPOINT, which cannot be read from here")
+    draft.must_fill(
+        (*ROLE, "command"),
+        "the source names no command: the image's own ENTRYPOINT would run, which cannot be read from here",
+        hint="write the program and its arguments as a list",
+    )
+
+
+@dataclass(kw_only=True)
+class _World:
+    draft: Draft
+    launch: Launch | None
+    command: list[str]
+    fields: tuple[Field, ...]
+    place: Field | None
+    system: System
+    pod: Pod
+    variables: dict[str, str]
+
+    def write(self, replicas: Replicas, processes: int | str, processes_field: Field | None) -> None:
+        kept: list[Given] = []
+        if self.launch is None:
+            self._put_nodes(replicas, None, 1)
+            self._put_processes_without_torchrun(processes, processes_field)
+            for field in self.pod.options.values():
+                field.drop("the command does not start torchrun, whose option it is")
+        else:
+            self.launch.add_variables(
+                {name: self.variables[name] for name in self.pod.options if name in self.variables}
+            )
+            self._put_nodes(replicas, self.launch.last(Use.NODES), self._unit())
+            kept = self._processes_of_options(processes, processes_field)
+            self._put_restarts()
+            self._put_timeouts()
+            self._name_dropped()
+            self.command = self.launch.command(keep=kept)
+        self.draft.put((*ROLE, "command"), self.command or None, *self.fields)
+        self._name_variables()
+
+    # Nodes
+
+    def _put_nodes(self, replicas: Replicas, given: Given | None, unit: int) -> None:
+        least, most = replicas.least, replicas.most
+        fields = replicas.fields
+        if given is not None:
+            asked = self._range(given)
+            if asked is not None:
+                least, most = self._agreed(given, asked, replicas)
+                fields = (*fields, *(field for field in self.fields if field.present))
+        if unit > 1 and (least % unit or most % unit):
+            least, most = -(-least // unit) * unit, most // unit * unit
+            self._note(f"worlds are multiples of {unit} nodes, so {least} to {most}", "--node-unit")
+        if most < max(least, 1):
+            self._refuse(f"{least} to {most} nodes", "at least one node, and no more nodes than there are replicas")
+            return
+        if unit > 1:
+            nodes: object = {"min": least, "max": most, "unit": unit}
+        else:
+            nodes = most if least == most else f"{least}:{most}"
+        self.draft.put((*ROLE, "nodes"), nodes, *dict.fromkeys(fields))
+
+    def _range(self, given: Given) -> tuple[int, int] | None:
+        filled = fill_variables(given.value, self.variables) or ""
+        parts = filled.split(":")
+        if len(parts) <= 2 and all(part.strip().isdecimal() for part in parts):
+            return int(parts[0]), int(parts[-1])
+        self._note("cannot be told from here; the number of replicas is taken", given.written, given.value)
+        return None
+
+    def _agreed(self, given: Given, asked: tuple[int, int], replicas: Replicas) -> tuple[int, int]:
+        least, most = asked
+        if not replicas.told:
+            return least, most
+        if most > replicas.most:
+            self._note(f"there are only {replicas.most} replicas", given.written, given.value)
+            return min(least, replicas.most), replicas.most
+        if most < replicas.most:
+            self._note(f"of the {replicas.most} replicas only {most} would train", given.written, given.value)
+        return least, most
+
+    def _unit(self) -> int:
+        given = self.launch.last(Use.UNIT) if self.launch else None
+        if given is None:
+            return 1
+        filled = fill_variables(given.value, self.variables) or ""
+        if filled.isdecimal() and int(filled) > 0:
+            return int(filled)
+        self._note("cannot be told from here; left out", given.written, given.value)
+        return 1
+
+    # Processes
+
+    def _processes_of_options(self, processes: int | str, field: Field | None) -> list[Given]:
+        """Writes how many processes there are per node.
+
+        Returns:
+            The option, where the command has to keep it because the specification cannot say the same.
+        """
+        launch = self.launch
+        given = launch.last(Use.PROCESSES) if launch else None
+        if given is None:
+            automatic = launch.last(Use.AUTOMATIC) if launch else None
+            self._put_processes("gpu" if automatic else processes, field)
+            return []
+        if field is not None:
+            field.settle()
+        value = fill_variables(given.value, self.variables) or ""
+        if value.isdecimal() or value in ("gpu", "auto"):
+            self._put_processes(int(value) if value.isdecimal() else value, *self.fields)
+            return []
+        self._note("stays in the command: nproc_per_node cannot say it", given.written, given.value)
+        return [given]
+
+    def _put_processes_without_torchrun(self, processes: int | str, field: Field | None) -> None:
+        if self.command and re.fullmatch(r"python[\d.]*", os.path.basename(self.command[0])):
+            self.draft.put((*ROLE, "nproc_per_node"), 1)
+            if field is not None:
+                field.drop("the command does not start torchrun: it runs once per node, as it did")
+            self._note("does not start torchrun: Perdure sets RANK, WORLD_SIZE and the like for it", "", "")
+        elif self.command:
+            if field is not None and field.present:
+                self._put_processes(processes, field)
+            self._note("if it starts torchrun somewhere inside, the options given there count", "", "")
+
+    def _put_processes(self, processes: int | str, *fields: Field | None) -> None:
+        present = [field for field in fields if field is not None and field.present]
+        if processes == "auto":
+            for field in present:
+                field.settle()
+            place = present[0] if present else self.place
+            if not self.pod.gpus and place is not None:
+                place.changed(_AUTO, value="auto", part="" if present else "--nproc-per-node")
+            return
+        self.draft.put((*ROLE, "nproc_per_node"), processes, *present)
+
+    # The rest
+
+    def _put_restarts(self) -> None:
+        given = self.launch.last(Use.RESTARTS) if self.launch else None
+        if given is None:
+            return
+        value = fill_variables(given.value, self.variables) or ""
+        if not value.isdecimal():
+            self._note("cannot be told from here; left out", given.written, given.value)
+            return
+        self.draft.put(("retry", "max_restarts"), int(value), *self.fields)
+        self._note(BUDGET, given.written, given.value)
+
+    def _put_timeouts(self) -> None:
+        given = self.launch.last(Use.CONFIGURATION) if self.launch else None
+        for pair in given.value.split(",") if given else []:
+            name, _, value = pair.strip().partition("=")
+            filled = fill_variables(value, self.variables) or ""
+            if name in _TIMEOUTS and filled.isdecimal():
+                self.draft.put(_TIMEOUTS[name], f"{filled}s", *self.fields)
+            elif name and self.place is not None and given is not None:
+                self.place.dropped_part(f"{given.written} {pair.strip()}", "Perdure's rendezvous has no such setting")
+
+    def _name_dropped(self) -> None:
+        for given in self.launch.given if self.launch else []:
+            if given.option.use in {Use.DROP, Use.RENDEZVOUS} and self.place is not None:
+                self.place.dropped_part(given.written, given.option.message)
+
+    def _name_variables(self) -> None:
+        read = {name for word in self.command for name in variables_in(word)} & self.system.variables
+        for name in sorted(read - self.pod.variables.keys()):
+            self._note(f"{self.system.name} sets this variable, and Perdure does not", f"${name}")
+
+    def _note(self, message: str, part: str, value: str = "") -> None:
+        if self.place is not None:
+            self.place.changed(message, part=part, value=value)
+
+    def _refuse(self, value: str, expected: str) -> None:
+        if self.place is not None:
+            self.place.source.problem(self.place.location, value=value, expected=expected)

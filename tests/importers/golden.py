@@ -1,0 +1,44 @@
+"""What each fixture becomes, as it is written down; `python -m tests.importers.golden` writes it anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from perdure.spec.importers.documents import Imported, import_documents
+from perdure.spec.job import Backend
+from perdure.spec.load import read_documents
+
+FIXTURES = Path(__file__).parent / "fixtures"
+NAMES = sorted(path.stem for path in FIXTURES.glob("*.yaml"))
+PAIRS = [
+    (name, backend)
+    for name in NAMES
+    for backend in (Backend.RAY if name.startswith("ray") else Backend.KUBERNETES, Backend.LOCAL)
+]
+"""Each fixture with where it ran and with what every release has."""
+
+
+def imported(name: str, backend: Backend) -> Imported:
+    return import_documents(read_documents(FIXTURES / f"{name}.yaml"), backend=backend)
+
+
+def golden_path(name: str, backend: Backend) -> Path:
+    return FIXTURES / "golden" / f"{name}.{backend}.yaml"
+
+
+def render(result: Imported) -> str:
+    """Independent of which backends this release has, and of where the checkout lies."""
+    report = {
+        "format": result.format,
+        "spec": result.spec,
+        "warnings": [f"{warning.fate}: {warning}" for warning in result.warnings],
+        "missing": [str(problem) for problem in result.missing if problem.location != ("backend",)],
+    }
+    return yaml.safe_dump(report, sort_keys=False, width=120).replace(str(FIXTURES), "FOLDER")
+
+
+if __name__ == "__main__":
+    for fixture, target in PAIRS:
+        golden_path(fixture, target).write_text(render(imported(fixture, target)), encoding="utf-8")

@@ -1,0 +1,217 @@
+"""Documents of each format, as their own documentation writes them: what they become, and that nothing is lost."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perdure.spec.errors import SpecError, format_path
+from perdure.spec.fields import Location
+from perdure.spec.importers.documents import FORMATS, Imported, import_documents
+from perdure.spec.job import Backend
+from perdure.spec.load import SpecDocument, read_documents
+from perdure.spec.validate import parse_spec, validate_spec
+from tests.importers.golden import FIXTURES, NAMES, PAIRS, golden_path, imported, render
+
+
+@pytest.mark.parametrize(("name", "backend"), PAIRS)
+def test_a_fixture_becomes_what_is_written_down(name: str, backend: Backend):
+    assert render(imported(name, backend)) == golden_path(name, backend).read_text(encoding="utf-8")
+
+
+def test_every_format_has_a_fixture():
+    assert {found.name for found in FORMATS} | {"Ray job"} == {imported(name, Backend.LOCAL).format for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_imported_for_this_machine_can_run_as_it_is(name: str):
+    result = imported(name, Backend.LOCAL)
+    assert result.missing == ()
+    spec, _ = validate_spec(result.spec)
+    assert spec.backend is Backend.LOCAL
+
+
+@pytest.mark.parametrize(("name", "backend"), PAIRS)
+def test_what_is_imported_is_a_specification(name: str, backend: Backend):
+    result = imported(name, backend)
+    assert {problem.location for problem in result.missing} <= {("backend",)}, "at most, this release lacks the backend"
+    assert parse_spec(result.spec).backend is backend
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_warnings_carry_the_line_of_their_field(name: str):
+    lines = (FIXTURES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    for warning in imported(name, Backend.LOCAL).warnings:
+        last = warning.location[-1]
+        if "runtimeEnvYAML" in warning.path or isinstance(last, int) or last.startswith("ConfigMap"):
+            continue
+        assert warning.line is not None
+        assert last.split()[0] in lines[warning.line - 1]
+
+
+DOCUMENTS = {
+    name: [
+        replace(document, data=json.loads(json.dumps(document.data)))  # A YAML alias is one mapping in two places.
+        for document in read_documents(FIXTURES / f"{name}.yaml")
+    ]
+    for name in NAMES
+}
+
+
+def mappings(value: Any, location: Location = ()) -> list[Location]:
+    """All places of a document where a field can be added."""
+    if isinstance(value, dict):
+        return [location, *(place for key, item in value.items() for place in mappings(item, (*location, key)))]
+    if isinstance(value, list):
+        return [place for index, item in enumerate(value) for place in mappings(item, (*location, index))]
+    return []
+
+
+PLACES = [
+    (name, index, place)
+    for name, documents in DOCUMENTS.items()
+    for index, document in enumerate(documents)
+    for place in mappings(document.data)
+]
+KNOWN_WORDS = sorted(
+    set(re.findall(r"\b[a-z]\w+(?=:)", "\n".join(path.read_text() for path in FIXTURES.glob("*.yaml"))))
+)
+VALUES = st.one_of(
+    st.text("abc-/$ ", max_size=5),
+    st.integers(-1, 3),
+    st.booleans(),
+    st.lists(st.sampled_from(["x", "y"]), min_size=1, max_size=2),
+    st.dictionaries(st.sampled_from(["extra", "name"]), st.just("x"), min_size=1),
+)
+
+
+def at(value: Any, location: Location) -> Any:
+    for part in location:
+        value = value[part]
+    return value
+
+
+def kept(spec: dict[str, Any], result: Imported, extra: Location, value: Any) -> bool:
+    """Whether an added field stands in the specification, where the importer says that it went, or need not stand
+    there."""
+    if extra in result.understood:
+        return True
+    for carried in result.carried:
+        if carried.source == extra:
+            return True
+        if extra[: len(carried.source)] != carried.source:
+            continue
+        try:
+            found = at(spec, (*carried.field, *extra[len(carried.source) :]))
+        except (KeyError, IndexError, TypeError):
+            continue
+        if found == value or str(found) == str(value):
+            return True
+    return False
+
+
+def attempt(documents: list[SpecDocument], backend: Backend) -> Imported | SpecError:
+    try:
+        return import_documents(documents, backend=backend)
+    except SpecError as error:
+        return error
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    place=st.sampled_from(PLACES),
+    field=st.one_of(st.sampled_from(["extra", "x-y", "Replicas"]), st.sampled_from(KNOWN_WORDS)),
+    value=VALUES,
+    backend=st.sampled_from((Backend.KUBERNETES, Backend.RAY, Backend.LOCAL)),
+)
+def test_an_added_field_is_carried_over_or_named_or_refused(
+    place: tuple[str, int, Location], field: str, value: Any, backend: Backend
+):
+    name, index, location = place
+    documents = [copy.deepcopy(document) for document in DOCUMENTS[name]]
+    target = at(documents[index].data, location)
+    if field in target:
+        return
+    target[field] = value
+    prefix = prefix_of(DOCUMENTS[name][index], len(documents))
+    extra: Location = (*prefix, *location, field)
+    around = {format_path(extra[:end]) for end in range(1, len(extra) + 1)}
+    result = attempt(documents, backend)
+    if isinstance(result, SpecError):
+        assert result.problems, "refused without a reason"
+        assert all(problem.message or problem.expected for problem in result.problems)
+        return
+    named = any(format_path(warning.location) in around for warning in result.warnings)
+    assert named or kept(result.spec, result, extra, value), f"{format_path(extra)} is lost"
+
+
+def prefix_of(document: SpecDocument, count: int) -> Location:
+    """What the paths of a document beside the job begin with."""
+    kind = document.data.get("kind")
+    return (f"{kind} {document.data['metadata']['name']}",) if count > 1 and kind != "TrainJob" else ()
+
+
+@settings(max_examples=200, deadline=None)
+@given(place=st.sampled_from(PLACES), name=st.text("abcdefgh", min_size=6, max_size=9))
+def test_a_field_that_nobody_knows_is_never_carried_into_the_specification_s_own_fields(
+    place: tuple[str, int, Location], name: str
+):
+    fixture, index, location = place
+    documents = [copy.deepcopy(document) for document in DOCUMENTS[fixture]]
+    at(documents[index].data, location)[name] = {"nested": "value"}
+    result = attempt(documents, Backend.LOCAL)
+    if isinstance(result, SpecError):
+        return
+    prefix = prefix_of(DOCUMENTS[fixture][index], len(documents))
+    extra = (*prefix, *location, name)
+    assert any(extra[: len(warning.location)] == warning.location for warning in result.warnings)
+    assert name not in str(result.spec)
+
+
+def nodes(value: Any, location: Location = ()) -> list[Location]:
+    """All places of a document but the whole."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, item in children for place in ((*location, key), *nodes(item, (*location, key)))]
+
+
+ALL_PLACES = [
+    (name, index, place)
+    for name, documents in DOCUMENTS.items()
+    for index, document in enumerate(documents)
+    for place in nodes(document.data)
+]
+JUNK = st.one_of(VALUES, st.none(), st.just(""), st.just([]), st.just({}), st.floats(allow_nan=False), st.just(10**20))
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    place=st.sampled_from(ALL_PLACES),
+    junk=JUNK,
+    backend=st.sampled_from((Backend.KUBERNETES, Backend.RAY, Backend.LOCAL)),
+)
+def test_whatever_stands_somewhere_is_imported_or_refused(
+    place: tuple[str, int, Location], junk: Any, backend: Backend
+):
+    name, index, location = place
+    documents = [copy.deepcopy(document) for document in DOCUMENTS[name]]
+    at(documents[index].data, location[:-1])[location[-1]] = junk
+    result = attempt(documents, backend)
+    if isinstance(result, Imported) and not result.missing:
+        validate_spec(result.spec)
+
+
+def test_a_misspelt_field_is_told_from_the_one_that_was_meant():
+    (document,) = read_documents(FIXTURES / "pytorchjob-elastic.yaml")
+    data = copy.deepcopy(document.data)
+    data["spec"]["elasticPolicy"]["maxReplica"] = 7
+    result = import_documents([replace(document, data=data)], backend=Backend.LOCAL)
+    (warning,) = [warning for warning in result.warnings if warning.fate == "unknown"]
+    assert warning.path == "spec.elasticPolicy.maxReplica"
+    assert 'did you mean "maxReplicas"?' in warning.message
