@@ -44,8 +44,9 @@ async def _explanation(client: Client, name: str, namespace: str, error: RPCErro
             if await _answers(client):
                 local = client.endpoint.is_local_default
                 return NoWorker(
-                    f"no worker answers for {name or 'jobs'} at {client.endpoint.address}; nodes go on meanwhile",
-                    remedy=f"Start one: perdure worker{' --detach' if local else ''}. See `perdure doctor`.",
+                    f"no worker answers for {name or 'jobs'} at {client.endpoint.address}",
+                    remedy="Running nodes train on without one. "
+                    f"Start one: perdure worker{' --detach' if local else ''}. See `perdure doctor`.",
                 )
             return unreachable(client.endpoint, "no answer in time")
         case RPCStatusCode.UNAVAILABLE | RPCStatusCode.UNKNOWN | RPCStatusCode.INTERNAL:
