@@ -207,6 +207,28 @@ def test_whatever_stands_somewhere_is_imported_or_refused(
         validate_spec(result.spec)
 
 
+def test_nodes_that_trained_alone_are_said_to_train_together():
+    (document,) = read_documents(FIXTURES / "job.yaml")
+    data = json.loads(json.dumps(document.data).replace('"--nnodes=2", ', ""))
+    result = import_documents([replace(document, data=data)], backend=Backend.LOCAL)
+    assert result.spec["roles"]["worker"]["nodes"] == 2
+    assert any("each node trains alone" in warning.message for warning in result.warnings)
+
+
+def test_the_master_must_run_what_the_workers_run():
+    (document,) = read_documents(FIXTURES / "pytorchjob-master-worker.yaml")
+    data = json.loads(json.dumps(document.data))
+    master = data["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    master["nodeSelector"]["gpu"] = "h100"
+    result = import_documents([replace(document, data=data)], backend=Backend.LOCAL)
+    assert "spec.pytorchReplicaSpecs.Master.template.spec.nodeSelector.gpu" in {one.path for one in result.warnings}
+    master["containers"][0]["command"][1] = "/opt/other.py"
+    with pytest.raises(
+        SpecError, match=r"Master.*command\[1\]: got \"/opt/other.py\"; expected the same as the workers'"
+    ):
+        import_documents([replace(document, data=data)], backend=Backend.LOCAL)
+
+
 def test_a_misspelt_field_is_told_from_the_one_that_was_meant():
     (document,) = read_documents(FIXTURES / "pytorchjob-elastic.yaml")
     data = copy.deepcopy(document.data)

@@ -13,6 +13,7 @@ from .world import Replicas, System, put_world
 
 SYSTEM = System(
     name="Kubeflow",
+    tells_nodes=True,
     variables=frozenset(
         {
             *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"),

@@ -262,9 +262,9 @@ class Field:
         """Says what is different about a field that was, or will be, carried over."""
         self._warn(Fate.CHANGED, message, settle=False, part=part, value=value)
 
-    def dropped_part(self, part: str, message: str) -> None:
+    def dropped_part(self, part: str, message: str, *, value: str = "") -> None:
         """Says that a part of the value, such as an option of a command, is left out."""
-        self._warn(Fate.DROPPED, f"left out: {message}", settle=False, part=part, value="")
+        self._warn(Fate.DROPPED, f"left out: {message}", settle=False, part=part, value=value)
 
     def _warn(self, fate: Fate, message: str, *, settle: bool = True, part: str = "", value: str | None = None) -> None:
         if not self.present:

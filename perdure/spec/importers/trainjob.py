@@ -14,6 +14,7 @@ from .world import Replicas, System, put_world
 
 SYSTEM = System(
     name="Kubeflow",
+    tells_nodes=True,
     variables=frozenset(
         {
             *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),

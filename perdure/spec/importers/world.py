@@ -35,6 +35,8 @@ class System:
     name: str
     variables: frozenset[str] = frozenset()
     """What it sets in each node's environment, and Perdure does not."""
+    tells_nodes: bool = False
+    """Whether it tells torchrun how many nodes there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +145,8 @@ class _World:
             if asked is not None:
                 least, most = self._agreed(given, asked, replicas)
                 fields = (*fields, *(field for field in self.fields if field.present))
+        elif self.launch and most > 1 and not (self.system.tells_nodes or self.launch.last(Use.AUTOMATIC)):
+            self._note(f"without --nnodes each node trains alone; in Perdure all {most} train together", "--nnodes")
         if unit > 1 and (least % unit or most % unit):
             least, most = -(-least // unit) * unit, most // unit * unit
             self._note(f"worlds are multiples of {unit} nodes, so {least} to {most}", "--node-unit")
@@ -255,7 +259,7 @@ class _World:
     def _name_dropped(self) -> None:
         for given in self.launch.given if self.launch else []:
             if given.option.use in {Use.DROP, Use.RENDEZVOUS} and self.place is not None:
-                self.place.dropped_part(given.written, given.option.message)
+                self.place.dropped_part(given.written, given.option.message, value=given.value)
 
     def _name_variables(self) -> None:
         read = {name for word in self.command for name in variables_in(word)} & self.system.variables
