@@ -11,6 +11,7 @@ from .world import Replicas, System, put_world
 
 SYSTEM = System(
     name="DLRover",
+    hidden="a dlrover-run there needs DLRover's master: write torchrun instead",
     variables=frozenset(
         {
             *("POD_IP", "NODE_IP", "POD_NAME", "ELASTIC_JOB_NAME", "JOB_UID"),

@@ -37,6 +37,8 @@ class System:
     """What it sets in each node's environment, and Perdure does not."""
     tells_nodes: bool = False
     """Whether it tells torchrun how many nodes there are."""
+    hidden: str = ""
+    """What to say of commands that cannot be looked into."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +222,8 @@ class _World:
         elif self.command:
             if field is not None and field.present:
                 self._put_processes(processes, field)
-            self._note("if it starts torchrun somewhere inside, the options given there count", "", "")
+            hidden = f"; {self.system.hidden}" if self.system.hidden else ""
+            self._note(f"if it starts torchrun somewhere inside, the options given there count{hidden}", "", "")
 
     def _put_processes(self, processes: int | str, *fields: Field | None) -> None:
         present = [field for field in fields if field is not None and field.present]
