@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from activities.nodes.backend import NodeRefused
+from activities.nodes.configurations import agent_configuration, launcher_configuration
 from activities.nodes.kubernetes.merge import merged
 from activities.nodes.kubernetes.settings import KubernetesSettings
-from agent.config import AgentConfig
 from perdure.spec.roles import Role
 from workflows.messages import NodeRequest
 from workflows.names import group_index
@@ -194,8 +195,8 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
         "env": [
             {"name": "PERDURE_PREPARE_SHARED", "value": SHARED},
             {"name": "PERDURE_PREPARE_AGENT", "value": PRIVATE},
-            {"name": "PERDURE_PREPARE_AGENT_CONFIG", "value": _agent_configuration(request, role)},
-            {"name": "PERDURE_PREPARE_LAUNCHER_CONFIG", "value": _launcher_configuration(request, role)},
+            {"name": "PERDURE_PREPARE_AGENT_CONFIG", "value": _agent_configuration(request)},
+            {"name": "PERDURE_PREPARE_LAUNCHER_CONFIG", "value": _launcher_configuration(request)},
             {"name": "PERDURE_PREPARE_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "PERDURE_PREPARE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ],
@@ -245,41 +246,11 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
     }
 
 
-def _agent_configuration(request: NodeRequest, role: Role) -> str:
-    spec = request.spec
-    return AgentConfig(
-        node=request.node,
-        job_id=request.job_id,
-        job_first_run_id=request.job_first_run_id,
-        job_name=spec.name,
-        job_namespace=spec.namespace,
-        group_id=request.group_id,
-        task_queue=request.task_queue,
-        address=_ADDRESS_LATER,
-        nodes=str(role.nodes),
-        processes=role.nproc_per_node,
-        run_dir=RUN_DIRECTORY,  # pyright: ignore[reportArgumentType]
-        timing=spec.timing,
-        termination_grace=spec.limits.termination_grace_period.total_seconds(),
-        outputs_logs=spec.outputs.logs,
-    ).model_dump_json()
+def _agent_configuration(request: NodeRequest) -> str:
+    config = agent_configuration(request, address=_ADDRESS_LATER, run_dir=Path(RUN_DIRECTORY))
+    return config.model_dump_json()
 
 
-def _launcher_configuration(request: NodeRequest, role: Role) -> str:
-    spec = request.spec
-    return json.dumps(
-        {
-            "command": list(role.command),
-            "env": dict(spec.env),
-            "nodes": str(role.nodes),
-            "processes": role.nproc_per_node,
-            "rendezvous": role.rendezvous,
-            "run_id": request.node.uid,
-            "address": _ADDRESS_LATER,
-            "stop_grace_s": spec.timing.processes.stop_grace.total_seconds(),
-            "termination_grace_s": spec.limits.termination_grace_period.total_seconds(),
-            "log_max_bytes": spec.timing.processes.log_max_bytes,
-            # For `kubectl logs`.
-            "stdout": True,
-        }
-    )
+def _launcher_configuration(request: NodeRequest) -> str:
+    # Its output is for `kubectl logs`, too.
+    return json.dumps(launcher_configuration(request, address=_ADDRESS_LATER) | {"stdout": True})

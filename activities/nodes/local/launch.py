@@ -9,14 +9,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import agent
 from activities.nodes.backend import NodeRefused
+from activities.nodes.configurations import agent_configuration, launcher_configuration
 from activities.nodes.local import spawn
 from activities.nodes.local.folders import NodeFolder, NodeRecord, now
 from agent.config import CONFIG_VARIABLE as AGENT_CONFIG_VARIABLE
-from agent.config import AgentConfig
 from workflows.messages import NodeRequest
 
 ADDRESS = "127.0.0.1"
@@ -50,44 +49,12 @@ def refuse_impossible(request: NodeRequest) -> None:
 
 def write_configurations(folder: NodeFolder, request: NodeRequest) -> NodeRecord:
     """Lays down all that starting the node needs; `node.json` last, as the sign that it is complete."""
-    spec, node = request.spec, request.node
-    role = spec.roles[node.role]
-    run_dir = folder.run_dir
+    node, workdir = request.node, request.spec.workdir
     (folder.path / "run" / "logs").mkdir(parents=True, exist_ok=True)
-    grace = spec.limits.termination_grace_period.total_seconds()
-    config = AgentConfig(
-        node=node,
-        job_id=request.job_id,
-        job_first_run_id=request.job_first_run_id,
-        job_name=spec.name,
-        job_namespace=spec.namespace,
-        group_id=request.group_id,
-        task_queue=request.task_queue,
-        address=ADDRESS,
-        host=socket.gethostname(),
-        nodes=str(role.nodes),
-        processes=role.nproc_per_node,
-        run_dir=run_dir,
-        timing=spec.timing,
-        termination_grace=grace,
-        outputs_logs=spec.outputs.logs,
-    )
+    config = agent_configuration(request, address=ADDRESS, host=socket.gethostname(), run_dir=folder.run_dir)
     folder.write("agent.json", config.model_dump_json(indent=1))
-    launcher: dict[str, Any] = {
-        "command": list(role.command),
-        "workdir": (spec.workdir.path if spec.workdir else None) or os.getcwd(),
-        "env": dict(spec.env),
-        "nodes": str(role.nodes),
-        "processes": role.nproc_per_node,
-        "rendezvous": role.rendezvous,
-        "run_id": node.uid,
-        "address": ADDRESS,
-        "stop_grace_s": spec.timing.processes.stop_grace.total_seconds(),
-        "warm_starts": spec.recovery.warm_starts,
-        "termination_grace_s": grace,
-        "log_max_bytes": spec.timing.processes.log_max_bytes,
-    }
-    folder.write("launcher.json", json.dumps(launcher, indent=1))
+    place = (workdir.path if workdir else None) or os.getcwd()
+    folder.write("launcher.json", json.dumps(launcher_configuration(request, address=ADDRESS, workdir=place), indent=1))
     record = NodeRecord(
         uid=node.uid,
         role=node.role,

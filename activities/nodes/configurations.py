@@ -1,0 +1,65 @@
+"""What agent and launcher of a node are told: the same wherever the node runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from agent.config import AgentConfig
+from workflows.messages import NodeRequest
+
+
+def agent_configuration(request: NodeRequest, *, address: str, host: str = "", run_dir: Path) -> AgentConfig:
+    """The agent's.
+
+    Args:
+        request: the node.
+        address: where other nodes reach it.
+        host: its machine's name, for people.
+        run_dir: the folder that it shares with the launcher.
+    """
+    spec = request.spec
+    role = spec.roles[request.node.role]
+    return AgentConfig(
+        node=request.node,
+        job_id=request.job_id,
+        job_first_run_id=request.job_first_run_id,
+        job_name=spec.name,
+        job_namespace=spec.namespace,
+        group_id=request.group_id,
+        task_queue=request.task_queue,
+        address=address,
+        host=host,
+        nodes=str(role.nodes),
+        processes=role.nproc_per_node,
+        run_dir=run_dir,
+        timing=spec.timing,
+        termination_grace=spec.limits.termination_grace_period.total_seconds(),
+        outputs_logs=spec.outputs.logs,
+    )
+
+
+def launcher_configuration(request: NodeRequest, *, address: str, workdir: str | None = None) -> dict[str, Any]:
+    """The launcher's, as docs/node-protocol.md has it.
+
+    Args:
+        request: the node.
+        address: where other nodes reach it.
+        workdir: where the command starts; None for where the launcher does.
+    """
+    spec = request.spec
+    role = spec.roles[request.node.role]
+    return {
+        "command": list(role.command),
+        "workdir": workdir,
+        "env": dict(spec.env),
+        "nodes": str(role.nodes),
+        "processes": role.nproc_per_node,
+        "rendezvous": role.rendezvous,
+        "run_id": request.node.uid,
+        "address": address,
+        "stop_grace_s": spec.timing.processes.stop_grace.total_seconds(),
+        "warm_starts": spec.recovery.warm_starts,
+        "termination_grace_s": spec.limits.termination_grace_period.total_seconds(),
+        "log_max_bytes": spec.timing.processes.log_max_bytes,
+    }
