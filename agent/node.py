@@ -41,6 +41,7 @@ from workflows.messages import (
     RankExit,
     RankStarts,
     Ready,
+    Stall,
     Stepping,
 )
 
@@ -251,6 +252,29 @@ class Node:
                     starts=starts,
                 )
             )
+
+    @property
+    def trains(self) -> bool:
+        """Its processes are alive, in the newest world, and have stepped there: they should go on to."""
+        state = self.state
+        ended = state.exited_attempt >= state.attempt or state.ready_after is not None or not state.run
+        return not ended and state.finished < state.entered == state.stepping == state.generation
+
+    def stalled(self, *, since: datetime, usual_step: timedelta | None) -> None:
+        """No local rank steps any more."""
+        generation = self.state.entered
+        if self.state.stalled != generation:
+            logger.warning("generation %d stands still since %s", generation, since)
+            self._keep(stalled=generation)
+            self._to_group.put(
+                Stall(**envelope(self.config.node), generation=generation, since=since, usual_step=usual_step)
+            )
+
+    def going_on(self) -> None:
+        """Local ranks step: worth a word where they were said not to."""
+        if self.state.stalled:
+            self._keep(stalled=0)
+            self._to_group.put(Stall(**envelope(self.config.node), generation=self.state.entered))
 
     def finished(self, body: FinishedBody) -> None:
         """All local ranks ended with 0 in this generation."""

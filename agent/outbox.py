@@ -29,6 +29,7 @@ from workflows.messages import (
     Metrics,
     NodeIdentity,
     Ready,
+    Stall,
     Stepping,
 )
 
@@ -38,6 +39,7 @@ SIGNALS: Final[dict[type[AgentMessage], str]] = {
     Joined: "joined",
     Ready: "ready",
     Stepping: "stepping",
+    Stall: "stall",
     LeaseTaken: "lease_taken",
     Heartbeat: "heartbeat",
     Metrics: "metrics",
@@ -46,7 +48,7 @@ SIGNALS: Final[dict[type[AgentMessage], str]] = {
 }
 _MODELS = {name: model for model, name in SIGNALS.items()}
 
-_ONLY_NEWEST = frozenset({"ready", "stepping", "lease_taken", "heartbeat", "metrics"})
+_ONLY_NEWEST = frozenset({"ready", "stepping", "stall", "lease_taken", "heartbeat", "metrics"})
 _NOT_JOURNALED = frozenset({"heartbeat", "metrics"})
 _FIRST: Final = "failure"
 

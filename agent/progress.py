@@ -10,6 +10,7 @@ from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 
+from agent.pace import Pace
 from perdure_launcher.environment import WARM_FOLDER
 from perdure_launcher.progress import RankProgress, progress_path, read_progress
 from perdure_launcher.warm.starts import read_starts
@@ -36,6 +37,8 @@ class ProgressReader:
         self._generation = 0
         self._first_step: int | None = None
         self._samples: deque[tuple[float, int]] = deque()
+        self.pace = Pace()
+        """Of the generation last asked for."""
         self.newest: Progress | None = None
         """As of the last sample; None before any rank was seen."""
         self.all_stepped = False
@@ -58,12 +61,14 @@ class ProgressReader:
             self._generation = generation
             self._first_step = None
             self._samples.clear()
+            self.pace = Pace()
             self.all_stepped = self.any_seen = False
         files = (read_progress(progress_path(self._folder, base_rank + local)) for local in range(processes))
         ranks = [rank for rank in files if rank is not None and rank.generation == generation]
         self.any_seen = bool(ranks)
         stepped = [rank for rank in ranks if _has_stepped(rank)]
         self.all_stepped = len(stepped) == processes
+        self.pace.follow(tuple(rank.step for rank in stepped), now)
         if self.all_stepped:
             self._follow(min(stepped, key=lambda rank: rank.step), now)
 

@@ -52,6 +52,8 @@ class NodeState(BaseModel):
     entered_at: datetime | None = None
     stepping: int = 0
     """The newest generation that was reported to step."""
+    stalled: int = 0
+    """The generation that was reported to stand still; 0 once it was reported to step again."""
     finished: int = 0
     """The newest generation that was reported to have ended well on this node."""
     failures: list[str] = []

@@ -64,6 +64,7 @@ class Telemetry:
         while True:
             self._look_for_entering(loop.time())
             self._look(loop.time())
+            self._look_for_stall(loop.time())
             if loop.time() >= next_heartbeat or self._ports_changed():
                 next_heartbeat = loop.time() + self._interval.total_seconds()
                 self._tell(with_metrics=count % self._signals.metrics_every == 0)
@@ -94,6 +95,19 @@ class Telemetry:
             self._node.stepping(
                 state.entered, starts=self._ranks.starts(generation=state.entered, processes=state.processes or 1)
             )
+
+    def _look_for_stall(self, now: float) -> None:
+        stall, pace = self._node.config.timing.stall, self._ranks.pace
+        idle = pace.idle(now)
+        if idle is None or not stall.after or not self._node.trains:
+            return
+        if idle >= max(stall.after.total_seconds(), stall.steps * (pace.usual or 0.0)):
+            self._node.stalled(
+                since=datetime.now(UTC) - timedelta(seconds=idle),
+                usual_step=None if pace.usual is None else timedelta(seconds=pace.usual),
+            )
+        else:
+            self._node.going_on()
 
     def _runs_unseen(self) -> bool:
         state = self._node.state

@@ -33,6 +33,7 @@ with workflow.unsafe.imports_passed_through():
         NodePhase,
         NodeView,
         Ready,
+        Stall,
         Stepping,
     )
     from workflows.names import NODE_GROUP
@@ -103,6 +104,10 @@ class NodeGroup:
     @workflow.signal(description="All ranks of a node made their first step in a generation")
     def stepping(self, message: Stepping) -> None:
         self._table.stepping(message)
+
+    @workflow.signal(description="The ranks of a node stand still, or step again")
+    def stall(self, message: Stall) -> None:
+        self._table.stall(message)
 
     @workflow.signal(description="A node's progress")
     def heartbeat(self, message: Heartbeat) -> None:

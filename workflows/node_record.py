@@ -17,6 +17,7 @@ from workflows.messages import (
     NodePhase,
     NodeView,
     Progress,
+    Stall,
 )
 
 
@@ -47,6 +48,8 @@ class NodeRecord(Message):
     stepping: int = 0
     progress: Progress | None = None
     metrics: Metrics | None = None
+    stall: Stall | None = None
+    """What its agent said last about standing still."""
     heard: dict[str, int] = Field(default={})
     """Highest sequence number by kind of message: within a kind, older ones are dropped."""
 
@@ -68,6 +71,7 @@ class NodeRecord(Message):
             processes=self.processes,
             progress=self.progress,
             metrics=self.metrics,
+            stalled_since=self.stall.since if self.stall and self.stall.generation == self.generation else None,
             store_ports=self.store_ports,
             since=self.since,
             log_path=self.created.log_path if self.created else "",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from perdure.spec.durations import format_duration
 from perdure.spec.timing import Timing
 from workflows.edges import EdgeBatch
 from workflows.messages import (
@@ -28,6 +29,7 @@ from workflows.messages import (
     NodePhase,
     NodeView,
     Ready,
+    Stall,
     Stepping,
 )
 from workflows.names import node_name, node_task_queue
@@ -171,6 +173,22 @@ class NodeTable:
             entered_at=message.entered_at,
             starts=message.starts,
         )
+
+    def stall(self, message: Stall) -> None:
+        record = self._hear("stall", message)
+        if record is None:
+            return
+        known = record.stall
+        self.put(record.changed(stall=message))
+        stood_still = known is not None and known.generation == message.generation and known.since is not None
+        if stood_still == (message.since is not None):
+            return
+        if message.since is None:
+            self.edge(record, EdgeKind.GOING_ON, message.time, generation=message.generation)
+        else:
+            usual = f"; a step usually takes {format_duration(message.usual_step)}" if message.usual_step else ""
+            detail = f"no rank of node {record.node.rank} has made a step{usual}"
+            self.edge(record, EdgeKind.STALLED, message.since, generation=message.generation, detail=detail)
 
     def heartbeat(self, message: Heartbeat) -> None:
         record = self._hear("heartbeat", message)

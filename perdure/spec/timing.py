@@ -80,6 +80,15 @@ class ProcessTiming(Section):
     """Size in bytes at which a node's log is rotated; four rotated files are kept."""
 
 
+class StallTiming(Section):
+    """When a node that has stepped and does not any more is said to stand still. Nothing is restarted for it."""
+
+    after: Duration = timedelta(minutes=2)
+    """How long no rank of the node makes a step, at least; 0 is never. Evaluation and checkpoints are pauses, too."""
+    steps: int = Field(default=20, ge=1)
+    """At least as long as this many of the node's usual steps, where they are slow."""
+
+
 class Timing(Section):
     """Intervals, timeouts and graces. The defaults were measured; change one at a time."""
 
@@ -93,5 +102,7 @@ class Timing(Section):
     """Commands to nodes."""
     processes: ProcessTiming = ProcessTiming()
     """How processes are stopped and their logs kept."""
+    stall: StallTiming = StallTiming()
+    """When a node is said to stand still."""
     owner_check: Duration = timedelta(seconds=30)
     """How often a group's watch asks whether its job still runs; a closed job means wind down."""

@@ -177,6 +177,13 @@ class JobMachine(RuleBasedStateMachine):
             self._edge(node, EdgeKind.COMMANDED, generation=self.job.generation)
             self._edge(node, EdgeKind.STEPPING, generation=self.job.generation)
 
+    @precondition(lambda self: self._alive() and self.job.state.stepping)
+    @rule(data=st.data(), kind=st.sampled_from([EdgeKind.STALLED, EdgeKind.GOING_ON]))
+    def stands_still_or_goes_on(self, data: st.DataObject, kind: EdgeKind) -> None:
+        before = self.job.generation
+        self._edge(self._pick(data), kind, generation=before)
+        assert self.job.generation == before
+
     @precondition(lambda self: self._alive() and not self.job.state.stepping)
     @rule()
     def all_step(self) -> None:

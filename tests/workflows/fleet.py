@@ -43,6 +43,7 @@ from workflows.messages import (
     RankExit,
     Ready,
     SiteFacts,
+    Stall,
     Stepping,
     StopNode,
     WatchRequest,
@@ -124,6 +125,10 @@ class PlayedNode:
 
     async def step(self) -> None:
         await self.to_group("stepping", Stepping, generation=self.generation, entered_at=now())
+
+    async def stall(self, since: datetime | None) -> None:
+        """Its ranks stand still since then, or step again."""
+        await self.to_group("stall", Stall, generation=self.generation, since=since)
 
     async def heartbeat(self, **fields: Any) -> None:
         await self.to_group("heartbeat", Heartbeat, generation=self.generation, **fields)

@@ -9,7 +9,7 @@ import pytest
 from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.fleet import Fleet, job_spec, now, running_fleet, submit
 from tests.workflows.jobs import eventually, incidents, node, running, status, until
 from workflows.messages import (
     FailureClass,
@@ -136,6 +136,23 @@ async def test_a_node_that_does_not_enter_its_world_is_restarted_and_then_replac
     (incident,) = await incidents(handle)
     assert (incident.failure, incident.culprit) == (FailureClass.RENDEZVOUS_TIMEOUT, 1)
     assert "did not enter two worlds in a row" in incident.title
+
+
+async def test_a_stall_is_shown_by_group_and_job_until_it_is_over(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    known = await running(handle, nodes=2)
+    group = fleet.client.get_workflow_handle(known.groups[0])
+    stuck, since = await node(fleet, handle, 1), now()
+    await stuck.stall(since)
+    await stuck.stall(since)
+    known = await until(handle, lambda s: s.stalled == (1,))
+    assert (known.phase, known.generation) == (JobPhase.RUNNING, 1)
+    assert "no steps on node 1" in known.reason
+    views = await group.query("nodes", result_type=list[NodeView])
+    assert [view.stalled_since for view in views] == [None, since]
+    await stuck.stall(None)
+    await until(handle, lambda s: not s.stalled)
+    assert not await incidents(handle)
 
 
 @also_replayed

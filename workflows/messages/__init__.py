@@ -30,6 +30,7 @@ from workflows.messages.agents import (
     RankExit,
     RankStarts,
     Ready,
+    Stall,
     Stepping,
 )
 from workflows.messages.backends import (
@@ -99,6 +100,7 @@ __all__ = [
     "RelaunchRequest",
     "ScaleRequest",
     "SiteFacts",
+    "Stall",
     "Stepping",
     "StopNode",
     "WatchRequest",

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from perdure.spec.durations import Duration
 from workflows.messages.base import Message
 from workflows.messages.vocabulary import ProgressSource
 
@@ -100,6 +101,16 @@ class Stepping(AgentMessage):
     """When the node's handler returned the world: what follows is process start."""
     starts: RankStarts | None = None
     """Of the node's ranks; None where warm starts are turned off, or cannot be had at all."""
+
+
+class Stall(AgentMessage):
+    """No rank of the node steps any more although its processes are alive, or they step again. To the NodeGroup."""
+
+    generation: int
+    since: datetime | None = None
+    """Of the last step; None where the ranks step again."""
+    usual_step: Duration | None = None
+    """How long a step took before that."""
 
 
 class LeaseTaken(AgentMessage):

@@ -29,6 +29,8 @@ class NodeView(Message):
     processes: int = 1
     progress: Progress | None = None
     metrics: Metrics | None = None
+    stalled_since: datetime | None = None
+    """When its ranks made their last step, where they stand still since."""
     store_ports: tuple[int, ...] = ()
     since: datetime | None = None
     """When the phase began."""
@@ -115,6 +117,8 @@ class JobStatus(Message):
     """Workflow IDs of the node groups, which know each node's progress."""
     unreachable: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
+    stalled: tuple[int, ...] = ()
+    """Nodes whose ranks have stepped in this generation and stand still."""
     protected: bool = True
     """False once ranks were found that had not come through our rendezvous."""
     last_incident: IncidentView | None = None

@@ -85,6 +85,7 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
         finished_at=now if phase in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED) else None,
         groups=groups,
         unreachable=tuple(node.rank for node in state.nodes.values() if node.alive and not node.reachable),
+        stalled=tuple(node.rank for node in state.stalled),
         lost=tuple(node.rank for node in state.nodes.values() if node.phase is NodePhase.LOST),
         protected=all(incident.failure is not FailureClass.UNPROTECTED for incident in state.incidents[-1:]),
         last_incident=last_incident(state),
@@ -129,6 +130,7 @@ def node_views(state: JobState) -> tuple[NodeView, ...]:
             group_rank=members[node.rank].group_rank if state.is_member(node) and node.alive else None,
             processes=node.processes,
             since=node.since,
+            stalled_since=node.stalled_since if node in state.stalled else None,
         )
         for node in sorted(state.nodes.values(), key=lambda node: node.rank)
     )

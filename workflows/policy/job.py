@@ -327,4 +327,13 @@ def _phase(state: JobState) -> tuple[JobPhase, str]:
         return JobPhase.STARTING, f"{ready} of {state.nodes_max} nodes are ready"
     if not state.stepping:
         return JobPhase.RENDEZVOUS, f"generation {world.generation} with {world.nodes} nodes is starting"
-    return JobPhase.RUNNING, f"{world.nodes} of {state.nodes_max} nodes, {world.processes} ranks"
+    return JobPhase.RUNNING, f"{world.nodes} of {state.nodes_max} nodes, {world.processes} ranks{_stall(state)}"
+
+
+def _stall(state: JobState) -> str:
+    stalled = state.stalled
+    if not stalled:
+        return ""
+    nodes = ", ".join(str(node.rank) for node in stalled)
+    since = min(node.stalled_since for node in stalled if node.stalled_since)
+    return f"; no steps on node{'s' if len(stalled) > 1 else ''} {nodes} since {since:%H:%M:%S} UTC"

@@ -178,6 +178,10 @@ def _(event: EdgeSeen, state: JobState, now: datetime) -> JobState:
                 state = incidents.entered(state, edge.entered_at or edge.time)
                 if first and edge.starts is not None:
                     state = incidents.started(state, edge.starts)
+        case EdgeKind.STALLED:
+            node = node.changed(stalled_in=edge.generation, stalled_since=edge.time)
+        case EdgeKind.GOING_ON:
+            node = node.changed(stalled_in=0, stalled_since=None)
         case EdgeKind.COMMANDED:
             node = node.changed(commanded=max(node.commanded, edge.generation), reachable=True)
             if state.world is not None and edge.generation == state.world.generation:
@@ -203,6 +207,16 @@ def interrupted(state: JobState, failure: NodeFailure, *, now: datetime, source:
     if interruption.requested is not None:
         # What a user asked for is under way and restarts every rank anyway.
         return state
+    for node in state.stalled:
+        # Nothing was done about it, but the interruption began here.
+        state = incidents.sighted(
+            state,
+            now=now,
+            time=node.stalled_since or now,
+            source=EvidenceSource.AGENT,
+            text=f"node {node.rank} stepped for the last time",
+            rank=node.rank,
+        )
     state = incidents.sighted(
         state,
         now=now,

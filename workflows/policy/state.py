@@ -45,6 +45,10 @@ class NodeState(Message):
     """The newest generation that it has stepped in."""
     finished: int = 0
     """The newest generation that all its ranks finished."""
+    stalled_in: int = 0
+    """The generation in which its ranks stand still; 0 for none."""
+    stalled_since: datetime | None = None
+    """When they made their last step."""
     missed_worlds: int = 0
     """Worlds in a row that its command did not enter in time."""
     failed_starts: int = 0
@@ -187,6 +191,12 @@ class JobState(Message):
             self.is_member(node := self.nodes[rank]) and max(node.stepping, node.finished) >= world.generation
             for rank in world.members
         )
+
+    @property
+    def stalled(self) -> tuple[NodeState, ...]:
+        """Members that have stepped in the current world and stand still; by group rank."""
+        world = self.world
+        return tuple(node for node in self.members if world and node.alive and node.stalled_in == world.generation)
 
     @property
     def finished(self) -> bool:

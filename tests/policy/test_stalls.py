@@ -1,0 +1,52 @@
+"""A node that stands still is shown, and nothing is done about it; what follows begins with it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from tests.policy.scenario import Scenario
+from workflows.messages import EdgeKind, JobPhase
+from workflows.policy.deadlines import next_deadline
+from workflows.policy.desire import node_views, status_of
+
+
+def stalled(job: Scenario) -> tuple[int, ...]:
+    known = status_of(job.state, job.job, groups=(), phase=job.state.phase, now=job.now)
+    assert {view.rank for view in node_views(job.state) if view.stalled_since} == set(known.stalled)
+    return known.stalled
+
+
+def test_it_is_shown_until_it_goes_on():
+    job = Scenario("2").running().wait(3).edge(1, EdgeKind.STALLED, generation=1)
+    assert stalled(job) == (1,)
+    assert job.state.phase is JobPhase.RUNNING
+    assert job.state.reason == "2 of 2 nodes, 2 ranks; no steps on node 1 since 00:00:03 UTC"
+    job.edge(0, EdgeKind.STALLED, generation=1)
+    assert "no steps on nodes 0, 1 since 00:00:03 UTC" in job.state.reason
+    job.edge(0, EdgeKind.GOING_ON, generation=1).edge(1, EdgeKind.GOING_ON, generation=1)
+    assert stalled(job) == ()
+    assert job.state.reason == "2 of 2 nodes, 2 ranks"
+
+
+def test_nothing_is_done_about_it():
+    job = Scenario("1:2").running().edge(1, EdgeKind.STALLED, generation=1)
+    assert next_deadline(job.state, job.job, job.now) is None
+    job.wait(timedelta(days=1))
+    assert job.generation == 1
+    assert not job.state.incidents
+
+
+def test_an_incident_that_follows_begins_with_it():
+    job = Scenario("2").running().wait(1).edge(1, EdgeKind.STALLED, generation=1)
+    stood_still = job.now
+    job.wait(timedelta(minutes=30)).peer_failed(0).peer_failed(1)
+    incident = job.state.incidents[-1]
+    assert incident.started_at == stood_still
+    assert incident.evidence[0].text == "node 1 stepped for the last time"
+    assert job.generation == 2
+    assert stalled(job.steps()) == ()
+
+
+def test_a_stall_of_a_world_that_is_over_is_not_shown():
+    job = Scenario("2").running().rank_killed(0).edge(1, EdgeKind.STALLED, generation=1).steps()
+    assert stalled(job) == ()
