@@ -206,8 +206,8 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
         "name": AGENT,
         "restartPolicy": "Always",
         "command": ["python3", "-m", "agent"],
+        # Without PERDURE_NODE: the launcher's PID means another process here, which the agent must not take for it.
         "env": [
-            *mark,
             {"name": "PERDURE_AGENT_CONFIG", "value": f"{PRIVATE}/agent.json"},
             *({"name": name, "value": value} for name, value in sorted(settings.connection.items())),
         ],
