@@ -8,8 +8,9 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,6 +27,10 @@ from workflows.names import group_workflow_id, job_workflow_id
 SCRIPT = Path(__file__).with_name("train.py")
 PATIENCE = 120.0
 """Seconds within which anything happens on a loaded machine of two cores."""
+
+
+LOOK = timedelta(milliseconds=100)
+"""Between two looks at what announces nothing by itself."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +63,16 @@ class Job:
         return await self.client.incidents(self.name)
 
     async def until(self, condition: Callable[[JobStatus], bool], *, within: float = PATIENCE) -> JobStatus:
-        deadline = time.monotonic() + within
-        while not condition(known := await self.status()):
-            assert time.monotonic() < deadline, f"not within {within} s: {known}"
-            await asyncio.sleep(0.1)
-        return known
+        known: JobStatus | None = None
+        try:
+            async with asyncio.timeout(within), aclosing(self.client.watch(self.name, interval=LOOK)) as snapshots:
+                async for snapshot in snapshots:
+                    known = snapshot.status
+                    if known is not None and condition(known):
+                        return known
+        except TimeoutError:
+            raise AssertionError(f"not within {within} s: {known}") from None
+        raise AssertionError(f"it ended before: {known}")
 
     async def running(self, *, nodes: int, after: int = 0) -> JobStatus:
         """Steps with this many nodes, in a generation later than the given one."""
@@ -78,30 +88,34 @@ class Job:
 
     async def stepping(self, *, generation: int, ranks: int, since: float = 0.0, count: int = 3) -> None:
         """Every rank of a generation has made some steps."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            made = [step.rank for step in self.steps() if step.generation == generation and step.time > since]
-            if all(made.count(rank) >= count for rank in range(ranks)):
-                return
-            assert time.monotonic() < deadline, f"generation {generation} does not step: {self.steps()[-3:]}"
-            await asyncio.sleep(0.1)
+
+        def enough(steps: list[Step]) -> bool:
+            made = [step.rank for step in steps if step.generation == generation and step.time > since]
+            return all(made.count(rank) >= count for rank in range(ranks))
+
+        await self._until_steps(enough, what=f"{count} steps of generation {generation}")
 
     async def reaching(self, step: int) -> None:
         """Some rank has made this step."""
-        deadline = time.monotonic() + PATIENCE
-        while max((made.number for made in self.steps()), default=0) < step:
-            assert time.monotonic() < deadline, f"no step {step}: {self.steps()[-3:]}"
-            await asyncio.sleep(0.1)
+        await self._until_steps(lambda steps: any(made.number >= step for made in steps), what=f"step {step}")
 
     async def undisturbed(self, *, ranks: int, seconds: float) -> None:
         """The very same processes step for this long from now."""
         started = time.time()
         pids = {step.pid for step in self.steps()[-ranks * 5 :]}
-        deadline = time.monotonic() + PATIENCE
-        while max((step.time for step in self.steps()), default=0.0) < started + seconds:
-            assert time.monotonic() < deadline, "training stopped"
-            await asyncio.sleep(0.1)
+        await self._until_steps(
+            lambda steps: bool(steps) and steps[-1].time >= started + seconds, what=f"{seconds} s of steps"
+        )
         assert {step.pid for step in self.steps() if step.time > started} == pids
+
+    async def _until_steps(self, condition: Callable[[list[Step]], bool], *, what: str) -> None:
+        await until_seen(lambda: condition(self.steps()), what=lambda: f"{what}, but {self.steps()[-3:]}")
+
+    async def ended(self) -> None:
+        """None of its processes is left."""
+        _, left = await asyncio.to_thread(psutil.wait_procs, self.processes(), PATIENCE)
+        assert not left
+        assert not self.processes()
 
     async def wound_down(self) -> None:
         """Its node group has closed, which is the last that a job leaves; no process is left."""
@@ -135,6 +149,14 @@ class Job:
         for process in victims:
             process.send_signal(number)
         return len(victims)
+
+
+async def until_seen(condition: Callable[[], bool], *, what: Callable[[], str]) -> None:
+    """Looks at files that a training writes until they are as wanted."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what()}"
+        await asyncio.sleep(LOOK.total_seconds())
 
 
 def _kind_of(process: psutil.Process, environment: dict[str, str]) -> str:

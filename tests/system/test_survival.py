@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 
 import pytest
 
 from perdure.errors import JobAlreadyRunning
-from tests.system.site import Site
+from tests.system.site import Site, until_seen
 from workflows.messages import FailureClass, JobPhase
 
 
@@ -123,10 +122,7 @@ async def test_a_rank_killed_while_the_server_is_away_is_repaired_when_it_is_bac
 
 async def test_a_peer_killed_while_the_other_waits_in_the_exit_barrier(site: Site):
     job = await site.submit("--steps", "60", "--linger", "5")
-    deadline = time.monotonic() + 120
-    while not (job.out / "lingering-1").exists():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+    await until_seen((job.out / "lingering-1").exists, what=lambda: "a rank in its final save")
     slow = next(n.rank for n in await site.client.nodes(job.name) if n.group_rank == 1)
     job.signal(slow, "rank")
     result = await site.client.wait(job.name)
@@ -165,10 +161,7 @@ async def test_scale_suspend_and_resume(site: Site):
     await job.stepping(generation=known.generation, ranks=2)
     await site.client.suspend(job.name)
     await job.until(lambda s: s.phase is JobPhase.SUSPENDED)
-    deadline = time.monotonic() + 60
-    while job.processes():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)
+    await job.ended()
     await site.client.resume(job.name)
     known = await job.running(nodes=2, after=known.generation)
     await job.stepping(generation=known.generation, ranks=2)
