@@ -49,6 +49,17 @@ def die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+def begin_child() -> None:
+    """Between fork and exec: the child dies with us, and hears the signals that whoever started us may ignore.
+
+    A shell ignores SIGINT and SIGQUIT in what it starts in the background, and exec passes that on. torchrun handles
+    these signals, so its ranks would start with the default anyway.
+    """
+    die_with_parent()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def read_process(pid: int) -> Process | None:
     """The process, or None if it is gone."""
     try:

@@ -98,7 +98,7 @@ class ProcessTree:
                 stderr=output,
                 start_new_session=True,
                 pass_fds=pass_fds,
-                preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - one system call, through a loaded library
+                preexec_fn=processes.begin_child,  # noqa: PLW1509 - system calls only
             )
         except OSError as error:
             raise _explain(error, command, env=env, workdir=workdir) from error

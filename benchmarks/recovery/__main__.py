@@ -15,6 +15,7 @@ from rich.console import Console
 
 from .dlrover_environment import NotAvailable
 from .dlrover_environment import ensure as ensure_dlrover
+from .floor import run_floor
 from .peer_trial import PeerTrial, run_isolated
 from .perdure_job import ControlPlane, PerdureJob, control_plane
 from .plan import PlannedTrial, forecast_seconds, plan
@@ -40,7 +41,8 @@ class Bench:
         self.console = console
         self.unavailable: dict[SystemName, str] = {}
         self._dlrover = Path()
-        self._planes: dict[SystemName, ControlPlane] = {}
+        self._planes: dict[bool, ControlPlane] = {}
+        """By whether evidence is withheld."""
 
     async def find_out_what_is_available(self, systems: set[SystemName]) -> None:
         """Prepares the peers, or notes why one cannot take part."""
@@ -89,8 +91,11 @@ class Bench:
                     dlrover=self._dlrover,
                 )
             )
+        if trial.system is SystemName.FLOOR:
+            return await run_floor(trial.scenario, number=trial.number, folder=folder)
+        warm = trial.system is not SystemName.PERDURE_COLD
         return await run_trial(
-            PerdureJob(trial.scenario, folder, await self._plane(trial.system, stack)),
+            PerdureJob(trial.scenario, folder, await self._plane(trial.system, stack), warm_starts=warm),
             system=trial.system,
             scenario=trial.scenario,
             number=trial.number,
@@ -100,10 +105,10 @@ class Bench:
 
     async def _plane(self, system: SystemName, stack: AsyncExitStack) -> ControlPlane:
         """The control plane for a system's trials, started for the first of them."""
-        if system not in self._planes:
-            withhold = system is SystemName.PERDURE_WITHHELD
-            self._planes[system] = await stack.enter_async_context(control_plane(withhold_evidence=withhold))
-        return self._planes[system]
+        withhold = system is SystemName.PERDURE_WITHHELD
+        if withhold not in self._planes:
+            self._planes[withhold] = await stack.enter_async_context(control_plane(withhold_evidence=withhold))
+        return self._planes[withhold]
 
     def report(self) -> None:
         """Prints the tables, and writes them for the documentation."""
@@ -126,13 +131,15 @@ def wanted_trials(
     wanted = {(peer, scenario): peer_runs for peer in PEERS if peer in systems for scenario in scenarios}
     if SystemName.PERDURE in systems:
         wanted |= {(SystemName.PERDURE, scenario): runs for scenario in scenarios}
+        wanted |= {(SystemName.PERDURE_COLD, scenario): peer_runs for scenario in scenarios}
+        wanted |= {(SystemName.FLOOR, scenario): peer_runs for scenario in scenarios}
         wanted[SystemName.PERDURE_WITHHELD, Scenario.NODE_REPLACED] = lease_only_runs
     return wanted
 
 
 def main(
     runs: Annotated[int, typer.Option(help="Trials of Perdure per scenario.")] = 20,
-    peer_runs: Annotated[int, typer.Option(help="Trials of each peer per scenario.")] = 5,
+    peer_runs: Annotated[int, typer.Option(help="Trials of each peer, and of cold starts, per scenario.")] = 5,
     lease_only_runs: Annotated[int, typer.Option(help="Trials of Perdure with the backend's evidence withheld.")] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="One trial of each.")] = False,
     system: Annotated[

@@ -112,6 +112,7 @@ class PerdureJob:
     scenario: Scenario
     folder: Path
     plane: ControlPlane
+    warm_starts: bool = True
     name: str = field(default_factory=lambda: f"bench-{secrets.token_hex(3)}")
     _submission: Submission | None = None
     _ended: asyncio.Task[JobResult] | None = None
@@ -125,6 +126,7 @@ class PerdureJob:
     async def start(self) -> None:
         spec = {
             "name": self.name,
+            "recovery": {"warm_starts": self.warm_starts},
             "env": {**QUIET_NETWORK, "BENCH_FOLDER": str(self.folder)},
             "roles": {
                 ROLE: {

@@ -19,7 +19,9 @@ USUAL_SECONDS: Mapping[SystemName, Mapping[Scenario, float]] = {
     SystemName.TORCHRUN: {Scenario.WORKER: 70, Scenario.NODE_REPLACED: 100, Scenario.NODE_LOST: 60},
     SystemName.TORCHRUN_OWN_STORE: {Scenario.WORKER: 18, Scenario.NODE_REPLACED: 32, Scenario.NODE_LOST: 57},
     SystemName.DLROVER: {Scenario.WORKER: 25, Scenario.NODE_REPLACED: 30, Scenario.NODE_LOST: 80},
-    SystemName.PERDURE: {Scenario.WORKER: 14, Scenario.NODE_REPLACED: 14, Scenario.NODE_LOST: 14},
+    SystemName.PERDURE: {Scenario.WORKER: 12, Scenario.NODE_REPLACED: 17, Scenario.NODE_LOST: 13},
+    SystemName.PERDURE_COLD: {Scenario.WORKER: 15, Scenario.NODE_REPLACED: 18, Scenario.NODE_LOST: 15},
+    SystemName.FLOOR: {Scenario.WORKER: 4, Scenario.NODE_REPLACED: 4, Scenario.NODE_LOST: 3},
     SystemName.PERDURE_WITHHELD: {Scenario.NODE_REPLACED: 25},
 }
 """How long a trial takes on two cores, hangs included; only for the forecast."""

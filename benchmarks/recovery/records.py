@@ -46,10 +46,15 @@ class SystemName(StrEnum):
     """With TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: a way around torchrun's worst, for those who know of it."""
     DLROVER = "dlrover"
     PERDURE = "perdure"
+    PERDURE_COLD = "perdure, cold starts"
+    """With `recovery.warm_starts: false`: every rank imports torch anew."""
     PERDURE_WITHHELD = "perdure, lease only"
     """The backend says nothing: leases and peers must do."""
+    FLOOR = "bare processes"
+    """Nobody: the ranks alone, from nothing to their first step."""
 
 
+OURS = (SystemName.PERDURE, SystemName.PERDURE_COLD, SystemName.PERDURE_WITHHELD)
 PEERS = (SystemName.TORCHRUN, SystemName.TORCHRUN_OWN_STORE, SystemName.DLROVER)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .dlrover_environment import VERSION as DLROVER_VERSION
-from .records import PEERS, Scenario, SystemName, TrialRecord
+from .records import OURS, PEERS, Scenario, SystemName, TrialRecord
 from .summary import Steady, headline, median_composition, ratio_to_better_peer, summarize
 
 PARTS = {
@@ -28,7 +28,6 @@ PARTS = {
     "stepped": "all ranks stepped",
 }
 GOALS = {Scenario.WORKER: 0.5, Scenario.NODE_REPLACED: 0.5, Scenario.NODE_LOST: 0.15}
-OURS = (SystemName.PERDURE, SystemName.PERDURE_WITHHELD)
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Grid:
 
 def recovery_grid(records: Sequence[TrialRecord], unavailable: Mapping[SystemName, str]) -> Grid:
     rows: list[tuple[str, ...]] = []
-    for system in (*PEERS, *OURS):
+    for system in (*PEERS, *OURS, SystemName.FLOOR):
         cells = [summarize(records, system, scenario) for scenario in Scenario]
         if any(cells):
             texts = (
@@ -82,7 +81,7 @@ def composition_grid(records: Sequence[TrialRecord]) -> Grid:
         for scenario in Scenario:
             trials = [record for record in records if (record.system, record.scenario) == (system, scenario)]
             if trials:
-                columns.append(scenario.title + (", lease only" if system is SystemName.PERDURE_WITHHELD else ""))
+                columns.append(scenario.title + system.value.removeprefix(SystemName.PERDURE.value))
                 medians.append(median_composition(trials).model_dump())
     rows = tuple((title, *(number(median[name], digits=2) for median in medians)) for name, title in PARTS.items())
     return Grid("Where Perdure's time goes: seconds since the kill, medians", tuple(columns), rows)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from perdure_launcher.warm.names import LISTENING_VARIABLE
 from workflows.names import job_workflow_id
 
 from .perdure_job import ControlPlane, PerdureJob
@@ -26,6 +27,8 @@ MEGABYTE = 1e6
 
 def role_of(process: psutil.Process) -> str | None:
     """Which of ours a node's process is; None for the user's."""
+    if is_warm_interpreter(process):
+        return "warm interpreter"
     words = process.cmdline()
     if "-m" in words[:-1]:
         module = words[words.index("-m") + 1]
@@ -33,6 +36,12 @@ def role_of(process: psutil.Process) -> str | None:
     if any("perdure_launcher" in word for word in words[:4]):
         return "launcher"
     return None
+
+
+def is_warm_interpreter(process: psutil.Process) -> bool:
+    """Its forks, the ranks, show the same environment as it does."""
+    parent = process.parent()
+    return LISTENING_VARIABLE in process.environ() and (parent is None or LISTENING_VARIABLE not in parent.environ())
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -63,6 +72,7 @@ async def measure_steady(plane: ControlPlane, *, seconds: float) -> Steady:
             groups: dict[str, list[psutil.Process]] = {
                 "agent": [],
                 "launcher": [],
+                "warm interpreter": [],
                 "worker": [psutil.Process(plane.worker.pid)],
                 "server": [psutil.Process(plane.server.pid)],
             }

@@ -8,7 +8,7 @@ from statistics import median
 
 from pydantic import BaseModel
 
-from .records import PEERS, Composition, Scenario, SystemName, TrialRecord
+from .records import OURS, PEERS, Composition, Scenario, SystemName, TrialRecord
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def decision_seconds(records: Iterable[TrialRecord]) -> list[float]:
 
 
 def headline(records: Sequence[TrialRecord], steady: Steady | None) -> Headline:
-    ours = [record for record in records if record.system is SystemName.PERDURE]
+    ours = [record for record in records if record.system in OURS]
     withheld = [record for record in records if record.system is SystemName.PERDURE_WITHHELD]
     agent = steady.cost_of("agent") if steady else None
     decision = median_of(decision_seconds(records))
@@ -128,8 +128,8 @@ def headline(records: Sequence[TrialRecord], steady: Steady | None) -> Headline:
         a_ratio=rounded(ratio_to_better_peer(records, Scenario.WORKER), 3),
         b_ratio=rounded(ratio_to_better_peer(records, Scenario.NODE_REPLACED), 3),
         c_ratio=rounded(ratio_to_better_peer(records, Scenario.NODE_LOST), 3),
-        recovered=sum(record.recovered for record in (*ours, *withheld)),
-        runs=len(ours) + len(withheld),
+        recovered=sum(record.recovered for record in ours),
+        runs=len(ours),
         lease_only_s=rounded(median_of(record.seconds for record in withheld), 2),
         agent_rss_mb=rounded(agent.rss_mb if agent else None, 1),
         agent_cpu_pct=rounded(agent.cpu_percent if agent else None, 2),

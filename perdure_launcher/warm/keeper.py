@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequen
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..processes import die_with_parent, environment_of, read_process
+from ..processes import begin_child, environment_of, read_process
 from .interpreter import AUTOLOAD_VARIABLE, Plan
 from .names import (
     EXECUTABLE_VARIABLE,
@@ -199,7 +199,7 @@ class WarmKeeper:
                     stdout=start.log,
                     stderr=start.log,
                     start_new_session=True,
-                    preexec_fn=_as_torchrun_starts_ranks,  # noqa: PLW1509 - system calls only
+                    preexec_fn=begin_child,  # noqa: PLW1509 - system calls only
                 )
         except OSError as error:
             logger.warning("ranks start cold: the warm interpreter cannot be started: %s", error)
@@ -226,13 +226,6 @@ class WarmKeeper:
         logger.info("the warm interpreter is started again: %s", difference)
         os.kill(pid, signal.SIGKILL)
         return False
-
-
-def _as_torchrun_starts_ranks() -> None:
-    """Between fork and exec. torchrun handles these signals, so its ranks start with the default, whatever it has."""
-    die_with_parent()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def prepare(folder: Path, python: str) -> Path:

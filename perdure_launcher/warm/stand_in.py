@@ -67,7 +67,8 @@ def _ask(folder: str, arguments: list[str], environment: dict[str, str]) -> sock
     try:
         connection.connect(f"{folder}/{SOCKET}")
         sent = socket.send_fds(connection, [message], [0, 1, 2])
-        connection.sendall(message[sent:])
+        if sent < len(message):
+            connection.sendall(message[sent:])
         word, _, detail = _line(connection).partition(" ")
     except TimeoutError:
         raise NotWarm(f"the warm interpreter did not answer within {_PATIENCE_S:.0f} s") from None

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.recovery.floor import run_floor
 from benchmarks.recovery.perdure_job import PerdureJob, control_plane, node_processes
 from benchmarks.recovery.records import Scenario, SystemName
 from benchmarks.recovery.trial import run_trial
@@ -31,3 +32,9 @@ async def test_a_killed_node_is_replaced_and_the_time_is_accounted_for(tmp_path:
         assert 0 < parts.noticed <= parts.decided <= parts.commanded < record.seconds
         assert parts.stepped == pytest.approx(record.seconds)
         assert node_processes(f"{job.uid}/") == []
+
+
+async def test_bare_processes_step_too(tmp_path: Path) -> None:
+    record = await run_floor(Scenario.WORKER, number=1, folder=tmp_path)
+    assert record.error == ""
+    assert record.seconds is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure_launcher.commands import starts_torchrun, without_static_rendezvous
+from perdure_launcher.commands import RankCommand, foreseen_ranks, starts_torchrun, without_static_rendezvous
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,53 @@ def test_other_commands_are_given_their_environment(command: list[str], tmp_path
 )
 def test_an_explicit_static_rendezvous_becomes_ours(command: list[str], changed: list[str]) -> None:
     assert without_static_rendezvous(command) == changed
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path) -> Path:
+    path = tmp_path / "torchrun"
+    path.write_text("#!/opt/venv/bin/python3\nmain()\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "processes"),
+    [
+        (["t.py"], ("-u", "t.py"), None),
+        (["--nproc-per-node=4", "t.py", "--lr", "1"], ("-u", "t.py", "--lr", "1"), 4),
+        (["--nproc_per_node", "2", "--standalone", "t.py"], ("-u", "t.py"), 2),
+        (["--rdzv-backend", "c10d", "-m", "pkg.train", "-v"], ("-u", "-m", "pkg.train", "-v"), None),
+    ],
+)
+def test_what_torchrun_will_start_is_foreseen(
+    options: list[str], arguments: tuple[str, ...], processes: int | None, torchrun: Path
+) -> None:
+    folder = torchrun.parent
+    expected = RankCommand("/opt/venv/bin/python3", arguments, processes)
+    assert foreseen_ranks(["torchrun", *options], path=str(folder), workdir=folder) == expected
+    python = torchrun.rename(folder / "python3.12")
+    by_module = ["python3.12", "-m", "torch.distributed.run", *options]
+    expected = RankCommand(str(python), arguments, processes)
+    assert foreseen_ranks(by_module, path=str(folder), workdir=folder) == expected
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bash", "run.sh"],
+        ["torchrun", "--no-python", "./binary"],
+        ["torchrun", "--nproc-per-node=gpu", "t.py"],
+        ["torchrun", "--help"],
+        ["torchrun"],
+        ["no-such-program", "t.py"],
+        [],
+    ],
+)
+def test_what_cannot_be_read_from_the_command_is_not_guessed(command: list[str], torchrun: Path) -> None:
+    assert foreseen_ranks(command, path=f"{torchrun.parent}:/bin:/usr/bin", workdir=torchrun.parent) is None
+
+
+def test_a_script_of_another_interpreter_is_not_guessed(torchrun: Path) -> None:
+    torchrun.write_text("#!/bin/sh\nexec python main.py\n")
+    assert foreseen_ranks(["torchrun", "t.py"], path=str(torchrun.parent), workdir=torchrun.parent) is None

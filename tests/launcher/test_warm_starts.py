@@ -25,6 +25,7 @@ from tests.launcher.nodes import (
     READY,
     ROOT,
     SCRIPTS,
+    TORCHRUN,
     Node,
     all_step,
     first_world,
@@ -296,6 +297,23 @@ async def test_the_ranks_of_a_torchrun_are_forked_and_a_killed_one_is_forked_aga
         for node in nodes:
             assert (await node.agent.heard(EXITED)).body["exit_code"] == 0
             assert node.processes(lambda environment: "PERDURE_WARM_LISTENING" in environment) == []
+
+
+async def test_a_node_that_a_shell_started_in_the_background_starts_warm_too() -> None:
+    node = Node([*TORCHRUN, "train.py"])
+    # As the shell does; what it ignores is ignored by all that it starts.
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)}
+    try:
+        await node.agent.start()
+        node.launch()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    try:
+        await first_world([node])
+        assert warm_ranks(node, 1) == node.ranks(1)
+    finally:
+        await node.close()
 
 
 async def test_warm_starts_can_be_turned_off() -> None:

@@ -141,8 +141,10 @@ def test_lines_survive_a_file(tmp_path: Path):
         (worker(nodes=10_001), "roles.worker.nodes: got 10001; expected at most 10000 nodes"),
         (
             worker(nodes=None),
-            "roles.worker.nodes: missing (how many nodes); expected a number of nodes such as 4, a range such as 2:8, "
-            "or a mapping of min, max and unit",
+            (
+                "roles.worker.nodes: missing (how many nodes); expected a number of nodes such as 4, "
+                "a range such as 2:8, or a mapping of min, max and unit"
+            ),
         ),
         (worker(command=[]), "roles.worker.command: got an empty list; expected a list that is not empty"),
         (worker(command=["a", 3]), 'roles.worker.command[1]: got 3; expected a text; in quotes: "3"'),

@@ -14,9 +14,6 @@ import sys
 import threading
 from typing import Any
 
-import torch
-import torch._dynamo
-
 MAIN = ("__name__", "__file__", "__spec__", "__package__", "__loader__", "__builtins__", "__cached__", "__doc__")
 STATUS = ("SigBlk", "SigIgn", "SigCgt", "Cpus", "Uid", "Umask")
 
@@ -40,6 +37,9 @@ def through_multiprocessing(method: Any) -> list[str]:
 
 
 def looks() -> dict[str, object]:
+    import torch
+    import torch._dynamo
+
     main = sys.modules["__main__"]
     status = pathlib.Path("/proc/self/status").read_text()
     child = [sys.executable, "-c", "import os, sys; print(sorted(os.environ), sys.path)"]
@@ -82,6 +82,8 @@ def main() -> None:
     if ending == "looks":
         print(json.dumps(looks()))
     elif ending == "random":
+        import torch
+
         print(random.random(), torch.rand(()).item(), torch.initial_seed())
     elif ending == "atexit":
         atexit.register(print, "at exit")
