@@ -4,6 +4,8 @@ BIN := .venv/bin
 # For example: make test PYTEST_ARGS="tests/agent -k outbox"
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+# Most of a test's time is waiting for processes to start, so two run at once; those of a cluster run alone.
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo test check format lock bench-recovery bench-history cluster cluster-down cluster-binaries clean
 
@@ -16,8 +18,13 @@ setup:  ## Create .venv from the lock and fetch the Temporal binary, where missi
 demo: setup  ## Train on three nodes while ranks, nodes, worker and server are killed
 	@$(BIN)/python -m examples.demo
 
-test: check  ## Static checks, then all tests
+test: check  ## Static checks, then all tests, or those that PYTEST_ARGS names
+ifeq ($(PYTEST_ARGS),)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore tests/kubernetes
+	@$(BIN)/python -m pytest tests/kubernetes
+else
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+endif
 
 check: setup  ## Formatting, lint, import layering, types
 	@$(BIN)/ruff format --check .

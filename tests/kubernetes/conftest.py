@@ -17,10 +17,8 @@ from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Makes the cluster's programs before the first test, since a cold build takes longer than a test may; and has
-    these tests run last, since the cluster would keep the machine busy beside others."""
+    """Makes the cluster's programs before the first test, since a cold build takes longer than a test may."""
     folder = Path(__file__).parent
-    items.sort(key=lambda item: item.path.is_relative_to(folder))
     if os.environ.get("KUBECONFIG") or why_not() or not any(item.path.is_relative_to(folder) for item in items):
         return
     terminal: Any = config.pluginmanager.getplugin("terminalreporter")
