@@ -115,7 +115,11 @@ def test_a_download_is_installed_once(downloads: Downloads, tmp_path: Path) -> N
     assert downloads.paths[0].startswith(f"/v{VERSION}?platform=")
 
 
-@pytest.mark.parametrize("answer", [b"<html>blocked by the proxy</html>", archive(GOOD)[:60], archive(OLD)])
+@pytest.mark.parametrize(
+    "answer",
+    [b"<html>blocked by the proxy</html>", archive(GOOD)[:60], archive(OLD)],
+    ids=["not an archive", "cut off", "another version"],
+)
 def test_a_bad_download_leaves_nothing_and_the_next_way_is_tried(
     downloads: Downloads, tmp_path: Path, answer: bytes
 ) -> None:
