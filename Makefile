@@ -4,8 +4,8 @@ BIN := .venv/bin
 # For example: make test PYTEST_ARGS="tests/agent -k outbox"
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
-# Most of a test's time is waiting for processes to start, so two run at once; those of a cluster run alone.
-SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+# Tests with ranks run beside those without (tests/conftest.py); those of a cluster run alone.
+SIDE_BY_SIDE := -n 2 --dist loadgroup
 
 .PHONY: help setup demo test check format lock bench-recovery bench-history cluster cluster-down cluster-binaries clean
 

@@ -18,8 +18,9 @@ from .facts import SUPERSEDED_EXIT_CODE, ExitSpool, describe_status, split_statu
 from .node import Node
 from .state import RendezvousState
 from .tree import CommandFailed, Exit
-from .warm.keeper import begin_early, plan_for
+from .warm.keeper import begin_early
 from .warm.names import EXECUTABLE_VARIABLE
+from .warm.plan import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ class TorchrunMode:
                 pass_fds=[start.listening],
                 companion=True,
             ),
-            plan_for(folder, foreseen.arguments, environment),
+            Plan.of_ranks(foreseen.arguments, environment),
             foreseen.python,
         )
 

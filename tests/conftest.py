@@ -10,19 +10,16 @@ from temporalio.client import Client
 
 from tests.support.temporal_server import DevServer, shared_dev_server
 
-_LONGEST_FIRST = ("system", "workflows", "cli", "launcher", "agent", "importers")
-"""Their files run for minutes; one that is begun last keeps one process busy when the other has nothing left."""
+_WITH_RANKS = ("system", "launcher", "agent", "benchmarks")
+"""Folders whose tests start torch again and again, which takes a core each time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Orders folders by how long they take."""
+    """Makes two groups for runs in two processes: at most one test at a time has ranks."""
     folder = Path(__file__).parent
-
-    def place(item: pytest.Item) -> int:
-        name = item.path.relative_to(folder).parts[0]
-        return _LONGEST_FIRST.index(name) if name in _LONGEST_FIRST else len(_LONGEST_FIRST)
-
-    items.sort(key=place)
+    for item in items:
+        with_ranks = item.path.relative_to(folder).parts[0] in _WITH_RANKS
+        item.add_marker(pytest.mark.xdist_group("with ranks" if with_ranks else "without"))
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, DescribeTaskQueueRequest
@@ -182,13 +183,27 @@ class LocalControlPlane:
                     "to let the server choose another.",
                 )
             record = self._spawn_server(binary, previous.port, previous.ui_port)
+            self._report(f"Starting the Temporal server on {record.address}, its UI on {record.ui} ...")
+            await self._until_server_answers(record)
         else:
-            port, ui_port = _choose_ports()
-            record = self._spawn_server(binary, port, ui_port)
-        self._report(f"Starting the Temporal server on {record.address}, its UI on {record.ui} ...")
-        await self._until_server_answers(record)
+            record = await self._start_first_server(binary)
         self._report(f"  up in {time.monotonic() - started:.1f} s")
         return record
+
+    async def _start_first_server(self, binary: Path) -> ServerRecord:
+        """Starts the server on ports that are free, and on others where somebody else was quicker."""
+        while True:
+            port, ui_port = _choose_ports()
+            record = self._spawn_server(binary, port, ui_port)
+            self._report(f"Starting the Temporal server on {record.address}, its UI on {record.ui} ...")
+            try:
+                await self._until_server_answers(record)
+                return record
+            except ControlPlaneUnreachable:
+                self.state.server_record.unlink(missing_ok=True)
+                # Whatever it says: a server that loses its port in the middle of its start crashes without a reason.
+                if record.alive or (_is_free(port) and _is_free(ui_port)):
+                    raise
 
     def _spawn_server(self, binary: Path, port: int, ui_port: int) -> ServerRecord:
         self.state.check_space()
@@ -244,7 +259,10 @@ class LocalControlPlane:
                 client = await connect(endpoint)
                 request = DescribeNamespaceRequest(namespace=endpoint.namespace)
                 await client.workflow_service.describe_namespace(request, timeout=CONNECT_TIMEOUT)
-                return client
+                # Of two that start at once, on the same free port, one hears the other's server.
+                if _listens(record):
+                    return client
+                reason = "another server answers there"
             except (ControlPlaneUnreachable, RPCError) as error:
                 reason = str(error)
             log = tail(self._server_log)
@@ -316,6 +334,18 @@ def _choose_ports() -> tuple[int, int]:
         f"no free port for a Temporal server from {FIRST_PORT} to {FIRST_PORT + 999}",
         remedy="Set TEMPORAL_ADDRESS to a server that runs.",
     )
+
+
+def _listens(record: ServerRecord) -> bool:
+    """Whether it is this server that listens on its port."""
+    process = record.process
+    if process is None:
+        return False
+    try:
+        connections = process.net_connections("tcp")
+    except psutil.NoSuchProcess:
+        return False
+    return any(found.status == psutil.CONN_LISTEN and found.laddr.port == record.port for found in connections)
 
 
 def _is_free(port: int) -> bool:

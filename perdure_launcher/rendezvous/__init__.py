@@ -18,6 +18,7 @@ from ..commands import BACKEND
 from ..environment import TORCHRUN_VARIABLE, TorchrunSettings
 from ..warm.keeper import WarmKeeper, offer
 from ..warm.names import EXECUTABLE_VARIABLE, PYTHON_VARIABLE
+from ..warm.plan import Plan
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
@@ -114,6 +115,5 @@ def _warm_keeper(settings: TorchrunSettings, launch: _Launch | None) -> WarmKeep
     stand_in, python = os.environ.pop(EXECUTABLE_VARIABLE, None), os.environ.get(PYTHON_VARIABLE)
     if launch is None or python is None or stand_in is None or launch.entrypoint != stand_in:
         return None
-    return WarmKeeper(
-        folder=settings.warm_folder, python=python, arguments=launch.arguments, environment=dict(os.environ)
-    )
+    plan = Plan.of_ranks(launch.arguments, os.environ)
+    return WarmKeeper(folder=settings.warm_folder, python=python, plan=plan)

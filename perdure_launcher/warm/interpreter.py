@@ -19,71 +19,20 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, cast
 
 from ..processes import die_with_parent
 from .context import difference, process_context
-from .names import (
-    COLD,
-    ENDED,
-    FOLDER_VARIABLE,
-    LISTENING_VARIABLE,
-    PLAN,
-    REFUSAL,
-    SOCKET,
-    STARTED,
-    of_one_rank,
-    record_start,
-)
-
-AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""torch's own: whether `import torch` loads the plugins of devices, and ours."""
+from .names import COLD, ENDED, FOLDER_VARIABLE, LISTENING_VARIABLE, REFUSAL, SOCKET, STARTED, record_start
+from .plan import AUTOLOAD_VARIABLE, START, Plan
 
 _PRELOADED = ("torch", "torch._dynamo")
 """torch._dynamo is imported by the first optimizer, and costs as much again as torch."""
 _REQUEST_TIMEOUT_S = 2.0
 _LARGEST_PIECE = 1 << 20
 _REFUSED = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a warm interpreter stands for."""
-
-    arguments: tuple[str, ...]
-    """As a rank's Python gets them: options, script, the script's own."""
-    environment: Mapping[str, str]
-    """The ranks', without what places them in a world."""
-    path: str
-    """The folder on `sys.path` that ranks must not see."""
-
-    def dump(self) -> str:
-        return json.dumps(
-            {"arguments": self.arguments, "environment": dict(self.environment), "path": self.path}, sort_keys=True
-        )
-
-    @classmethod
-    def load(cls, text: str) -> Plan:
-        fields = cast("dict[str, Any]", json.loads(text))
-        return cls(arguments=tuple(fields["arguments"]), environment=fields["environment"], path=fields["path"])
-
-    @property
-    def script_index(self) -> int:
-        """Of the script or the module in `arguments`."""
-        return next((index for index, word in enumerate(self.arguments) if not word.startswith("-")), 0)
-
-    def difference(self, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-        """What a rank with these has that this plan has not; empty where it can be forked. The script's own arguments
-        may differ: it has not looked at them yet."""
-        script = self.script_index
-        expected, asked = self.arguments[: script + 1], tuple(arguments[: script + 1])
-        if asked != expected:
-            return f"it runs {' '.join(asked)}, and not {' '.join(expected)}"
-        if names := difference(_comparable(self.environment), _comparable(environment)):
-            return f"its environment differs in {names}"
-        return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,14 +70,13 @@ def wait_to_be_forked() -> None:
     # Killed with the torchrun that started it, and its ranks with it, as torchrun's own would be.
     die_with_parent()
     folder = os.environ[FOLDER_VARIABLE]
-    with open(f"{folder}/{PLAN}", encoding="utf-8") as file:
-        plan = Plan.load(file.read())
+    plan = Plan.of_process(os.getpid())
     listening = socket.socket(fileno=int(os.environ[LISTENING_VARIABLE]))
     listening.set_inheritable(False)
     traces = _Traces()
     try:
         with traces.kept():
-            _leave_path(plan)
+            _leave_path(f"{folder}/{START}")
             _import()
     except _Unfit as unfit:
         _refuse(folder, str(unfit))
@@ -197,10 +145,10 @@ def _refuse(folder: str, reason: str) -> None:
     os._exit(_REFUSED)
 
 
-def _leave_path(plan: Plan) -> None:
+def _leave_path(ours: str) -> None:
     """Takes our folder off the path, and runs the `sitecustomize` that it hides, as Python would have."""
-    sys.path.remove(plan.path)
-    sys.path_importer_cache.pop(plan.path, None)
+    sys.path.remove(ours)
+    sys.path_importer_cache.pop(ours, None)
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
@@ -382,10 +330,6 @@ def _load_plugins() -> None:
         import torch
 
         torch._import_device_backends()  # pyright: ignore[reportPrivateUsage]
-
-
-def _comparable(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not of_one_rank(name)}
 
 
 def _read_request(connection: socket.socket) -> _Request:

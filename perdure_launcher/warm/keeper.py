@@ -9,27 +9,17 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..processes import begin_child, environment_of, read_process
-from .interpreter import AUTOLOAD_VARIABLE, Plan
-from .names import (
-    EXECUTABLE_VARIABLE,
-    FOLDER_VARIABLE,
-    LISTENING_VARIABLE,
-    OURS,
-    PLAN,
-    PYTHON_VARIABLE,
-    REFUSAL,
-    SOCKET,
-)
+from .names import EXECUTABLE_VARIABLE, FOLDER_VARIABLE, PYTHON_VARIABLE, REFUSAL, SOCKET
+from .plan import START, Plan
 
 logger = logging.getLogger(__name__)
 
 _STAND_IN = "python"
-_START = "start"
 _LOG = "log"
 _PID = "pid"
 _BACKLOG = 128
@@ -110,38 +100,17 @@ def starting(folder: Path, plan: Plan, python: str) -> Generator[Start]:
     for name in (REFUSAL, SOCKET, _PID):
         with contextlib.suppress(FileNotFoundError):
             (folder / name).unlink()
-    (folder / PLAN).write_text(plan.dump(), encoding="utf-8")
-    path = plan.environment.get("PYTHONPATH")
     # Listening before anybody is there to answer, so that the first ranks wait instead of starting cold.
     with socket.socket(socket.AF_UNIX) as listening, (folder / _LOG).open("ab") as log:
         listening.bind(str(folder / SOCKET))
         listening.listen(_BACKLOG)
-        environment = {
-            **plan.environment,
-            "PYTHONPATH": f"{plan.path}{os.pathsep}{path}" if path else plan.path,
-            # Plugins are loaded by each rank: they may look at its place, or start threads.
-            AUTOLOAD_VARIABLE: "0",
-            FOLDER_VARIABLE: str(folder),
-            LISTENING_VARIABLE: str(listening.fileno()),
-        }
+        environment = plan.starting_environment(folder, listening=listening.fileno())
         yield Start((python, *plan.arguments), environment, listening.fileno(), log.fileno())
 
 
 def started(folder: Path, pid: int) -> None:
     """Keeps the process ID, for a keeper that may adopt the process."""
     (folder / _PID).write_text(str(pid), encoding="utf-8")
-
-
-def plan_for(folder: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> Plan:
-    """What a warm interpreter for these ranks stands for.
-
-    Args:
-        folder: For all that belongs to warm starts on this node.
-        arguments: What ranks' Python is started with: options, script, the script's own.
-        environment: As ranks will have it, but for what places them in a world.
-    """
-    kept = {name: value for name, value in environment.items() if name not in OURS}
-    return Plan(arguments=tuple(arguments), environment=kept, path=str(folder / _START))
 
 
 def begin_early(folder: Path, spawn: Callable[[Start], int], plan: Plan, python: str) -> None:
@@ -164,18 +133,17 @@ class WarmKeeper:
     the thread that started it ends.
     """
 
-    def __init__(self, *, folder: Path, python: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, *, folder: Path, python: str, plan: Plan) -> None:
         """Creates the keeper.
 
         Args:
             folder: As it was given to `offer`.
             python: The interpreter that ranks are to run in.
-            arguments: As `plan_for` takes them.
-            environment: As `plan_for` takes it.
+            plan: What it stands for.
         """
         self._folder = folder
         self._python = python
-        self._plan = plan_for(folder, arguments, environment)
+        self._plan = plan
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
 
@@ -215,11 +183,11 @@ class WarmKeeper:
         """Whether somebody has begun one, early, that stands for the same; one that does not is ended."""
         try:
             pid = int((self._folder / _PID).read_text(encoding="utf-8"))
-            plan = Plan.load((self._folder / PLAN).read_text(encoding="utf-8"))
+            process = read_process(pid)
+            if process is None or process.zombie or environment_of(pid).get(FOLDER_VARIABLE) != str(self._folder):
+                return False
+            plan = Plan.of_process(pid)
         except (OSError, ValueError):
-            return False
-        process = read_process(pid)
-        if process is None or process.zombie or environment_of(pid).get(FOLDER_VARIABLE) != str(self._folder):
             return False
         if not (difference := plan.difference(self._plan.arguments, self._plan.environment)):
             return True
@@ -230,7 +198,7 @@ class WarmKeeper:
 
 def prepare(folder: Path, python: str) -> Path:
     """Writes the programs of warm starts; returns the stand-in."""
-    start = folder / _START
+    start = folder / START
     start.mkdir(parents=True, exist_ok=True)
     (start / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="utf-8")
     stand_in = folder / _STAND_IN

@@ -18,8 +18,6 @@ EXECUTABLE_VARIABLE = "PYTHON_EXEC"
 OURS = (FOLDER_VARIABLE, PYTHON_VARIABLE, EXECUTABLE_VARIABLE)
 
 SOCKET = "socket"
-PLAN = "plan"
-"""A file with what the warm interpreter stands for."""
 REFUSAL = "refusal"
 """A file that says why there is no warm interpreter."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from perdure_launcher.warm.keeper import WarmKeeper, offer
+from perdure_launcher.warm.plan import Plan
 from perdure_launcher.warm.starts import Start, read_starts
 from tests.launcher.nodes import (
     EXITED,
@@ -52,9 +53,8 @@ class Warmth:
         self.folder.mkdir()
         self.offered: dict[str, str] = {}
         assert offer(self.folder, self.offered) == ""
-        self.keeper = WarmKeeper(
-            folder=self.folder, python=sys.executable, arguments=self.arguments, environment=self.environment
-        )
+        plan = Plan.of_ranks(self.arguments, self.environment)
+        self.keeper = WarmKeeper(folder=self.folder, python=sys.executable, plan=plan)
 
     def start(
         self,

@@ -9,6 +9,7 @@ import socket
 import sys
 import uuid
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from temporalio.common import SearchAttributeKey
@@ -63,6 +64,21 @@ async def test_several_commands_at_once_start_one_server(state: StateFolder) -> 
     answers = [(await command.communicate())[0] for command in commands]
     assert [command.returncode for command in commands] == [0, 0, 0]
     assert len(set(answers)) == 1
+
+
+async def test_servers_of_several_folders_that_start_at_once_find_ports_of_their_own(tmp_path: Path) -> None:
+    planes = [LocalControlPlane(StateFolder(tmp_path / str(number))) for number in range(4)]
+    try:
+        endpoints = await asyncio.gather(*(plane.ensure_server() for plane in planes))
+        assert len({endpoint.address for endpoint in endpoints}) == len(planes)
+        for plane, endpoint in zip(planes, endpoints, strict=True):
+            server = plane.status().server
+            assert server is not None
+            assert server.alive
+            assert server.address == endpoint.address
+    finally:
+        for plane in planes:
+            await plane.stop_server()
 
 
 async def test_a_killed_server_comes_back_where_it_was_with_what_it_knew(state: StateFolder) -> None:

@@ -1,0 +1,94 @@
+"""What a warm interpreter stands for: the command line and the environment of the ranks that it will be asked for.
+
+It is not written down anywhere: the interpreter is started with just these, and they are read back from its process, so
+that no secret of the environment reaches a disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..processes import environment_of
+from .context import difference
+from .names import FOLDER_VARIABLE, LISTENING_VARIABLE, OURS, of_one_rank
+
+AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+"""torch's own: whether `import torch` loads the plugins of devices, and ours."""
+
+START = "start"
+"""The folder that stands first on the interpreter's path, and that ranks must not see."""
+
+_USERS_AUTOLOAD_VARIABLE = "PERDURE_WARM_AUTOLOAD"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The ranks' Python, but for what places them in a world."""
+
+    arguments: tuple[str, ...]
+    """Options, script, the script's own."""
+    environment: Mapping[str, str]
+
+    @classmethod
+    def of_ranks(cls, arguments: Sequence[str], environment: Mapping[str, str]) -> Plan:
+        """For ranks that will be started so."""
+        return cls(tuple(arguments), {name: value for name, value in environment.items() if name not in OURS})
+
+    @classmethod
+    def of_process(cls, pid: int) -> Plan:
+        """What a warm interpreter was started for.
+
+        Raises:
+            OSError: if the process is gone.
+        """
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")[1:-1]
+        environment = environment_of(pid)
+        environment.pop(AUTOLOAD_VARIABLE, None)
+        if (autoload := environment.pop(_USERS_AUTOLOAD_VARIABLE, None)) is not None:
+            environment[AUTOLOAD_VARIABLE] = autoload
+        _, _, path = environment.pop("PYTHONPATH", "").partition(os.pathsep)
+        if path:
+            environment["PYTHONPATH"] = path
+        for name in (*OURS, LISTENING_VARIABLE):
+            environment.pop(name, None)
+        return cls(tuple(map(os.fsdecode, words)), environment)
+
+    def starting_environment(self, folder: Path, *, listening: int) -> dict[str, str]:
+        """What the interpreter is started with."""
+        path = self.environment.get("PYTHONPATH")
+        start = str(folder / START)
+        environment = {
+            **self.environment,
+            "PYTHONPATH": f"{start}{os.pathsep}{path}" if path else start,
+            # Plugins are loaded by each rank: they may look at its place, or start threads.
+            AUTOLOAD_VARIABLE: "0",
+            FOLDER_VARIABLE: str(folder),
+            LISTENING_VARIABLE: str(listening),
+        }
+        if (autoload := self.environment.get(AUTOLOAD_VARIABLE)) is not None:
+            environment[_USERS_AUTOLOAD_VARIABLE] = autoload
+        return environment
+
+    @property
+    def script_index(self) -> int:
+        """Of the script or the module in `arguments`."""
+        return next((index for index, word in enumerate(self.arguments) if not word.startswith("-")), 0)
+
+    def difference(self, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+        """What a rank with these has that this plan has not; empty where it can be forked. The script's own arguments
+        may differ: it has not looked at them yet."""
+        script = self.script_index
+        expected, asked = self.arguments[: script + 1], tuple(arguments[: script + 1])
+        if asked != expected:
+            return f"it runs {' '.join(asked)}, and not {' '.join(expected)}"
+        if names := difference(_comparable(self.environment), _comparable(environment)):
+            return f"its environment differs in {names}"
+        return ""
+
+
+def _comparable(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not of_one_rank(name)}
