@@ -1,7 +1,7 @@
 """Takes the command's output: into rotated files, and never in the command's way.
 
-A full or hanging disk must not stop training, so the pipe is always read; what cannot be written in time is dropped
-and counted, and the log says how much is missing.
+A full or hanging disk must not stop training, so the pipe is always read. A disk that is merely busy is waited for,
+once and for a moment; what cannot be written then is dropped and counted, and the log says where how much is missing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 KEPT_FILES = 4
 BUFFER_BYTES = 1 << 20
 """What may wait for a slow disk before output is dropped."""
+PATIENCE = timedelta(seconds=1)
+"""How long the command may have to wait for a disk, until that has taken something again."""
 TAIL_BYTES = 16384
 TAIL_CHARACTERS = 4000
 _PIPE_BYTES = 1 << 20
@@ -115,6 +117,10 @@ class Sink(threading.Thread):
         self._waiting = bytearray()
         self._busy = False
         self._unsaid = 0
+        """Lost since the last notice, by a disk that did not take it."""
+        self._overflowed = 0
+        """Lost behind what waits."""
+        self._stuck = False
         self._dropped = 0
         self._changed = threading.Condition()
 
@@ -125,13 +131,22 @@ class Sink(threading.Thread):
             return self._dropped
 
     def offer(self, data: bytes) -> None:
-        """Never blocks for longer than another thread copies a buffer."""
+        """Blocks for `PATIENCE` at most, and for no time where that was in vain before."""
         with self._changed:
-            if len(self._waiting) + len(data) > self._capacity:
-                self._lose(len(data))
-            else:
+            if not self._has_room(data) and not self._stuck:
+                self._stuck = not self._changed.wait_for(lambda: self._has_room(data), PATIENCE.total_seconds())
+            if self._has_room(data):
+                if self._overflowed:
+                    self._waiting += _notice(self._overflowed)
+                    self._overflowed = 0
                 self._waiting += data
+            else:
+                self._dropped += len(data)
+                self._overflowed += len(data)
             self._changed.notify_all()
+
+    def _has_room(self, data: bytes) -> bool:
+        return len(self._waiting) + len(data) <= self._capacity
 
     def flush(self, timeout: timedelta) -> bool:
         """Waits until nothing waits; False if that took too long."""
@@ -142,14 +157,15 @@ class Sink(threading.Thread):
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
-                data = bytes(self._waiting)
+                data = bytes(self._waiting) + (_notice(self._overflowed) if self._overflowed else b"")
                 self._waiting.clear()
+                self._overflowed = 0
                 self._busy = True
                 lost, self._unsaid = self._unsaid, 0
-            notice = f"perdure: {lost:,} bytes of output are missing here: the disk was full or slow\n".encode()
+                self._changed.notify_all()
             try:
                 if lost:
-                    self._write(notice)
+                    self._write(_notice(lost))
             except OSError:
                 with self._changed:
                     self._unsaid += lost
@@ -161,12 +177,16 @@ class Sink(threading.Thread):
                         logger.warning("output is being dropped: %s", error)
                     self._lose(len(data) - (error.written if isinstance(error, PartlyWritten) else 0))
             with self._changed:
-                self._busy = False
+                self._busy = self._stuck = False
                 self._changed.notify_all()
 
     def _lose(self, count: int) -> None:
         self._dropped += count
         self._unsaid += count
+
+
+def _notice(lost: int) -> bytes:
+    return f"perdure: {lost:,} bytes of output are missing here: the disk was full or slow\n".encode()
 
 
 class Capture:

@@ -62,16 +62,28 @@ class StateFolder:
             StateFolderError: if it belongs to another release or its disk is full, or it cannot be written.
         """
         with self.explained():
-            fresh = not self.path.exists() or not any(self.path.iterdir())
-            if not fresh:
-                self.check_version()
-            for folder in (self.path, self.temporal, self.worker):
-                # Records and node configurations hold tokens.
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.check_space()
-            if fresh:
-                self.write(self.path / "version", f"{FORMAT}\n")
+            # Records and node configurations hold tokens.
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._one_at_a_time():
+                fresh = not any(self.path.iterdir())
+                if not fresh:
+                    self._check_version()
+                for folder in (self.temporal, self.worker):
+                    folder.mkdir(mode=0o700, exist_ok=True)
+                self.check_space()
+                if fresh:
+                    self.write(self.path / "version", f"{FORMAT}\n")
         return self
+
+    @contextmanager
+    def _one_at_a_time(self) -> Generator[None]:
+        """Keeps others from looking at a folder that is being made; held by the folder itself, which is there first."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     def check_version(self) -> None:
         """Refuses a folder that this release cannot read.
@@ -79,8 +91,11 @@ class StateFolder:
         Raises:
             StateFolderError: if the folder exists and is of another version, or is no state folder.
         """
-        if not self.path.exists():
-            return
+        if self.path.is_dir():
+            with self._one_at_a_time():
+                self._check_version()
+
+    def _check_version(self) -> None:
         other = "Or keep it and use another folder: set PERDURE_STATE to a new path."
         try:
             text = (self.path / "version").read_text(encoding="utf-8").strip()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure_launcher.processes import begin_child
 from perdure_launcher.warm.keeper import WarmKeeper, offer
 from perdure_launcher.warm.plan import Plan
 from perdure_launcher.warm.starts import Start, read_starts
@@ -76,6 +77,7 @@ class Warmth:
             text=True,
             start_new_session=True,
             pass_fds=pass_fds,
+            preexec_fn=begin_child,  # noqa: PLW1509 - system calls only
         )
 
     def run(self, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
