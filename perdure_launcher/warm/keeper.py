@@ -79,7 +79,7 @@ def offer(folder: Path, environment: MutableMapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class Start:
+class Preparation:
     """A warm interpreter that is ready to be started."""
 
     command: tuple[str, ...]
@@ -91,7 +91,7 @@ class Start:
 
 
 @contextlib.contextmanager
-def starting(folder: Path, plan: Plan, python: str) -> Generator[Start]:
+def starting(folder: Path, plan: Plan, python: str) -> Generator[Preparation]:
     """Prepares the folder for a warm interpreter that the caller starts within; its process ID is kept by `started`.
 
     Raises:
@@ -105,7 +105,7 @@ def starting(folder: Path, plan: Plan, python: str) -> Generator[Start]:
         listening.bind(str(folder / SOCKET))
         listening.listen(_BACKLOG)
         environment = plan.starting_environment(folder, listening=listening.fileno())
-        yield Start((python, *plan.arguments), environment, listening.fileno(), log.fileno())
+        yield Preparation((python, *plan.arguments), environment, listening.fileno(), log.fileno())
 
 
 def started(folder: Path, pid: int) -> None:
@@ -113,7 +113,7 @@ def started(folder: Path, pid: int) -> None:
     (folder / _PID).write_text(str(pid), encoding="utf-8")
 
 
-def begin_early(folder: Path, spawn: Callable[[Start], int], plan: Plan, python: str) -> None:
+def begin_early(folder: Path, spawn: Callable[[Preparation], int], plan: Plan, python: str) -> None:
     """Starts a warm interpreter on a guess, for a keeper that comes later and may adopt it.
 
     Never raises: ranks start anyway.
@@ -200,7 +200,10 @@ def prepare(folder: Path, python: str) -> Path:
     """Writes the programs of warm starts; returns the stand-in."""
     start = folder / START
     start.mkdir(parents=True, exist_ok=True)
-    (start / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="utf-8")
+    # Whole or not at all: one that was begun early may be reading it, and must never find it empty and go on.
+    scratch = start / f"sitecustomize.{os.getpid()}"
+    scratch.write_text(_SITECUSTOMIZE, encoding="utf-8")
+    scratch.replace(start / "sitecustomize.py")
     stand_in = folder / _STAND_IN
     stand_in.write_text(_STAND_IN_PROGRAM.format(python=python, package=str(_PACKAGE.parent)), encoding="utf-8")
     stand_in.chmod(0o755)
