@@ -353,6 +353,20 @@ def test_a_node_that_is_lost_after_it_finished_is_not_missed():
     assert job.state.outcome.phase is JobPhase.SUCCEEDED
 
 
+@pytest.mark.parametrize("first", ["the lost one", "the other's rank"])
+def test_a_node_that_is_lost_after_it_finished_is_replaced_where_the_others_must_go_back(first: str):
+    job = Scenario("2").running().finish(0)
+    if first == "the lost one":
+        job.lost(0).rank_killed(1)
+        assert job.incarnations == {0: 2, 1: 1}
+        job.ready(0)
+    else:
+        job.rank_killed(1).lost(0).ready(0)
+    job.steps().finish(0, 1)
+    assert job.state.outcome is not None
+    assert job.state.outcome.phase is JobPhase.SUCCEEDED
+
+
 def test_a_replacement_that_never_gets_ready_is_asked_for_with_growing_pauses():
     job = Scenario("1:2").running().lost(1).steps()
     assert job.incarnations[1] == 2

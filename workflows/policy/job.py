@@ -232,7 +232,9 @@ def _staff(state: JobState, now: datetime, *, new_token: TokenSource) -> JobStat
             state = state.with_node(node.changed(phase=NodePhase.REMOVED, since=now, reason="scaled down"))
     for rank in range(state.nodes_max):
         node = state.nodes.get(rank)
-        if node is not None and (node.alive or (state.world and node.finished >= state.world.generation)):
+        # One that has finished is needed again where the others' world broke.
+        done = node is not None and state.interruption is None and state.has_finished(node)
+        if node is not None and (node.alive or done):
             continue
         if node is not None and node.phase is NodePhase.LOST:
             if node.not_before is None and (delay := backoff(node.failed_starts)):

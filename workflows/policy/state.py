@@ -203,7 +203,7 @@ class JobState(Message):
         """All ranks of one generation have finished."""
         world = self.world
         return world is not None and all(
-            self.is_member(node := self.nodes[rank]) and node.finished >= world.generation for rank in world.members
+            self.is_member(node := self.nodes[rank]) and self.has_finished(node) for rank in world.members
         )
 
     @property
@@ -212,3 +212,7 @@ class JobState(Message):
         if self.incidents and self.incidents[-1].stepping_at is None:
             return self.incidents[-1]
         return None
+    def has_finished(self, node: NodeState) -> bool:
+        """Whether all the node's ranks have finished the current world."""
+        return self.world is not None and node.finished >= self.world.generation
+
