@@ -11,6 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from .ports import parse_ports
+
 CONFIG_VARIABLE = "PERDURE_LAUNCHER_CONFIG"
 RUN_DIRECTORY_VARIABLE = "PERDURE_RUN_DIR"
 LONGEST_SOCKET_PATH = 107
@@ -44,6 +46,8 @@ class LauncherConfig:
     rendezvous: Rendezvous = "auto"
     address: str = "127.0.0.1"
     """Where other nodes reach this one."""
+    store_ports: range | None = None
+    """The ports that the store of a world may listen on; None for any that are free."""
     stop_grace: timedelta = timedelta(seconds=2)
     """From SIGTERM to SIGKILL for ranks of a generation that is over."""
     termination_grace: timedelta = timedelta(seconds=30)
@@ -134,6 +138,7 @@ def parse_config(fields: dict[str, Any], *, run_directory: Path) -> LauncherConf
         processes=_processes(fields.get("processes", "gpu")),
         rendezvous=rendezvous,
         address=str(fields.get("address") or "127.0.0.1"),
+        store_ports=_store_ports(fields.get("store_ports")),
         stop_grace=_seconds(fields, "stop_grace_s", 2.0),
         termination_grace=_seconds(fields, "termination_grace_s", 30.0),
         log_max_bytes=_log_size(fields.get("log_max_bytes", 64 * 1024 * 1024)),
@@ -161,6 +166,13 @@ def _processes(value: Any) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     raise ConfigError(f'processes: expected "gpu" or a number of at least 1, found {value!r}')
+
+
+def _store_ports(value: Any) -> range | None:
+    try:
+        return None if value is None else parse_ports(str(value))
+    except ValueError:
+        raise ConfigError(f"store_ports: expected a range of ports such as 29500-29599, found {value!r}") from None
 
 
 def _seconds(fields: dict[str, Any], name: str, default: float) -> timedelta:

@@ -52,7 +52,7 @@ class EnvMode:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._ports = PortPool(node.config.address, listening=False)
+        self._ports = PortPool(node.config.address, listening=False, allowed=node.config.store_ports)
         self._current: _Ranks | None = None
         self._entered = 0
         self._ready_after: int | None = None
@@ -154,11 +154,8 @@ class EnvMode:
                 )
                 current.local_ranks[pid] = local_rank
         except CommandFailed as failed:
-            logger.error("%s", failed)
-            output.note(f"perdure: {failed}\n".encode())
             node.tree.kill()
-            self._over = True
-            node.outbox.post("/v1/launcher/exited", not_started(self.attempt, failed, output))
+            self._say_not_started(failed, output)
             return
         finally:
             output.close_write_end()
@@ -210,7 +207,20 @@ class EnvMode:
 
     def _say_ready(self, failures: Sequence[RankExit], *, out_of_memory: bool = False) -> None:
         self._ready_after = self._entered
-        self._post_ready(failures, out_of_memory=out_of_memory)
+        self._ports.replenish()
+        problem = self._ports.problem
+        if failures or not problem:
+            self._post_ready(failures, out_of_memory=out_of_memory)
+        if problem:
+            output = self._node.capture.open()
+            output.close_write_end()
+            self._say_not_started(CommandFailed(os.EX_TEMPFAIL, problem), output)
+
+    def _say_not_started(self, failed: CommandFailed, output: Output) -> None:
+        logger.error("%s", failed)
+        output.note(f"perdure: {failed}\n".encode())
+        self._over = True
+        self._node.outbox.post("/v1/launcher/exited", not_started(self.attempt, failed, output))
 
     def _post_ready(self, failures: Sequence[RankExit], *, out_of_memory: bool = False) -> None:
         self._node.outbox.post(

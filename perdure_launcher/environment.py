@@ -50,6 +50,8 @@ class TorchrunSettings:
     address: str
     processes: int
     max_nodes: int
+    store_ports: tuple[int, int] | None
+    """The first and the last port that a store may listen on; None for any that are free."""
     stop_grace_s: float
     warm_starts: bool
     exported: tuple[str, ...]
@@ -59,6 +61,10 @@ class TorchrunSettings:
     def warm_folder(self) -> Path:
         return Path(self.run_directory) / WARM_FOLDER
 
+    @property
+    def allowed_ports(self) -> range | None:
+        return range(self.store_ports[0], self.store_ports[1] + 1) if self.store_ports else None
+
     def dump(self) -> str:
         return json.dumps(asdict(self))
 
@@ -66,6 +72,7 @@ class TorchrunSettings:
     def load(cls, text: str) -> TorchrunSettings:
         fields = cast("dict[str, Any]", json.loads(text))
         fields["exported"] = tuple(fields["exported"])
+        fields["store_ports"] = tuple(fields["store_ports"]) if fields["store_ports"] else None
         return cls(**fields)
 
 
@@ -117,6 +124,7 @@ def torchrun_environment(config: LauncherConfig, base: Mapping[str, str], *, pro
         address=config.address,
         processes=processes,
         max_nodes=config.max_nodes,
+        store_ports=(config.store_ports[0], config.store_ports[-1]) if config.store_ports else None,
         stop_grace_s=config.stop_grace.total_seconds(),
         warm_starts=config.warm_starts,
         exported=(*options, TORCHRUN_VARIABLE),

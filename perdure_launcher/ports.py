@@ -2,17 +2,24 @@
 
 Each generation takes a port that no generation has used: no rank ever meets the keys of a dead attempt. Where we host
 the store, the port listens from the start, and a rank that connects early waits in the backlog instead of failing.
+Where a firewall leaves only some ports open (`network.store_ports`), they are taken in turn: one comes round again only
+after all the others.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import socket
+from collections.abc import Iterator
 
 logger = logging.getLogger(__name__)
 
 POOL_SIZE = 8
+_ANY = 0
+_SHARE = 4
+"""Of few ports a pool holds only one in so many: nodes may share a machine."""
 _BACKLOG = 4096
 """All ranks of the world may connect before the store answers; the kernel caps it at net.core.somaxconn."""
 
@@ -20,19 +27,27 @@ _BACKLOG = 4096
 class PortPool:
     """A pool of bound sockets."""
 
-    def __init__(self, address: str, *, listening: bool, size: int = POOL_SIZE) -> None:
+    def __init__(
+        self, address: str, *, listening: bool, allowed: range | None = None, start: int = 0, size: int = POOL_SIZE
+    ) -> None:
         """Opens the pool.
 
         Args:
             address: Where others reach this node. Listened on alone where it is one of ours, else on all addresses
                 (behind address translation it is nobody's).
             listening: Whether the sockets listen; else they only keep others from taking the ports.
+            allowed: The ports to choose from; None for any that are free.
+            start: Where to begin in `allowed`, counted round and round: a pool that follows another one should not
+                begin with the ports that the other has used up.
             size: How many ports to hold.
         """
-        self._size = size
+        self._allowed = allowed
+        self._size = size if allowed is None else min(size, max(1, len(allowed) // _SHARE))
         self._listening = listening
         self._family, self._address = _local_address(address)
         self._sockets: dict[int, socket.socket] = {}
+        self._next = _in_turn(allowed, start)
+        self._failure: OSError | None = None
         self.replenish()
 
     @property
@@ -46,15 +61,35 @@ class PortPool:
     def numbers(self) -> list[int]:
         return list(self._sockets)
 
+    @property
+    def problem(self) -> str:
+        """Why there is no port left, and what to change; empty where there is one."""
+        if self._sockets:
+            return ""
+        detail = f" ({self._failure.strerror or self._failure})" if self._failure else ""
+        if self._allowed is None:
+            return f"no port can be opened for the world's store{detail}"
+        return (
+            f"none of the ports {self._allowed.start}-{self._allowed.stop - 1} is free for the world's store{detail}; "
+            "let network.store_ports name more of them, or ports that nothing else on this machine takes"
+        )
+
     def replenish(self) -> None:
-        """Takes new ports in the place of those that were handed out."""
-        while len(self._sockets) < self._size:
-            try:
-                opened = self._bind(0)
-            except OSError as error:
-                logger.error("no further port can be opened for the world's store: %s", error)
+        """Takes new ports in the place of those that were handed out, as far as there are any."""
+        for _ in range(self._size if self._allowed is None else len(self._allowed)):
+            if len(self._sockets) >= self._size:
                 return
+            port = next(self._next)
+            if port in self._sockets:
+                continue
+            try:
+                opened = self._bind(port)
+            except OSError as error:
+                self._failure = error
+                continue
             self._sockets[opened.getsockname()[1]] = opened
+        if problem := self.problem:
+            logger.error("%s", problem)
 
     def take(self, port: int) -> socket.socket:
         """Hands out the socket of a port; one that is not of the pool is opened now.
@@ -72,7 +107,11 @@ class PortPool:
     def _bind(self, port: int) -> socket.socket:
         opened = socket.socket(self._family, socket.SOCK_STREAM)
         try:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if self._listening:
+                # Two sockets that do not listen could both have a port with it.
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if self._address == "::":
+                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             opened.bind((self._address, port))
             if self._listening:
                 opened.listen(_BACKLOG)
@@ -80,6 +119,26 @@ class PortPool:
             opened.close()
             raise
         return opened
+
+
+def parse_ports(text: str) -> range:
+    """Reads a range such as `29500-29599`, both ends included.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    first, _, last = text.partition("-")
+    ports = range(int(first), int(last) + 1)
+    if not ports or ports.start < 1 or ports.stop > 65536:
+        raise ValueError(text)
+    return ports
+
+
+def _in_turn(allowed: range | None, start: int) -> Iterator[int]:
+    if allowed is None:
+        return itertools.repeat(_ANY)
+    start %= len(allowed)
+    return itertools.cycle([*allowed[start:], *allowed[:start]])
 
 
 def _local_address(address: str) -> tuple[socket.AddressFamily, str]:
@@ -97,4 +156,6 @@ def _local_address(address: str) -> tuple[socket.AddressFamily, str]:
                 logger.warning("%s cannot be listened on: %s", host, error)
             continue
         return family, host
+    if any(family == socket.AF_INET6 for family, *_ in candidates):
+        return socket.AF_INET6, "::"
     return socket.AF_INET, ""

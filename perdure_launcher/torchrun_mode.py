@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +26,8 @@ from .warm.plan import Plan
 logger = logging.getLogger(__name__)
 
 _DRAIN = timedelta(seconds=1)
+_REFUSED = re.compile(r"\bRendezvousError: (?P<reason>.+)")
+"""The last line of torchrun's own end, where our rendezvous says why it cannot go on."""
 _NOT_REGISTERED = f"rendezvous backend '{BACKEND}' is not registered"
 _NOT_REGISTERED_EXPLAINED = (
     "torchrun does not find Perdure's rendezvous plugin: PYTHONPATH was overwritten between the launcher and torchrun "
@@ -99,6 +102,8 @@ class TorchrunMode:
         if _NOT_REGISTERED in current.output.tail:
             message = _NOT_REGISTERED_EXPLAINED
             _note(current.output, message)
+        elif code and (refused := _REFUSED.search(current.output.tail)):
+            message = refused["reason"]
         exit_code, signal_number = split_status(code)
         logger.info("attempt %s ended with %s", self.attempt, describe_status(exit_code, signal_number))
         self._node.outbox.post(

@@ -58,6 +58,7 @@ def launcher_configuration(request: NodeRequest, *, address: str, workdir: str |
         "rendezvous": role.rendezvous,
         "run_id": request.node.uid,
         "address": address,
+        "store_ports": spec.network.store_ports,
         "stop_grace_s": spec.timing.processes.stop_grace.total_seconds(),
         "warm_starts": spec.recovery.warm_starts,
         "termination_grace_s": spec.limits.termination_grace_period.total_seconds(),

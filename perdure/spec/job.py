@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from .base import DnsLabel, JobName, LabelKey, LabelValue, Matching, RoleName, SecretReference, Section, Template
 from .data import Notification, Outputs, Volume, Workdir
 from .durations import Duration
+from .network import Network
 from .recovery import Limits, Recovery, Retry
 from .roles import Role
 from .timing import Timing
@@ -95,6 +96,8 @@ class JobSpec(Section):
     """Persistent volume claims, mounted in every node."""
     roles: dict[RoleName, Role]
     """The job's nodes, by the name of their role; this release runs exactly one role."""
+    network: Network = Network()
+    """How nodes reach each other."""
     recovery: Recovery = Recovery()
     """How a lost node is made up for."""
     retry: Retry = Retry()

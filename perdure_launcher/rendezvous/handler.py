@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous.api import (
+    RendezvousError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
@@ -68,7 +69,7 @@ class PerdureRendezvous(RendezvousHandler):
         self._spool = ExitSpool(run_directory / "errors" / "rank-exits.json")
         self._memory = MemoryController()
         self._out_of_memory_kills = self._memory.out_of_memory_kills
-        self._ports = PortPool(settings.address, listening=True)
+        self._ports = PortPool(settings.address, listening=True, allowed=settings.allowed_ports, start=self._entered)
         self._stores: dict[int, TCPStore] = {}
         self._storing = threading.Lock()
         self._finishing = False
@@ -117,11 +118,18 @@ class PerdureRendezvous(RendezvousHandler):
         return 1 if self._feed.newer_than(self._entered) else 0
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Returns the newest world, and waits for it if need be."""
+        """Returns the newest world, and waits for it if need be.
+
+        Raises:
+            RendezvousError: if this node has no port to offer for the world's store.
+        """
         exits = self._exits.take()
         while True:
             world = self._feed.newer_than(self._entered)
             if world is None or exits:
+                self._ports.replenish()
+                if world is None and (problem := self._ports.problem):
+                    raise RendezvousError(problem)
                 self._say_ready(self._explained(exits) if world is None else exits)
                 exits = []
             if world is None:
@@ -227,7 +235,6 @@ class PerdureRendezvous(RendezvousHandler):
 
     def _say_ready(self, exits: Sequence[RankExit]) -> None:
         killed = self._memory.out_of_memory_kills > self._out_of_memory_kills
-        self._ports.replenish()
         self._outbox.post(
             _READY,
             {

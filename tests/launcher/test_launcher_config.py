@@ -38,6 +38,9 @@ def test_fields_of_a_newer_backend_are_ignored(tmp_path: Path) -> None:
         ({"rendezvous": "c10d"}, "rendezvous: expected one of auto, torchrun, env, found 'c10d'"),
         ({"run_id": "a/b"}, "run_id: expected letters, digits"),
         ({"stop_grace_s": -1}, "stop_grace_s: expected seconds, 0 or more, found -1"),
+        ({"store_ports": 29500}, "store_ports: expected a range of ports such as 29500-29599, found 29500"),
+        ({"store_ports": "29599-29500"}, "store_ports: expected a range of ports"),
+        ({"store_ports": "65000-70000"}, "store_ports: expected a range of ports"),
         ({"log_max_bytes": 10}, "log_max_bytes: expected at least 4096 bytes, found 10"),
     ],
 )

@@ -104,11 +104,47 @@ def test_reserved_ports_belong_to_nobody_else() -> None:
     pool.close()
 
 
-@pytest.mark.parametrize("address", ["203.0.113.7", "no-such-host.invalid"])
-def test_an_address_that_is_not_ours_is_listened_for_on_all(address: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "host"), [("203.0.113.7", "127.0.0.1"), ("no-such-host.invalid", "127.0.0.1"), ("2001:db8::7", "::1")]
+)
+def test_an_address_that_is_not_ours_is_listened_for_on_all(address: str, host: str) -> None:
     pool = PortPool(address, listening=True, size=1)
-    socket.create_connection(("127.0.0.1", pool.numbers[0]), timeout=5).close()
-    assert pool.host == "127.0.0.1"
+    socket.create_connection((host, pool.numbers[0]), timeout=5).close()
+    assert pool.host == host
+    pool.close()
+
+
+@pytest.mark.parametrize("listening", [True, False])
+def test_ports_of_a_range_come_round_after_all_the_others(listening: bool) -> None:
+    allowed = range(21000, 21040)
+    with socket.create_server(("127.0.0.1", 21003)):
+        pool = PortPool("127.0.0.1", listening=listening, allowed=allowed, start=40 * 7 + 38)
+        assert pool.numbers == [21038, 21039, 21000, 21001, 21002, 21004, 21005, 21006]
+        neighbour = PortPool("127.0.0.1", listening=listening, allowed=allowed)
+        assert set(neighbour.numbers).isdisjoint(pool.numbers)
+        neighbour.close()
+        used: list[int] = []
+        for _ in range(39):
+            used.append(pool.numbers[0])
+            pool.take(used[-1]).close()
+            pool.replenish()
+        assert sorted(used) == [port for port in allowed if port != 21003]
+        pool.close()
+
+
+def test_a_range_without_a_free_port_names_its_knob() -> None:
+    allowed = range(21100, 21102)
+    servers = [socket.create_server(("127.0.0.1", port)) for port in allowed]
+    pool = PortPool("127.0.0.1", listening=True, allowed=allowed)
+    assert (pool.numbers, pool.problem.split(";")[0]) == (
+        [],
+        "none of the ports 21100-21101 is free for the world's store (Address already in use)",
+    )
+    assert "network.store_ports" in pool.problem
+    servers[1].close()
+    pool.replenish()
+    assert (pool.numbers, pool.problem) == ([21101], "")
+    servers[0].close()
     pool.close()
 
 

@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.spec.network import Network
 from workflows.messages import Member, NodePhase, World
-from workflows.policy.rendezvous import assign_group_ranks, choose_members, choose_store, form_world, usable
+from workflows.policy.rendezvous import (
+    assign_group_ranks,
+    choose_members,
+    choose_store,
+    form_world,
+    ports_remembered,
+    usable,
+)
 from workflows.policy.state import NodeState
 
 
@@ -96,6 +104,11 @@ def test_the_store_is_at_the_first_rank_that_has_a_port_and_can_be_told():
 def test_a_world_needs_a_port_for_its_store():
     nodes = {0: node(0, store_ports=()), 1: node(1, store_ports=())}
     assert form_world(nodes, [0, 1], generation=1, previous=None) is None
+
+
+@pytest.mark.parametrize(("ports", "expected"), [(None, 64), ("29500-29507", 1), ("29500-29599", 12), ("1-9999", 64)])
+def test_of_few_ports_only_the_last_few_are_remembered_as_used(ports: str | None, expected: int):
+    assert ports_remembered(Network(store_ports=ports)) == expected
 
 
 def test_base_ranks_follow_group_ranks():

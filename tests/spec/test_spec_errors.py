@@ -127,6 +127,16 @@ def test_lines_survive_a_file(tmp_path: Path):
             {"name": "a", "roles": None},
             "roles: missing (the job's nodes, by the name of their role); expected a mapping",
         ),
+        *(
+            (worker() | {"network": {"store_ports": given}}, f"network.store_ports: {text}")
+            for given, text in (
+                (29500, 'got 29500; expected a text; in quotes: "29500"'),
+                ("29500", 'got "29500"; expected a range of ports such as 29500-29599'),
+                ("29500-29501", "names 2 ports; expected at least 8, the lower end first"),
+                ("29599-29500", "names 0 ports; expected at least 8, the lower end first"),
+                ("65000-70000", 'got "65000-70000"; expected ports from 1 to 65535'),
+            )
+        ),
         (worker(nodes=0), "roles.worker.nodes: got 0; expected at least 1 node"),
         (worker(nodes="4:2"), "roles.worker.nodes: min is 4 and max is 2; expected min to be at most max"),
         (

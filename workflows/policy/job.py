@@ -19,7 +19,7 @@ from workflows.policy.budget import backoff
 from workflows.policy.events import Event
 from workflows.policy.judge import Verdict, judge, record
 from workflows.policy.observe import observe
-from workflows.policy.rendezvous import choose_members, form_world, usable
+from workflows.policy.rendezvous import choose_members, form_world, ports_remembered, usable
 from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState, Outcome
 
 TokenSource = Callable[[], UUID]
@@ -165,7 +165,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
     state = state.with_node(
         host.changed(
             store_ports=tuple(port for port in host.store_ports if port != formed.store_port),
-            used_ports=(*host.used_ports, formed.store_port)[-64:],
+            used_ports=(*host.used_ports, formed.store_port)[-ports_remembered(job.network) :],
         )
     )
     state = wishes.followed(state, formed)

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from perdure.spec.network import FEWEST_PORTS, Network, read_ports
 from workflows.messages import Member, World
 from workflows.policy.state import NodeState
+
+_PORTS_REMEMBERED = 64
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,13 @@ def choose_store(nodes: Mapping[int, NodeState], group_ranks: Mapping[int, int])
         if node.store_ports and node.reachable:
             return StoreChoice(rank=rank, address=node.address, port=node.store_ports[0])
     return None
+
+
+def ports_remembered(network: Network) -> int:
+    """How many of a node's last ports are not given away again; of few only the last few, since all come round."""
+    if network.store_ports is None:
+        return _PORTS_REMEMBERED
+    return min(_PORTS_REMEMBERED, len(read_ports(network.store_ports)) // FEWEST_PORTS)
 
 
 def form_world(

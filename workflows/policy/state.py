@@ -198,6 +198,10 @@ class JobState(Message):
         world = self.world
         return tuple(node for node in self.members if world and node.alive and node.stalled_in == world.generation)
 
+    def has_finished(self, node: NodeState) -> bool:
+        """Whether all the node's ranks have finished the current world."""
+        return self.world is not None and node.finished >= self.world.generation
+
     @property
     def finished(self) -> bool:
         """All ranks of one generation have finished."""
@@ -212,7 +216,3 @@ class JobState(Message):
         if self.incidents and self.incidents[-1].stepping_at is None:
             return self.incidents[-1]
         return None
-    def has_finished(self, node: NodeState) -> bool:
-        """Whether all the node's ranks have finished the current world."""
-        return self.world is not None and node.finished >= self.world.generation
-
