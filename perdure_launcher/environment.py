@@ -18,6 +18,7 @@ from typing import Any, cast
 from . import __version__
 from .commands import BACKEND
 from .config import CONFIG_VARIABLE, LauncherConfig
+from .interfaces import interface_of
 
 TORCHRUN_VARIABLE = "PERDURE_TORCHRUN"
 """For the rendezvous handler; gone from the environment of ranks."""
@@ -102,6 +103,8 @@ def base_environment(config: LauncherConfig, injected: Path, inherited: Mapping[
     environment.update(config.env)
     # Output that waits in a buffer is lost with the process, and with it the reason of its end.
     environment.setdefault("PYTHONUNBUFFERED", "1")
+    if interface := interface_of(config.address):
+        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
     path = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{injected}{os.pathsep}{path}" if path else str(injected)
     return environment

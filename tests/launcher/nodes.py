@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -38,6 +39,8 @@ class Node:
         self.agent = AgentDouble(self.run_directory / "agent.sock")
         self.launcher: subprocess.Popen[bytes] | None = None
         self.interpreter_arguments = ["-m", "perdure_launcher"]
+        self.placed_by: list[str] = []
+        """What starts the launcher, such as `nsenter` with a network namespace."""
         self.config: dict[str, Any] = {
             "command": list(command),
             "workdir": str(SCRIPTS),
@@ -59,7 +62,7 @@ class Node:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "PET_"))}
         with (self.run_directory / "launcher.log").open("ab") as log:
             self.launcher = subprocess.Popen(
-                [sys.executable, *self.interpreter_arguments],
+                [*self.placed_by, sys.executable, *self.interpreter_arguments],
                 cwd=ROOT,
                 env={
                     **inherited,
@@ -68,7 +71,6 @@ class Node:
                     "PERDURE_NODE": self.name,
                     "PERDURE_LAUNCHER_CONFIG": str(path),
                     "OMP_NUM_THREADS": "1",
-                    "GLOO_SOCKET_IFNAME": "lo",
                     "TEST_STEPS_DIR": str(self.run_directory),
                     **environment,
                 },
@@ -173,24 +175,41 @@ async def all_ready(*nodes: Node, path: str = READY) -> list[Post]:
     return list(await asyncio.gather(*(node.agent.heard(path) for node in nodes)))
 
 
-async def form_world(nodes: Sequence[Node], generation: int, *, port: int, processes: int = 1) -> None:
+Processes = int | Sequence[int]
+"""Of each node, or of one after the other."""
+
+
+def ranks_by_node(nodes: Sequence[Node], processes: Processes) -> list[range]:
+    """The global ranks of nodes in this order."""
+    counts = [processes] * len(nodes) if isinstance(processes, int) else processes
+    return [range(end - count, end) for count, end in zip(counts, itertools.accumulate(counts), strict=True)]
+
+
+def world_of(nodes: Sequence[Node], generation: int, *, port: int, processes: Processes = 1) -> list[dict[str, Any]]:
+    """What each node is told of a world of these nodes, in this order; the first hosts the store."""
+    ranks = ranks_by_node(nodes, processes)
+    return [
+        {
+            "generation": generation,
+            "nodes": len(nodes),
+            "group_rank": index,
+            "base_rank": own.start,
+            "world_size": ranks[-1].stop,
+            "store_address": nodes[0].config["address"],
+            "store_port": port,
+            "store_host": index == 0,
+        }
+        for index, own in enumerate(ranks)
+    ]
+
+
+async def form_world(nodes: Sequence[Node], generation: int, *, port: int, processes: Processes = 1) -> None:
     """Hands out a world of these nodes, in this order; the first one hosts the store on one of its ports."""
-    for index, node in enumerate(nodes):
-        await node.agent.apply(
-            {
-                "generation": generation,
-                "nodes": len(nodes),
-                "group_rank": index,
-                "base_rank": index * processes,
-                "world_size": len(nodes) * processes,
-                "store_address": "127.0.0.1",
-                "store_port": port,
-                "store_host": index == 0,
-            }
-        )
+    for node, world in zip(nodes, world_of(nodes, generation, port=port, processes=processes), strict=True):
+        await node.agent.apply(world)
 
 
-async def first_world(nodes: Sequence[Node], *, processes: int = 1, path: str = READY) -> list[Post]:
+async def first_world(nodes: Sequence[Node], *, processes: Processes = 1, path: str = READY) -> list[Post]:
     """Brings new nodes up to stepping ranks of generation 1."""
     ready = await all_ready(*nodes, path=path)
     await form_world(nodes, 1, port=ready[0].body["store_ports"][0], processes=processes)
@@ -198,11 +217,6 @@ async def first_world(nodes: Sequence[Node], *, processes: int = 1, path: str = 
     return ready
 
 
-async def all_step(nodes: Sequence[Node], generation: int, *, processes: int = 1) -> None:
-    await asyncio.gather(
-        *(
-            node.stepped(index * processes + local, generation)
-            for index, node in enumerate(nodes)
-            for local in range(processes)
-        )
-    )
+async def all_step(nodes: Sequence[Node], generation: int, *, processes: Processes = 1) -> None:
+    places = zip(nodes, ranks_by_node(nodes, processes), strict=True)
+    await asyncio.gather(*(node.stepped(rank, generation) for node, ranks in places for rank in ranks))

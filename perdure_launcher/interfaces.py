@@ -1,0 +1,66 @@
+"""Which network interface carries an address: gloo must be told where a machine has several.
+
+Left alone, gloo listens where the machine's own name points: often to another interface than the one that the nodes
+reach each other by, or, as on Debian, to the machine itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+
+_PLACES: dict[int, slice] = {socket.AF_INET: slice(4, 8), socket.AF_INET6: slice(8, 24)}
+"""Where C's socket address of a family holds the address itself."""
+
+
+class _Address(ctypes.Structure):
+    """The beginning of C's `struct ifaddrs`; what follows is not read."""
+
+
+_Address._fields_ = (
+    ("next", ctypes.POINTER(_Address)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.c_void_p),
+)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def interface_of(address: str) -> str | None:
+    """The interface of this machine that carries an address or, where it is a name, the first of its addresses.
+
+    None where none does: behind address translation, say.
+    """
+    try:
+        known = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+        interfaces = _interfaces()
+    except OSError:
+        return None
+    wanted = {str(place[0]).partition("%")[0] for *_, place in known}
+    return next((name for name, own in interfaces if own in wanted), None)
+
+
+def _interfaces() -> list[tuple[str, str]]:
+    """Interfaces and their addresses, one by one.
+
+    Raises:
+        OSError: if the kernel does not tell.
+    """
+    first = ctypes.POINTER(_Address)()
+    if _libc.getifaddrs(ctypes.byref(first)) != 0:
+        raise OSError(ctypes.get_errno(), "getifaddrs")
+    found: list[tuple[str, str]] = []
+    try:
+        current = first
+        while current:
+            entry = current.contents
+            family = ctypes.c_ushort.from_address(entry.address).value if entry.address else 0
+            if place := _PLACES.get(family):
+                packed = ctypes.string_at(entry.address, place.stop)[place]
+                found.append((os.fsdecode(entry.name), socket.inet_ntop(family, packed)))
+            current = entry.next
+    finally:
+        _libc.freeifaddrs(first)
+    return found
