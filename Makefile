@@ -7,7 +7,7 @@ BENCH_ARGS ?=
 # Tests with ranks run beside those without (tests/conftest.py); those of a cluster run alone.
 SIDE_BY_SIDE := -n 2 --dist loadgroup
 
-.PHONY: help setup demo test check format lock bench-recovery bench-history cluster cluster-down cluster-binaries clean
+.PHONY: help setup demo test test-torch-floor check format lock bench-recovery bench-warm bench-history cluster cluster-down cluster-binaries clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -26,6 +26,9 @@ else
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
 
+test-torch-floor: setup  ## Recovery with the oldest PyTorch that pyproject.toml allows (once 5 GB, kept outside)
+	@$(BIN)/python -m scripts.torch_floor
+
 check: setup  ## Formatting, lint, import layering, types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -42,6 +45,9 @@ lock:  ## Resolve requirements.lock anew
 bench-recovery: setup  ## Time from a kill to the next step: torchrun, DLRover and Perdure in one run
 	@$(BIN)/python -m benchmarks.recovery $(BENCH_ARGS)
 
+bench-warm: setup  ## Ranks that start warm, cold, and under the peers; kinds of scripts; what warm starts cost
+	@$(BIN)/python -m benchmarks.warm $(BENCH_ARGS)
+
 bench-history: setup  ## History of a job at rest; signals and leases where a group continues as new
 	@$(BIN)/python -m benchmarks.history $(BENCH_ARGS)
 
@@ -55,4 +61,4 @@ cluster-binaries: setup  ## Build or find the cluster's programs, without starti
 	@$(BIN)/python -m scripts.cluster binaries
 
 clean:  ## Remove what set-up and tests left in the checkout; the caches outside it stay
-	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/recovery/out
+	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/recovery/out benchmarks/warm/out

@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 BACKEND = "perdure"
 
-_LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed"})
-_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
+_DEEPSPEED = frozenset({"deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner", "deepspeed.launcher.launch"})
+_LAUNCHERS = frozenset({"torchrun", "accelerate", "accelerate-launch", "deepspeed"})
+_LIGHTNINGS = frozenset({"fabric", "lightning"})
+"""Their `run` ends in torchrun."""
+_MODULES = frozenset(
+    {
+        *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
+        *("deepspeed.launcher.runner", "deepspeed.launcher.launch"),
+    }
+)
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
-_IN_SHELL = re.compile(r"(?<![\w.-])(?:torchrun|accelerate|deepspeed)(?![\w.-])|torch\.distributed\.(?:run|launch)\b")
+_IN_SHELL = re.compile(
+    r"(?<![\w.-])(?:(?:torchrun|accelerate|accelerate-launch|deepspeed)(?![\w.-])|(?:fabric|lightning)\s+run\b)"
+    r"|(?:torch\.distributed|accelerate\.commands)\.(?:run|launch)\b|deepspeed\.launcher\.\w+"
+)
 _SCRIPT_BYTES = 65536
 _OPTIONS_WITHOUT_VALUE = frozenset({"--standalone", "--virtual-local-rank", "--use-env"})
 _OPTIONS_OF_OTHER_PROGRAMS = frozenset({"--no-python", "--run-path", "-h", "--help"})
-_RENDEZVOUS_OPTION = re.compile(r"--rdzv[-_]backend(?:=(?P<value>.*))?")
+_DEEPSPEED_OPTIONS_WITHOUT_VALUE = frozenset(
+    {
+        *("--module", "--no_python", "--no_local_rank", "--no_ssh", "--no_ssh_check", "--force_multi", "-q", "--quiet"),
+        *("--elastic_training", "--enable_elastic_training", "--bind_cores_to_rank", "--save_pid"),
+        *("-h", "--help"),
+    }
+)
+_DEEPSPEED_OPTIONS_OF_TORCHRUN = {"--module": "-m", "--no_python": "--no-python"}
 
 
 def starts_torchrun(command: Sequence[str], *, workdir: Path) -> bool:
@@ -31,25 +51,39 @@ def starts_torchrun(command: Sequence[str], *, workdir: Path) -> bool:
     names = [os.path.basename(word) for word in words]
     if _LAUNCHERS.intersection(names) or _MODULES.intersection(words):
         return True
+    if any(name in _LIGHTNINGS and after == "run" for name, after in pairwise(names)):
+        return True
     if names and names[0] in _SHELLS:
         return any(_names_launcher(text) for text in _shell_texts(words[1:], workdir))
     return bool(words) and _names_launcher(_script_text(workdir / words[0]))
 
 
-def without_static_rendezvous(command: Sequence[str]) -> list[str]:
-    """The command with an explicit `--rdzv-backend=static` turned into ours.
+def instead_of_deepspeed(command: Sequence[str]) -> str:
+    """What to write instead of this command, where it is DeepSpeed's own launcher; else nothing.
 
-    With `static`, torchrun takes its master from its own flags, and a world could neither move nor change its size.
+    That launcher gives its ranks fixed places in a world of its own, on this machine or over ssh.
     """
     words = list(command)
-    for index, word in enumerate(words):
-        if not (option := _RENDEZVOUS_OPTION.fullmatch(word)):
+    if words and os.path.basename(words[0]).startswith("python"):
+        del words[0]
+        while words and words[0].startswith("-"):
+            if words.pop(0) == "-m":
+                break
+    if len(words) < 2 or os.path.basename(words[0]) not in _DEEPSPEED:
+        return ""
+    instead = ["torchrun"]
+    rest = iter(words[1:])
+    for word in rest:
+        name, _, value = word.partition("=")
+        if not name.startswith("-"):
+            return shlex.join([*instead, word, *rest])
+        if name in _DEEPSPEED_OPTIONS_WITHOUT_VALUE:
+            instead += [_DEEPSPEED_OPTIONS_OF_TORCHRUN[name]] if name in _DEEPSPEED_OPTIONS_OF_TORCHRUN else []
             continue
-        if option["value"] == "static":
-            words[index] = f"--rdzv-backend={BACKEND}"
-        elif option["value"] is None and words[index + 1 : index + 2] == ["static"]:
-            words[index + 1] = BACKEND
-    return words
+        value = value or next(rest, "")
+        if name in ("--num_gpus", "--num_accelerators"):
+            instead.append(f"--nproc-per-node={value}")
+    return "torchrun SCRIPT"
 
 
 @dataclass(frozen=True)

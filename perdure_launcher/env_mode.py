@@ -13,15 +13,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
 from .capture import Output
 from .desired import Desired
-from .environment import generation_environment
+from .environment import STORE_VARIABLE, generation_environment
 from .facts import RankExit, describe_status, read_error_file, split_status
 from .node import Node
 from .ports import PortPool
+from .python_commands import python_command
 from .torchrun_mode import not_started
 from .tree import CommandFailed, Exit
+from .warm.keeper import WarmKeeper, offer
+from .warm.names import EXECUTABLE_VARIABLE
+from .warm.plan import Plan
+from .warm.starts import read_start
 from .worlds import World
 
 logger = logging.getLogger(__name__)
@@ -53,6 +59,9 @@ class EnvMode:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._ports = PortPool(node.config.address, listening=False, allowed=node.config.store_ports)
+        self._command: Sequence[str] = node.config.command
+        self._environment = dict(node.environment)
+        self._warm = self._prepare_warm_starts()
         self._current: _Ranks | None = None
         self._entered = 0
         self._ready_after: int | None = None
@@ -61,7 +70,9 @@ class EnvMode:
         self.attempt = 0
 
     def begin(self) -> None:
-        """Nothing runs without a world."""
+        """Nothing of the command runs without a world; what its ranks import can be imported."""
+        if self._warm is not None:
+            self._warm.ensure()
 
     def follow(self, desired: Desired) -> None:
         node = self._node
@@ -144,10 +155,12 @@ class EnvMode:
         if world.store_host:
             with contextlib.suppress(OSError):
                 self._ports.take(world.store_port).close()
+        if self._warm is not None:
+            self._warm.ensure()
         try:
             for local_rank in range(node.processes):
                 pid = node.tree.spawn(
-                    node.config.command,
+                    self._command,
                     env=self._rank_environment(world, local_rank),
                     workdir=node.workdir,
                     output=output.write_end,
@@ -174,7 +187,7 @@ class EnvMode:
         with contextlib.suppress(OSError):
             error_file.unlink(missing_ok=True)
         return {
-            **self._node.environment,
+            **self._environment,
             **generation_environment(
                 generation=world.generation, progress=config.progress, run_id=config.run_id, parent=os.getpid()
             ),
@@ -186,18 +199,37 @@ class EnvMode:
             "LOCAL_WORLD_SIZE": str(processes),
             "GROUP_RANK": str(world.group_rank),
             "NODE_RANK": str(world.group_rank),
+            STORE_VARIABLE: f"{world.store_address}:{world.store_port}",
+            # By this frameworks know that ranks and world size were given from outside, and start nothing themselves.
+            "TORCHELASTIC_RUN_ID": config.run_id,
             "TORCHELASTIC_ERROR_FILE": str(error_file),
         }
+
+    def _prepare_warm_starts(self) -> WarmKeeper | None:
+        """Has ranks started through the stand-in, where the command is a Python program and the job allows it."""
+        node, environment = self._node, self._environment
+        found = python_command(
+            self._command, path=environment.get("PATH", os.defpath), workdir=node.workdir or Path.cwd()
+        )
+        if found is None or not node.config.warm_starts:
+            return None
+        plan = Plan.of_ranks(found.arguments, environment)
+        if reason := offer(node.warm_folder, environment, python=found.python):
+            logger.info("ranks start cold: %s", reason)
+            return None
+        self._command = (environment[EXECUTABLE_VARIABLE], *found.arguments)
+        return node.warm_keeper(found.python, plan)
 
     def _failure(self, current: _Ranks, ended: Exit, local_rank: int) -> RankExit:
         exit_code, signal_number = split_status(ended.code)
         rank = current.world.base_rank + local_rank
         error = read_error_file(self._node.config.errors / f"rank-{rank}.json")
         logger.info("rank %s ended with %s", rank, describe_status(exit_code, signal_number))
+        start = read_start(self._node.warm_folder, local_rank)
         return RankExit(
             local_rank=local_rank,
             global_rank=rank,
-            pid=ended.pid,
+            pid=start.pid if start else ended.pid,
             exit_code=exit_code,
             signal=signal_number,
             error=error.message if error else None,

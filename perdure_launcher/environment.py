@@ -19,19 +19,22 @@ from . import __version__
 from .commands import BACKEND
 from .config import CONFIG_VARIABLE, LauncherConfig
 from .interfaces import interface_of
+from .processes import pid_namespace
 
 TORCHRUN_VARIABLE = "PERDURE_TORCHRUN"
 """For the rendezvous handler; gone from the environment of ranks."""
 GENERATION_VARIABLE = "PERDURE_GENERATION"
 PROGRESS_VARIABLE = "PERDURE_PROGRESS_DIR"
 RUN_ID_VARIABLE = "PERDURE_RUN_ID"
+STORE_VARIABLE = "PERDURE_STORE"
+"""Where the ranks of the generation meet: address and port, also where a script overwrites MASTER_ADDR."""
 PARENT_VARIABLE = "PERDURE_RANK_PARENT"
-"""The process whose children the ranks are: they end with it."""
+"""The process whose children the ranks are, and the namespace that its number belongs to: they end with it."""
 
 _HIDDEN = (CONFIG_VARIABLE, "PERDURE_AGENT_CONFIG")
 _INJECTED = "inject"
 WARM_FOLDER = "warm"
-_UNLIMITED_RESTARTS = 1_000_000
+UNLIMITED_RESTARTS = 1_000_000
 
 _ENTRY_POINTS = f"""\
 [torchrun.handlers]
@@ -39,6 +42,7 @@ _ENTRY_POINTS = f"""\
 
 [torch.backends]
 {BACKEND} = perdure_launcher.steps:autoload
+{BACKEND}-outside = perdure_launcher.outside:autoload
 """
 
 
@@ -119,7 +123,7 @@ def torchrun_environment(config: LauncherConfig, base: Mapping[str, str], *, pro
         "PET_NNODES": config.nodes,
         "PET_NPROC_PER_NODE": str(processes),
         # Budgets belong to the job: a node that restarts as the victim of another one would use its own up.
-        "PET_MAX_RESTARTS": str(_UNLIMITED_RESTARTS),
+        "PET_MAX_RESTARTS": str(UNLIMITED_RESTARTS),
     }
     settings = TorchrunSettings(
         run_directory=str(config.run_directory),
@@ -157,5 +161,5 @@ def generation_environment(*, generation: int, progress: Path, run_id: str, pare
         GENERATION_VARIABLE: str(generation),
         PROGRESS_VARIABLE: str(progress),
         RUN_ID_VARIABLE: run_id,
-        PARENT_VARIABLE: str(parent),
+        PARENT_VARIABLE: f"{parent} {pid_namespace()}",
     }

@@ -45,6 +45,7 @@ FAREWELL = timedelta(seconds=10)
 """How long a leaving launcher waits for the agent to take its last report."""
 SHORT_FAREWELL = timedelta(seconds=3)
 """The same after a signal: whoever ends the node has probably ended the agent too, and waits."""
+_KILL_AGAIN = timedelta(milliseconds=200)
 _LOG_FLUSH = timedelta(seconds=2)
 _USAGE = "/v1/launcher/usage"
 
@@ -59,16 +60,11 @@ class Leaving:
 
 
 @dataclass(frozen=True)
-class _Unprotected:
-    ranks: list[int]
-
-
-@dataclass(frozen=True)
 class _Signal:
     number: int
 
 
-_Event = Desired | _Unprotected | _Signal
+_Event = Desired | guard.Bypass | _Signal
 
 
 class Launcher:
@@ -112,7 +108,7 @@ class Launcher:
         )
         self._mode: Mode = TorchrunMode(node) if _wants_torchrun(config) else EnvMode(node)
         self._desired = Desired()
-        self._guard = guard.RankGuard(torchrun=self._mode.name == "torchrun")
+        self._guard = guard.RankGuard(torchrun=self._mode.name == "torchrun", several=config.max_nodes > 1)
         self._leaving: Leaving | None = None
         self._leaving_grace = config.termination_grace
         self._stopped_generation = 0
@@ -159,8 +155,8 @@ class Launcher:
     def _hear(self, event: _Event) -> None:
         if isinstance(event, Desired):
             self._desire(event)
-        elif isinstance(event, _Unprotected):
-            self._stop_unprotected(event.ranks)
+        elif isinstance(event, guard.Bypass):
+            self._stop_unprotected(event)
         elif event.number != signal.SIGCHLD and self._leaving is None:
             name = signal.Signals(event.number).name
             self._leaving = Leaving(128 + event.number, f"the launcher got {name}", event.number)
@@ -174,14 +170,17 @@ class Launcher:
         if desired.stop_generation > self._stopped_generation:
             self._stopped_generation = desired.stop_generation
             self._stop_at = time.monotonic() + self._config.stop_grace.total_seconds()
+            processes.send(self._left_behind(), signal.SIGTERM)
 
     def _step(self) -> None:
         self._mode.observe(self._tree.reap())
         self._tree.advance()
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
-            self._stop_at = None
-            # By now torchrun has asked them itself, and waits for those that do not listen.
-            processes.send(guard.ranks_up_to(self._stopped_generation), signal.SIGKILL)
+            # By now torchrun has asked its ranks itself, and waits for those that do not listen.
+            left = [process.pid for process in guard.ranks_up_to(self._stopped_generation)]
+            processes.send(left, signal.SIGKILL)
+            # What was forking just now is looked for again.
+            self._stop_at = time.monotonic() + _KILL_AGAIN.total_seconds() if left else None
         if self._tree.empty:
             self._mode.settle()
         if self._leaving is not None:
@@ -189,13 +188,20 @@ class Launcher:
         else:
             self._mode.follow(self._desired)
 
-    def _stop_unprotected(self, ranks: list[int]) -> None:
+    def _left_behind(self) -> list[int]:
+        """Daemons of ranks that are over: nobody else asks them to end, and new ranks may want their ports."""
+        return [
+            process.pid
+            for process in guard.ranks_up_to(self._stopped_generation)
+            if process.parent == os.getpid() and process.pid not in self._tree.roots
+        ]
+
+    def _stop_unprotected(self, bypass: guard.Bypass) -> None:
         if self._state.read().handler_pid:
             return
-        explanation = self._guard.explanation
-        logger.error("%s (processes %s)", explanation, ranks)
-        self._mode.explain(explanation)
-        self._outbox.post("/v1/launcher/unprotected", {"ranks": ranks, "detail": explanation})
+        logger.error("%s (processes %s)", bypass.explanation, bypass.processes)
+        self._mode.explain(bypass.explanation)
+        self._outbox.post("/v1/launcher/unprotected", {"ranks": bypass.processes, "detail": bypass.explanation})
         self._tree.kill()
 
     def _end_everything(self) -> None:
@@ -206,17 +212,21 @@ class Launcher:
             self._mode.observe(self._tree.reap())
             self._tree.advance()
         self._mode.settle()
+        self._tree.dismiss()
 
     def _observe(self) -> None:
-        """The observer thread: reports usage, and looks for unprotected ranks (of torchrun, until it has a handler)."""
+        """The observer thread: reports usage, and looks for unprotected ranks (of torchrun, until it has a handler).
+
+        On a single node a program may well start a torchrun of its own.
+        """
         meter = UsageMeter(memory=self._memory, devices=self._devices)
         several, torchrun = self._config.max_nodes > 1, self._mode.name == "torchrun"
         usage_at = 0.0
         while True:
             due = time.monotonic() >= usage_at
-            searching = several and torchrun and not self._state.read().handler_pid
-            if (searching or (several and not torchrun and due)) and (ranks := self._guard.unprotected_ranks()):
-                self._events.put(_Unprotected(ranks))
+            searching = torchrun and not self._state.read().handler_pid
+            if (searching or (several and not torchrun and due)) and (bypass := self._guard.look()):
+                self._events.put(bypass)
             if due:
                 usage_at = time.monotonic() + USAGE_INTERVAL.total_seconds()
                 usage = meter.read()

@@ -12,8 +12,11 @@ from .cgroups import MemoryController
 from .client import Outbox
 from .config import LauncherConfig
 from .desired import Desired
+from .environment import WARM_FOLDER
 from .state import StateFile
 from .tree import Exit, ProcessTree
+from .warm.keeper import WarmKeeper
+from .warm.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,26 @@ class Node:
     @property
     def workdir(self) -> Path | None:
         return self.config.workdir
+
+    @property
+    def warm_folder(self) -> Path:
+        return self.config.run_directory / WARM_FOLDER
+
+    def warm_keeper(self, python: str, plan: Plan) -> WarmKeeper:
+        """Keeps a warm interpreter beside the command, from one attempt to the next; for the launcher's main thread."""
+        return WarmKeeper(
+            folder=self.warm_folder,
+            python=python,
+            plan=plan,
+            spawn=lambda start: self.tree.spawn(
+                start.command,
+                env=start.environment,
+                workdir=self.workdir,
+                output=start.log,
+                pass_fds=[start.listening],
+                companion=True,
+            ),
+        )
 
 
 class Mode(Protocol):

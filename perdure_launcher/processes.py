@@ -110,6 +110,21 @@ def environment_of(pid: int) -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, value in pairs}
 
 
+def pid_namespace() -> str:
+    """Names the namespace that this process's own number, and those that it sees, belong to."""
+    return os.readlink("/proc/self/ns/pid")
+
+
+def command_of(pid: int) -> list[str]:
+    """The words that a process was started with; empty if it is gone or not ours to read."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            content = file.read()
+    except OSError:
+        return []
+    return [os.fsdecode(word) for word in content.split(b"\0")[:-1]]
+
+
 def resident_bytes(pid: int) -> tuple[int, int]:
     """Resident memory and the part of it that is shared with files or other processes; zeros if it is gone."""
     try:

@@ -17,6 +17,7 @@ SIZE = 64
 COUNTED = 0
 REPORTED = 1
 
+_APART = "apart"
 _LAYOUT = struct.Struct("<IIQQQQdd8x")
 _SOURCE = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
@@ -68,6 +69,23 @@ def read_progress(path: Path) -> RankProgress | None:
         loss=None if math.isnan(loss) else loss,
         time=time,
     )
+
+
+def mark_apart(directory: Path, *, generation: int) -> None:
+    """Says that a rank of this node steps without a process group, although there are several ranks.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    (directory / _APART).write_text(str(generation), encoding="utf-8")
+
+
+def is_apart(directory: Path, *, generation: int) -> bool:
+    """Whether that was said in this generation."""
+    try:
+        return (directory / _APART).read_text(encoding="utf-8") == str(generation)
+    except OSError:
+        return False
 
 
 class ProgressWriter:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -20,6 +21,7 @@ from typing import Any
 
 from .environment import GENERATION_VARIABLE, PARENT_VARIABLE, PROGRESS_VARIABLE, RUN_ID_VARIABLE
 from .progress import COUNTED, REPORTED, ProgressWriter, progress_path
+from .warm import learning
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
@@ -83,6 +85,7 @@ class StepCounter:
         self._step = max(self._step, step)
         writer = self._writer
         if writer is None:
+            learning.tell()
             writer = self._writer = ProgressWriter(
                 progress_path(self._directory, self._rank), generation=self._generation, pid=os.getpid(), source=COUNTED
             )
@@ -119,7 +122,14 @@ def _keep_uncaught_exceptions() -> None:
 
 def _stay_with_parent() -> None:
     """A rank whose torchrun is gone must not train on: nobody would stop it, or hear of it."""
-    if os.environ.get(PARENT_VARIABLE) == str(os.getppid()):
-        from .processes import die_with_parent
+    from .processes import die_with_parent, pid_namespace, read_process
 
+    number, _, namespace = os.environ.get(PARENT_VARIABLE, "").partition(" ")
+    if namespace != pid_namespace():
+        return
+    if int(number) == os.getppid():
         die_with_parent()
+    # It may have died before, while this process was importing.
+    parent = read_process(int(number))
+    if parent is None or parent.zombie:
+        os.kill(os.getpid(), signal.SIGKILL)

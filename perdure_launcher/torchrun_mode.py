@@ -12,14 +12,14 @@ from pathlib import Path
 
 from . import processes
 from .capture import Output
-from .commands import BACKEND, foreseen_ranks, without_static_rendezvous
+from .commands import BACKEND, foreseen_ranks
 from .desired import Desired
-from .environment import WARM_FOLDER, foreseen_environment, torchrun_environment
+from .environment import foreseen_environment, torchrun_environment
 from .facts import SUPERSEDED_EXIT_CODE, ExitSpool, describe_status, split_status
 from .node import Node
 from .state import RendezvousState
 from .tree import CommandFailed, Exit
-from .warm.keeper import begin_early
+from .warm.keeper import WarmKeeper
 from .warm.names import EXECUTABLE_VARIABLE
 from .warm.plan import Plan
 
@@ -52,9 +52,10 @@ class TorchrunMode:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._command = without_static_rendezvous(node.config.command)
+        self._command = node.config.command
         self._environment = torchrun_environment(node.config, node.environment, processes=node.processes)
         self._spool = ExitSpool(node.config.errors / "rank-exits.json")
+        self._warm = self._foreseen_warm_keeper()
         self._current: _Attempt | None = None
         self.attempt = 0
 
@@ -141,33 +142,22 @@ class TorchrunMode:
             node.outbox.post("/v1/launcher/exited", not_started(attempt, failed, output))
             return
         output.close_write_end()
-        self._warm_up()
+        if self._warm is not None:
+            self._warm.ensure()
         logger.info("attempt %s started as process %s", attempt, root)
         self._current = _Attempt(root=root, output=output, started_at=started_at, out_of_memory_kills=kills)
 
-    def _warm_up(self) -> None:
-        """Has the ranks' interpreter import what they need while torchrun still imports the same for itself."""
-        node = self._node
+    def _foreseen_warm_keeper(self) -> WarmKeeper | None:
+        """For the ranks that torchrun will start, so that their interpreter can import what torchrun still imports."""
+        node, environment = self._node, self._environment
+        if not node.config.warm_starts or EXECUTABLE_VARIABLE in environment:
+            return None
         workdir = node.workdir or Path.cwd()
-        foreseen = foreseen_ranks(self._command, path=self._environment.get("PATH", os.defpath), workdir=workdir)
-        if foreseen is None or not node.config.warm_starts or EXECUTABLE_VARIABLE in self._environment:
-            return
-        folder = node.config.run_directory / WARM_FOLDER
-        processes = foreseen.processes or node.processes
-        environment = foreseen_environment(self._environment, processes=processes)
-        begin_early(
-            folder,
-            lambda start: node.tree.spawn(
-                start.command,
-                env=start.environment,
-                workdir=node.workdir,
-                output=start.log,
-                pass_fds=[start.listening],
-                companion=True,
-            ),
-            Plan.of_ranks(foreseen.arguments, environment),
-            foreseen.python,
-        )
+        foreseen = foreseen_ranks(self._command, path=environment.get("PATH", os.defpath), workdir=workdir)
+        if foreseen is None:
+            return None
+        ranks = foreseen_environment(environment, processes=foreseen.processes or node.processes)
+        return node.warm_keeper(foreseen.python, Plan.of_ranks(foreseen.arguments, ranks))
 
 
 def not_started(attempt: int, failed: CommandFailed, output: Output) -> dict[str, object]:

@@ -1,11 +1,12 @@
 """The command's process tree: started, ended and reaped here, and never left behind.
 
 The launcher is a subreaper, so whatever descends from the command stays below it, daemons included. "Nothing is left"
-is then a fact that the kernel states (no child to wait for), not the result of a search.
+is then a fact that the kernel states (no child to wait for), or, beside a companion, the result of a search.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _KILL_AGAIN = timedelta(milliseconds=200)
 """How often what survives SIGKILL is killed once more: it may have been forking."""
+_SEARCH_AGAIN = timedelta(milliseconds=20)
+"""How often leftovers are searched for beside a companion: the kernel tells of the launcher's own children only."""
 _UNKILLABLE = timedelta(seconds=15)
 """After this, what SIGKILL does not end is stuck in the kernel (a GPU, a network file system)."""
 
@@ -52,6 +55,7 @@ class ProcessTree:
 
     def __init__(self) -> None:
         self._roots: set[int] = set()
+        self._companions: set[int] = set()
         self._empty = True
         self._kill_at: float | None = None
         self._killing_since: float | None = None
@@ -59,7 +63,7 @@ class ProcessTree:
 
     @property
     def empty(self) -> bool:
-        """Nothing is left, as far as the last `reap` knows; also where what is left cannot be killed."""
+        """Nothing is left but companions, as far as the last `reap` knows; also where what is left cannot be killed."""
         return self._empty
 
     @property
@@ -83,7 +87,8 @@ class ProcessTree:
     ) -> int:
         """Starts a process in its own session, with stdout and stderr going to `output`.
 
-        A companion stands beside the command: it is not asked to end, but ends with what the command leaves behind.
+        A companion stands beside the command, with what it starts in its own process group: it goes on when the command
+        ends, until it is dismissed.
 
         Raises:
             CommandFailed: if it cannot be started.
@@ -104,11 +109,13 @@ class ProcessTree:
             raise _explain(error, command, env=env, workdir=workdir) from error
         # Reaped by `reap` and nobody else: Popen's own bookkeeping must not wait for it, nor warn.
         process.returncode = 0
+        if companion:
+            self._companions.add(process.pid)
+            return process.pid
         if self._empty:
             self._terminating = False
             self._kill_at = self._killing_since = None
-        if not companion:
-            self._roots.add(process.pid)
+        self._roots.add(process.pid)
         self._empty = False
         return process.pid
 
@@ -121,11 +128,16 @@ class ProcessTree:
             except ChildProcessError:
                 self._empty = True
                 self._roots.clear()
+                self._companions.clear()
                 return ended
             if pid == 0:
-                return ended
+                break
             self._roots.discard(pid)
+            self._companions.discard(pid)
             ended.append(Exit(pid, os.waitstatus_to_exitcode(status)))
+        if self._companions and not self._roots and not self._empty:
+            self._empty = not self._left()
+        return ended
 
     def terminate(self, grace: timedelta) -> None:
         """Asks everything to end: SIGTERM once, SIGKILL after the grace. A later call can only shorten the grace.
@@ -145,7 +157,7 @@ class ProcessTree:
         if self._empty:
             return
         self._terminating = True
-        processes.send((process.pid for process in processes.descendants()), signal.SIGTERM)
+        processes.send(self._left(), signal.SIGTERM)
         self._kill_after(grace)
 
     def kill(self) -> None:
@@ -154,7 +166,23 @@ class ProcessTree:
             return
         if self._killing_since is None:
             self._killing_since = time.monotonic()
-        processes.send((process.pid for process in processes.descendants() if not process.zombie), signal.SIGKILL)
+        processes.send(self._left(), signal.SIGKILL)
+
+    def dismiss(self) -> None:
+        """Ends the companions, and waits for their end."""
+        processes.send_to_groups(self._companions, signal.SIGKILL)
+        for companion in self._companions:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(companion, 0)
+        self._companions.clear()
+
+    def _left(self) -> list[int]:
+        """What the command has started and left, dead children that nobody has waited for not counted."""
+        return [
+            process.pid
+            for process in processes.descendants()
+            if not process.zombie and process.group not in self._companions
+        ]
 
     def _kill_after(self, grace: timedelta) -> None:
         deadline = time.monotonic() + grace.total_seconds()
@@ -165,6 +193,8 @@ class ProcessTree:
         """When `advance` has something to do, on the monotonic clock."""
         if self._empty:
             return None
+        if self._companions and not self._roots:
+            return time.monotonic() + _SEARCH_AGAIN.total_seconds()
         if self._killing_since is not None:
             return time.monotonic() + _KILL_AGAIN.total_seconds()
         return self._kill_at
@@ -176,8 +206,7 @@ class ProcessTree:
         now = time.monotonic()
         if self._killing_since is not None:
             if now - self._killing_since > _UNKILLABLE.total_seconds():
-                stuck = [process.pid for process in processes.descendants() if not process.zombie]
-                logger.error("processes %s survive SIGKILL: they are stuck in the kernel and left behind", stuck)
+                logger.error("processes %s survive SIGKILL: stuck in the kernel, and left behind", self._left())
                 self._empty = True
                 return
             self.kill()

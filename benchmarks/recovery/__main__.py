@@ -66,7 +66,7 @@ class Bench:
                 self.steady_file.write_text(steady.model_dump_json(indent=2) + "\n", encoding="utf-8")
             left = forecast_seconds(trials)
             for number, trial in enumerate(trials, start=1):
-                folder = self.folder / f"{trial.system.name.lower()}-{trial.scenario}-{trial.number}"
+                folder = self.folder / f"{trial.system.name.lower()}-{trial.scenario}{trial.size}-{trial.number}"
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
                 began = time.monotonic()
@@ -87,15 +87,16 @@ class Bench:
                     scenario=trial.scenario,
                     number=trial.number,
                     folder=folder,
+                    size=trial.size,
                     timeout_seconds=self.timeout_seconds,
                     dlrover=self._dlrover,
                 )
             )
         if trial.system is SystemName.FLOOR:
-            return await run_floor(trial.scenario, number=trial.number, folder=folder)
+            return await run_floor(trial.scenario, number=trial.number, nodes=trial.size, folder=folder)
         warm = trial.system is not SystemName.PERDURE_COLD
         return await run_trial(
-            PerdureJob(trial.scenario, folder, await self._plane(trial.system, stack), warm_starts=warm),
+            PerdureJob(trial.scenario, folder, await self._plane(trial.system, stack), trial.size, warm_starts=warm),
             system=trial.system,
             scenario=trial.scenario,
             number=trial.number,

@@ -14,10 +14,10 @@ from .trial import START_TIMEOUT
 TRAIN = Path(__file__).with_name("train.py")
 
 
-async def run_floor(scenario: Scenario, *, number: int, folder: Path) -> TrialRecord:
+async def run_floor(scenario: Scenario, *, number: int, nodes: int, folder: Path) -> TrialRecord:
     """Starts as many ranks as the scenario ends with."""
-    record = TrialRecord(system=SystemName.FLOOR, scenario=scenario, number=number, recovered=False)
-    size = scenario.world_size_after
+    record = TrialRecord(system=SystemName.FLOOR, scenario=scenario, number=number, size=nodes, recovered=False)
+    size = scenario.world_size_after(nodes)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
     log = StepLog(folder)
     began = time.time()

@@ -24,20 +24,24 @@ class PeerTrial(BaseModel):
     scenario: Scenario
     number: int
     folder: Path
+    size: int = 2
     timeout_seconds: float
     dlrover: Path = Path()
     """The `bin` folder of DLRover's environment."""
 
     def job(self) -> PeerJob:
         if self.system is SystemName.DLROVER:
-            return DLRoverJob(self.scenario, self.folder, binaries=self.dlrover)
-        return TorchrunJob(self.scenario, self.folder, own_store=self.system is SystemName.TORCHRUN_OWN_STORE)
+            return DLRoverJob(self.scenario, self.folder, self.size, binaries=self.dlrover)
+        own_store = self.system is SystemName.TORCHRUN_OWN_STORE
+        return TorchrunJob(self.scenario, self.folder, self.size, own_store=own_store)
 
 
 async def run_isolated(trial: PeerTrial) -> TrialRecord:
     """Runs a trial in a PID namespace of its own; whatever the peer does, nothing is left of it."""
     command = [sys.executable, "-m", __spec__.name, trial.model_dump_json()]
-    failed = TrialRecord(system=trial.system, scenario=trial.scenario, number=trial.number, recovered=False)
+    failed = TrialRecord(
+        system=trial.system, scenario=trial.scenario, number=trial.number, size=trial.size, recovered=False
+    )
     with (trial.folder / "harness.log").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *in_pid_namespace(command), stdout=asyncio.subprocess.PIPE, stderr=errors

@@ -25,6 +25,7 @@ class PeerJob(ABC):
 
     scenario: Scenario
     folder: Path
+    size: int = 2
     _nodes: dict[int, asyncio.subprocess.Process] = field(default_factory=dict[int, asyncio.subprocess.Process])
     _others: list[asyncio.subprocess.Process] = field(default_factory=list[asyncio.subprocess.Process])
 
@@ -76,14 +77,15 @@ class TorchrunJob(PeerJob):
         await self._start_node(0)
         # The first one listening hosts the store; a second that looks too early would take the port for its own.
         await eventually(self._store_answers, seconds=60, otherwise="torchrun's store did not open")
-        await self._start_node(1)
+        for node in range(1, self.size):
+            await self._start_node(node)
 
     def _store_answers(self) -> bool | None:
         return True if answers(self._port) else None
 
     def _node_command(self, node: int) -> tuple[Sequence[str | Path], Mapping[str, str]]:
         rendezvous = ["--rdzv-backend=c10d", "--rdzv-id=bench", f"--rdzv-endpoint=127.0.0.1:{self._port}"]
-        options = [f"--nnodes={self.scenario.nodes}", "--nproc-per-node=1", f"--max-restarts={RESTARTS}"]
+        options = [f"--nnodes={self.scenario.nodes(self.size)}", "--nproc-per-node=1", f"--max-restarts={RESTARTS}"]
         command = [sys.executable, "-m", "torch.distributed.run", *options, *rendezvous, "--local-addr=127.0.0.1"]
         env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self.own_store else {}
         return [*command, TRAIN], env
@@ -98,22 +100,31 @@ class DLRoverJob(PeerJob):
     _port: int = field(default_factory=free_port)
 
     async def start(self) -> None:
-        options = ["--platform", "local", "--job_name", "bench", "--node_num", "2", "--port", str(self._port)]
+        options = [
+            "--platform",
+            "local",
+            "--job_name",
+            "bench",
+            "--node_num",
+            str(self.size),
+            "--port",
+            str(self._port),
+        ]
         master = [self.binaries / "python", "-u", "-m", "dlrover.python.master.main", *options]
         self._others.append(await start(master, env={}, log=self.folder / "master.log"))
         await eventually(self._master_answers, seconds=90, otherwise="DLRover's master did not open its port")
-        await self._start_node(0)
-        await self._start_node(1)
+        for node in range(self.size):
+            await self._start_node(node)
 
     def _master_answers(self) -> bool | None:
         return True if answers(self._port) else None
 
     def _node_command(self, node: int) -> tuple[Sequence[str | Path], Mapping[str, str]]:
-        options = [f"--nnodes={self.scenario.nodes}", "--nproc-per-node=1", f"--max-restarts={RESTARTS}"]
+        options = [f"--nnodes={self.scenario.nodes(self.size)}", "--nproc-per-node=1", f"--max-restarts={RESTARTS}"]
         env = {
             "DLROVER_MASTER_ADDR": f"127.0.0.1:{self._port}",
             "JOB_NAME": "bench",
-            "NODE_NUM": "2",
+            "NODE_NUM": str(self.size),
             "NODE_RANK": str(node),
             "NODE_ID": str(node),
             "POD_NAME": f"bench-{node}",

@@ -112,6 +112,7 @@ class PerdureJob:
     scenario: Scenario
     folder: Path
     plane: ControlPlane
+    size: int = 2
     warm_starts: bool = True
     name: str = field(default_factory=lambda: f"bench-{secrets.token_hex(3)}")
     _submission: Submission | None = None
@@ -130,7 +131,7 @@ class PerdureJob:
             "env": {**QUIET_NETWORK, "BENCH_FOLDER": str(self.folder)},
             "roles": {
                 ROLE: {
-                    "nodes": self.scenario.nodes,
+                    "nodes": self.scenario.nodes(self.size),
                     "nproc_per_node": 1,
                     "command": [str(TORCHRUN), str(TRAIN)],
                 }
@@ -149,7 +150,7 @@ class PerdureJob:
         return node_processes(f"{self.uid}/{ROLE}-{node}/")
 
     async def forbid_replacement(self) -> None:
-        (self.plane.state / CAPACITY_FILE).write_text("1\n", encoding="utf-8")
+        (self.plane.state / CAPACITY_FILE).write_text(f"{self.size - 1}\n", encoding="utf-8")
 
     async def replace(self, node: int) -> None:
         """The job sees to it itself."""

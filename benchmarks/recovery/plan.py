@@ -13,6 +13,7 @@ class PlannedTrial:
     system: SystemName
     scenario: Scenario
     number: int
+    size: int = 2
 
 
 USUAL_SECONDS: Mapping[SystemName, Mapping[Scenario, float]] = {
@@ -27,11 +28,13 @@ USUAL_SECONDS: Mapping[SystemName, Mapping[Scenario, float]] = {
 """How long a trial takes on two cores, hangs included; only for the forecast."""
 
 
-def plan(wanted: Mapping[tuple[SystemName, Scenario], int], *, done: Iterable[TrialRecord] = ()) -> list[PlannedTrial]:
+def plan(
+    wanted: Mapping[tuple[SystemName, Scenario], int], *, size: int = 2, done: Iterable[TrialRecord] = ()
+) -> list[PlannedTrial]:
     """What is left to do, interleaved: each system is spread evenly over the run, so that the machine's mood is too."""
-    already = count_trials(done)
+    already = count_trials(record for record in done if record.size == size)
     trials = [
-        ((number - 0.5) / runs, PlannedTrial(system, scenario, number))
+        ((number - 0.5) / runs, PlannedTrial(system, scenario, number, size))
         for (system, scenario), runs in wanted.items()
         for number in range(already[system, scenario] + 1, runs + 1)
     ]

@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Scenario(StrEnum):
-    """What is killed, with SIGKILL, in a job of two nodes with one rank each."""
+    """What is killed, with SIGKILL, in a job whose nodes have one rank each."""
 
     WORKER = "a"
     """The second node's rank."""
     NODE_REPLACED = "b"
-    """All of the second node; a replacement comes. `--nodes 2:2`."""
+    """All of the second node; a replacement comes. `--nodes 2:2` where there are two."""
     NODE_LOST = "c"
     """All of the second node; no replacement can come. `--nodes 1:2`."""
 
@@ -28,14 +28,12 @@ class Scenario(StrEnum):
             Scenario.NODE_LOST: "(c) a node, not replaced",
         }[self]
 
-    @property
-    def nodes(self) -> str:
-        """In torchrun's words."""
-        return "1:2" if self is Scenario.NODE_LOST else "2:2"
+    def nodes(self, size: int) -> str:
+        """In torchrun's words, for a job of this many nodes."""
+        return f"{size - 1}:{size}" if self is Scenario.NODE_LOST else f"{size}:{size}"
 
-    @property
-    def world_size_after(self) -> int:
-        return 1 if self is Scenario.NODE_LOST else 2
+    def world_size_after(self, size: int) -> int:
+        return size - 1 if self is Scenario.NODE_LOST else size
 
 
 class SystemName(StrEnum):
@@ -89,6 +87,8 @@ class TrialRecord(Record):
     system: SystemName
     scenario: Scenario
     number: int = Field(ge=1)
+    size: int = 2
+    """Nodes of the job, of one rank each."""
     recovered: bool
     seconds: float | None = None
     """From the kill to the first step of all ranks of the new world."""

@@ -21,7 +21,10 @@ VICTIM_NODE = 1
 
 
 class Job(Protocol):
-    """One training job of two nodes, run by one system."""
+    """One training job, run by one system."""
+
+    size: int
+    """Nodes, of one rank each."""
 
     async def start(self) -> None:
         """Starts it; returns before it steps."""
@@ -79,13 +82,13 @@ async def run_trial(
     job: Job, *, system: SystemName, scenario: Scenario, number: int, folder: Path, timeout_seconds: float
 ) -> TrialRecord:
     """Runs one trial; a failure of the system is a result, not an exception."""
-    record = TrialRecord(system=system, scenario=scenario, number=number, recovered=False)
+    record = TrialRecord(system=system, scenario=scenario, number=number, size=job.size, recovered=False)
     log = StepLog(folder)
     try:
         began = time.time()
         await job.start()
         first = await eventually(
-            lambda: find_world(log.refresh(), world_size=2, after=began, count=10),
+            lambda: find_world(log.refresh(), world_size=job.size, after=began, count=10),
             seconds=START_TIMEOUT,
             otherwise="the job did not start stepping",
         )
@@ -105,7 +108,8 @@ async def run_trial(
 
         def stepping_again() -> WorldStart | None:
             alive = job.alive()
-            world = find_world(log.refresh(), world_size=scenario.world_size_after, after=killed_at, without=old)
+            size = scenario.world_size_after(job.size)
+            world = find_world(log.refresh(), world_size=size, after=killed_at, without=old)
             if world is None and not alive:
                 raise TrialFailed(f"the job ended, {time.time() - killed_at:.0f} s after the kill")
             return world

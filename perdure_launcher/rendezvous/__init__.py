@@ -1,17 +1,14 @@
 """The plugin that torchrun loads: takes the rendezvous's place, also where the command's own flags name another one.
 
-`torchrun --standalone` and `--rdzv-backend=c10d` win over the environment. On several nodes each would be a training
-of its own, all writing to the same checkpoints; so our handler answers to those names as well.
+`torchrun --standalone`, `--rdzv-backend=c10d` and accelerate's `static` win over the environment. On several nodes each
+would be a training of its own, all writing to the same checkpoints; so our handler answers to those names as well.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ..commands import BACKEND
@@ -19,13 +16,12 @@ from ..environment import TORCHRUN_VARIABLE, TorchrunSettings
 from ..warm.keeper import WarmKeeper, offer
 from ..warm.names import EXECUTABLE_VARIABLE, PYTHON_VARIABLE
 from ..warm.plan import Plan
+from .torchrun import Launch, current_launch
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
 
 logger = logging.getLogger(__name__)
-
-_DEEPEST_FRAME = 12
 
 
 def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
@@ -57,7 +53,7 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
     settings = TorchrunSettings.load(text)
     for name in settings.exported:
         os.environ.pop(name, None)
-    launch = _launch()
+    launch = current_launch()
     processes = launch.processes if launch else settings.processes
     return PerdureRendezvous(parameters, settings, processes=processes, warm=_warm_keeper(settings, launch))
 
@@ -66,51 +62,11 @@ def _take_over() -> None:
     from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
 
     registry: dict[str, Any] = rendezvous_handler_registry._registry  # pyright: ignore[reportPrivateUsage]
-    registry["c10d"] = create
-    registry["static"] = _instead_of_static(registry["static"])
+    for name in list(registry):
+        registry[name] = create
 
 
-def _instead_of_static(original: Callable[..., Any]) -> Callable[..., Any]:
-    def create_static(parameters: RendezvousParameters) -> RendezvousHandler:
-        from torch.distributed.elastic.rendezvous.api import RendezvousError
-
-        if parameters.max_nodes > 1:
-            raise RendezvousError(
-                "--rdzv-backend=static fixes the master's address in torchrun's own flags, so the world could not be "
-                "formed again after a failure; leave --rdzv-backend out of the command"
-            )
-        return original(parameters)
-
-    return create_static
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """What torchrun is about to start, from its flags; those of the command win over what we asked for."""
-
-    processes: int
-    entrypoint: Any
-    arguments: tuple[str, ...]
-
-
-def _launch() -> _Launch | None:
-    """Reads it where torchrun has it: it tells no handler."""
-    frame: FrameType | None = inspect.currentframe()
-    for _ in range(_DEEPEST_FRAME):
-        if frame is None:
-            break
-        if frame.f_code.co_name == "launch_agent":
-            found = frame.f_locals
-            count = getattr(found.get("config"), "nproc_per_node", None)
-            if isinstance(count, int):
-                arguments = found.get("args") or ()
-                return _Launch(count, found.get("entrypoint"), tuple(str(word) for word in arguments))
-        frame = frame.f_back
-    logger.warning("torchrun's --nproc-per-node cannot be seen; taken to be as in the job")
-    return None
-
-
-def _warm_keeper(settings: TorchrunSettings, launch: _Launch | None) -> WarmKeeper | None:
+def _warm_keeper(settings: TorchrunSettings, launch: Launch | None) -> WarmKeeper | None:
     """Where ranks are started through our stand-in; it needs the environment that they will inherit."""
     stand_in, python = os.environ.pop(EXECUTABLE_VARIABLE, None), os.environ.get(PYTHON_VARIABLE)
     if launch is None or python is None or stand_in is None or launch.entrypoint != stand_in:

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from ..cgroups import MemoryController
 from ..client import AgentSession, Outbox
-from ..environment import TorchrunSettings, generation_environment
+from ..environment import STORE_VARIABLE, TorchrunSettings, generation_environment
 from ..facts import SUPERSEDED_EXIT_CODE, ExitSpool, RankExit
 from ..ports import PortPool
 from ..state import RendezvousState, StateFile
@@ -36,10 +36,13 @@ from ..worlds import World
 from .exits import ExitWatch
 from .feed import WorldFeed
 from .store import WorldStore
+from .torchrun import let_the_job_decide
 
 logger = logging.getLogger(__name__)
 
 _READY = "/v1/rendezvous/ready"
+_PREPARATION = timedelta(seconds=30)
+"""How long a node may prepare before it joins; the others train on meanwhile."""
 
 
 class PerdureRendezvous(RendezvousHandler):
@@ -123,6 +126,7 @@ class PerdureRendezvous(RendezvousHandler):
         Raises:
             RendezvousError: if this node has no port to offer for the world's store.
         """
+        let_the_job_decide(self)
         exits = self._exits.take()
         while True:
             world = self._feed.newer_than(self._entered)
@@ -130,6 +134,8 @@ class PerdureRendezvous(RendezvousHandler):
                 self._ports.replenish()
                 if world is None and (problem := self._ports.problem):
                     raise RendezvousError(problem)
+                if world is None and self._world is None:
+                    self._prepare_to_join()
                 self._say_ready(self._explained(exits) if world is None else exits)
                 exits = []
             if world is None:
@@ -168,6 +174,7 @@ class PerdureRendezvous(RendezvousHandler):
                 generation=world.generation, progress=self._progress, run_id=self._settings.run_id, parent=os.getpid()
             )
         )
+        os.environ[STORE_VARIABLE] = f"{world.store_address}:{world.store_port}"
         self._ports.replenish()
         self._outbox.post(
             "/v1/rendezvous/entered",
@@ -193,6 +200,14 @@ class PerdureRendezvous(RendezvousHandler):
         if not self._feed.wait_complete(generation):
             logger.warning("generation %s is over before all its ranks have finished; starting again", generation)
             raise SystemExit(SUPERSEDED_EXIT_CODE)
+
+    def _prepare_to_join(self) -> None:
+        """Where the job is elastic the others may be training, and stop for us: by then our ranks start at once.
+
+        Where it is not they stand still until we are there, and prepare their own ranks while we prepare ours.
+        """
+        if self._warm is not None and self._parameters.min_nodes < self._parameters.max_nodes:
+            self._warm.wait_until_warm(_PREPARATION)
 
     def _prepare(self, world: World) -> None:
         # In the exit barrier this process is about to end, and its successor will host the store: ranks that connect

@@ -9,19 +9,20 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from ..processes import begin_child, environment_of, read_process
-from .names import EXECUTABLE_VARIABLE, FOLDER_VARIABLE, PYTHON_VARIABLE, REFUSAL, SOCKET
+from .names import EXECUTABLE_VARIABLE, FOLDER_VARIABLE, LEARNED, PID, PYTHON_VARIABLE, REFUSAL, SOCKET, WARM
 from .plan import START, Plan
 
 logger = logging.getLogger(__name__)
 
 _STAND_IN = "python"
 _LOG = "log"
-_PID = "pid"
+
 _BACKLOG = 128
 _MOST_STARTS = 3
 """A warm interpreter that dies again and again (the node's memory, say) is not started for ever."""
@@ -56,24 +57,24 @@ except BaseException:
 """
 
 
-def offer(folder: Path, environment: MutableMapping[str, str]) -> str:
-    """Has ranks started through the stand-in, from now on, by a torchrun with this environment.
+def offer(folder: Path, environment: MutableMapping[str, str], *, python: str = sys.executable) -> str:
+    """Has ranks started through the stand-in: by a torchrun with this environment, or by whoever starts its executable.
 
     Returns:
         Why that is not possible; empty where it is.
     """
     if EXECUTABLE_VARIABLE in environment:
         return f"{EXECUTABLE_VARIABLE} is set in the job's environment"
-    if len(os.fsencode(sys.executable)) > _LONGEST_INTERPRETER or any(map(str.isspace, sys.executable)):
-        return f"{sys.executable} cannot stand in a script's first line"
+    if len(os.fsencode(python)) > _LONGEST_INTERPRETER or any(map(str.isspace, python)):
+        return f"{python} cannot stand in a script's first line"
     try:
-        stand_in = prepare(folder, sys.executable)
+        stand_in = prepare(folder, python)
     except OSError as error:
         return f"{folder} cannot be written: {error.strerror}"
     if not os.access(stand_in, os.X_OK):
         return f"{stand_in} cannot be executed on this node"
     environment[EXECUTABLE_VARIABLE] = str(stand_in)
-    environment[PYTHON_VARIABLE] = sys.executable
+    environment[PYTHON_VARIABLE] = python
     environment[FOLDER_VARIABLE] = str(folder)
     return ""
 
@@ -90,99 +91,68 @@ class Preparation:
     """The descriptor for its output."""
 
 
-@contextlib.contextmanager
-def starting(folder: Path, plan: Plan, python: str) -> Generator[Preparation]:
-    """Prepares the folder for a warm interpreter that the caller starts within; its process ID is kept by `started`.
-
-    Raises:
-        OSError: if the folder cannot be written.
-    """
-    for name in (REFUSAL, SOCKET, _PID):
-        with contextlib.suppress(FileNotFoundError):
-            (folder / name).unlink()
-    # Listening before anybody is there to answer, so that the first ranks wait instead of starting cold.
-    with socket.socket(socket.AF_UNIX) as listening, (folder / _LOG).open("ab") as log:
-        listening.bind(str(folder / SOCKET))
-        listening.listen(_BACKLOG)
-        environment = plan.starting_environment(folder, listening=listening.fileno())
-        yield Preparation((python, *plan.arguments), environment, listening.fileno(), log.fileno())
-
-
-def started(folder: Path, pid: int) -> None:
-    """Keeps the process ID, for a keeper that may adopt the process."""
-    (folder / _PID).write_text(str(pid), encoding="utf-8")
-
-
-def begin_early(folder: Path, spawn: Callable[[Preparation], int], plan: Plan, python: str) -> None:
-    """Starts a warm interpreter on a guess, for a keeper that comes later and may adopt it.
-
-    Never raises: ranks start anyway.
-    """
-    try:
-        prepare(folder, python)
-        with starting(folder, plan, python) as start:
-            started(folder, spawn(start))
-    except Exception as error:
-        logger.warning("no warm interpreter is started ahead: %s", error)
-
-
 class WarmKeeper:
-    """Starts the warm interpreter, and again where it has died; ends it.
+    """Starts the warm interpreter, and again where it has died.
 
-    To be used by one thread, which must outlive the ranks: the kernel ends the interpreter, and with it its ranks, when
-    the thread that started it ends.
+    Keepers follow each other in one folder, as the launcher starts ahead what torchrun's handler then keeps: one that
+    finds an interpreter which stands for the same leaves it as it is.
     """
 
-    def __init__(self, *, folder: Path, python: str, plan: Plan) -> None:
+    def __init__(
+        self, *, folder: Path, python: str, plan: Plan, spawn: Callable[[Preparation], int] | None = None
+    ) -> None:
         """Creates the keeper.
 
         Args:
             folder: As it was given to `offer`.
             python: The interpreter that ranks are to run in.
             plan: What it stands for.
+            spawn: Starts a process and gives its ID, for a caller that looks after it. By default it is a child of the
+                calling thread, which then must outlive the ranks: the kernel ends the interpreter, and with it its
+                ranks, when that thread ends.
         """
         self._folder = folder
         self._python = python
         self._plan = plan
-        self._process: subprocess.Popen[bytes] | None = None
+        self._spawn = spawn or self._spawn_child
+        self._child: subprocess.Popen[bytes] | None = None
         self._starts = 0
 
     def ensure(self) -> None:
         """Starts the warm interpreter where none runs; returns before it is warm. Never raises: ranks start anyway."""
-        if self._process is not None:
-            if self._process.poll() is None:
-                return
-        elif self._is_begun():
-            return
-        if self._starts >= _MOST_STARTS or (self._starts and (self._folder / REFUSAL).exists()):
+        if self._child is not None:
+            self._child.poll()
+        if self._stands() or self._starts >= _MOST_STARTS or (self._starts and (self._folder / REFUSAL).exists()):
             return
         self._starts += 1
         try:
-            with starting(self._folder, self._plan, self._python) as start:
-                self._process = subprocess.Popen(
-                    start.command,
-                    env=start.environment,
-                    pass_fds=[start.listening],
-                    stdin=subprocess.DEVNULL,
-                    stdout=start.log,
-                    stderr=start.log,
-                    start_new_session=True,
-                    preexec_fn=begin_child,  # noqa: PLW1509 - system calls only
-                )
-        except OSError as error:
+            prepare(self._folder, self._python)
+            self._start()
+        except Exception as error:
             logger.warning("ranks start cold: the warm interpreter cannot be started: %s", error)
 
-    def close(self) -> None:
-        """Ends the warm interpreter that this keeper has started, and whatever ranks of it are left."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-
-    def _is_begun(self) -> bool:
-        """Whether somebody has begun one, early, that stands for the same; one that does not is ended."""
+    def wait_until_warm(self, patience: timedelta) -> bool:
+        """Waits until ranks can be forked; False where they cannot be, or not within that time."""
         try:
-            pid = int((self._folder / _PID).read_text(encoding="utf-8"))
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(patience.total_seconds())
+                connection.connect(str(self._folder / SOCKET))
+                connection.sendall(b"{}\n")
+                return bool(connection.recv(len(WARM)))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Ends the warm interpreter if it is this keeper's child, and whatever ranks of it are left."""
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.send_signal(signal.SIGKILL)
+            self._child.wait()
+
+    def _stands(self) -> bool:
+        """Whether an interpreter runs that stands for the same; one that does not is ended."""
+        try:
+            pid = int((self._folder / PID).read_text(encoding="utf-8"))
             process = read_process(pid)
             if process is None or process.zombie or environment_of(pid).get(FOLDER_VARIABLE) != str(self._folder):
                 return False
@@ -194,6 +164,32 @@ class WarmKeeper:
         logger.info("the warm interpreter is started again: %s", difference)
         os.kill(pid, signal.SIGKILL)
         return False
+
+    def _start(self) -> None:
+        for name in (REFUSAL, LEARNED, SOCKET, PID):
+            with contextlib.suppress(FileNotFoundError):
+                (self._folder / name).unlink()
+        # Listening before anybody is there to answer, so that the first ranks wait instead of starting cold.
+        with socket.socket(socket.AF_UNIX) as listening, (self._folder / _LOG).open("ab") as log:
+            listening.bind(str(self._folder / SOCKET))
+            listening.listen(_BACKLOG)
+            environment = self._plan.starting_environment(self._folder, listening=listening.fileno())
+            command = (self._python, *self._plan.arguments)
+            pid = self._spawn(Preparation(command, environment, listening.fileno(), log.fileno()))
+        (self._folder / PID).write_text(str(pid), encoding="utf-8")
+
+    def _spawn_child(self, start: Preparation) -> int:
+        self._child = subprocess.Popen(
+            start.command,
+            env=start.environment,
+            pass_fds=[start.listening],
+            stdin=subprocess.DEVNULL,
+            stdout=start.log,
+            stderr=start.log,
+            start_new_session=True,
+            preexec_fn=begin_child,  # noqa: PLW1509 - system calls only
+        )
+        return self._child.pid
 
 
 def prepare(folder: Path, python: str) -> Path:

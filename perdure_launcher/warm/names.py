@@ -18,12 +18,18 @@ EXECUTABLE_VARIABLE = "PYTHON_EXEC"
 OURS = (FOLDER_VARIABLE, PYTHON_VARIABLE, EXECUTABLE_VARIABLE)
 
 SOCKET = "socket"
+PID = "pid"
+"""A file with the warm interpreter's process ID."""
 REFUSAL = "refusal"
 """A file that says why there is no warm interpreter."""
+
+LEARNED = "learned"
+"""A file that says what was imported ahead because ranks import it, and what could not be, as JSON."""
 
 START_PREFIX = "start-"
 """Files that say how each local rank was started last."""
 
+WARM = "warm"
 STARTED = "started"
 COLD = "cold"
 ENDED = "ended"

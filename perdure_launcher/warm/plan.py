@@ -14,6 +14,7 @@ from pathlib import Path
 from ..processes import environment_of
 from .context import difference
 from .names import FOLDER_VARIABLE, LISTENING_VARIABLE, OURS, of_one_rank
+from .shown import GENERATION_VARIABLE, ROOM
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """torch's own: whether `import torch` loads the plugins of devices, and ours."""
@@ -53,7 +54,7 @@ class Plan:
         _, _, path = environment.pop("PYTHONPATH", "").partition(os.pathsep)
         if path:
             environment["PYTHONPATH"] = path
-        for name in (*OURS, LISTENING_VARIABLE):
+        for name in (*OURS, LISTENING_VARIABLE, GENERATION_VARIABLE):
             environment.pop(name, None)
         return cls(tuple(map(os.fsdecode, words)), environment)
 
@@ -68,6 +69,7 @@ class Plan:
             AUTOLOAD_VARIABLE: "0",
             FOLDER_VARIABLE: str(folder),
             LISTENING_VARIABLE: str(listening),
+            GENERATION_VARIABLE: ROOM,
         }
         if (autoload := self.environment.get(AUTOLOAD_VARIABLE)) is not None:
             environment[_USERS_AUTOLOAD_VARIABLE] = autoload
@@ -77,6 +79,12 @@ class Plan:
     def script_index(self) -> int:
         """Of the script or the module in `arguments`."""
         return next((index for index, word in enumerate(self.arguments) if not word.startswith("-")), 0)
+
+    @property
+    def script(self) -> str | None:
+        """The script's path; None for a module or a text."""
+        index = self.script_index
+        return None if {"-m", "-c"}.intersection(self.arguments[:index]) else self.arguments[index]
 
     def difference(self, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
         """What a rank with these has that this plan has not; empty where it can be forked. The script's own arguments

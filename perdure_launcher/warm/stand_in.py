@@ -47,7 +47,7 @@ def main() -> None:
         connection = _ask(folder, arguments, environment)
     except NotWarm as reason:
         record_start(folder, warm=False, reason=str(reason))
-        os.execve(python, [python, *arguments], environment)
+        os.execvpe(python, [python, *arguments], environment)
     _stand_in(connection)
 
 

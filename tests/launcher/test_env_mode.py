@@ -6,9 +6,11 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from perdure_launcher.warm.starts import read_starts
 from tests.launcher.nodes import (
     EXITED,
     FINISHED,
@@ -37,6 +39,7 @@ async def test_two_nodes_train_survive_a_killed_rank_and_finish() -> None:
         place = "RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=1 NODE_RANK=1"
         assert place in nodes[1].output
         victim = nodes[1].ranks()[1]
+        interpreters = [warm_interpreter(node) for node in nodes]
         os.kill(victim, signal.SIGKILL)
         report = await nodes[1].agent.heard(ENV_READY)
         assert report.body["after_generation"] == 1
@@ -50,11 +53,38 @@ async def test_two_nodes_train_survive_a_killed_rank_and_finish() -> None:
         await all_step(nodes, 3)
         assert nodes[0].agent.said(ENV_READY) == []
         for node in nodes:
+            [start] = read_starts(node.run_directory / "warm", generation=3, processes=1)
+            assert (start.warm, start.pid) == (True, next(iter(node.ranks(3).values()))), start
+        assert [warm_interpreter(node) for node in nodes] == interpreters
+        for node in nodes:
             (node.run_directory / "stop").touch()
         for node in nodes:
             await node.agent.heard(FINISHED, lambda body: body["generation"] == 3)
             exited = await node.agent.heard(EXITED)
             assert (exited.body["exit_code"], exited.body["generation"]) == (0, 3)
+            await node.agent.want(exit=True)
+        for node in nodes:
+            assert await node.left() == 0
+            assert node.processes() == []
+
+
+def warm_interpreter(node: Node) -> int:
+    """The process that ranks are forked from: theirs, and it shows the environment that it was started with itself."""
+    return int((node.run_directory / "warm" / "pid").read_text())
+
+
+async def test_what_a_rank_leaves_behind_ends_with_it_and_the_warm_interpreter_stays() -> None:
+    leaves = "import subprocess; subprocess.Popen(['sleep', '321'], start_new_session=True)"
+    node = Node([sys.executable, "-c", leaves], stop_grace_s=0.2)
+    async with running(node):
+        for generation in (1, 2):
+            ready = await node.agent.heard(ENV_READY)
+            await form_world([node], generation, port=ready.body["store_ports"][0])
+            exited = await node.agent.heard(EXITED)
+            assert (exited.body["exit_code"], exited.body["generation"]) == (0, generation)
+            assert node.processes(lambda environment: "RANK" in environment) == []
+            assert Path(f"/proc/{warm_interpreter(node)}").exists()
+            await node.agent.want(attempt=generation + 1)
 
 
 async def test_a_rank_that_raises_is_reported_with_its_exception() -> None:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)
 PROCESSES = 2
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "compiled", "threads"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "compiled", "threads", "collectives"])
 async def test_it_goes_on_after_a_killed_rank(kind: str) -> None:
     node = Node([*TORCHRUN, f"kinds/{kind}.py"], processes=PROCESSES)
     async with running(node):

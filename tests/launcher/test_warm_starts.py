@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from perdure_launcher.processes import begin_child
-from perdure_launcher.warm.keeper import WarmKeeper, offer
-from perdure_launcher.warm.plan import Plan
-from perdure_launcher.warm.starts import Start, read_starts
+from perdure_launcher.warm.keeper import offer
+from perdure_launcher.warm.starts import read_starts
 from tests.launcher.nodes import (
     EXITED,
     FINISHED,
     READY,
     ROOT,
-    SCRIPTS,
     TORCHRUN,
     Node,
     all_step,
@@ -35,81 +27,9 @@ from tests.launcher.nodes import (
     running,
 )
 from tests.launcher.test_torchrun_worlds import pair
+from tests.launcher.warmth import Warmth, warmth
 
 pytestmark = pytest.mark.timeout(300)
-
-GENERATION = 7
-PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "PERDURE_GENERATION": str(GENERATION)}
-
-
-@dataclass
-class Warmth:
-    """A warm interpreter for one command, and the same command without it."""
-
-    arguments: list[str]
-    environment: dict[str, str]
-    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pw-")) / "warm")
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir()
-        self.offered: dict[str, str] = {}
-        assert offer(self.folder, self.offered) == ""
-        plan = Plan.of_ranks(self.arguments, self.environment)
-        self.keeper = WarmKeeper(folder=self.folder, python=sys.executable, plan=plan)
-
-    def start(
-        self,
-        *arguments: str,
-        warm: bool = True,
-        environment: Mapping[str, str] | None = None,
-        wrapper: Sequence[str] = (),
-        pass_fds: Sequence[int] = (),
-    ) -> subprocess.Popen[str]:
-        """Starts the command as torchrun would, with these arguments in place of its own where there are any."""
-        python = self.offered["PYTHON_EXEC"] if warm else sys.executable
-        return subprocess.Popen(
-            [*wrapper, python, *self.arguments[:2], *(arguments or self.arguments[2:])],
-            cwd=SCRIPTS,
-            env={**self.environment, **PLACE, **(self.offered if warm else {}), **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            pass_fds=pass_fds,
-            preexec_fn=begin_child,  # noqa: PLW1509 - system calls only
-        )
-
-    def run(self, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments, **options)  # pyright: ignore[reportArgumentType]
-        stdout, stderr = process.communicate(timeout=120)
-        return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
-
-    @property
-    def last(self) -> Start:
-        [start] = read_starts(self.folder, generation=GENERATION, processes=1)
-        return start
-
-    def log(self) -> str:
-        return (self.folder / "log").read_text()
-
-
-@contextlib.contextmanager
-def warmth(*arguments: str, **environment: str) -> Iterator[Warmth]:
-    # Where the keeper is, is where ranks are: the interpreter inherits it from the process that keeps it.
-    before = os.getcwd()
-    os.chdir(SCRIPTS)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "PYTEST_"))}
-    found = Warmth(
-        arguments=["-u", *arguments], environment={**inherited, "PYTHONPATH": str(ROOT), "TZ": "UTC", **environment}
-    )
-    try:
-        found.keeper.ensure()
-        yield found
-    finally:
-        found.keeper.close()
-        os.chdir(before)
-        shutil.rmtree(found.folder.parent, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -298,7 +218,10 @@ async def test_the_ranks_of_a_torchrun_are_forked_and_a_killed_one_is_forked_aga
             await node.agent.complete_generation(2)
         for node in nodes:
             assert (await node.agent.heard(EXITED)).body["exit_code"] == 0
-            assert node.processes(lambda environment: "PERDURE_WARM_LISTENING" in environment) == []
+            await node.agent.want(exit=True)
+        for node in nodes:
+            assert await node.left() == 0
+            assert node.processes() == []
 
 
 async def test_a_node_that_a_shell_started_in_the_background_starts_warm_too() -> None:

@@ -1,0 +1,83 @@
+"""The tables: for the terminal, and as Markdown for the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from rich.console import Console
+
+from benchmarks.recovery.records import SystemName, TrialRecord
+from benchmarks.recovery.report import Grid, machine, number, recovery_grid
+
+from .scripts import ScriptTrial
+from .steady import StepTimes
+from .summary import headline, script_rows
+
+
+def grids(
+    records: Sequence[TrialRecord],
+    script_trials: Sequence[ScriptTrial],
+    step_times: StepTimes | None,
+    unavailable: Mapping[SystemName, str],
+) -> list[Grid]:
+    """All tables that there is something to put into."""
+    found: list[Grid] = []
+    for size in sorted({record.size for record in records}):
+        grid = recovery_grid([record for record in records if record.size == size], unavailable)
+        found.append(Grid(f"{size} nodes. {grid.title}", grid.columns, grid.rows))
+    if script_trials:
+        rows = tuple(
+            (
+                row.script,
+                f"{row.recovered}/{row.runs}",
+                str(row.warm),
+                str(row.learned),
+                number(row.median_seconds, digits=2),
+                number(row.slowest_seconds, digits=2),
+                number(row.median_start_seconds),
+            )
+            for row in script_rows(script_trials)
+        )
+        columns = ("script", "recovered", "forked", "had learned", "median s", "slowest s", "first start s")
+        found.append(Grid("A rank killed in a job of two nodes, by kind of script", columns, rows))
+    if step_times:
+        rows = (
+            ("started", f"{1e3 * median(step_times.started):.3f}"),
+            ("forked", f"{1e3 * median(step_times.forked):.3f}"),
+            ("forked / started, goal <= 1.005", f"{step_times.ratio:.4f}"),
+        )
+        note = f"The warm interpreter holds {step_times.interpreter_mb:.0f} MB (proportional set size)."
+        found.append(Grid("One rank's step time", ("rank", "median ms"), rows, note))
+    return found
+
+
+def markdown(
+    records: Sequence[TrialRecord],
+    script_trials: Sequence[ScriptTrial],
+    step_times: StepTimes | None,
+    unavailable: Mapping[SystemName, str],
+) -> str:
+    """The tables for the documentation."""
+    tables = "\n".join(grid.markdown() for grid in grids(records, script_trials, step_times, unavailable))
+    return f"Measured by `make bench-warm` on {machine()}.\n\n{tables}"
+
+
+def print_report(
+    console: Console,
+    records: Sequence[TrialRecord],
+    script_trials: Sequence[ScriptTrial],
+    step_times: StepTimes | None,
+    unavailable: Mapping[SystemName, str],
+) -> None:
+    """The tables, what went wrong, and the headline as one line of JSON."""
+    for grid in grids(records, script_trials, step_times, unavailable):
+        console.print(grid.draw())
+    for record in records:
+        if record.error:
+            title = f"{record.system}, {record.size} nodes, {record.scenario.title}"
+            console.print(f"{title} #{record.number}: {record.error}", markup=False)
+    for trial in script_trials:
+        if trial.error:
+            console.print(f"{trial.script} #{trial.number}: {trial.error}", markup=False)
+    print(headline(records, script_trials, step_times).model_dump_json(), flush=True)

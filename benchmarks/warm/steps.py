@@ -1,0 +1,31 @@
+"""Times the steps of one rank: prints the median of many, in seconds. Run both forked and started."""
+
+import os
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS, UNTIMED = int(sys.argv[1]), 20
+
+torch.set_num_threads(1)
+os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+os.environ.setdefault("MASTER_PORT", "0")
+dist.init_process_group("gloo", rank=0, world_size=1)
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+inputs, labels = torch.randn(64, 256), torch.randint(0, 10, (64,))
+times: list[float] = []
+for _ in range(STEPS + UNTIMED):
+    began = time.perf_counter()
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    optimizer.step()
+    times.append(time.perf_counter() - began)
+print(statistics.median(times[UNTIMED:]))
+dist.destroy_process_group()

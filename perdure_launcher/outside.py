@@ -1,0 +1,206 @@
+"""Recognises, in the training process itself, a training that takes no part in the job's world.
+
+Several such nodes would be several trainings over one checkpoint folder, and each would look healthy. The launcher sees
+processes from outside; what they are is known here: whether one steps an optimizer although nobody gave it a place, and
+with whom a rank forms its process group. Loaded by `import torch` in everything that the command starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from .environment import GENERATION_VARIABLE, PROGRESS_VARIABLE, STORE_VARIABLE, TORCHRUN_VARIABLE, TorchrunSettings
+from .progress import mark_apart
+from .steps import is_rank
+
+_UNPROTECTED = "/v1/launcher/unprotected"
+_PAUSE = 0.5
+_STEPS_BEFORE_A_GROUP = 10
+"""A script may step once for show (to quiet a scheduler's warning, say) before it begins."""
+_LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0")
+
+_WITHOUT_PLACE = (
+    "this process trains although nobody gave it a place: it was started without torchrun, so {consequence}. "
+    "`accelerate launch` does this unless --multi_gpu and at least two processes are asked for, and so does a script "
+    "that runs plain python. Start the ranks with torchrun (scripts that use accelerate run under it as they are), or "
+    "set the role's `rendezvous` to `env`, and Perdure starts one process per rank itself. If it is meant to train "
+    f"beside the job, start it with `env -u {TORCHRUN_VARIABLE}`"
+)
+_ALONE_IN_CROWD = "each node would train alone beside the others, over the same checkpoints"
+_ALONE = "nothing would start it again after a failure"
+_WORLD_OF_ITS_OWN = (
+    "the script asks for a process group of {size} at {asked}, which no other node can reach, so each node would train "
+    "alone beside the others, over the same checkpoints. Leave MASTER_ADDR, MASTER_PORT, the rank and the world size "
+    "out of the script: each rank finds them in its environment (init_process_group() alone is enough)"
+)
+
+
+class TrainingOutsideError(RuntimeError):
+    """The training takes no part in the job's world, and would damage what others write."""
+
+
+def autoload() -> None:
+    """The entry point, in the group `torch.backends`; torch turns an exception of it into a failed `import torch`."""
+    with contextlib.suppress(Exception):
+        if is_rank(os.environ):
+            hold_to_store()
+        elif TORCHRUN_VARIABLE in os.environ:
+            watch_unplaced()
+
+
+def watch_unplaced() -> None:
+    """For a process that is no rank, below a command that should start torchrun: its first step is its last."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    settings = TorchrunSettings.load(os.environ[TORCHRUN_VARIABLE])
+
+    def refuse(*_: object) -> None:
+        consequence = _ALONE_IN_CROWD if settings.max_nodes > 1 else _ALONE
+        _stop(Path(settings.run_directory), _WITHOUT_PLACE.format(consequence=consequence))
+
+    # torchrun itself comes by here too, and steps nothing.
+    register_optimizer_step_pre_hook(refuse)
+
+
+def hold_to_store() -> None:
+    """For a rank: its first process group is formed where the job says, whatever address the script names."""
+    place = Place.of(os.environ)
+    if place is None:
+        return
+    # The attribute of this name is a function.
+    handlers: dict[str, Callable[..., Any]] = sys.modules["torch.distributed.rendezvous"].__dict__[
+        "_rendezvous_handlers"
+    ]
+    for scheme in ("env", "tcp"):
+        handlers[scheme] = _held(handlers[scheme], place)
+    if place.world_size > 1:
+        _watch_for_apart(place)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's, as it was given before any line of the script ran."""
+
+    address: str
+    port: str
+    rank: int
+    world_size: int
+    local_world_size: int
+    progress: Path
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Place | None:
+        """None where the environment does not say it all."""
+        try:
+            address, _, port = environment[STORE_VARIABLE].rpartition(":")
+            return cls(
+                address=address,
+                port=port,
+                rank=int(environment["RANK"]),
+                world_size=int(environment["WORLD_SIZE"]),
+                local_world_size=int(environment["LOCAL_WORLD_SIZE"]),
+                progress=Path(environment[PROGRESS_VARIABLE]),
+            )
+        except (KeyError, ValueError):
+            return None
+
+    def corrected(self, url: str) -> str:
+        """Where to meet instead of at this URL, as `init_process_group` understands it.
+
+        A group of the same ranks is ours, and meets at our store. Another one is the script's own affair, unless it
+        can only be a training alone.
+
+        Raises:
+            TrainingOutsideError: if it is that.
+        """
+        parts = urlsplit(url)
+        query = dict(parse_qsl(parts.query))
+        rank = int(query.get("rank", self.rank))
+        size = int(query.get("world_size", self.world_size))
+        if parts.scheme == "tcp":
+            asked = (parts.hostname or "", str(parts.port or ""))
+        else:
+            asked = (os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
+        if asked == (self.address, self.port):
+            return url
+        there = ":".join(asked)
+        if (rank, size) == (self.rank, self.world_size):
+            _say(
+                f"the script names {there} for its process group; the job's own {self.address}:{self.port} is used, "
+                "since only that is there again after a failure"
+            )
+            os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = self.address, self.port
+            return f"env://?{parts.query}"
+        if self.world_size > self.local_world_size and asked[0].startswith(_LOOPBACK):
+            _stop(self.progress.parent, _WORLD_OF_ITS_OWN.format(size=size, asked=there))
+        return url
+
+
+def _held(original: Callable[..., Any], place: Place) -> Callable[..., Any]:
+    def rendezvous(url: str, *args: Any, **kwargs: Any) -> Any:
+        import torch.distributed as dist
+
+        # Groups that are made later beside the first one are for the script's own purposes.
+        if not dist.is_initialized():
+            corrected = place.corrected(url)
+            if corrected != url:
+                handlers: dict[str, Any] = sys.modules["torch.distributed.rendezvous"].__dict__["_rendezvous_handlers"]
+                return handlers["env"](corrected, *args, **kwargs)
+        return original(url, *args, **kwargs)
+
+    return rendezvous
+
+
+def _watch_for_apart(place: Place) -> None:
+    """Leaves word where the rank has made steps but no process group: a sweep may mean it, a training does not."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    steps = 0
+
+    def look(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+        if steps < _STEPS_BEFORE_A_GROUP:
+            return
+        handle.remove()
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            with contextlib.suppress(OSError):
+                mark_apart(place.progress, generation=int(os.environ.get(GENERATION_VARIABLE, "0")))
+
+    handle = register_optimizer_step_post_hook(look)
+
+
+def _stop(run_directory: Path, detail: str) -> None:
+    """Tells the agent, and lets nothing go on before it knows."""
+    # Not at the top: every rank imports this module, and next to none needs it.
+    from .client import AgentConnection, AgentGone, AgentRefused
+
+    _say(detail)
+    connection = AgentConnection(run_directory / "agent.sock")
+    try:
+        while True:
+            try:
+                connection.request("POST", _UNPROTECTED, {"ranks": [os.getpid()], "detail": detail})
+                break
+            except AgentGone:
+                time.sleep(_PAUSE)
+            except AgentRefused:
+                break
+    finally:
+        connection.close()
+    raise TrainingOutsideError(detail)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"perdure: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,29 @@
+"""Imports what its arguments name, tells so, and prints what was there before, as JSON.
+
+`SETTING=x` as an argument sets the variable first; a name with a colon prints that attribute of a module.
+"""
+
+import importlib
+import json
+import os
+import sys
+
+before = set(sys.modules)
+values: dict[str, object] = {}
+for word in sys.argv[1:]:
+    setting, assigned, value = word.partition("=")
+    if assigned:
+        os.environ.update({setting: value})
+        continue
+    name, asked, attribute = word.partition(":")
+    module = importlib.import_module(name)
+    if asked:
+        values[word] = getattr(module, attribute)
+print(json.dumps({"ahead": sorted(before & set(sys.modules)), "values": values}))
+
+import torch  # noqa: E402
+
+from perdure_launcher.warm import learning  # noqa: E402
+
+torch.zeros(1)
+learning.tell()

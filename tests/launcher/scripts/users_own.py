@@ -1,0 +1,1 @@
+"""A module beside the script, which its owner may change at any time."""

@@ -1,0 +1,134 @@
+"""What a rank imports is imported ahead for the next one, unless that could make a difference."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure_launcher.warm.names import LEARNED
+from tests.launcher.nodes import SCRIPTS
+from tests.launcher.warmth import Warmth, warmth
+
+pytestmark = pytest.mark.timeout(300)
+
+PACKAGES = {
+    "plain": "import plain_part\n",
+    "plain_part": "",
+    "prints": "print('imported')\n",
+    "starts_thread": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+    "starts_process": "import subprocess\nkept = subprocess.Popen(['sleep', '100'], stdout=-3, stderr=-3)\n",
+    "opens_file": "kept = open('/dev/null')\n",
+    "reads_rank": "import os\nrank = os.environ.get('RANK')\n",
+    "reads_all": "import os\nrank = dict(os.environ).get('RANK')\n",
+    "imports_reader": "import reads_rank\n",
+    "reads_setting": "import os\nsetting = os.environ.get('SETTING')\n",
+    "sets_setting": "import os\nos.environ.setdefault('OTHER_SETTING', 'its own')\n",
+    "asks_main": "import sys\nfile = getattr(sys.modules['__main__'], '__file__', None)\n",
+    "asks_path": "import sys\nfirst = sys.path[0]\n",
+    "imports_users": "import users_own\n",
+}
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter of an environment that has these packages installed, and all that this one has."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    program = folder / "bin" / "python"
+    paths = subprocess.check_output(
+        [str(program), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], text=True
+    )
+    installed = Path(paths.strip())
+    for name, source in PACKAGES.items():
+        (installed / f"{name}.py").write_text(source)
+    (installed / "all_others.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return str(program)
+
+
+def learn(script: Warmth) -> dict[str, Any]:
+    """Waits until the interpreter has tried to import what a rank told it."""
+    deadline = time.monotonic() + 60
+    while not (script.folder / LEARNED).exists():
+        assert time.monotonic() < deadline, script.log()
+        time.sleep(0.02)
+    return json.loads((script.folder / LEARNED).read_text())
+
+
+def looked(script: Warmth) -> dict[str, Any]:
+    ended = script.run()
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_what_a_rank_imports_is_there_when_the_next_one_starts(python: str) -> None:
+    with warmth("learns.py", "plain", "asks_main:file", "asks_path:first", executable=python) as script:
+        first = looked(script)
+        assert script.last.warm, script.log()
+        learned = learn(script)
+        assert (learned["left_out"], learned["failure"]) == ({}, "")
+        second = looked(script)
+        assert script.last.warm, script.log()
+        news = set(second["ahead"]) - set(first["ahead"])
+        assert {"plain", "plain_part", "asks_main", "asks_path"} <= news
+        expected = {"asks_main:file": str(SCRIPTS / "learns.py"), "asks_path:first": str(SCRIPTS)}
+        assert first["values"] == expected
+        assert second["values"] == expected
+
+
+def test_what_an_import_prints_and_sets_is_repeated_in_each_rank(python: str) -> None:
+    with warmth("learns.py", "prints", "sets_setting", executable=python) as script:
+        for _ in range(2):
+            assert script.run().stdout.count("imported") == 1
+            learn(script)
+
+
+LEFT_OUT = [
+    {
+        "starts_thread": "its import started 1 threads",
+        "starts_process": "its import left a process running",
+        "opens_file": "its import left 1 files open",
+        "reads_rank": "reads_rank reads RANK when it is imported",
+    },
+    {
+        "reads_all": "reads_all reads the whole environment when it is imported",
+        "imports_users": "it imports users_own from the script's own folder",
+        "reads_setting": "it reads SETTING, which the script sets",
+    },
+]
+
+
+@pytest.mark.parametrize("reasons", LEFT_OUT, ids=["of processes", "of places and settings"])
+def test_what_a_fork_could_not_carry_over_is_left_out(python: str, reasons: dict[str, str]) -> None:
+    with warmth("learns.py", "SETTING=yes", *reasons, "plain", executable=python) as script:
+        looked(script)
+        assert learn(script)["left_out"] == reasons
+        assert {"plain", *reasons} & set(looked(script)["ahead"]) == {"plain"}
+        assert script.last.warm, script.log()
+
+
+def test_what_imports_something_left_out_is_left_out_too(python: str) -> None:
+    with warmth("learns.py", "imports_reader", "plain", executable=python) as script:
+        looked(script)
+        assert set(learn(script)["left_out"]) == {"reads_rank", "imports_reader"}
+        assert {"plain", "imports_reader", "reads_rank"} & set(looked(script)["ahead"]) == {"plain"}
+
+
+def test_a_script_that_sets_what_torch_reads_starts_cold_from_then_on(python: str) -> None:
+    with warmth("learns.py", "OMP_NUM_THREADS=2", executable=python) as script:
+        looked(script)
+        assert "OMP_NUM_THREADS" in learn(script)["failure"]
+        looked(script)
+        assert script.last.reason == "the script sets OMP_NUM_THREADS, which is read while modules are imported"
+
+
+def test_a_script_that_says_so_in_its_text_starts_cold_at_once() -> None:
+    with warmth("sets_threads.py", OMP_NUM_THREADS="2") as script:
+        assert script.run().stdout == "1\n"
+        assert script.last.reason == "the script sets OMP_NUM_THREADS, which is read when torch is imported"

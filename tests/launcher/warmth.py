@@ -1,0 +1,96 @@
+"""A warm interpreter for one command, and the same command started without it, to compare."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perdure_launcher.processes import begin_child
+from perdure_launcher.warm.keeper import WarmKeeper, offer
+from perdure_launcher.warm.plan import Plan
+from perdure_launcher.warm.starts import Start, read_starts
+from tests.launcher.nodes import ROOT, SCRIPTS
+
+GENERATION = 7
+PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "PERDURE_GENERATION": str(GENERATION)}
+
+
+@dataclass
+class Warmth:
+    """A warm interpreter for one command, and the same command without it."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    executable: str = sys.executable
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pw-")) / "warm")
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir()
+        self.offered: dict[str, str] = {}
+        assert offer(self.folder, self.offered, python=self.executable) == ""
+        plan = Plan.of_ranks(self.arguments, self.environment)
+        self.keeper = WarmKeeper(folder=self.folder, python=self.executable, plan=plan)
+
+    def start(
+        self,
+        *arguments: str,
+        warm: bool = True,
+        environment: Mapping[str, str] | None = None,
+        wrapper: Sequence[str] = (),
+        pass_fds: Sequence[int] = (),
+    ) -> subprocess.Popen[str]:
+        """Starts the command as torchrun would, with these arguments in place of its own where there are any."""
+        python = self.offered["PYTHON_EXEC"] if warm else self.executable
+        return subprocess.Popen(
+            [*wrapper, python, *self.arguments[:2], *(arguments or self.arguments[2:])],
+            cwd=SCRIPTS,
+            env={**self.environment, **PLACE, **(self.offered if warm else {}), **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            pass_fds=pass_fds,
+            preexec_fn=begin_child,  # noqa: PLW1509 - system calls only
+        )
+
+    def run(self, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments, **options)  # pyright: ignore[reportArgumentType]
+        stdout, stderr = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
+
+    @property
+    def last(self) -> Start:
+        [start] = read_starts(self.folder, generation=GENERATION, processes=1)
+        return start
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+
+@contextlib.contextmanager
+def warmth(*arguments: str, executable: str = sys.executable, **environment: str) -> Iterator[Warmth]:
+    """A warm interpreter that is kept within."""
+    # Where the keeper is, is where ranks are: the interpreter inherits it from the process that keeps it.
+    before = os.getcwd()
+    os.chdir(SCRIPTS)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "PYTEST_"))}
+    found = Warmth(
+        arguments=["-u", *arguments],
+        environment={**inherited, "PYTHONPATH": str(ROOT), "TZ": "UTC", **environment},
+        executable=executable,
+    )
+    try:
+        found.keeper.ensure()
+        yield found
+    finally:
+        found.keeper.close()
+        os.chdir(before)
+        shutil.rmtree(found.folder.parent, ignore_errors=True)
