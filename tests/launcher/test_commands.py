@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure_launcher.commands import RankCommand, foreseen_ranks, starts_torchrun, without_static_rendezvous
+from perdure_launcher.commands import RankCommand, foreseen_ranks, instead_of_deepspeed, starts_torchrun
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,11 @@ from perdure_launcher.commands import RankCommand, foreseen_ranks, starts_torchr
         ["uv", "run", "torchrun", "train.py"],
         ["env", "A=b", "torchrun", "train.py"],
         ["accelerate", "launch", "train.py"],
+        ["accelerate-launch", "train.py"],
+        ["python", "-m", "accelerate.commands.launch", "train.py"],
+        ["deepspeed", "--num_gpus", "2", "train.py"],
+        ["fabric", "run", "train.py"],
+        ["lightning", "run", "model", "train.py"],
         ["bash", "-c", "cd /code && exec torchrun train.py"],
         ["bash", "-lc", "python -m torch.distributed.run train.py"],
         ["sh", "-eu", "run.sh", "--fast"],
@@ -39,6 +44,7 @@ def test_torchrun_is_recognised(command: list[str], tmp_path: Path) -> None:
         ["bash", "plain.sh"],
         ["bash", "missing.sh"],
         ["bash", "-c", "python my_torchrun_like.py"],
+        ["bash", "-c", "python -m lightning_app; cd fabric; run"],
         ["./helper.py"],
         ["./tool"],
     ],
@@ -52,16 +58,24 @@ def test_other_commands_are_given_their_environment(command: list[str], tmp_path
 
 
 @pytest.mark.parametrize(
-    ("command", "changed"),
+    ("command", "instead"),
     [
-        (["torchrun", "--rdzv-backend=static", "t.py"], ["torchrun", "--rdzv-backend=perdure", "t.py"]),
-        (["torchrun", "--rdzv_backend", "static", "t.py"], ["torchrun", "--rdzv_backend", "perdure", "t.py"]),
-        (["torchrun", "--rdzv-backend=c10d", "t.py"], ["torchrun", "--rdzv-backend=c10d", "t.py"]),
-        (["torchrun", "t.py", "static"], ["torchrun", "t.py", "static"]),
+        ("deepspeed t.py --deepspeed ds.json", "torchrun t.py --deepspeed ds.json"),
+        ("/opt/bin/python /opt/bin/deepspeed --num_gpus 2 t.py", "torchrun --nproc-per-node=2 t.py"),
+        ("deepspeed --num_gpus=2 --hostfile=/job/hostfile -i node-1:0,1 --no_ssh t.py -i 3",
+         "torchrun --nproc-per-node=2 t.py -i 3"),
+        ("deepspeed --module pkg.train --lr 1", "torchrun -m pkg.train --lr 1"),
+        ("python3.12 -u -m deepspeed.launcher.launch --world_info=e30= --master_port=29500 t.py", "torchrun t.py"),
+        ("deepspeed --help", "torchrun SCRIPT"),
+        ("python -m pip install deepspeed", ""),
+        ("ls deepspeed", ""),
+        ("torchrun t.py --deepspeed ds.json", ""),
+        ("python", ""),
+        ("", ""),
     ],
-)
-def test_an_explicit_static_rendezvous_becomes_ours(command: list[str], changed: list[str]) -> None:
-    assert without_static_rendezvous(command) == changed
+)  # fmt: skip
+def test_deepspeeds_launcher_is_recognised_and_torchrun_written_instead(command: str, instead: str) -> None:
+    assert instead_of_deepspeed(command.split()) == instead
 
 
 @pytest.fixture

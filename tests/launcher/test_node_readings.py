@@ -170,13 +170,14 @@ ALONE = {"TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "1"}
 def test_ranks_that_nobody_of_ours_has_placed_are_found(
     torchrun: bool, environment: dict[str, str], inherited: dict[str, str], unprotected: bool
 ) -> None:
-    guard = RankGuard(torchrun=torchrun, environment=inherited)
+    guard = RankGuard(torchrun=torchrun, several=True, environment=inherited)
     child = subprocess.Popen(["sleep", "100"], env={"PATH": os.environ["PATH"], **environment})
     try:
-        assert (child.pid in guard.unprotected_ranks()) == unprotected
+        assert (bypass := guard.look()) is None or bypass.processes == [child.pid]
+        assert (bypass is not None) == unprotected
         for _ in range(5):
-            found = guard.unprotected_ranks()
-        assert child.pid not in found, "a process is not looked at for ever"
+            bypass = guard.look()
+        assert bypass is None, "a process is not looked at for ever"
     finally:
         child.kill()
         child.wait()

@@ -211,7 +211,7 @@ def _must_stop(state: JobState, culprit: NodeFailure, job: JobSpec, now: datetim
     if culprit.failure is FailureClass.LAUNCH:
         return stop('launch/1 "it will not start the next time either"', culprit.text, 1)
     if culprit.failure is FailureClass.UNPROTECTED:
-        return stop('unprotected/1 "several nodes, no rendezvous: stop"', culprit.text, 2)
+        return stop('unprotected/1 "ranks that the job has not placed: stop"', culprit.text, 2)
     if culprit.failure is FailureClass.CREATE_FAILED:
         return stop('refused/1 "the backend will never create this node"', culprit.text, 3)
     if culprit.exit_code in retry.fatal_exit_codes:

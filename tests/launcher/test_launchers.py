@@ -1,0 +1,209 @@
+"""Every way in which people start ranks: the job holds the rendezvous, or the command is stopped and told why."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure_launcher.progress import is_apart
+from tests.launcher.nodes import (
+    EXITED,
+    READY,
+    TORCHRUN,
+    Node,
+    all_step,
+    eventually,
+    first_world,
+    form_world,
+    running,
+)
+
+pytestmark = pytest.mark.timeout(300)
+
+HELLO = "/v1/rendezvous/hello"
+ENV_READY = "/v1/launcher/ready"
+UNPROTECTED = "/v1/launcher/unprotected"
+
+BIN = Path(sys.executable).parent
+PYTHON = [sys.executable, "-u"]
+LAUNCH = [sys.executable, "-m", "torch.distributed.launch"]
+ACCELERATE = [str(BIN / "accelerate"), "launch"]
+ELSEWHERE = ["--master-addr=192.0.2.1", "--master-port=29500"]
+"""An address that no machine has."""
+
+
+def pair(*command: str, **config: object) -> list[Node]:
+    return [Node(command, run_id="pair", **{"nodes": "2", **config}) for _ in range(2)]
+
+
+def in_shell(*command: str) -> list[str]:
+    return ["bash", "-c", f"set -e\nexport GREETING=hello\n{shlex.join(command)}"]
+
+
+async def one_training(nodes: list[Node], *, processes: int = 1, path: str = READY) -> None:
+    """Both nodes step together, and again after a rank was killed; every step is an all-reduce."""
+    ready = await first_world(nodes, processes=processes, path=path)
+    os.kill(nodes[1].ranks()[processes], signal.SIGKILL)
+    await nodes[1].agent.heard(path, lambda body: bool(body["ranks"]))
+    await form_world(nodes, 2, port=ready[0].body["store_ports"][1], processes=processes)
+    await all_step(nodes, 2, processes=processes)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [*TORCHRUN, "--standalone", "train.py"],
+        [*TORCHRUN, "--rdzv-backend=c10d", "--rdzv-endpoint=192.0.2.1:29400", "--rdzv-id=mine", "train.py"],
+        [*TORCHRUN, "--rdzv-backend=etcd-v2", "--rdzv-endpoint=192.0.2.1:2379", "train.py"],
+        [*TORCHRUN, "--rdzv_backend", "static", "--node-rank=1", *ELSEWHERE, "train.py"],
+        in_shell(*TORCHRUN, "--rdzv-backend=static", "--node-rank=0", *ELSEWHERE, "train.py"),
+        [*LAUNCH, "--use-env", "--nnodes=2", "--node-rank=0", *ELSEWHERE, "train.py"],
+        in_shell(*LAUNCH, "train.py"),
+    ],
+    ids=["standalone", "c10d", "etcd", "static", "static-in-shell", "launch", "launch-in-shell"],
+)
+async def test_whatever_rendezvous_torchrun_is_told_two_nodes_are_one_training(command: list[str]) -> None:
+    nodes = pair(*command)
+    async with running(*nodes):
+        await one_training(nodes)
+
+
+async def test_a_fixed_number_of_nodes_does_not_keep_an_elastic_job_from_other_sizes() -> None:
+    nodes = pair(*TORCHRUN, "--nnodes=4", "--rdzv-backend=c10d", "--rdzv-endpoint=192.0.2.1:1", "train.py", nodes="1:4")
+    async with running(*nodes):
+        hello = await nodes[0].agent.heard(HELLO)
+        assert (hello.body["min_nodes"], hello.body["max_nodes"]) == (4, 4), "the agent compares it with the job"
+        ready = await first_world(nodes)
+        await form_world(nodes[:1], 2, port=ready[0].body["store_ports"][1])
+        await all_step(nodes[:1], 2)
+
+
+MACHINES = ["--num_machines=2", "--machine_rank=0", "--main_process_ip=192.0.2.1", "--main_process_port=29501"]
+CONFIG = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+num_machines: 2
+num_processes: 4
+machine_rank: 0
+main_process_ip: 192.0.2.1
+main_process_port: 29502
+same_network: true
+rdzv_backend: static
+mixed_precision: 'no'
+use_cpu: false
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "processes"),
+    [
+        (["--multi_gpu", "--num_processes=2"], 2),
+        (["--multi_gpu", "--num_processes=2", *MACHINES], 1),
+        (["--multi_gpu", "--num_processes=2", "--rdzv_backend=c10d", *MACHINES], 1),
+        (["--config_file=accelerate.yaml"], 2),
+    ],
+    ids=["static", "machines", "c10d", "config"],
+)
+async def test_accelerate_launch_is_one_training_where_it_uses_torchrun(
+    options: list[str], processes: int, tmp_path: Path
+) -> None:
+    (tmp_path / "accelerate.yaml").write_text(CONFIG)
+    script = Path(__file__).parent / "scripts" / "kinds" / "accelerate_ddp.py"
+    nodes = pair(*ACCELERATE, *options, str(script), workdir=str(tmp_path), env={"TEST_STEPS_DIR": str(tmp_path)})
+    async with running(*nodes):
+        await one_training(nodes, processes=processes)
+
+
+async def test_accelerate_launch_runs_one_process_per_rank_where_the_launcher_places_ranks(tmp_path: Path) -> None:
+    shared = {"TEST_STEPS_DIR": str(tmp_path)}
+    nodes = pair(*ACCELERATE, "--cpu", "kinds/accelerate_ddp.py", rendezvous="env", env=shared)
+    async with running(*nodes):
+        await one_training(nodes, path=ENV_READY)
+
+
+@pytest.mark.parametrize(
+    ("command", "nodes", "consequence"),
+    [
+        ([*ACCELERATE, "--cpu", "kinds/accelerate_ddp.py"], "2", "each node would train alone beside the others"),
+        (in_shell(*PYTHON, "saves.py", "torchrun"), "2", "each node would train alone beside the others"),
+        ([*ACCELERATE, "--cpu", "kinds/accelerate_ddp.py"], "1", "nothing would start it again after a failure"),
+    ],
+    ids=["accelerate", "shell", "one-node"],
+)
+async def test_a_process_that_trains_without_a_place_is_stopped_at_its_first_step(
+    command: list[str], nodes: str, consequence: str
+) -> None:
+    node = Node(command, nodes=nodes)
+    async with running(node):
+        report = await node.agent.heard(UNPROTECTED)
+        assert consequence in report.body["detail"]
+        assert "set the role's `rendezvous` to `env`" in report.body["detail"]
+        exited = await node.agent.heard(EXITED)
+        assert exited.body["exit_code"] == 1
+        assert "TrainingOutsideError: this process trains although nobody gave it a place" in exited.body["log_tail"]
+
+
+async def test_a_process_that_is_meant_to_train_beside_the_job_may() -> None:
+    beside = "env -u PERDURE_TORCHRUN python step_once.py && torchrun train.py"
+    node = Node(["bash", "-c", beside], env={"PATH": f"{BIN}:{os.environ['PATH']}"})
+    script = Path(node.run_directory) / "step_once.py"
+    script.write_text(
+        "import torch\nweight = torch.nn.Parameter(torch.zeros(1))\nweight.grad = torch.ones(1)\n"
+        "torch.optim.SGD([weight], lr=0.1).step()\nprint('prepared')\n"
+    )
+    (Path(node.run_directory) / "train.py").write_text((Path(__file__).parent / "scripts" / "train.py").read_text())
+    node.config["workdir"] = str(node.run_directory)
+    async with running(node):
+        await first_world([node])
+        assert "prepared" in node.output
+
+
+@pytest.mark.parametrize("shell", [False, True])
+async def test_deepspeeds_launcher_is_stopped_and_torchrun_written_instead(shell: bool) -> None:
+    command = [str(BIN / "deepspeed"), "--num_gpus=2", "--master_port=29512", "train.py", "--epochs", "3"]
+    node = Node(in_shell(*command) if shell else command)
+    async with running(node):
+        report = await node.agent.heard(UNPROTECTED)
+        assert report.body["detail"].endswith("write instead: torchrun --nproc-per-node=2 train.py --epochs 3")
+        exited = await node.agent.heard(EXITED)
+        assert "the deepspeed launcher starts ranks by itself" in exited.body["log_tail"]
+        assert node.processes(lambda environment: "LOCAL_RANK" in environment) == []
+
+
+@pytest.mark.parametrize("how", ["env", "tcp"])
+@pytest.mark.parametrize(("launcher", "path"), [(TORCHRUN, READY), (PYTHON, ENV_READY)], ids=["torchrun", "python"])
+async def test_a_script_that_names_its_own_master_meets_at_the_jobs_store(
+    how: str, launcher: list[str], path: str
+) -> None:
+    nodes = pair(*launcher, "own_master.py", how)
+    async with running(*nodes):
+        await one_training(nodes, path=path)
+        assert "the script names localhost:29511 for its process group; the job's own 127.0.0.1:" in nodes[1].output
+
+
+async def test_a_script_that_makes_a_world_of_its_own_on_each_of_several_nodes_is_stopped() -> None:
+    nodes = pair(*PYTHON, "own_master.py", "alone")
+    async with running(*nodes):
+        ready = [await node.agent.heard(ENV_READY) for node in nodes]
+        await form_world(nodes, 1, port=ready[0].body["store_ports"][0])
+        for node in nodes:
+            report = await node.agent.heard(UNPROTECTED)
+            assert "asks for a process group of 1 at localhost:29511" in report.body["detail"]
+            assert "Leave MASTER_ADDR, MASTER_PORT, the rank and the world size out" in report.body["detail"]
+            await eventually(lambda node=node: "TrainingOutsideError" in node.output)
+            assert node.ranks() == {}, "it has made no step"
+
+
+async def test_ranks_that_train_without_a_process_group_are_told_from_those_that_have_one() -> None:
+    apart, together = (Node([*PYTHON, script], processes=2) for script in ("saves.py", "env_train.py"))
+    async with running(apart, together):
+        for node in (apart, together):
+            await first_world([node], processes=2, path=ENV_READY)
+            await node.stepped(0, 1, steps=15)
+        await eventually(lambda: is_apart(apart.run_directory / "progress", generation=1))
+        assert not is_apart(together.run_directory / "progress", generation=1)
