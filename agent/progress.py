@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent.pace import Pace
 from perdure_launcher.environment import WARM_FOLDER
-from perdure_launcher.progress import RankProgress, progress_path, read_progress
+from perdure_launcher.progress import RankProgress, is_apart, progress_path, read_progress
 from perdure_launcher.warm.starts import read_starts
 from workflows.messages import Progress, ProgressSource, RankStarts
 
@@ -90,4 +90,5 @@ class ProgressReader:
             source=ProgressSource.REPORTED if slowest.reported else ProgressSource.COUNTED,
             generation_steps=slowest.step - self._first_step,
             last_step_at=datetime.fromtimestamp(slowest.time, UTC) if slowest.time > 0 else None,
+            apart=is_apart(self._folder, generation=self._generation),
         )

@@ -118,3 +118,16 @@ def overall_progress(nodes: Sequence[NodeView], status: JobStatus | None) -> Pro
             "total_steps": max(totals) if totals else None,
         }
     )
+
+
+def all_warnings(nodes: Sequence[NodeView], status: JobStatus) -> tuple[str, ...]:
+    """What the job itself warns of, and what only its nodes see."""
+    apart = [str(node.rank) for node in nodes if node.group_rank is not None and node.progress and node.progress.apart]
+    if not apart:
+        return status.warnings
+    warning = (
+        f"ranks on node{'s' if len(apart) > 1 else ''} {', '.join(apart)} step without a process group: each trains by "
+        "itself, over the same checkpoints. Unless that is meant, call torch.distributed.init_process_group() and wrap "
+        "the model (DDP, FSDP)"
+    )
+    return (*status.warnings, warning)

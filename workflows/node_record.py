@@ -42,6 +42,8 @@ class NodeRecord(Message):
     """The agent was heard anew since the current lease was scheduled: a loss of that lease is old news."""
     processes: int = 1
     store_ports: tuple[int, ...] = ()
+    command_nodes: str | None = None
+    """As in `Ready`."""
     generation: int = 0
     """The newest that its agent has accepted, or spoken of."""
     completed: int = 0
@@ -73,6 +75,7 @@ class NodeRecord(Message):
             metrics=self.metrics,
             stalled_since=self.stall.since if self.stall and self.stall.generation == self.generation else None,
             store_ports=self.store_ports,
+            command_nodes=self.command_nodes,
             since=self.since,
             log_path=self.created.log_path if self.created else "",
         )

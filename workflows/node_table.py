@@ -148,6 +148,7 @@ class NodeTable:
                 reason="",
                 processes=message.processes,
                 store_ports=message.store_ports,
+                command_nodes=message.command_nodes,
             )
         )
         self.edge(

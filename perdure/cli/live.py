@@ -67,6 +67,14 @@ class View:
         if snapshot.progress and snapshot.progress.steps_per_second and not snapshot.problem:
             self.rates.append(snapshot.progress.steps_per_second)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the job runs with and perhaps does not mean."""
+        from perdure.views import all_warnings
+
+        snapshot = self.snapshot
+        return all_warnings(snapshot.nodes, snapshot.status) if snapshot and snapshot.status else ()
+
     def __rich__(self) -> RenderableType:
         snapshot = self.snapshot
         parts: list[RenderableType] = [self._headline()]
@@ -76,6 +84,7 @@ class View:
             if snapshot.status.reason:
                 parts.append(Text.assemble(("WHY   ", "bold"), snapshot.status.reason))
             parts += [self._progress(), self._nodes()]
+        parts += [Text.assemble(("WARN  ", "bold yellow"), warning) for warning in self.warnings]
         for number in sorted(self.incidents)[-_LAST_INCIDENTS:]:
             incident = self.incidents[number]
             parts.append(
@@ -218,6 +227,7 @@ def _lines(view: View) -> Generator[Callable[[], None]]:
     """A line whenever the job changed, and now and then one of progress."""
     told: tuple[object, ...] = ()
     told_incidents: dict[int, str] = {}
+    told_warnings: set[str] = set()
     next_line = datetime.now(UTC)
 
     def update() -> None:
@@ -231,6 +241,10 @@ def _lines(view: View) -> Generator[Callable[[], None]]:
             if told_incidents.get(number) != line:
                 told_incidents[number] = line
                 out.print(f"{now} {line}", markup=False)
+        for warning in view.warnings:
+            if warning not in told_warnings:
+                told_warnings.add(warning)
+                out.print(f"{now} warning: {warning}", markup=False)
         status = snapshot.status
         state = (
             snapshot.problem,

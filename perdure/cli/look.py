@@ -94,7 +94,7 @@ def status(
 
 async def _status(client: Client, here: Session, name: str) -> None:
     from perdure.errors import NoWorker
-    from perdure.views import overall_progress
+    from perdure.views import all_warnings, overall_progress
 
     try:
         known = await client.status(name)
@@ -105,8 +105,9 @@ async def _status(client: Client, here: Session, name: str) -> None:
         raise
     nodes = await client.nodes(name)
     progress = overall_progress(nodes, known)
+    known = known.model_copy(update={"progress": progress, "warnings": all_warnings(nodes, known)})
     if here.json:
-        here.show(known.model_copy(update={"progress": progress}))
+        here.show(known)
         return
     incidents = await client.incidents(name)
     out.print(_headline(known, progress))
@@ -150,15 +151,15 @@ def _facts(
     good += f"; restarts {status.restarts}/{status.max_restarts} per {window}; generation {status.generation}"
     present = [node for node in nodes if node.phase in ("CREATED", "JOINED", "READY")]
     leases = f"leases {sum(node.reachable for node in present)}/{len(present)}"
-    protected = "rendezvous protected" if status.protected else "rendezvous NOT protected: see `perdure explain`"
-    control = f"temporal ok   worker ok   {leases}   {protected}"
+    control = f"temporal ok   worker ok   {leases}   {text.protection(status)}"
     return [
         (label, words)
         for label, words in (
             ("WHY", "; ".join(why)),
             ("SPEED", "   ".join(speed)),
             ("GOOD", good),
-            ("CONTROL", "" if status.finished_at else control),
+            ("CONTROL", control if not status.finished_at else "" if status.protected else text.protection(status)),
+            *(("WARNING", words) for words in status.warnings if not status.finished_at),
             ("NEXT", "" if status.finished_at else status.next_action),
         )
         if words

@@ -56,6 +56,13 @@ def bytes_(count: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def protection(status: JobStatus) -> str:
+    """Whether the job holds the rendezvous of its ranks."""
+    if not status.protected:
+        return f"rendezvous UNPROTECTED: see `perdure explain {status.name}`"
+    return "rendezvous protected" if status.generation else "no rendezvous yet"
+
+
 def phase(name: str) -> str:
     """With the colour of its urgency, as rich markup."""
     style = PHASE_STYLES.get(name)

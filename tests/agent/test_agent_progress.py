@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.progress import ProgressReader
-from perdure_launcher.progress import COUNTED, REPORTED, ProgressWriter, progress_path
+from perdure_launcher.progress import COUNTED, REPORTED, ProgressWriter, mark_apart, progress_path
 from workflows.messages import ProgressSource
 
 
@@ -51,6 +51,19 @@ def test_all_ranks_must_step_and_the_slowest_counts(tmp_path: Path, reader: Prog
     assert reader.all_stepped
     assert reader.newest is not None
     assert (reader.newest.step, reader.newest.source) == (1, ProgressSource.COUNTED)
+
+
+def test_ranks_that_train_apart_are_told_of_in_the_generation_that_they_do_it_in(
+    tmp_path: Path, reader: ProgressReader
+) -> None:
+    Ranks(tmp_path, 1, COUNTED).step(20, 20)
+    mark_apart(tmp_path / "progress", generation=1)
+    sample(reader, 1, 1)
+    assert reader.newest is not None
+    assert reader.newest.apart
+    Ranks(tmp_path, 2, COUNTED).step(1, 1)
+    sample(reader, 2, 2)
+    assert not reader.newest.apart
 
 
 def test_ranks_of_another_generation_do_not_count(tmp_path: Path, reader: ProgressReader) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from perdure.views import LeaseHeard, merge_nodes, overall_progress
+from perdure.cli.live import View
+from perdure.views import JobSnapshot, LeaseHeard, all_warnings, merge_nodes, overall_progress
 from workflows.messages import JobPhase, JobStatus, LeaseView, NodePhase, NodeView, Progress, ProgressSource
 
 REPORTED, COUNTED = ProgressSource.REPORTED, ProgressSource.COUNTED
@@ -50,6 +51,17 @@ def test_another_incarnation_says_nothing_about_this_one() -> None:
     leases = [LeaseHeard(rank=0, incarnation=1, view=LeaseView(epoch=1, progress=Progress(step=99)))]
     (view,) = merge_nodes([node(0, incarnation=2)], groups, leases)
     assert (view.host, view.progress) == ("", None)
+
+
+def test_ranks_that_train_apart_are_a_warning_beside_the_jobs_own() -> None:
+    own = status(None).model_copy(update={"warnings": ("its own",)})
+    together, apart = node(0, group_rank=0, progress=Progress(step=3)), Progress(step=3, apart=True)
+    assert all_warnings([together, node(1, progress=apart)], own) == ("its own",), "node 1 is no member"
+    first, second = all_warnings([together, node(1, group_rank=1, progress=apart)], own)
+    assert first == "its own"
+    assert second.startswith("ranks on node 1 step without a process group")
+    view = View(name="x", flag="", page="", snapshot=JobSnapshot(time=datetime.now(UTC), status=own))
+    assert view.warnings == ("its own",)
 
 
 def test_a_lost_node_makes_no_progress() -> None:

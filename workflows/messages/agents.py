@@ -51,6 +51,8 @@ class Progress(Message):
     generation_steps: int = 0
     """Steps seen in the current generation."""
     last_step_at: datetime | None = None
+    apart: bool = False
+    """Ranks step without a process group although there are several: each trains by itself."""
 
 
 class Joined(AgentMessage):

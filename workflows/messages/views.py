@@ -32,6 +32,8 @@ class NodeView(Message):
     stalled_since: datetime | None = None
     """When its ranks made their last step, where they stand still since."""
     store_ports: tuple[int, ...] = ()
+    command_nodes: str | None = None
+    """How many nodes its command asks torchrun for, as MIN:MAX, where that is not what the job asked for."""
     since: datetime | None = None
     """When the phase began."""
     log_path: str = ""
@@ -121,6 +123,8 @@ class JobStatus(Message):
     """Nodes whose ranks have stepped in this generation and stand still."""
     protected: bool = True
     """False once ranks were found that had not come through our rendezvous."""
+    warnings: tuple[str, ...] = ()
+    """What the job runs with and perhaps does not mean, each with its remedy."""
     last_incident: IncidentView | None = None
     next_action: str = ""
     progress: Progress | None = None

@@ -88,10 +88,32 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
         stalled=tuple(node.rank for node in state.stalled),
         lost=tuple(node.rank for node in state.nodes.values() if node.phase is NodePhase.LOST),
         protected=all(incident.failure is not FailureClass.UNPROTECTED for incident in state.incidents[-1:]),
+        warnings=warnings_of(state),
         last_incident=last_incident(state),
         next_action=next_action(state),
         progress=state.progress,
     )
+
+
+def warnings_of(state: JobState) -> tuple[str, ...]:
+    """What the job runs with and perhaps does not mean."""
+    wanted = (str(state.nodes_min), str(state.nodes_max))
+    asked = {
+        node.command_nodes.partition(":")[::2] for node in state.nodes.values() if node.alive and node.command_nodes
+    }
+    return tuple(
+        f"the command asks for {_node_count(*counts)} (--nnodes, or --num_machines of accelerate) and the job for "
+        f"{_node_count(*wanted)}: the job decides. Leave the option out of the command"
+        + (f", or scale the job to {counts[0]}" if counts[0] == counts[1] else "")
+        for counts in sorted(asked)
+        if counts != wanted
+    )
+
+
+def _node_count(minimum: str, maximum: str) -> str:
+    if minimum == maximum:
+        return f"{minimum} node" + ("" if minimum == "1" else "s")
+    return f"{minimum} to {maximum} nodes"
 
 
 def last_incident(state: JobState) -> IncidentView | None:

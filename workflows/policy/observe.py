@@ -139,6 +139,7 @@ def _(event: GroupAdopted, state: JobState, now: datetime) -> JobState:
                 address=view.address,
                 processes=view.processes,
                 store_ports=view.store_ports,
+                command_nodes=view.command_nodes,
                 commanded=view.generation,
             )
         )

@@ -1,0 +1,64 @@
+"""What `perdure status` says about the rendezvous: whether the job holds it, and what contradicts the job."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.cli import text
+from perdure.cli.look import _facts
+from tests.policy.scenario import Scenario
+from workflows.messages import EdgeKind, FailureKind, JobStatus
+from workflows.policy.desire import status_of
+from workflows.policy.events import FailureReported
+
+
+def status(job: Scenario) -> JobStatus:
+    return status_of(job.state, job.job, groups=(), phase=job.state.phase, now=job.now)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "warning"),
+    [
+        ("2:8", "4:4", "asks for 4 nodes (--nnodes, or --num_machines of accelerate) and the job for 2 to 8 nodes"),
+        ("2:8", "1:1", "or scale the job to 1"),
+        ("2:8", "2:4", "asks for 2 to 4 nodes"),
+        ("2", "4:4", "and the job for 2 nodes: the job decides. Leave the option out of the command, or scale the job"),
+        ("2", None, None),
+    ],
+)
+def test_a_commands_own_number_of_nodes_is_a_warning(nodes: str, asked: str | None, warning: str | None):
+    job = Scenario(nodes)
+    for rank in job.state.nodes:
+        job.edge(rank, EdgeKind.READY, store_ports=(rank + 1,), command_nodes=asked)
+    warnings = status(job).warnings
+    assert len(warnings) == (warning is not None), "nodes that ask for the same are one warning"
+    if warning is not None:
+        assert warning in warnings[0]
+        assert ("WARNING", warnings[0]) in _facts(status(job), None, (), [])
+
+
+def test_a_warning_goes_when_the_job_is_scaled_to_what_the_command_asks_for():
+    job = Scenario("2:3").running()
+    job.edge(0, EdgeKind.READY, generation=0, command_nodes="3:3")
+    assert status(job).warnings
+    job.state = job.state.changed(nodes_min=3, nodes_max=3)
+    assert not status(job).warnings
+
+
+def test_status_says_whether_the_rendezvous_is_the_jobs():
+    job = Scenario("2")
+    assert text.protection(status(job)) == "no rendezvous yet"
+    job.running()
+    assert text.protection(status(job)) == "rendezvous protected"
+
+
+def test_an_unprotected_job_is_stopped_and_shown_as_such_for_good():
+    job = Scenario("2")
+    failure = job.failure(0, kind=FailureKind.UNPROTECTED, message="the deepspeed launcher starts ranks by itself")
+    job.take(FailureReported(failure=failure))
+    known = status(job)
+    assert not known.protected
+    assert job.state.outcome is not None
+    assert "deepspeed" in job.state.outcome.reason
+    shown = dict(_facts(known.model_copy(update={"finished_at": job.now}), None, (), []))
+    assert shown["CONTROL"] == "rendezvous UNPROTECTED: see `perdure explain job`"
