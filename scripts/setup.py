@@ -32,7 +32,7 @@ LOCK = ROOT / "requirements.lock"
 STAMP = VENV / "perdure-setup"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure"
 
-LOCKED_EXTRAS = ("local", "kubernetes", "torch", "dev")
+LOCKED_EXTRAS = ("local", "kubernetes", "torch", "frameworks", "dev")
 
 
 class SetupFailed(Exception):
