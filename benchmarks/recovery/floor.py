@@ -14,7 +14,7 @@ from .trial import START_TIMEOUT
 TRAIN = Path(__file__).with_name("train.py")
 
 
-async def run_floor(scenario: Scenario, *, number: int, nodes: int, folder: Path) -> TrialRecord:
+async def run_floor(scenario: Scenario, *, number: int, folder: Path, nodes: int = 2) -> TrialRecord:
     """Starts as many ranks as the scenario ends with."""
     record = TrialRecord(system=SystemName.FLOOR, scenario=scenario, number=number, size=nodes, recovered=False)
     size = scenario.world_size_after(nodes)

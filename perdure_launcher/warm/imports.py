@@ -80,13 +80,14 @@ class Imports:
             raise Unfit("its imports initialised CUDA, which cannot be used after a fork")
         _freeze()
 
-    def learned(self, learned: Learned, *, without: Collection[str], between: Callable[[], None]) -> None:
+    def learned(self, learned: Learned, *, without: Collection[str], attend: Callable[[], None] | None = None) -> None:
         """Imports what ranks have imported, but for some packages.
 
         Args:
             learned: What that is.
             without: Packages to leave out.
-            between: Called before each import, as all of them take seconds.
+            attend: Called before each import, by a process that has ranks to look after. One that only tries has none,
+                and so can tell what an import leaves behind.
 
         Raises:
             Refused: if one of them cannot be imported ahead. This process is then of no use any more.
@@ -98,7 +99,8 @@ class Imports:
                 package = name.partition(".")[0]
                 if name in sys.modules or package in without:
                     continue
-                between()
+                if attend is not None:
+                    attend()
                 known = set(sys.modules)
                 try:
                     importlib.import_module(name)
@@ -106,7 +108,7 @@ class Imports:
                     raise Refused(package, f"{name} cannot be imported by itself: {error!r}") from error
                 if names := _from_script(self.plan, set(sys.modules) - known):
                     raise Refused(package, f"it imports {', '.join(names)} from the script's own folder")
-                if found := _Marks.now().beyond(marks):
+                if attend is None and (found := _Marks.now().beyond(marks)):
                     raise Refused(package, found)
                 self._refuse_what_read_its_place(package, without)
         own = changes(before, dict(os.environ))

@@ -228,11 +228,11 @@ class Server:
         self._trial_result = reading
         self._watch(reading, lambda: self._end_trial(pid, reading, learned))
 
-    def _trial(self, learned: Learned, between: Callable[[], None] = lambda: None) -> dict[str, str]:
+    def _trial(self, learned: Learned, attend: Callable[[], None] | None = None) -> dict[str, str]:
         """Names the package that cannot be imported ahead, and why; nothing where all can."""
         try:
             with self._traces.kept():
-                self._imports.learned(learned, without=self._left_out, between=between)
+                self._imports.learned(learned, without=self._left_out, attend=attend)
         except Refused as refused:
             return {"package": refused.package, "reason": str(refused)}
         return {}
@@ -255,7 +255,7 @@ class Server:
                 self._note("too much cannot be imported ahead")
 
     def _import(self, learned: Learned) -> None:
-        if refused := self._trial(learned, between=lambda: self._attend(0)):
+        if refused := self._trial(learned, attend=lambda: self._attend(0)):
             self._unfit = f"its imports had another result than when they were tried: {refused['reason']}"
         self._note(self._unfit)
 
