@@ -48,6 +48,8 @@ class AgentConfig(BaseModel):
     timing: Timing = Timing()
     termination_grace: float = 30.0
     """Seconds that the launcher gives the command to end."""
+    log_path: str = ""
+    """Where people find the node's log, where the backend cannot know that."""
     outputs_logs: str | None = None
     """URL of a folder, as fsspec takes it, that the node's log is copied to."""
 

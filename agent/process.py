@@ -86,6 +86,7 @@ class Agent:
                 host=self._config.host,
                 generation=self.node.state.generation,
                 agent_version=_version(),
+                log_path=self._config.log_path,
             ),
             first=True,
         )

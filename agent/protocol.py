@@ -98,6 +98,12 @@ class UnprotectedBody(Body):
     detail: str = ""
 
 
+class LeaveBody(Body):
+    """Whoever started the node's processes ends them."""
+
+    reason: str = ""
+
+
 class WorldBody(Body):
     """A world as this node enters it; generation 0 stands for none."""
 

@@ -25,6 +25,7 @@ from agent.protocol import (
     FinishedBody,
     HandlerHello,
     LauncherHello,
+    LeaveBody,
     ReadyBody,
     UnprotectedBody,
     UsageBody,
@@ -51,6 +52,9 @@ class NodeServer:
             node.launcher_hello(body)
             on_hello(body)
 
+        def leave(body: LeaveBody) -> None:
+            node.leave(body.reason)
+
         app = web.Application(client_max_size=_REQUEST_MAX, middlewares=[_answer_errors])
         app.add_routes(
             [
@@ -62,6 +66,7 @@ class NodeServer:
                 web.post("/v1/launcher/finished", _says(FinishedBody, node.finished)),
                 web.post("/v1/launcher/usage", _says(UsageBody, telemetry.usage)),
                 web.post("/v1/launcher/unprotected", _says(UnprotectedBody, node.unprotected)),
+                web.post("/v1/leave", _says(LeaveBody, leave)),
                 web.post("/v1/rendezvous/hello", _says(HandlerHello, node.handler_hello)),
                 web.post("/v1/rendezvous/ready", _says(ReadyBody, node.ready)),
                 web.get("/v1/rendezvous/world", self._world),

@@ -28,7 +28,12 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
-from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
+from temporalio.common import (
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -133,17 +138,22 @@ class Client:
     # Starting
 
     async def submit(
-        self, spec: JobSpec | Mapping[str, Any] | str | Path, *, overrides: Mapping[str, Any] | None = None
+        self,
+        spec: JobSpec | Mapping[str, Any] | str | Path,
+        *,
+        overrides: Mapping[str, Any] | None = None,
+        again: bool = True,
     ) -> Submission:
         """Starts a job.
 
         Args:
             spec: A specification: a model, plain data, a file's path, or a text in YAML or JSON.
             overrides: Top-level fields that replace the file's.
+            again: Whether a name may be used again after its job has ended.
 
         Raises:
             SpecError: if the specification is wrong.
-            JobAlreadyRunning: if a job of that name runs.
+            JobAlreadyRunning: if a job of that name runs, or has run and may not run again.
         """
         if isinstance(spec, str | Path):
             job, warnings = validate_file(spec, overrides=overrides)
@@ -153,7 +163,7 @@ class Client:
         temporal = await self.connect()
         async with explained(self, job.name, job.namespace):
             try:
-                handle = await self._start(temporal, job, workflow_id)
+                handle = await self._start(temporal, job, workflow_id, again=again)
             except WorkflowAlreadyStartedError:
                 flag = "" if job.namespace == "default" else f" -n {job.namespace}"
                 raise JobAlreadyRunning(
@@ -171,7 +181,9 @@ class Client:
             warnings=tuple(str(warning) for warning in warnings),
         )
 
-    async def _start(self, temporal: TemporalClient, job: JobSpec, workflow_id: str) -> WorkflowHandle[Any, Any]:
+    async def _start(
+        self, temporal: TemporalClient, job: JobSpec, workflow_id: str, *, again: bool
+    ) -> WorkflowHandle[Any, Any]:
         """Starts the workflow; without search attributes where the namespace does not have them."""
         _, role = job.role
         attributes = TypedSearchAttributes(
@@ -181,6 +193,7 @@ class Client:
                 SearchAttributePair(JOB_BACKEND, job.backend.value),
             ]
         )
+        reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE if again else WorkflowIDReusePolicy.REJECT_DUPLICATE
         for search_attributes in (attributes, TypedSearchAttributes.empty):
             try:
                 return await temporal.start_workflow(
@@ -189,6 +202,7 @@ class Client:
                     id=workflow_id,
                     task_queue=WORKER_TASK_QUEUE,
                     id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+                    id_reuse_policy=reuse,
                     search_attributes=search_attributes,
                     static_summary=f"{role.nodes} nodes: {' '.join(role.command or ['(the image)'])}"[:200],
                     rpc_timeout=CALL_TIMEOUT,

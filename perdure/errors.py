@@ -45,6 +45,16 @@ class Refused(PerdureError):
     """The job, or the control plane, said no to a request that was understood."""
 
 
+class JoinRefused(Refused):
+    """The job gives this machine no place."""
+
+    def __init__(self, message: str, *, kind: str, exit_code: ExitCode, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.kind = kind
+        """One of `workflows.messages.JoinRefusal`."""
+        self.exit_code = exit_code
+
+
 class ControlPlaneUnreachable(PerdureError):
     """The Temporal server does not answer."""
 

@@ -13,6 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from activities.nodes.joined import JoinedBackend
+from activities.nodes.joined.machine import joined_nodes
 from activities.nodes.local import LocalBackend, state_folder
 from activities.nodes.local.folders import NodeFolders
 from perdure.errors import ControlPlaneUnreachable, LogsUnavailable, PerdureError
@@ -171,10 +173,14 @@ async def _sources(client: Client, name: str, namespace: str | None, node: int |
 
 
 def _kept_here(status: JobStatus) -> list[Source]:
-    """The logs of local nodes of this machine, which stay when the nodes have gone."""
-    if status.backend != LocalBackend.name:
+    """The logs of nodes of this machine, which stay when the nodes have gone."""
+    if status.backend == LocalBackend.name:
+        nodes = NodeFolders(state_folder())
+    elif status.backend == JoinedBackend.name:
+        nodes = joined_nodes()
+    else:
         return []
-    folders = NodeFolders(state_folder()).of_job(status.uid, status.role)
+    folders = nodes.of_job(status.uid, status.role)
     return [
         Source(node=record.rank, incarnation=record.incarnation, path=folder.log)
         for folder in folders

@@ -31,6 +31,7 @@ from temporalio.worker import Worker
 
 from activities.nodes.activities import NodeActivities
 from activities.nodes.backend import NodeBackend
+from activities.nodes.joined import JoinedBackend
 from activities.nodes.local import LocalBackend
 from activities.site import SiteActivities
 from perdure.connection import connect, find_endpoint
@@ -66,7 +67,7 @@ async def running_worker(
 
     Args:
         client: Its namespace is served.
-        backends: Where nodes come from; by default this machine.
+        backends: Where nodes come from; by default this machine, and those that come by themselves.
 
     Yields:
         What the worker found out about the client's namespace.
@@ -74,7 +75,7 @@ async def running_worker(
     problem = await register_search_attributes(client)
     if problem:
         logger.warning("jobs run without search attributes, so they cannot be searched for: %s", problem)
-    served = tuple(backends) if backends is not None else (_local_backend(client),)
+    served = tuple(backends) if backends is not None else (_local_backend(client), JoinedBackend())
     nodes = NodeActivities(client, served)
     facts = SiteFacts(search_attributes=not problem, backends=tuple(backend.name for backend in served))
     async with (
@@ -138,7 +139,8 @@ async def serve(
         endpoint, identity=worker_identity(os.getpid()), runtime=_runtime(metrics_port), patient=True
     )
     make = {Backend.LOCAL: _local_backend, Backend.KUBERNETES: _kubernetes_backend}
-    served = [make[backend](client) for backend in dict.fromkeys(backends)]
+    # Places for nodes that come by themselves cost nothing.
+    served = [*(make[backend](client) for backend in dict.fromkeys(backends)), JoinedBackend()]
     async with running_worker(client, backends=served) as facts, asyncio.TaskGroup() as beside:
         tidying = [beside.create_task(one.keep_tidy(client)) for one in served if isinstance(one, LocalBackend)]
         logger.info(

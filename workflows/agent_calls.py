@@ -146,8 +146,8 @@ async def complete(table: NodeTable, node: NodeIdentity, generation: int) -> Non
     table.dirty = True
 
 
-async def dismiss(table: NodeTable, node: NodeIdentity, reason: str) -> None:
-    """Tells an incarnation that is no longer wanted to end, in case its backend could not."""
+async def dismiss(table: NodeTable, node: NodeIdentity, reason: str) -> bool:
+    """Tells an incarnation that is no longer wanted to end, in case its backend could not; whether its agent heard."""
     try:
         await workflow.execute_activity(
             "stop_node",
@@ -161,6 +161,8 @@ async def dismiss(table: NodeTable, node: NodeIdentity, reason: str) -> None:
         )
     except ActivityError:
         workflow.logger.info("incarnation %s of node %s did not answer", node.incarnation, node.rank)
+        return False
+    return True
 
 
 def _lapse(error: ActivityError) -> str:

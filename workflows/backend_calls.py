@@ -6,11 +6,13 @@ cannot do now it may do later, and only what it refuses for good becomes an edge
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import options
+    from workflows import agent_calls, options
     from workflows.messages import (
         CreatedNode,
         EdgeKind,
@@ -72,6 +74,8 @@ async def create(table: NodeTable, node: NodeIdentity) -> None:
 async def delete(table: NodeTable, record: NodeRecord) -> None:
     """Has one incarnation deleted that is retiring."""
     node, spec = record.node, table.group.spec
+    if table.adopts:
+        await _let_go(table, record)
     await workflow.execute_activity(
         "delete_node",
         NodeRef(
@@ -92,6 +96,25 @@ async def delete(table: NodeTable, record: NodeRecord) -> None:
     table.retiring.pop((node.rank, node.incarnation), None)
     table.edge(record, EdgeKind.REMOVED, workflow.now(), source=EvidenceSource.BACKEND)
     table.dirty = True
+
+
+async def _let_go(table: NodeTable, record: NodeRecord) -> None:
+    """Has an adopted node end itself, and waits until it has; one that does not answer is left to its owner."""
+    node = record.node
+    key = (node.rank, node.incarnation)
+
+    def gone() -> bool:
+        return table.retiring[key].phase is NodePhase.LOST
+
+    if not record.joined or gone():
+        return
+    if await agent_calls.dismiss(table, node, table.desire.reason or "the job does not want this node any more"):
+        with suppress(TimeoutError):
+            await workflow.wait_condition(
+                gone,
+                timeout=table.group.spec.limits.termination_grace_period + options.LAST_WORDS,
+                timeout_summary=f"node {node.rank}.{node.incarnation} ends itself",
+            )
 
 
 async def watch(table: NodeTable) -> None:

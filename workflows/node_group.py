@@ -52,7 +52,7 @@ class NodeGroup:
     @workflow.init
     def __init__(self, group: GroupInput) -> None:
         self._table = NodeTable(group)
-        self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
+        self._tasks: dict[tuple[str, int, int], asyncio.Task[object]] = {}
         """What is under way: its kind, the node's rank, and the incarnation or generation."""
 
     @workflow.run
@@ -87,10 +87,7 @@ class NodeGroup:
 
     @workflow.signal(description="An agent's first word, said again when it restarts")
     def joined(self, message: Joined) -> None:
-        node = message.sender
-        if self._table.is_outdated(node):
-            work = agent_calls.dismiss(self._table, node, "a newer incarnation took its place")
-            self._start(("stop", node.rank, node.incarnation), work)
+        self._send_home_if_outdated(message.sender)
         self._table.joined(message)
 
     @workflow.signal(description="An agent holds its lease")
@@ -111,6 +108,10 @@ class NodeGroup:
 
     @workflow.signal(description="A node's progress")
     def heartbeat(self, message: Heartbeat) -> None:
+        node = message.sender
+        if self._table.adopts and (node.rank, node.incarnation) not in self._table.retiring:
+            # It was away when it was told to go, and nobody else can end it.
+            self._send_home_if_outdated(node)
         self._table.heartbeat(message)
 
     @workflow.signal(description="What a node's training processes use")
@@ -187,9 +188,14 @@ class NodeGroup:
         self._cancel(record, "create", "lease")
         table.retiring[(node.rank, node.incarnation)] = record
 
+    def _send_home_if_outdated(self, node: NodeIdentity) -> None:
+        if self._table.is_outdated(node):
+            work = agent_calls.dismiss(self._table, node, "its place is another's by now, or gone")
+            self._start(("stop", node.rank, node.incarnation), work)
+
     # What is under way
 
-    def _start(self, key: tuple[str, int, int], work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start(self, key: tuple[str, int, int], work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
         """Runs the work in the background, once at a time per key."""
         if key in self._tasks:
             work.close()
@@ -199,7 +205,7 @@ class NodeGroup:
         task.add_done_callback(lambda done: self._ended(key, done))
         return task
 
-    def _ended(self, key: tuple[str, int, int], task: asyncio.Task[None]) -> None:
+    def _ended(self, key: tuple[str, int, int], task: asyncio.Task[object]) -> None:
         if self._tasks.get(key) is task:
             del self._tasks[key]
         self._table.dirty = True

@@ -31,6 +31,8 @@ class NodeRecord(Message):
     created: CreatedNode | None = None
     address: str = ""
     host: str = ""
+    log_path: str = ""
+    """As its agent has it, where the backend does not know."""
     joined: bool = False
     """Its agent has spoken at least once: there is somebody to hold a lease."""
     reachable: bool = True
@@ -77,7 +79,7 @@ class NodeRecord(Message):
             store_ports=self.store_ports,
             command_nodes=self.command_nodes,
             since=self.since,
-            log_path=self.created.log_path if self.created else "",
+            log_path=self.log_path or (self.created.log_path if self.created else ""),
         )
 
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from perdure.spec.durations import format_duration
+from perdure.spec.job import Backend
 from perdure.spec.timing import Timing
 from workflows.edges import EdgeBatch
 from workflows.messages import (
@@ -73,6 +74,11 @@ class NodeTable:
         return self.desire.wind_down or self.owner_closed
 
     @property
+    def adopts(self) -> bool:
+        """Nodes come by themselves, and only their own agents can end them."""
+        return self.group.spec.backend is Backend.JOINED
+
+    @property
     def is_empty(self) -> bool:
         """No node is left, not even one that is being deleted."""
         return not self.records and not self.retiring
@@ -117,6 +123,7 @@ class NodeTable:
                 reason="",
                 address=message.address,
                 host=message.host,
+                log_path=message.log_path,
                 renewed=record.renewed or restarted or not record.reachable,
                 holder_started_at=message.agent_started_at,
                 generation=max(record.generation, message.generation),
@@ -206,9 +213,12 @@ class NodeTable:
             self.put(record.changed(metrics=message))
 
     def is_outdated(self, sender: NodeIdentity) -> bool:
-        """A newer incarnation has taken the sender's place."""
+        """A newer incarnation has taken the sender's place, or there is no such place any more."""
         record = self.records.get(sender.rank)
-        return record is not None and sender.uid == self.group.uid and sender.incarnation < record.node.incarnation
+        if record is None:
+            # A backend that makes nodes ends them as well.
+            return self.adopts and sender.uid == self.group.uid
+        return sender.uid == self.group.uid and sender.incarnation < record.node.incarnation
 
     def _hear(self, kind: str, message: AgentMessage) -> NodeRecord | None:
         """The sender's record, with the message counted; None where it is not current, or not new."""
@@ -233,6 +243,9 @@ class NodeTable:
         return [gone for event in message.events if (gone := self._take_event(event)) is not None]
 
     def _take_event(self, event: NodeEvent) -> NodeRecord | None:
+        key = (event.rank, event.incarnation)
+        if event.kind is NodeEventKind.GONE and (leaving := self.retiring.get(key)) is not None:
+            self.retiring[key] = leaving.changed(phase=NodePhase.LOST, since=event.time, reason=event.reason)
         record = self.records.get(event.rank)
         if record is None or record.node.incarnation != event.incarnation or record.phase is NodePhase.LOST:
             return None

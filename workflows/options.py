@@ -36,3 +36,6 @@ that after an outage it is taken; short enough to say again that it was not."""
 
 LOST_SIGNAL_RETRY = timedelta(seconds=5)
 """Before a group tries again to reach a job that did not take its message: it may be between two runs."""
+
+LAST_WORDS = timedelta(seconds=15)
+"""How long a node that ends itself may take to say that it has, beyond the grace of its processes."""

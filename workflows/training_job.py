@@ -38,15 +38,27 @@ with workflow.unsafe.imports_passed_through():
         JobPhase,
         JobResult,
         JobStatus,
+        JoinAnswer,
+        JoinRequest,
+        NodeIdentity,
+        NodeRequest,
         NodeView,
         ReasonRequest,
         RelaunchRequest,
         ScaleRequest,
         SiteFacts,
     )
-    from workflows.names import TRAINING_JOB, group_workflow_id, uid_of
+    from workflows.names import (
+        TRAINING_JOB,
+        group_index,
+        group_workflow_id,
+        node_name,
+        node_task_queue,
+        uid_of,
+    )
     from workflows.node_record import GroupInput
     from workflows.policy import desire as wanted
+    from workflows.policy import joining
     from workflows.policy.deadlines import next_deadline
     from workflows.policy.events import (
         CancelAsked,
@@ -55,6 +67,7 @@ with workflow.unsafe.imports_passed_through():
         FailureReported,
         GroupAdopted,
         GroupWoundDown,
+        JoinAsked,
         NodeFinished,
         RelaunchAsked,
         RestartAsked,
@@ -64,7 +77,7 @@ with workflow.unsafe.imports_passed_through():
         TimePassed,
     )
     from workflows.policy.job import decide
-    from workflows.policy.state import JobState
+    from workflows.policy.state import JobState, NodeState
     from workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_PHASE, JOB_RESTARTS, WORLD_SIZE
 
 FINAL_PHASES = (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED)
@@ -198,6 +211,20 @@ class TrainingJob:
         if node is None or not node.alive:
             known = ", ".join(str(rank) for rank, node in sorted(self._state.nodes.items()) if node.alive)
             raise ApplicationError(f"rank: got {request.rank}; this job has the nodes {known or 'none'}")
+
+    @workflow.update(description="Give a machine that somebody else started a place among the nodes")
+    def join(self, request: JoinRequest) -> JoinAnswer:
+        self._take(JoinAsked(request=request))
+        node = joining.place_of(self._state, request)
+        if node is None:
+            return JoinAnswer(reason=joining.what_is_missing(self._state, request))
+        return JoinAnswer(node=self._node_request(node))
+
+    @join.validator
+    def _join_is_valid(self, request: JoinRequest) -> None:
+        refusal = joining.refusal(self._known_state(), request, self._job, workflow.now())
+        if refusal is not None:
+            raise ApplicationError(refusal.text, type=refusal.kind)
 
     @workflow.query(description="Where the job stands")
     def status(self) -> JobStatus:
@@ -358,6 +385,25 @@ class TrainingJob:
 
     def _phase(self) -> JobPhase:
         return self._closed or self._state.phase
+
+    def _node_request(self, node: NodeState) -> NodeRequest:
+        """What a backend would be given to make this node."""
+        state, info = self._state, workflow.info()
+        return NodeRequest(
+            node=NodeIdentity(
+                uid=state.uid,
+                role=state.role,
+                rank=node.rank,
+                incarnation=node.incarnation,
+                token=node.token,
+            ),
+            name=node_name(state.name, state.role, node.rank, state.uid, node.incarnation),
+            spec=self._job,
+            job_id=info.workflow_id,
+            job_first_run_id=info.first_execution_run_id,
+            group_id=self._group_id(group_index(node.rank)),
+            task_queue=node_task_queue(state.uid, state.role, node.rank, node.incarnation),
+        )
 
     def _group_id(self, group: int) -> str:
         return group_workflow_id(workflow.info().workflow_id, self._state.uid, self._state.role, group)

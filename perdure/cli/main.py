@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from perdure.cli import change, common, importing, look, operate, spec, start, watch
+from perdure.cli import change, common, importing, join, look, operate, spec, start, watch
 from perdure.cli.common import OutputFormat
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ _OPERATE = "Operate"
 
 app.command("run", rich_help_panel=_START)(start.run)
 app.command("submit", rich_help_panel=_START)(start.submit)
+app.command("join", rich_help_panel=_START)(join.join)
 app.command("validate", rich_help_panel=_START)(spec.validate)
 app.command("schema", rich_help_panel=_START)(spec.schema)
 app.command("import", rich_help_panel=_START)(importing.import_)

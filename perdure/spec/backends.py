@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from .errors import SpecError, SpecProblem, format_path, format_value, line_of
-from .fields import Location
+from .fields import Location, one_of
 from .job import Backend, JobSpec
 
-AVAILABLE_BACKENDS = frozenset({Backend.LOCAL, Backend.KUBERNETES})
+AVAILABLE_BACKENDS = frozenset({Backend.LOCAL, Backend.KUBERNETES, Backend.JOINED})
 """What this release can run on."""
 
 
@@ -127,7 +127,7 @@ def find_unsupported(
                 location=("backend",),
                 value=format_value(backend),
                 message="not available in this release",
-                expected=" or ".join(sorted(AVAILABLE_BACKENDS)),
+                expected=one_of(sorted(AVAILABLE_BACKENDS)),
             )
         )
     for support in FIELD_SUPPORT:
@@ -144,7 +144,7 @@ def find_unsupported(
                     problems.append(SpecProblem(location=location, message=message, hint=support.remedy))
     if backend is Backend.KUBERNETES:
         problems += _without_image(mapping)
-    if backend is Backend.LOCAL:
+    if backend in (Backend.LOCAL, Backend.JOINED):
         for location in _occurrences(mapping, ("workdir", "path")):
             path = mapping["workdir"]["path"]
             if isinstance(path, str) and not path.startswith("/"):

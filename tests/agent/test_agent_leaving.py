@@ -8,12 +8,14 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from activities.nodes.local import LocalBackend
+from activities.nodes.local.folders import NodeFolder
 from tests.activities.local_nodes import LocalJob, eventually, nothing_left, run_at_once
 from tests.agent.harness import QUICK, recording
-from tests.agent.recorder import Call, Recorder
+from tests.agent.recorder import Call, Recorder, Seen
 from tests.support.temporal_server import DevServer
 from workflows.messages import StopNode
 
@@ -64,6 +66,19 @@ class StoppableNode:
         answer = await self._workflows.group.execute_update(Recorder.call, call)
         assert answer["accepted"], answer
 
+    async def leave(self, reason: str) -> None:
+        """Whoever started the node tells its agent."""
+        socket = NodeFolder(self.job.folder()).run_dir / "agent.sock"
+        await eventually(socket.exists)
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket))) as session,
+            session.post("http://node/v1/leave", json={"reason": reason}) as answer,
+        ):
+            assert answer.status == 200, await answer.text()
+
+    async def failures(self) -> list[Seen]:
+        return await self._workflows.seen(self._workflows.job, "failure")
+
     async def gone(self, *, within: float) -> None:
         """Returns once neither command, launcher nor agent is left."""
         await eventually(lambda: not self.job.processes(), within=within)
@@ -101,3 +116,14 @@ async def test_a_second_stop_shortens_the_grace(temporal_server: DevServer, fold
         await node.stop(grace=0)
         await node.gone(within=30)
     assert not (node.code / "saved").exists()
+
+
+async def test_whoever_started_the_node_ends_it_and_no_failure_is_told(
+    temporal_server: DevServer, folders: tuple[Path, Path]
+) -> None:
+    node = StoppableNode(temporal_server, *folders, saving_takes=1, grace="30s")
+    async with node.running(temporal_server):
+        await node.leave("its machine is taken away")
+        await node.gone(within=30)
+        assert not await node.failures()
+    assert (node.code / "saved").exists()

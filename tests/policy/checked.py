@@ -15,6 +15,7 @@ from workflows.policy.events import (
     EdgeSeen,
     Event,
     FailureReported,
+    JoinAsked,
     RelaunchAsked,
     ScaleAsked,
     SuspendAsked,
@@ -69,6 +70,11 @@ class CheckedScenario(Scenario):
                 self.signs[failure.sender.rank, failure.sender.incarnation].add("FAILURE")
             case RelaunchAsked(rank=rank) if rank in before.nodes:
                 self.signs[rank, before.nodes[rank].incarnation].add("RELAUNCH")
+            case JoinAsked(request=request):
+                patience = self.job.timing.rendezvous.enter_timeout
+                for rank, holder in before.holders.items():
+                    if holder.node_id == request.node_id or self.now - holder.since >= patience:
+                        self.signs[rank, holder.incarnation].add("JOINED ANEW")
             case _:
                 pass
 

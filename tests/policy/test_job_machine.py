@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.policy.checked import CheckedScenario
-from tests.policy.scenario import UID
+from tests.policy.scenario import START, UID
 from workflows.messages import (
     EdgeKind,
     EvidenceSource,
     Failure,
     FailureKind,
     Finished,
+    JoinRequest,
     NodeIdentity,
     NodePhase,
     Progress,
@@ -35,6 +36,7 @@ from workflows.policy.events import (
     Event,
     FailureReported,
     GroupWoundDown,
+    JoinAsked,
     NodeFinished,
     RelaunchAsked,
     RestartAsked,
@@ -42,6 +44,7 @@ from workflows.policy.events import (
     ScaleAsked,
     SuspendAsked,
 )
+from workflows.policy.joining import place_of, refusal
 from workflows.policy.state import NodeState
 
 ERRORS = (
@@ -59,6 +62,7 @@ SPECS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("1:4", {"recovery": {"on_capacity_loss": "fail"}}),
     ("2:6", {"limits": {"active_deadline": "2h"}}),
     ("2:4", {"retry": {"max_restarts": 2, "window": "5m", "no_progress_limit": 1}}),
+    ("1:3", {"backend": "joined"}),
 )
 
 
@@ -79,6 +83,8 @@ class JobMachine(RuleBasedStateMachine):
         self.listening: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         self.next_port = 20_000
         self.sequence = 0
+        self.places: dict[tuple[int, int], tuple[str, int]] = {}
+        """Who was told the token of an incarnation."""
         if running:
             self.all_run()
 
@@ -342,6 +348,30 @@ class JobMachine(RuleBasedStateMachine):
     def cancel(self) -> None:
         self.job.take(CancelAsked())
         assert self.job.state.outcome is not None
+
+    # What machines ask that somebody else started
+
+    @precondition(lambda self: self.job.job.backend == "joined")
+    @rule(node_id=st.sampled_from("abc"), process=st.integers(1, 4), stay=st.integers(1, 2), host=st.sampled_from("xy"))
+    def joins(self, node_id: str, process: int, stay: int, host: str) -> None:
+        started_at = START + timedelta(minutes=process)
+        session = f"session-{node_id}{host}{process}"
+        request = JoinRequest(node_id=node_id, session=session, stay=stay, host=host, started_at=started_at)
+        before = self.job.state
+        refused = refusal(before, request, self.job.job, self.job.now)
+        self.job.take(JoinAsked(request=request))
+        after = self.job.state
+        if refused is not None:
+            assert after == before, "a refusal changes nothing"
+            return
+        self.job.take(JoinAsked(request=request))
+        assert self.job.state == after, "the same request twice gets one place"
+        (rank,) = (rank for rank, holder in after.holders.items() if (holder.session, holder.stay) == (session, stay))
+        node = place_of(after, request)
+        if node is not None:
+            assert (node.rank, node.incarnation) == (rank, after.holders[rank].incarnation)
+            given = self.places.setdefault((node.rank, node.incarnation), (session, stay))
+            assert given == (session, stay), "a token has one holder"
 
     # Time
 

@@ -92,6 +92,13 @@ class PlayedNode:
 
     async def start(self) -> None:
         """The agent comes up: worker, `joined`, and soon `ready`."""
+        await self.serve()
+        await self.to_group("joined", Joined, agent_started_at=self.started_at, address="127.0.0.1", host="here")
+        if self.fleet.become_ready:
+            await self.ready()
+
+    async def serve(self) -> None:
+        """The agent can be reached, and says nothing."""
         worker = Worker(
             self.fleet.client,
             task_queue=self.request.task_queue,
@@ -101,9 +108,6 @@ class PlayedNode:
             max_heartbeat_throttle_interval=timedelta(seconds=1),
         )
         self._worker = asyncio.create_task(worker.run())
-        await self.to_group("joined", Joined, agent_started_at=self.started_at, address="127.0.0.1", host="here")
-        if self.fleet.become_ready:
-            await self.ready()
 
     async def die(self) -> None:
         """The agent goes without a word."""
@@ -225,6 +229,10 @@ class Fleet:
             (node for (job, slot, _), node in self.nodes.items() if job == job_id and slot == rank),
             key=lambda node: node.incarnation,
         )
+
+    def started(self, node: PlayedNode) -> None:
+        """A node that came by itself: it ends with the fleet."""
+        self._started.append(node)
 
     async def lose(self, node: PlayedNode, reason: str = "killed") -> None:
         """The node and its agent are gone; the watch says so unless told not to."""

@@ -6,6 +6,7 @@
 | `commands` | groups to agents |
 | `backends` | groups to backends, and back |
 | `groups` | jobs to groups, and back |
+| `joining` | machines that somebody else started to jobs |
 | `users` | users to jobs |
 | `views` | jobs and groups to users |
 | `vocabulary` | words of all of them |
@@ -47,6 +48,7 @@ from workflows.messages.base import Message
 from workflows.messages.commands import ApplyWorld, CommandAnswer, CompleteGeneration, LeaseRequest, StopNode
 from workflows.messages.groups import Adopt, DesiredNode, EdgeKind, GroupDesire, GroupEdges, Member, NodeEdge, World
 from workflows.messages.users import Accepted, ReasonRequest, RelaunchRequest, ScaleRequest
+from workflows.messages.joining import JoinAnswer, JoinRefusal, JoinRequest
 from workflows.messages.views import Considered, Evidence, IncidentView, JobResult, JobStatus, NodeView
 from workflows.messages.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase, ProgressSource
 
@@ -76,6 +78,9 @@ __all__ = [
     "JobResult",
     "JobStatus",
     "Joined",
+    "JoinAnswer",
+    "JoinRefusal",
+    "JoinRequest",
     "LeaseRequest",
     "LeaseTaken",
     "LeaseView",

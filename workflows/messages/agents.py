@@ -66,6 +66,8 @@ class Joined(AgentMessage):
     generation: int = 0
     """The newest generation that this node has been told of; 0 for none. Agents refuse lower ones."""
     agent_version: str = ""
+    log_path: str = ""
+    """Where the node keeps its log, where its backend cannot know that."""
 
 
 class Ready(AgentMessage):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workflows.messages import Failure, Finished, Message, NodeEdge, NodeView
+from workflows.messages import Failure, Finished, JoinRequest, Message, NodeEdge, NodeView
 
 
 class FailureReported(Message):
@@ -34,6 +34,12 @@ class GroupWoundDown(Message):
     """Nothing of the group is left."""
 
     group: int
+
+
+class JoinAsked(Message):
+    """A machine that somebody else started asks for a place, and is not refused."""
+
+    request: JoinRequest
 
 
 class TimePassed(Message):
@@ -73,6 +79,7 @@ Event = (
     | EdgeSeen
     | GroupAdopted
     | GroupWoundDown
+    | JoinAsked
     | TimePassed
     | ScaleAsked
     | SuspendAsked

@@ -14,7 +14,7 @@ from uuid import UUID
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
 from workflows.messages import EvidenceSource, FailureClass, JobPhase, NodePhase
-from workflows.policy import incidents, wishes
+from workflows.policy import incidents, joining, wishes
 from workflows.policy.budget import backoff
 from workflows.policy.events import Event
 from workflows.policy.judge import Verdict, judge, record
@@ -28,7 +28,8 @@ TokenSource = Callable[[], UUID]
 
 def decide(state: JobState, event: Event, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
     """What the job is after an event: the only way in which it changes."""
-    return advance(wishes.asked(observe(state, event, now), event, now), job, now, new_token=new_token)
+    state = joining.taken(observe(state, event, now), event, job, now)
+    return advance(wishes.asked(state, event, now), job, now, new_token=new_token)
 
 
 def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:

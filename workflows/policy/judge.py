@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from perdure.spec.job import JobSpec
+from perdure.spec.job import Backend, JobSpec
 from perdure.spec.recovery import CapacityLoss
 from workflows.messages import Considered, FailureClass, JobPhase, ProgressSource
 from workflows.policy import incidents, wishes
@@ -154,6 +154,7 @@ def _node_gone(
     before = state.world.nodes if state.world else 0
     in_place = Considered(option="restart in place", why_not=why_not_in_place)
     title = f"{names} {what}"
+    asked, ask = _replacement(job)
     choice = job.recovery.on_capacity_loss
     if choice is CapacityLoss.FAIL:
         reason = f"{title}, and recovery.on_capacity_loss is fail: {culprit.text}"
@@ -169,8 +170,8 @@ def _node_gone(
     if size and choice is CapacityLoss.SHRINK:
         return Verdict(
             rule='node-loss/2 "n >= min: shrink"',
-            title=f"{title}: {before} to {size} nodes, replacement asked",
-            action=f"go on with {size} of {len(survivors)} survivors; ask for a replacement; grow when it is ready",
+            title=f"{title}: {before} to {size} nodes, {asked}",
+            action=f"go on with {size} of {len(survivors)} survivors; {ask}; grow when it is ready",
             failure=culprit.failure,
             culprit=culprit.rank,
             considered=(in_place, Considered(option="wait", why_not="recovery.on_capacity_loss is shrink")),
@@ -183,13 +184,20 @@ def _node_gone(
     )
     return Verdict(
         rule='node-loss/1 "replace, then go on"',
-        title=f"{title}, replacement asked",
-        action=f"ask for a replacement and wait for it, for at most {job.recovery.replace_timeout}",
+        title=f"{title}, {asked}",
+        action=f"{ask} and wait for it, for at most {job.recovery.replace_timeout}",
         failure=culprit.failure,
         culprit=culprit.rank,
         considered=(in_place, Considered(option="go on smaller", why_not=why_not)),
         replace=gone,
     )
+
+
+def _replacement(job: JobSpec) -> tuple[str, str]:
+    """How a lost node is made up for: as a fact, and as what is done."""
+    if job.backend is Backend.JOINED:
+        return "its place is open", "open the place to whoever runs `perdure join`"
+    return "replacement asked", "ask for a replacement"
 
 
 def _must_stop(state: JobState, culprit: NodeFailure, job: JobSpec, now: datetime) -> Verdict | None:

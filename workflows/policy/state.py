@@ -69,6 +69,22 @@ class NodeState(Message):
         return self.model_copy(update=fields)
 
 
+class Holder(Message):
+    """Who took a place that the backend only keeps open: a process of `perdure join`."""
+
+    node_id: str
+    session: str
+    stay: int
+    host: str
+    started_at: datetime
+    since: datetime
+    """When it took the place."""
+    incarnation: int
+    """That it was given, or will be once there is one."""
+    displaced: tuple[str, ...] = ()
+    """Sessions that came under the same node ID before and are over."""
+
+
 class NodeFailure(Message):
     """What one node reported about the generation that broke."""
 
@@ -127,6 +143,8 @@ class JobState(Message):
     nodes_max: int
     unit: int = 1
     nodes: dict[int, NodeState] = Field(default={})
+    holders: dict[int, Holder] = Field(default={})
+    """By node (slot): who took it last, where nodes come by themselves."""
     generation: int = 0
     """The newest one given to anybody."""
     world: World | None = None

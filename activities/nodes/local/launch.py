@@ -70,7 +70,7 @@ def write_configurations(folder: NodeFolder, request: NodeRequest) -> NodeRecord
 
 def start_launcher(folder: NodeFolder, record: NodeRecord) -> subprocess.Popen[bytes]:
     """Begins to start the launcher; `finish` it."""
-    environment = _common_environment(folder, record)
+    environment = common_environment(folder, record)
     environment["PERDURE_LAUNCHER_CONFIG"] = str(folder.path / "launcher.json")
     # So that `torchrun` means the one beside this interpreter, as in an activated environment.
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
@@ -88,18 +88,12 @@ def start_launcher(folder: NodeFolder, record: NodeRecord) -> subprocess.Popen[b
 
 def start_agent(folder: NodeFolder, record: NodeRecord, connection: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Begins to start the agent, with Temporal's variables in `connection` over the worker's own; `finish` it."""
-    environment = _common_environment(folder, record) | dict(connection)
-    environment[AGENT_CONFIG_VARIABLE] = str(folder.path / "agent.json")
-    # Our own packages before anything that a user's PYTHONPATH may hold under the same names.
-    home = str(Path(next(iter(agent.__path__))).parent)
-    inherited = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = os.pathsep.join([home, inherited]) if inherited else home
     return _start(
         folder.agent_file,
         output=folder.path / "agent.out",
         directory=folder.path,
         module="agent",
-        environment=environment,
+        environment=agent_environment(folder, record, connection),
     )
 
 
@@ -118,7 +112,25 @@ def finish(*starting: subprocess.Popen[bytes]) -> None:
         raise SpawnFailed("; ".join(problems))
 
 
-def _common_environment(folder: NodeFolder, record: NodeRecord) -> dict[str, str]:
+def program(module: str) -> list[str]:
+    """The command of one of our own modules."""
+    # -P: the folder that a module is started in is not where its imports come from.
+    return [sys.executable, "-P", "-m", module]
+
+
+def agent_environment(folder: NodeFolder, record: NodeRecord, connection: Mapping[str, str]) -> dict[str, str]:
+    """The agent's, with Temporal's variables in `connection` over this process's own."""
+    environment = common_environment(folder, record) | dict(connection)
+    environment[AGENT_CONFIG_VARIABLE] = str(folder.path / "agent.json")
+    # Our own packages before anything that a user's PYTHONPATH may hold under the same names.
+    home = str(Path(next(iter(agent.__path__))).parent)
+    inherited = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([home, inherited]) if inherited else home
+    return environment
+
+
+def common_environment(folder: NodeFolder, record: NodeRecord) -> dict[str, str]:
+    """What this process has, and what says whose node it is."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
     return environment | {"PERDURE_RUN_DIR": str(folder.run_dir), "PERDURE_NODE": record.mark}
 
@@ -126,9 +138,7 @@ def _common_environment(folder: NodeFolder, record: NodeRecord) -> dict[str, str
 def _start(
     identity: Path, *, output: Path, directory: Path | str, module: str, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    # -P: the folder that a module is started in is not where its imports come from.
-    program = [sys.executable, "-P", "-m", module]
-    starter = [sys.executable, "-I", "-S", spawn.__file__, str(identity), str(output), str(directory), *program]
+    starter = [sys.executable, "-I", "-S", spawn.__file__, str(identity), str(output), str(directory), *program(module)]
     return subprocess.Popen(
         starter, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )

@@ -1,0 +1,191 @@
+"""One place kept by this machine: launcher and agent as this process's own children, from the first word to the last.
+
+Elsewhere nodes outlive whoever started them. Here the foreground process is the node as far as its scheduler knows, so
+nothing outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Mapping
+from pathlib import Path
+
+import aiohttp
+
+from activities.nodes.configurations import agent_configuration, launcher_configuration
+from activities.nodes.joined import child
+from activities.nodes.joined.machine import Machine, joined_nodes
+from activities.nodes.local import launch
+from activities.nodes.local.folders import Ending, NodeFolder, NodeRecord, now
+from activities.nodes.local.processes import kill_leftovers
+from agent.protocol import SOCKET_NAME
+from workflows.messages import NodeRequest
+
+logger = logging.getLogger(__name__)
+
+_AGENT_GRACE = 5.0
+"""Seconds for an agent's last words; it may have a failure to deliver."""
+_ASKING = aiohttp.ClientTimeout(total=2)
+"""For the agent to hear that the node leaves; it is not needed for that."""
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 30.0
+"""Before an agent that keeps crashing is started again; one that ran as long as this starts over at the first."""
+
+
+class Stay:
+    """One incarnation of a node on this machine."""
+
+    def __init__(self, request: NodeRequest, machine: Machine, *, connection: Mapping[str, str]) -> None:
+        """Prepares it; `run` starts it.
+
+        Args:
+            request: the place, as the job gave it.
+            machine: this one.
+            connection: Temporal's variables for the agent, over this process's own.
+        """
+        self._request = request
+        self._machine = machine
+        self._connection = connection
+        self._folder: NodeFolder = joined_nodes().folder(request.name)
+        self._started = asyncio.Event()
+        self._launcher: Process | None = None
+        self._agent: Process | None = None
+        self._leaving: asyncio.Task[None] | None = None
+
+    @property
+    def log(self) -> Path:
+        """Where the command's output is kept."""
+        return self._folder.log
+
+    def stop(self, reason: str) -> None:
+        """Has the command ended with the job's grace, and then `run` return."""
+        self._leaving = self._leaving or asyncio.create_task(self._leave(reason))
+
+    async def _leave(self, reason: str) -> None:
+        # The agent first: an end that it knows of is no failure of the command, which the job would repair here.
+        connector = aiohttp.UnixConnector(str(self._folder.run_dir / SOCKET_NAME))
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with aiohttp.ClientSession(connector=connector, timeout=_ASKING) as session:
+                await session.post("http://node/v1/leave", json={"reason": reason})
+        await self._started.wait()
+        if self._launcher is not None and self._launcher.returncode is None:
+            self._launcher.terminate()
+
+    async def run(self) -> Ending:
+        """Returns when nothing of the node runs any more, and says how it ended.
+
+        Raises:
+            OSError: if its files cannot be written, or its processes not started.
+        """
+        record = self._lay_down()
+        self._launcher = launcher = await self._start_launcher(record)
+        self._started.set()
+        keeping = asyncio.create_task(self._keep_agent(record))
+        try:
+            code = await launcher.wait()
+        finally:
+            keeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeping
+        if leftovers := await kill_leftovers(record.mark):
+            logger.info("ended %d processes that the launcher had left", leftovers)
+        await self._end_agent()
+        ending = self._ending(code)
+        try:
+            return self._folder.mark_ended(ending)
+        except OSError as error:
+            logger.error("%s: its end cannot be noted: %s", self._folder.name, error)
+            return ending
+
+    def _lay_down(self) -> NodeRecord:
+        """Writes down all that the node's processes read."""
+        folder, request, machine = self._folder, self._request, self._machine
+        node, workdir = request.node, request.spec.workdir
+        folder.make()
+        folder.log.parent.mkdir(parents=True, exist_ok=True)
+        agent = agent_configuration(request, address=machine.address, host=machine.host, run_dir=folder.run_dir)
+        folder.write("agent.json", agent.model_copy(update={"log_path": str(folder.log)}).model_dump_json(indent=1))
+        place = (workdir.path if workdir else None) or os.getcwd()
+        launcher = launcher_configuration(request, address=machine.address, workdir=place) | {"stdout": True}
+        folder.write("launcher.json", json.dumps(launcher, indent=1))
+        record = NodeRecord(
+            uid=node.uid,
+            role=node.role,
+            rank=node.rank,
+            incarnation=node.incarnation,
+            job_id=request.job_id,
+            group_id=request.group_id,
+            created_at=now(),
+        )
+        folder.write("node.json", record.model_dump_json(indent=1))
+        return record
+
+    async def _start_launcher(self, record: NodeRecord) -> Process:
+        environment = launch.common_environment(self._folder, record)
+        environment["PERDURE_LAUNCHER_CONFIG"] = str(self._folder.path / "launcher.json")
+        # Whoever calls perdure by its path, its environment not activated, still means the torchrun beside it.
+        path, beside = environment.get("PATH", os.defpath), str(Path(sys.executable).parent)
+        if beside not in path.split(os.pathsep):
+            environment["PATH"] = os.pathsep.join((path, beside))
+        # Its standard output is the command's own.
+        return await self._start(
+            "perdure_launcher", environment, output=None, errors=self._folder.path / "launcher.log"
+        )
+
+    async def _keep_agent(self, record: NodeRecord) -> None:
+        """Starts the agent, and again whenever it ends beside its launcher."""
+        environment = launch.agent_environment(self._folder, record, self._connection)
+        output = self._folder.path / "agent.out"
+        loop = asyncio.get_running_loop()
+        pause = _FIRST_PAUSE
+        while True:
+            began = loop.time()
+            self._agent = await self._start("agent", environment, output=output, errors=output)
+            code = await self._agent.wait()
+            if loop.time() - began >= _LONGEST_PAUSE:
+                pause = _FIRST_PAUSE
+            logger.warning("the agent has ended with %s and is started again", code)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _end_agent(self) -> None:
+        agent = self._agent
+        if agent is None or agent.returncode is not None:
+            return
+        agent.terminate()
+        try:
+            async with asyncio.timeout(_AGENT_GRACE):
+                await agent.wait()
+        except TimeoutError:
+            agent.kill()
+            await agent.wait()
+
+    async def _start(
+        self, module: str, environment: Mapping[str, str], *, output: Path | None, errors: Path
+    ) -> Process:
+        with contextlib.ExitStack() as files:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", child.__file__, str(os.getpid()), *launch.program(module)),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=files.enter_context(output.open("ab")) if output else None,
+                stderr=files.enter_context(errors.open("ab")),
+                # A terminal's Ctrl-C is for us to pass on.
+                start_new_session=True,
+            )
+
+    def _ending(self, code: int) -> Ending:
+        said = self._folder.launcher_exit
+        if said is not None:
+            return said
+        if code >= 0:
+            return Ending(time=now(), reason=f"its launcher exited with {code}", exit_code=code)
+        return Ending(time=now(), reason=f"its launcher was ended by {signal.Signals(-code).name}", signal=-code)

@@ -1,0 +1,68 @@
+"""Who a machine is in its allocation, and where others reach it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from activities.nodes.joined.machine import address_towards, joined_nodes, this_machine
+
+SERVER = "127.0.0.1:7233"
+
+
+def seen(**environment: str) -> tuple[str, int | None]:
+    machine = this_machine(SERVER, environment=environment)
+    return machine.node_id, machine.place
+
+
+def test_slurm_names_a_task_by_its_node_and_numbers_it():
+    task = {"SLURM_JOB_ID": "77", "SLURMD_NODENAME": "gpu3", "SLURM_LOCALID": "0", "SLURM_PROCID": "3"}
+    assert seen(**task) == ("slurm-77-gpu3", 3)
+    second = task | {"SLURM_LOCALID": "1", "SLURM_PROCID": "7"}
+    assert seen(**second) == ("slurm-77-gpu3-1", 7)
+    alone_again = task | {"SLURM_PROCID": "0"}
+    assert seen(**alone_again)[0] == "slurm-77-gpu3", "a step for one node begins to count anew"
+
+
+def test_kubernetes_keeps_the_name_of_an_index():
+    assert seen(JOB_COMPLETION_INDEX="2") == (socket.gethostname(), 2)
+    assert seen() == (socket.gethostname(), None)
+    assert seen(SKYPILOT_NODE_RANK="1") == (socket.gethostname(), 1)
+
+
+def test_what_somebody_says_wins():
+    machine = this_machine("nowhere.invalid:1", node_id="me", address="10.1.2.3", environment={"SLURM_JOB_ID": "1"})
+    assert (machine.node_id, machine.address) == ("me", "10.1.2.3")
+
+
+def test_the_address_is_the_one_on_the_way_to_the_server():
+    assert address_towards(SERVER) == "127.0.0.1"
+    assert address_towards("[::1]:7233") == "::1"
+    with pytest.raises(OSError, match=r"."):
+        address_towards("nowhere.invalid:7233")
+
+
+def test_files_lie_in_the_chosen_folder_or_in_a_temporary_one_of_our_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PERDURE_STATE", str(tmp_path / "state"))
+    assert joined_nodes().folder("a").path == tmp_path / "state" / "nodes" / "a"
+    monkeypatch.delenv("PERDURE_STATE")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = joined_nodes().folder("a").path
+    assert folder == tmp_path / f"perdure-{os.getuid()}" / "nodes" / "a"
+    assert (tmp_path / f"perdure-{os.getuid()}").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_temporary_folder_that_somebody_else_made_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("PERDURE_STATE", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    theirs = tmp_path / f"perdure-{os.getuid()}"
+    theirs.mkdir()
+    os.chown(theirs, 12345, 12345)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        joined_nodes()

@@ -1,0 +1,175 @@
+"""`perdure join` on machines that somebody else started: everything real, the machines played by this one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.command_line import PERDURE
+from tests.system.joined import Machines, Process, machines
+from tests.system.site import SCRIPT, Job, Site, until_seen
+from workflows.messages import FailureClass, JobPhase
+
+
+@pytest.fixture
+async def here(site: Site, tmp_path: Path) -> AsyncIterator[Machines]:
+    async with machines(tmp_path, {"TEMPORAL_ADDRESS": site.client.endpoint.address, "OMP_NUM_THREADS": "1"}) as here:
+        yield here
+
+
+async def submitted(site: Site, *arguments: str, nodes: str = "2", **spec: Any) -> Job:
+    return await site.submit(*arguments, nodes=nodes, backend="joined", **spec)
+
+
+async def test_machines_train_print_and_end_with_the_job(site: Site, here: Machines):
+    job = await submitted(site, "--steps", "40")
+    nodes = [here.join(job.name, name) for name in ("a", "b")]
+    assert [await node.leave() for node in nodes] == [0, 0]
+    result = await site.client.wait(job.name)
+    assert (result.phase, result.restarts) == (JobPhase.SUCCEEDED, 0)
+    assert "SUCCEEDED: all 2 ranks finished in generation 1" in nodes[0].text
+    assert not job.processes()
+
+
+async def test_whoever_comes_first_starts_the_job_and_who_comes_late_hears_that_it_is_over(site: Site, here: Machines):
+    name = f"made-{os.getpid()}"
+    wish = ("--nodes", "2", "--", "sh", "-c", "echo hello from $RANK of $WORLD_SIZE")
+    nodes = [here.join(name, node_id, *wish) for node_id in ("a", "b")]
+    assert [await node.leave() for node in nodes] == [0, 0]
+    assert sum("started the job" in node.text for node in nodes) == 1
+    said = sorted(line for node in nodes for line in node.text.splitlines() if line.startswith("hello"))
+    assert said == ["hello from 0 of 2", "hello from 1 of 2"]
+    late = here.join(name, "c", *wish)
+    assert await late.leave() == 0
+    assert "started the job" not in late.text
+    kept = here.start(*PERDURE, "logs", name)
+    assert await kept.leave() == 0
+    assert sorted(line.partition(" | ")[2] for line in kept.text.splitlines()) == said
+
+
+async def test_a_rank_killed_restarts_in_place(site: Site, here: Machines):
+    job = await submitted(site)
+    for name in ("a", "b"):
+        here.join(job.name, name)
+    await job.running(nodes=2)
+    job.signal(1, "rank")
+    await job.running(nodes=2, after=1)
+    assert {node.incarnation for node in await site.client.nodes(job.name)} == {1}
+
+
+async def test_a_launcher_killed_has_its_machine_ask_for_a_place_again(site: Site, here: Machines):
+    job = await submitted(site)
+    nodes = [here.join(job.name, name) for name in ("a", "b")]
+    await job.running(nodes=2)
+    job.signal(1, "launcher")
+    await job.running(nodes=2, after=1)
+    assert sorted(node.incarnation for node in await site.client.nodes(job.name)) == [1, 2]
+    assert sum("asking for a place again" in node.text for node in nodes) == 1
+
+
+async def test_an_agent_killed_comes_back_and_nobody_notices(site: Site, here: Machines):
+    job = await submitted(site)
+    for name in ("a", "b"):
+        here.join(job.name, name)
+    await job.running(nodes=2)
+    job.signal(1, "agent")
+    await job.undisturbed(ranks=2, seconds=4)
+    assert not await job.incidents()
+
+
+async def test_a_machine_killed_and_started_again_has_its_place_back(site: Site, here: Machines):
+    job = await submitted(site)
+    started = {name: here.join(job.name, name) for name in ("a", "b")}
+    await job.running(nodes=2)
+    lost = next(node for node in await site.client.nodes(job.name) if node.rank == 1)
+    victim = next(name for name, process in started.items() if is_above(process, job, node=1))
+    processes = psutil.Process(started[victim].popen.pid).children(recursive=True)
+    for process in (started[victim].popen, *processes):
+        process.kill()
+    here.join(job.name, victim)
+    await job.running(nodes=2, after=1)
+    (incident, *_) = await job.incidents()
+    assert (incident.failure, incident.culprit) == (FailureClass.NODE_LOST, 1)
+    back = next(node for node in await site.client.nodes(job.name) if node.rank == 1)
+    assert (lost.incarnation, back.incarnation) == (1, 2)
+
+
+def is_above(process: Process, job: Job, *, node: int) -> bool:
+    (launcher,) = job.processes(node, kind="launcher")
+    return launcher.ppid() == process.popen.pid
+
+
+async def test_whoever_kills_the_command_ends_the_node_with_it(site: Site, here: Machines):
+    job = await submitted(site, nodes="1")
+    node = here.join(job.name, "a")
+    await job.running(nodes=1)
+    node.signal(signal.SIGKILL)
+    await job.ended()
+
+
+async def test_a_terminated_machine_says_goodbye_and_another_takes_its_place(site: Site, here: Machines):
+    job = await submitted(site, nodes="1:2")
+    started = {name: here.join(job.name, name) for name in ("a", "b")}
+    await job.running(nodes=2)
+    leaving = next(process for process in started.values() if is_above(process, job, node=1))
+    leaving.signal(signal.SIGTERM)
+    assert await leaving.leave(within=30) == 128 + signal.SIGTERM
+    known = await job.running(nodes=1)
+    assert "perdure join" in known.next_action
+    evidence = [found.text for incident in await job.incidents() for found in incident.evidence]
+    assert any("got SIGTERM" in text for text in evidence), evidence
+    here.join(job.name, "c")
+    await job.running(nodes=2, after=known.generation)
+
+
+async def test_a_failed_script_is_every_machines_exit_code(site: Site, here: Machines):
+    job = await submitted(site, "--fail-at", "3", retry={"max_restarts": 1})
+    nodes = [here.join(job.name, name) for name in ("a", "b")]
+    assert [await node.leave() for node in nodes] == [1, 1]
+    assert "failing at step 3 as told" in nodes[0].text
+
+
+async def test_a_machine_without_a_place_says_so_or_waits(site: Site, here: Machines):
+    job = await submitted(site, nodes="1")
+    node = here.join(job.name, "a")
+    await job.running(nodes=1)
+    surplus = here.join(job.name, "b")
+    assert await surplus.leave() == 3
+    assert "all its 1 places are taken" in surplus.text
+    spare = here.join(job.name, "c", "--wait")
+    await until_seen(lambda: "waiting: " in spare.text, what=lambda: f"a spare that waits, but {spare.text}")
+    node.signal(signal.SIGTERM)
+    await job.running(nodes=1, after=1)
+    await site.client.cancel(job.name)
+    assert await spare.leave() == 4
+
+
+async def test_a_node_that_is_not_wanted_any_more_goes_home(site: Site, here: Machines):
+    job = await submitted(site)
+    nodes = [here.join(job.name, name) for name in ("a", "b")]
+    await job.running(nodes=2)
+    home = next(process for process in nodes if is_above(process, job, node=1))
+    await site.client.scale(job.name, 1)
+    assert await home.leave() == 0
+    assert "goes on without this machine" in home.text
+    await job.running(nodes=1, after=1)
+
+
+async def test_what_is_wrong_is_said(site: Site, here: Machines):
+    unknown = here.join("no-such-job", "a")
+    assert await unknown.leave() == 2
+    assert 'no job named "no-such-job"' in unknown.text
+    local = await site.submit(nodes="1")
+    refused = here.join(local.name, "a")
+    assert await refused.leave() == 2
+    assert "only jobs with backend: joined are joined" in refused.text
+    job = await submitted(site, nodes="1")
+    other = here.join(job.name, "a", "--", "torchrun", str(SCRIPT), "elsewhere")
+    assert await other.leave() == 2
+    assert "was told to run" in other.text

@@ -1,0 +1,202 @@
+"""Jobs whose nodes come by themselves, on a real server: places, their tokens, and leaving."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from temporalio import activity
+from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+
+from tests.workflows.fleet import Fleet, PlayedNode, job_spec, now, running_fleet, submit
+from tests.workflows.jobs import eventually, incidents, running, status, until
+from workflows.messages import (
+    CommandAnswer,
+    FailureClass,
+    JobPhase,
+    JoinAnswer,
+    Joined,
+    JoinRefusal,
+    JoinRequest,
+    NodeEvent,
+    NodeEventKind,
+    NodeEvents,
+    NodeView,
+    ScaleRequest,
+    StopNode,
+)
+
+Job = WorkflowHandle[Any, Any]
+
+
+class JoiningNode(PlayedNode):
+    """A machine that somebody else started: it goes when its agent is told to, and says so."""
+
+    @activity.defn(name="stop_node")
+    async def stop_node(self, request: StopNode) -> CommandAnswer:
+        self.stopped = True
+        gone = NodeEvent(
+            kind=NodeEventKind.GONE, rank=self.rank, incarnation=self.incarnation, time=now(), reason=request.reason
+        )
+        group = self.fleet.client.get_workflow_handle(self.request.group_id)
+        await group.signal("node_events", NodeEvents(events=(gone,)))
+        return CommandAnswer(accepted=True, generation=self.generation)
+
+
+@pytest.fixture
+async def fleet(request: pytest.FixtureRequest, temporal_client: Client) -> AsyncIterator[Fleet]:
+    """Opens places, and starts nothing by itself."""
+    async with running_fleet(temporal_client, max_cached_workflows=getattr(request, "param", 1000)) as fleet:
+        fleet.pending = dict.fromkeys(range(8), "waiting for somebody to run `perdure join`")
+        yield fleet
+
+
+also_replayed = pytest.mark.parametrize("fleet", [1000, 0], ids=["cached", "replayed"], indirect=True)
+
+
+def joined_spec(nodes: str, **fields: Any) -> dict[str, Any]:
+    return job_spec(nodes, backend="joined", limits={"termination_grace_period": "30s"}, **fields)
+
+
+def asks(node_id: str, process: int = 1, **fields: Any) -> JoinRequest:
+    session = f"session-of-{node_id}-{process}"
+    return JoinRequest(node_id=node_id, session=session, started_at=now(), **{"host": node_id, **fields})
+
+
+async def ask(job: Job, request: JoinRequest) -> JoinAnswer:
+    return await job.execute_update("join", request, result_type=JoinAnswer)
+
+
+async def join(fleet: Fleet, job: Job, request: JoinRequest) -> JoiningNode:
+    """The machine with its agent running."""
+    async with asyncio.timeout(30):
+        while (answer := await ask(job, request)).node is None:
+            await asyncio.sleep(0.05)
+    played = JoiningNode(fleet, answer.node)
+    fleet.started(played)
+    await played.start()
+    return played
+
+
+async def refused(job: Job, request: JoinRequest) -> str | None:
+    with pytest.raises(WorkflowUpdateFailedError) as raised:
+        await ask(job, request)
+    assert isinstance(raised.value.cause, ApplicationError)
+    return raised.value.cause.type
+
+
+@also_replayed
+async def test_machines_join_train_and_are_sent_home(fleet: Fleet):
+    job = await submit(fleet, joined_spec("2"))
+    known = await until(job, lambda s: "perdure join" in s.next_action)
+    assert known.phase is JobPhase.STARTING
+    nodes = [await join(fleet, job, asks(name)) for name in ("a", "b")]
+    await running(job, nodes=2)
+    for played in nodes:
+        await played.finish()
+    result = await job.result()
+    assert (result["phase"], result["exit_code"]) == ("SUCCEEDED", 0)
+    assert [played.completed for played in nodes] == [1, 1]
+    assert all(played.stopped for played in nodes)
+
+
+async def test_who_comes_again_is_back_at_once(fleet: Fleet):
+    job = await submit(fleet, joined_spec("2"))
+    _, lost = [await join(fleet, job, asks(name)) for name in ("a", "b")]
+    await running(job, nodes=2)
+    await lost.die()
+    began = now()
+    back = await join(fleet, job, asks("b", 2))
+    await running(job, nodes=2, generation=2)
+    (incident,) = await incidents(job)
+    assert (incident.failure, incident.culprit) == (FailureClass.NODE_LOST, 1)
+    assert (now() - began).total_seconds() < 5, "no lease and no command had to lapse"
+    assert (back.rank, back.incarnation) == (1, 2)
+
+
+async def test_a_goodbye_opens_the_place_at_once_and_says_why(fleet: Fleet):
+    job = await submit(fleet, joined_spec("1:2"))
+    _, leaving = [await join(fleet, job, asks(name)) for name in ("a", "b")]
+    await running(job, nodes=2)
+    await fleet.lose(leaving, "`perdure join` on b got SIGTERM")
+    known = await running(job, nodes=1)
+    assert "perdure join" in known.next_action
+    assert "got SIGTERM" in (await incidents(job))[0].evidence[0].text
+    await join(fleet, job, asks("c"))
+    await running(job, nodes=2)
+
+
+async def test_refusals_are_typed_and_make_no_history(fleet: Fleet):
+    job = await submit(fleet, joined_spec("1"))
+    await join(fleet, job, asks("a"))
+    await running(job, nodes=1)
+    await settled(job)
+    before = (await job.describe()).history_length
+    for _ in range(5):
+        assert await refused(job, asks("b")) == JoinRefusal.NO_PLACE
+    assert await refused(job, asks("a", 2, command=("true",))) == JoinRefusal.OTHER_COMMAND
+    assert (await job.describe()).history_length == before
+
+
+async def settled(job: Job) -> None:
+    length = 0
+    while length != (length := (await job.describe()).history_length):
+        await asyncio.sleep(1)
+
+
+async def test_other_backends_are_not_joined(fleet: Fleet):
+    job = await submit(fleet, job_spec("1"))
+    assert await refused(job, asks("a")) == JoinRefusal.OTHER_BACKEND
+
+
+async def test_a_machine_that_is_not_wanted_any_more_is_sent_home(fleet: Fleet):
+    job = await submit(fleet, joined_spec("1:2"))
+    nodes = [await join(fleet, job, asks(name)) for name in ("a", "b")]
+    await running(job, nodes=2)
+    await job.execute_update("scale", ScaleRequest(nodes="1"))
+    await running(job, nodes=1)
+    await eventually(lambda: nodes[1].stopped)
+    assert not nodes[0].stopped
+
+
+async def test_a_machine_whose_place_closed_before_its_agent_spoke_is_sent_home(fleet: Fleet):
+    job = await submit(fleet, joined_spec("1:2"))
+    first = await join(fleet, job, asks("a"))
+    await running(job, nodes=1)
+    answer = await ask(job, asks("b"))
+    assert answer.node is not None
+    late = JoiningNode(fleet, answer.node)
+    fleet.started(late)
+    await job.execute_update("scale", ScaleRequest(nodes="1"))
+    await eventually(lambda: bool(fleet.deleted))
+    await late.start()
+    await eventually(lambda: late.stopped)
+    assert not first.stopped
+
+
+async def test_a_machine_that_was_cut_off_while_its_place_was_given_away_is_sent_home_when_it_is_back(fleet: Fleet):
+    job = await submit(fleet, joined_spec("2"))
+    _, cut_off = [await join(fleet, job, asks(name)) for name in ("a", "b")]
+    await running(job, nodes=2)
+    await fleet.lose(cut_off)
+    await until(job, lambda known: "perdure join" in known.next_action)
+    await join(fleet, job, asks("c"))
+    await running(job, nodes=2, generation=2)
+    await eventually(lambda: any(f"-1-{cut_off.request.node.uid}1" in name for name in fleet.deleted))
+    await cut_off.serve()
+    await cut_off.heartbeat()
+    await eventually(lambda: cut_off.stopped)
+
+
+async def test_where_a_machine_keeps_its_log_is_known_from_its_agent(fleet: Fleet):
+    job = await submit(fleet, joined_spec("1"))
+    node = await join(fleet, job, asks("a"))
+    await node.to_group("joined", Joined, agent_started_at=node.started_at, address="10.0.0.1", log_path="/x.log")
+    group = fleet.client.get_workflow_handle((await status(job)).groups[0])
+    views: list[NodeView] = []
+    while not views or not views[0].log_path:
+        views = await group.query("nodes", result_type=list[NodeView])
+    assert views[0].log_path == "/x.log"

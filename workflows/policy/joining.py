@@ -1,0 +1,201 @@
+"""Who gets which place in a job whose nodes come by themselves (`backend: joined`).
+
+A place is a slot and the incarnation that it waits for; whoever takes it is told that incarnation's token. A machine is
+known by its node ID. One that comes again under the same ID says with it that its predecessor is gone, which is
+evidence like a backend's, and has its place back: at once, whatever state that was in.
+"""
+
+from __future__ import annotations
+
+import shlex
+from datetime import datetime
+from typing import NamedTuple
+
+from perdure.spec.job import Backend, JobSpec
+from workflows.messages import EdgeKind, EvidenceSource, JoinRefusal, JoinRequest, NodeEdge, NodePhase
+from workflows.policy.events import EdgeSeen, Event, JoinAsked
+from workflows.policy.observe import observe
+from workflows.policy.state import Holder, JobState, NodeState
+
+_OPEN_PHASES = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
+"""No agent has spoken for the node."""
+
+_REMEMBERED_SESSIONS = 8
+
+
+class Refusal(NamedTuple):
+    """Why there is no place."""
+
+    kind: JoinRefusal
+    text: str
+
+
+def refusal(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) -> Refusal | None:
+    """Why the request cannot be granted; None where it can."""
+    if job.backend is not Backend.JOINED:
+        text = f"its backend is {job.backend}, which makes the nodes itself; only jobs with backend: joined are joined"
+        return Refusal(JoinRefusal.OTHER_BACKEND, text)
+    if state.outcome is not None:
+        return Refusal(JoinRefusal.ENDING, f"the job is ending: {state.outcome.reason}")
+    command = job.role[1].command
+    if request.command is not None and list(request.command) != command:
+        text = f"it runs `{shlex.join(command)}`, and this node was told to run `{shlex.join(request.command)}`"
+        return Refusal(JoinRefusal.OTHER_COMMAND, text)
+    for rank in _places(state):
+        if (newer := _newer_than(state, rank, request)) is not None:
+            text = f"a newer process on {newer.host} has joined as {newer.node_id} and is node {rank}"
+            return Refusal(JoinRefusal.DISPLACED, text)
+        if (known := state.holders.get(rank)) and _is_of(known, request) and _holder(state, rank) is None:
+            return Refusal(
+                JoinRefusal.OVER, f"what it was given, incarnation {known.incarnation} of node {rank}, is over"
+            )
+    if state.suspended:
+        return Refusal(JoinRefusal.NO_PLACE, "the job is suspended; it has places again when it is resumed")
+    if _choose(state, request, job, now) is None:
+        return Refusal(JoinRefusal.NO_PLACE, f"all its {state.nodes_max} places are taken")
+    return None
+
+
+def taken(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+    """The state after a request for a place that was not refused; a repeated one changes nothing."""
+    if not isinstance(event, JoinAsked) or refusal(state, event.request, job, now) is not None:
+        return state
+    request = event.request
+    rank = _choose(state, request, job, now)
+    if rank is None:
+        return state
+    node, holder = state.nodes.get(rank), _holder(state, rank)
+    if holder is not None and _is_of(holder, request):
+        return state
+    if node is not None and node.alive:
+        if holder is None:
+            node = node.changed(reason=f"{request.host or request.node_id} is joining")
+            state = state.with_node(node)
+        else:
+            state = _lost(state, node, holder, request, now)
+    known = state.holders.get(rank)
+    return state.changed(
+        holders={
+            **state.holders,
+            rank: Holder(
+                node_id=request.node_id,
+                session=request.session,
+                stay=request.stay,
+                host=request.host,
+                started_at=request.started_at,
+                since=now,
+                incarnation=_incarnation(state.nodes.get(rank)),
+                displaced=_displaced(known, request),
+            ),
+        }
+    )
+
+
+def place_of(state: JobState, request: JoinRequest) -> NodeState | None:
+    """The node that the request was given; None while there is none, or its group does not know of it yet."""
+    for rank in _places(state):
+        holder, node = _holder(state, rank), state.nodes.get(rank)
+        if holder is not None and _is_of(holder, request):
+            there = node is not None and node.alive and node.incarnation == holder.incarnation
+            return node if node is not None and there and node.phase is not NodePhase.REQUESTED else None
+    return None
+
+
+def what_is_missing(state: JobState, request: JoinRequest) -> str:
+    """Why `place_of` has no node for a request that was granted."""
+    for rank in _places(state):
+        holder, node = _holder(state, rank), state.nodes.get(rank)
+        if holder is not None and _is_of(holder, request) and node is not None and node.not_before is not None:
+            return f"node {rank} was lost before it was ready again and again; its place opens after a pause"
+    return "its place is being prepared"
+
+
+def _places(state: JobState) -> range:
+    return range(state.nodes_max)
+
+
+def _holder(state: JobState, rank: int) -> Holder | None:
+    """Who has the place, or will have it once its next incarnation is there."""
+    holder, node = state.holders.get(rank), state.nodes.get(rank)
+    if holder is None or node is None or holder.incarnation > node.incarnation:
+        return holder
+    return holder if node.alive and holder.incarnation == node.incarnation else None
+
+
+def _is_of(holder: Holder, request: JoinRequest) -> bool:
+    return (holder.session, holder.stay) == (request.session, request.stay)
+
+
+def _incarnation(node: NodeState | None) -> int:
+    """The one that whoever takes the place now will be."""
+    if node is None:
+        return 1
+    return node.incarnation if node.alive else node.incarnation + 1
+
+
+def _newer_than(state: JobState, rank: int, request: JoinRequest) -> Holder | None:
+    """The holder that this request comes too late for."""
+    known = state.holders.get(rank)
+    if known is None or known.node_id != request.node_id:
+        return None
+    if request.session in known.displaced or (known.session == request.session and request.stay < known.stay):
+        return known
+    # Clocks of different machines say nothing about who came first.
+    older = known.session != request.session and known.host == request.host and request.started_at < known.started_at
+    return known if older and _holder(state, rank) is not None else None
+
+
+def _choose(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) -> int | None:
+    """The place that it has, or had under its node ID, or would like, or the first that is free."""
+    own = [rank for rank in _places(state) if (known := state.holders.get(rank)) and known.node_id == request.node_id]
+    for rank in own:
+        if _holder(state, rank) is not None:
+            return rank
+    for rank in own:
+        if _is_free(state, rank, job, now) or _comes_back(state, rank):
+            return rank
+    free = [rank for rank in _places(state) if _is_free(state, rank, job, now)]
+    return request.place if request.place in free else next(iter(free), None)
+
+
+def _is_free(state: JobState, rank: int, job: JobSpec, now: datetime) -> bool:
+    holder, node = _holder(state, rank), state.nodes.get(rank)
+    if node is None or not node.alive:
+        return node is None and holder is None
+    if node.phase not in _OPEN_PHASES:
+        return False
+    patience = job.timing.rendezvous.enter_timeout
+    # Whoever took it and never said a word has probably died before it could.
+    return holder is None or bool(patience and now - max(holder.since, node.since) >= patience)
+
+
+def _comes_back(state: JobState, rank: int) -> bool:
+    """Its next incarnation is only a matter of time."""
+    node = state.nodes.get(rank)
+    if node is None or node.alive:
+        return False
+    return state.interruption is not None or not state.has_finished(node)
+
+
+def _lost(state: JobState, node: NodeState, holder: Holder, request: JoinRequest, now: datetime) -> JobState:
+    """The predecessor is gone, as if a backend had seen it go."""
+    if holder.node_id == request.node_id:
+        detail = f"{request.node_id} has joined anew{f' from {request.host}' if request.host else ''}"
+    else:
+        detail = f"{holder.node_id} took the place and its agent never spoke"
+    edge = NodeEdge(
+        kind=EdgeKind.LOST,
+        rank=node.rank,
+        incarnation=node.incarnation,
+        time=now,
+        source=EvidenceSource.BACKEND,
+        detail=detail,
+    )
+    return observe(state, EdgeSeen(edge=edge), now)
+
+
+def _displaced(known: Holder | None, request: JoinRequest) -> tuple[str, ...]:
+    if known is None or known.node_id != request.node_id:
+        return ()
+    sessions = known.displaced if known.session == request.session else (*known.displaced, known.session)
+    return sessions[-_REMEMBERED_SESSIONS:]
