@@ -1,0 +1,45 @@
+"""A rank that is hard to end: it goes on at SIGTERM, and leaves daemons behind that do so too."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+daemons = Path(os.environ["TEST_STEPS_DIR"]) / f"daemons-{os.environ['PERDURE_GENERATION']}"
+signal.signal(signal.SIGTERM, lambda *_: print("told to end, and goes on", flush=True))
+
+
+def daemonize(go_on: Callable[[], None]) -> None:
+    if (child := os.fork()) == 0:
+        os.setsid()
+        if os.fork() == 0:
+            with daemons.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            go_on()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def as_python() -> None:
+    while True:
+        signal.pause()
+
+
+def as_another_program() -> None:
+    os.execlp("sh", "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+
+
+daemonize(as_python)
+daemonize(as_another_program)
+dist.init_process_group("gloo")
+parameter = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+while True:
+    parameter.grad = torch.ones(1)
+    dist.all_reduce(parameter.grad)
+    optimizer.step()
+    time.sleep(0.01)

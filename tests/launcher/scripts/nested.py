@@ -1,0 +1,16 @@
+"""Runs in a torchrun that a rank has started, and adds up the ranks that it finds there."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+parameter = torch.nn.Parameter(torch.zeros(1))
+parameter.grad = torch.ones(1)
+dist.all_reduce(parameter.grad)
+torch.optim.SGD([parameter], lr=0.1).step()
+if dist.get_rank() == 0:
+    found, port = int(parameter.grad.item()), os.environ["MASTER_PORT"]
+    print(f"nested: {found} of {dist.get_world_size()} ranks met at port {port}", flush=True)
+dist.destroy_process_group()
