@@ -20,6 +20,7 @@ from tests.histories.recorded import RECORDED, write
 from tests.support.temporal_server import dev_server
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running, status, until
+from tests.workflows.joiners import WAITING, asks, join, joined_spec
 from workflows.messages import JobPhase, ReasonRequest, RelaunchRequest, ScaleRequest
 
 Job = WorkflowHandle[Any, Any]
@@ -96,6 +97,22 @@ async def makes_no_progress(fleet: Fleet) -> Job:
     return job
 
 
+async def is_joined(fleet: Fleet) -> Job:
+    """Machines join by themselves; one is lost and comes again, another one is sent home."""
+    fleet.pending = dict.fromkeys(range(2), WAITING)
+    job = await submit(fleet, joined_spec("1:2"))
+    first, lost = [await join(fleet, job, asks(name)) for name in ("a", "b")]
+    await running(job, nodes=2)
+    await lost.die()
+    await join(fleet, job, asks("b", 2))
+    await until(job, lambda known: known.phase is JobPhase.RUNNING and known.nodes == 2 and known.generation > 1)
+    await job.execute_update("scale", ScaleRequest(nodes="1"))
+    await running(job, nodes=1)
+    await first.finish()
+    fleet.pending = {}
+    return job
+
+
 SCENARIOS: tuple[Callable[[Fleet], Awaitable[Job]], ...] = (
     rank_dies,
     node_is_lost,
@@ -103,6 +120,7 @@ SCENARIOS: tuple[Callable[[Fleet], Awaitable[Job]], ...] = (
     is_suspended,
     is_cancelled,
     makes_no_progress,
+    is_joined,
 )
 
 

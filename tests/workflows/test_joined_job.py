@@ -4,81 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
-from temporalio import activity
-from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
-from tests.workflows.fleet import Fleet, PlayedNode, job_spec, now, running_fleet, submit
+from tests.workflows.fleet import Fleet, job_spec, now, running_fleet, submit
 from tests.workflows.jobs import eventually, incidents, running, status, until
+from tests.workflows.joiners import WAITING, Job, JoiningNode, ask, asks, join, joined_spec
 from workflows.messages import (
-    CommandAnswer,
     FailureClass,
     JobPhase,
-    JoinAnswer,
     Joined,
     JoinRefusal,
     JoinRequest,
-    NodeEvent,
-    NodeEventKind,
-    NodeEvents,
     NodeView,
     ScaleRequest,
-    StopNode,
 )
-
-Job = WorkflowHandle[Any, Any]
-
-
-class JoiningNode(PlayedNode):
-    """A machine that somebody else started: it goes when its agent is told to, and says so."""
-
-    @activity.defn(name="stop_node")
-    async def stop_node(self, request: StopNode) -> CommandAnswer:
-        self.stopped = True
-        gone = NodeEvent(
-            kind=NodeEventKind.GONE, rank=self.rank, incarnation=self.incarnation, time=now(), reason=request.reason
-        )
-        group = self.fleet.client.get_workflow_handle(self.request.group_id)
-        await group.signal("node_events", NodeEvents(events=(gone,)))
-        return CommandAnswer(accepted=True, generation=self.generation)
 
 
 @pytest.fixture
 async def fleet(request: pytest.FixtureRequest, temporal_client: Client) -> AsyncIterator[Fleet]:
     """Opens places, and starts nothing by itself."""
     async with running_fleet(temporal_client, max_cached_workflows=getattr(request, "param", 1000)) as fleet:
-        fleet.pending = dict.fromkeys(range(8), "waiting for somebody to run `perdure join`")
+        fleet.pending = dict.fromkeys(range(8), WAITING)
         yield fleet
 
 
 also_replayed = pytest.mark.parametrize("fleet", [1000, 0], ids=["cached", "replayed"], indirect=True)
-
-
-def joined_spec(nodes: str, **fields: Any) -> dict[str, Any]:
-    return job_spec(nodes, backend="joined", limits={"termination_grace_period": "30s"}, **fields)
-
-
-def asks(node_id: str, process: int = 1, **fields: Any) -> JoinRequest:
-    session = f"session-of-{node_id}-{process}"
-    return JoinRequest(node_id=node_id, session=session, started_at=now(), **{"host": node_id, **fields})
-
-
-async def ask(job: Job, request: JoinRequest) -> JoinAnswer:
-    return await job.execute_update("join", request, result_type=JoinAnswer)
-
-
-async def join(fleet: Fleet, job: Job, request: JoinRequest) -> JoiningNode:
-    """The machine with its agent running."""
-    async with asyncio.timeout(30):
-        while (answer := await ask(job, request)).node is None:
-            await asyncio.sleep(0.05)
-    played = JoiningNode(fleet, answer.node)
-    fleet.started(played)
-    await played.start()
-    return played
 
 
 async def refused(job: Job, request: JoinRequest) -> str | None:

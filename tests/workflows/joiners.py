@@ -1,0 +1,62 @@
+"""Machines that somebody else started, for tests of workflows: they ask for places, and are sent home."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import WorkflowHandle
+
+from tests.workflows.fleet import Fleet, PlayedNode, job_spec, now
+from workflows.messages import (
+    CommandAnswer,
+    JoinAnswer,
+    JoinRequest,
+    NodeEvent,
+    NodeEventKind,
+    NodeEvents,
+    StopNode,
+)
+
+Job = WorkflowHandle[Any, Any]
+
+WAITING = "waiting for somebody to run `perdure join`"
+
+
+class JoiningNode(PlayedNode):
+    """A machine that somebody else started: it goes when its agent is told to, and says so."""
+
+    @activity.defn(name="stop_node")
+    async def stop_node(self, request: StopNode) -> CommandAnswer:
+        self.stopped = True
+        gone = NodeEvent(
+            kind=NodeEventKind.GONE, rank=self.rank, incarnation=self.incarnation, time=now(), reason=request.reason
+        )
+        group = self.fleet.client.get_workflow_handle(self.request.group_id)
+        await group.signal("node_events", NodeEvents(events=(gone,)))
+        return CommandAnswer(accepted=True, generation=self.generation)
+
+
+def joined_spec(nodes: str, **fields: Any) -> dict[str, Any]:
+    return job_spec(nodes, backend="joined", limits={"termination_grace_period": "30s"}, **fields)
+
+
+def asks(node_id: str, process: int = 1, **fields: Any) -> JoinRequest:
+    session = f"session-of-{node_id}-{process}"
+    return JoinRequest(node_id=node_id, session=session, started_at=now(), **{"host": node_id, **fields})
+
+
+async def ask(job: Job, request: JoinRequest) -> JoinAnswer:
+    return await job.execute_update("join", request, result_type=JoinAnswer)
+
+
+async def join(fleet: Fleet, job: Job, request: JoinRequest) -> JoiningNode:
+    """The machine with its agent running."""
+    async with asyncio.timeout(30):
+        while (answer := await ask(job, request)).node is None:
+            await asyncio.sleep(0.05)
+    played = JoiningNode(fleet, answer.node)
+    fleet.started(played)
+    await played.start()
+    return played
