@@ -26,7 +26,7 @@ else
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
 
-test-torch-floor: setup  ## Recovery with the oldest PyTorch that pyproject.toml allows (once 5 GB, kept outside)
+test-torch-floor: setup  ## Recovery with the oldest PyTorch that pyproject.toml allows (7 GB, once)
 	@$(BIN)/python -m scripts.torch_floor
 
 check: setup  ## Formatting, lint, import layering, types
