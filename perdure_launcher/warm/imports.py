@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from .learning import Learned, installed_roots
-from .names import of_one_rank
+from .names import DEVICES, of_one_rank
 from .plan import Plan
 from .traces import changes
 
@@ -31,6 +31,8 @@ _ALWAYS = ("torch", "torch._dynamo")
 _READ_BY_LIBRARIES = re.compile(r"(?:OMP|KMP|GOMP|MKL|OPENBLAS|NUMEXPR|VECLIB|MALLOC|LD|GLIBC)_\w+")
 """Variables that native libraries read when they are loaded, which cannot be watched."""
 _ALL = "*"
+_HARMLESS_READERS = frozenset({"perdure_launcher", "networkx", "fsspec"})
+"""Ours, whose variables ranks do not have; those that go through all variables for the ones with their own prefix."""
 _LONGEST_SCRIPT = 1 << 20
 
 _PATHS = sysconfig.get_paths()
@@ -128,10 +130,18 @@ class Imports:
         )
         return f"the script sets {', '.join(names)}, which is read while modules are imported" if names else ""
 
+    @property
+    def read_of_devices(self) -> frozenset[str]:
+        """Variables that may differ between ranks, and that must not any more."""
+        return DEVICES & self._always.union(*self._learned.values())
+
     def _refuse_what_read_its_place(self, package: str, without: Collection[str]) -> None:
         for reader, names in self._learned.items():
-            if _ALL in names or any(of_one_rank(name) for name in names):
-                what = "the whole environment" if _ALL in names else ", ".join(sorted(filter(of_one_rank, names)))
+            if reader in _HARMLESS_READERS:
+                continue
+            places = sorted(name for name in names if of_one_rank(name) and name not in DEVICES)
+            if _ALL in names or places:
+                what = "the whole environment" if _ALL in names else ", ".join(places)
                 # One that is left out may still be imported by another, which then is left out too.
                 raise Refused(package if reader in without else reader, f"{reader} reads {what} when it is imported")
 
@@ -256,14 +266,21 @@ class _Watched(os._Environ[str]):  # pyright: ignore[reportPrivateUsage]
     """`os.environ`, telling what is read of it."""
 
     def __getitem__(self, key: str) -> str:
-        _note_reading(key)
+        if not _walks:
+            _note_reading(key)
         return super().__getitem__(key)
 
     def __iter__(self) -> Generator[str]:
         _note_reading(_ALL)
-        yield from super().__iter__()
+        _walks.append(self)
+        try:
+            yield from super().__iter__()
+        finally:
+            _walks.pop()
 
 
+_walks: list[_Watched] = []
+"""Somebody goes through all variables, and what is read meanwhile is a part of that."""
 _notes: list[Callable[[str, str], None]] = []
 
 

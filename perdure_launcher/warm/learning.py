@@ -79,10 +79,16 @@ def installed_modules() -> list[str]:
             and spec.name == name
             and isinstance(spec.loader, _LOADERS)
             and isinstance(origin, str)
-            and origin.startswith(roots)
+            and _stands_for_itself(name, origin, roots)
         ):
             found.append(name)
     return found
+
+
+def _stands_for_itself(name: str, origin: str, roots: tuple[str, ...]) -> bool:
+    """Whether importing the name finds this file. Not so what packages bring along and put on the path themselves."""
+    package = name.partition(".")[0]
+    return any(origin.startswith((f"{root}{package}{os.sep}", f"{root}{package}.")) for root in roots)
 
 
 @functools.cache

@@ -34,14 +34,17 @@ STARTED = "started"
 COLD = "cold"
 ENDED = "ended"
 
+DEVICES = frozenset({"CUDA_VISIBLE_DEVICES"})
+"""Read when CUDA is initialised, and by some packages when they are imported. With torchrun's --virtual-local-rank each
+rank has its own."""
+
 _OF_ONE_RANK = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
         *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
         # Set by torchrun for each rank, read when a process group is made.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        # Read when CUDA is initialised; torchrun's --virtual-local-rank gives each rank its own.
-        "CUDA_VISIBLE_DEVICES",
+        *DEVICES,
         # A shell's own bookkeeping, where one stands in between.
         *("_", "PWD", "OLDPWD", "SHLVL"),
         *OURS,

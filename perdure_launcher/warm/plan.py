@@ -7,7 +7,7 @@ that no secret of the environment reaches a disk.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,17 +86,19 @@ class Plan:
         index = self.script_index
         return None if {"-m", "-c"}.intersection(self.arguments[:index]) else self.arguments[index]
 
-    def difference(self, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    def difference(
+        self, arguments: Sequence[str], environment: Mapping[str, str], *, read: Collection[str] = ()
+    ) -> str:
         """What a rank with these has that this plan has not; empty where it can be forked. The script's own arguments
-        may differ: it has not looked at them yet."""
+        may differ, as it has not looked at them yet, and variables of one rank's place that were not read."""
         script = self.script_index
         expected, asked = self.arguments[: script + 1], tuple(arguments[: script + 1])
         if asked != expected:
             return f"it runs {' '.join(asked)}, and not {' '.join(expected)}"
-        if names := difference(_comparable(self.environment), _comparable(environment)):
+        if names := difference(_comparable(self.environment, read), _comparable(environment, read)):
             return f"its environment differs in {names}"
         return ""
 
 
-def _comparable(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not of_one_rank(name)}
+def _comparable(environment: Mapping[str, str], read: Collection[str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name in read or not of_one_rank(name)}

@@ -129,7 +129,7 @@ class Server:
 
     def _mismatch(self, request: Request) -> str:
         """Why a rank that this request asks for would differ from a fork of ours; empty where it would not."""
-        if found := self._plan.difference(request.arguments, request.environment):
+        if found := self._plan.difference(request.arguments, request.environment, read=self._imports.read_of_devices):
             return found
         if names := difference(self._context, request.context):
             return f"it was started with another {names}"

@@ -28,6 +28,7 @@ PACKAGES = {
     "reads_rank": "import os\nrank = os.environ.get('RANK')\n",
     "reads_all": "import os\nrank = dict(os.environ).get('RANK')\n",
     "imports_reader": "import reads_rank\n",
+    "reads_devices": "import os\ndevices = os.environ.get('CUDA_VISIBLE_DEVICES')\n",
     "reads_setting": "import os\nsetting = os.environ.get('SETTING')\n",
     "sets_setting": "import os\nos.environ.setdefault('OTHER_SETTING', 'its own')\n",
     "asks_main": "import sys\nfile = getattr(sys.modules['__main__'], '__file__', None)\n",
@@ -118,6 +119,15 @@ def test_what_imports_something_left_out_is_left_out_too(python: str) -> None:
         looked(script)
         assert set(learn(script)["left_out"]) == {"reads_rank", "imports_reader"}
         assert {"plain", "imports_reader", "reads_rank"} & set(looked(script)["ahead"]) == {"plain"}
+
+
+def test_what_reads_the_visible_devices_is_imported_for_ranks_that_see_the_same(python: str) -> None:
+    with warmth("learns.py", "reads_devices", executable=python, CUDA_VISIBLE_DEVICES="") as script:
+        looked(script)
+        assert learn(script)["left_out"] == {}
+        assert "reads_devices" in looked(script)["ahead"]
+        script.run(environment={"CUDA_VISIBLE_DEVICES": "none"})
+        assert script.last.reason == "its environment differs in CUDA_VISIBLE_DEVICES"
 
 
 def test_a_script_that_sets_what_torch_reads_starts_cold_from_then_on(python: str) -> None:
