@@ -141,7 +141,7 @@ async def test_a_machine_without_a_place_says_so_or_waits(site: Site, here: Mach
     await job.running(nodes=1)
     surplus = here.join(job.name, "b")
     assert await surplus.leave() == 3
-    assert "all its 1 places are taken" in surplus.text
+    assert "its only place is taken" in surplus.text
     spare = here.join(job.name, "c", "--wait")
     await until_seen(lambda: "waiting: " in spare.text, what=lambda: f"a spare that waits, but {spare.text}")
     node.signal(signal.SIGTERM)

@@ -52,7 +52,8 @@ def refusal(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) 
     if state.suspended:
         return Refusal(JoinRefusal.NO_PLACE, "the job is suspended; it has places again when it is resumed")
     if _choose(state, request, job, now) is None:
-        return Refusal(JoinRefusal.NO_PLACE, f"all its {state.nodes_max} places are taken")
+        text = "its only place is taken" if state.nodes_max == 1 else f"all its {state.nodes_max} places are taken"
+        return Refusal(JoinRefusal.NO_PLACE, text)
     return None
 
 
