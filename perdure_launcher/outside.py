@@ -161,23 +161,23 @@ def _held(original: Callable[..., Any], place: Place) -> Callable[..., Any]:
 
 def _watch_for_apart(place: Place) -> None:
     """Leaves word where the rank has made steps but no process group: a sweep may mean it, a training does not."""
+    import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     steps = 0
+    is_compiling, is_initialized = torch.compiler.is_compiling, torch.distributed.is_initialized
 
     def look(*_: object) -> None:
         nonlocal steps
-        steps += 1
-        if steps < _STEPS_BEFORE_A_GROUP:
+        if is_compiling() or steps == _STEPS_BEFORE_A_GROUP:
             return
-        handle.remove()
-        import torch.distributed as dist
-
-        if not dist.is_initialized():
+        steps += 1
+        if steps == _STEPS_BEFORE_A_GROUP and not is_initialized():
             with contextlib.suppress(OSError):
                 mark_apart(place.progress, generation=int(os.environ.get(GENERATION_VARIABLE, "0")))
 
-    handle = register_optimizer_step_post_hook(look)
+    # Never removed again: torch walks through its hooks meanwhile, and the user's step would fail.
+    register_optimizer_step_post_hook(look)
 
 
 def _stop(run_directory: Path, detail: str) -> None:

@@ -58,7 +58,8 @@ class StepCounter:
         self._rank = int(os.environ["RANK"])
         self._writer: ProgressWriter | None = None
         self._step = 0
-        self._handle: Any = None
+        self._stopped = False
+        """Instead of removing the hook: torch walks through them meanwhile, and the user's step would fail."""
         self._compiling: Any = None
 
     def install(self) -> None:
@@ -66,12 +67,12 @@ class StepCounter:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._compiling = torch.compiler.is_compiling
-        self._handle = register_optimizer_step_post_hook(self.on_step)
+        register_optimizer_step_post_hook(self.on_step)
         os.register_at_fork(after_in_child=self._stop)
 
     def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """After each optimizer step."""
-        if self._compiling():
+        if self._compiling() or self._stopped:
             return
         try:
             self._count(optimizer)
@@ -95,9 +96,7 @@ class StepCounter:
         writer.step(self._step, time=time.time())
 
     def _stop(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        self._stopped = True
 
 
 def _keep_uncaught_exceptions() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perdure_launcher.environment import inject
-from perdure_launcher.progress import progress_path, read_progress
+from perdure_launcher.progress import is_apart, progress_path, read_progress
 
 SETUP = """
 import torch
@@ -78,6 +78,21 @@ def test_an_optimizer_is_saved_and_loaded_as_ever(tmp_path: Path) -> None:
         "b = pickle.loads(pickle.dumps(a)); c = copy.deepcopy(a)\nb.step(); c.step(); a.step()"
     )
     assert counted(script, tmp_path) == 2
+
+
+def test_hooks_that_have_nothing_more_to_do_leave_the_users_own_alone(tmp_path: Path) -> None:
+    script = (
+        "from torch.optim.optimizer import register_optimizer_step_post_hook\nfrom perdure.training import report\n"
+        "seen = []\nregister_optimizer_step_post_hook(lambda *_: seen.append(1))\na = optimizer()\n"
+        "for step in range(20):\n    a.step()\n    if step == 5: report(step=step)\nprint(len(seen))"
+    )
+    place = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "PERDURE_STORE": "127.0.0.1:29700"}
+    result = run(SETUP + script, tmp_path, **place)
+    assert (result.returncode, result.stdout) == (0, "20\n"), result.stderr
+    assert is_apart(tmp_path / "progress", generation=2)
+    progress = read_progress(progress_path(tmp_path / "progress", 5))
+    assert progress is not None
+    assert (progress.reported, progress.step) == (True, 5)
 
 
 def test_processes_that_are_no_ranks_of_ours_are_left_alone(tmp_path: Path) -> None:
