@@ -134,6 +134,7 @@ async def watch(table: NodeTable) -> None:
                     backend=group.spec.backend,
                     namespace=group.spec.namespace,
                     owner_check=table.timing.owner_check,
+                    known=table.known,
                 ),
                 task_queue=watch_task_queue(workflow.info().task_queue),
                 start_to_close_timeout=options.FOREVER,

@@ -21,6 +21,7 @@ from workflows.messages import (
     GroupDesire,
     Heartbeat,
     Joined,
+    KnownNode,
     LeaseTaken,
     Metrics,
     NodeEvent,
@@ -72,6 +73,15 @@ class NodeTable:
     @property
     def winding_down(self) -> bool:
         return self.desire.wind_down or self.owner_closed
+
+    @property
+    def known(self) -> tuple[KnownNode, ...]:
+        """What the backend has created and nobody has called gone."""
+        return tuple(
+            KnownNode(rank=record.node.rank, incarnation=record.node.incarnation)
+            for record in (*self.records.values(), *self.retiring.values())
+            if record.created is not None and record.phase is not NodePhase.LOST
+        )
 
     @property
     def adopts(self) -> bool:

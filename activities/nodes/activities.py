@@ -16,7 +16,16 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.nodes.backend import NodeBackend, NodeRefused
 from agent.owner import JobFate, ask_fate
-from workflows.messages import CreatedNode, NodeEvent, NodeEvents, NodeRef, NodeRequest, WatchRequest
+from workflows.messages import (
+    CreatedNode,
+    KnownNode,
+    NodeEvent,
+    NodeEventKind,
+    NodeEvents,
+    NodeRef,
+    NodeRequest,
+    WatchRequest,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +83,12 @@ class NodeActivities:
     async def watch_nodes(self, request: WatchRequest) -> None:
         """Signals the group whatever its backend sees, and that its job has closed; ends with the group."""
         backend = self._backend(request.backend)
-        async with _beating():
-            telling = _Telling(self._client, request.group_id)
+        known = {(node.rank, node.incarnation) for node in (*request.known, *_known_to_last_attempt())}
+        request = request.model_copy(
+            update={"known": tuple(KnownNode(rank=rank, incarnation=incarnation) for rank, incarnation in known)}
+        )
+        telling = _Telling(self._client, request.group_id, known=known)
+        async with _beating(lambda: (telling.known,)):
             tasks = [
                 asyncio.create_task(task)
                 for task in (telling.run(), _follow(backend, request, telling), self._ask_after_job(request, telling))
@@ -135,11 +148,18 @@ async def _follow(backend: NodeBackend, request: WatchRequest, telling: _Telling
 class _Telling:
     """Signals to one group: in order, together where they wait, and again until they have arrived."""
 
-    def __init__(self, client: Client, group_id: str) -> None:
+    def __init__(self, client: Client, group_id: str, *, known: Iterable[tuple[int, int]]) -> None:
         self._group = client.get_workflow_handle(group_id)
+        self._known = set(known)
+        """Incarnations that exist, as far as the group was told."""
         self._waiting: list[NodeEvent] = []
         self._owner_closed = False
         self._changed = asyncio.Event()
+
+    @property
+    def known(self) -> list[KnownNode]:
+        """Incarnations that exist, by rank and incarnation, as far as the group was told."""
+        return [KnownNode(rank=rank, incarnation=incarnation) for rank, incarnation in sorted(self._known)]
 
     def events(self, batch: Iterable[NodeEvent]) -> None:
         self._waiting.extend(batch)
@@ -169,19 +189,31 @@ class _Telling:
             else:
                 pause = _FIRST_PAUSE
                 del self._waiting[: len(message.events)]
+                for event in message.events:
+                    node = (event.rank, event.incarnation)
+                    if event.kind is NodeEventKind.GONE:
+                        self._known.discard(node)
+                    else:
+                        self._known.add(node)
                 if message.owner_closed:
                     self._owner_closed = False
 
 
+def _known_to_last_attempt() -> list[KnownNode]:
+    """What the attempt before this one has told: its own input is older."""
+    details = activity.info().heartbeat_details
+    return [KnownNode.model_validate(node) for node in details[0]] if details else []
+
+
 @contextlib.asynccontextmanager
-async def _beating() -> AsyncGenerator[None]:
+async def _beating(details: Callable[[], Sequence[Any]] = lambda: ()) -> AsyncGenerator[None]:
     """Heartbeats for as long as the body takes, so that a worker's death is noticed and a cancellation heard."""
     timeout = activity.info().heartbeat_timeout
     interval = (min(timeout / 3, _BEAT) if timeout else _BEAT).total_seconds()
 
     async def beat() -> None:
         while True:
-            activity.heartbeat()
+            activity.heartbeat(*details())
             await asyncio.sleep(interval)
 
     beating = asyncio.create_task(beat())

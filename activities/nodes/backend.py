@@ -20,8 +20,10 @@ class NodeBackend(Protocol):
           ended is never started again under its name.
         - Deleting what does not exist succeeds. When `delete` returns, no process of the incarnation runs.
         - A node outlives the worker that created it.
-        - `watch` begins with one event for every node of the group that exists, so that a new watch learns what the
-          last one missed; events may repeat.
+        - `watch` begins with one event for every node of the group that exists, and for every one that its request
+          knows and that does not, so that a new watch learns what the last one missed; events may repeat.
+
+    The joined backend owns no machine and promises less: see its module.
     """
 
     name: str

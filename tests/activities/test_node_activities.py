@@ -7,8 +7,8 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator
-from datetime import timedelta
+from collections.abc import AsyncGenerator, AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,16 @@ with workflow.unsafe.imports_passed_through():
     from activities.nodes.local import LocalBackend
     from tests.activities.local_nodes import LocalJob, eventually, nothing_left
     from tests.support.temporal_server import DevServer
-    from workflows.messages import CreatedNode, NodeEvents, NodeRef, NodeRequest, WatchRequest
+    from workflows.messages import (
+        CreatedNode,
+        KnownNode,
+        NodeEvent,
+        NodeEventKind,
+        NodeEvents,
+        NodeRef,
+        NodeRequest,
+        WatchRequest,
+    )
 
 
 @workflow.defn(name="WatchedGroup", sandboxed=False)
@@ -201,5 +210,63 @@ async def test_a_job_that_nobody_knows_is_not_a_closed_one(
         await asyncio.sleep(2)
         assert await group.query("events", result_type=list[NodeEvents]) == []
         # A group that is gone ends its watch, and a cancelled watch ends too.
+        await group.signal(WatchedGroup.close)
+        await group.result()
+
+
+class DyingWatch:
+    """A backend whose first watch tells of a node and dies, as its worker might."""
+
+    name = "local"
+
+    def __init__(self) -> None:
+        self.known: list[tuple[int, int]] = []
+        self.again = asyncio.Event()
+        self._watches = 0
+
+    async def create(self, request: NodeRequest) -> CreatedNode:
+        raise NotImplementedError
+
+    async def delete(self, node: NodeRef) -> None:
+        raise NotImplementedError
+
+    async def describe(self, node: NodeRef) -> NodeEvent | None:
+        return None
+
+    async def watch(self, request: WatchRequest) -> AsyncGenerator[tuple[NodeEvent, ...]]:
+        self._watches += 1
+        if self._watches == 1:
+            yield (
+                NodeEvent(kind=NodeEventKind.RUNNING, rank=3, incarnation=2, time=datetime.now(UTC)),
+                NodeEvent(kind=NodeEventKind.GONE, rank=0, incarnation=1, time=datetime.now(UTC)),
+            )
+            # Long enough for a heartbeat, which carries what was told.
+            await asyncio.sleep(3)
+            raise RuntimeError("the watch dies")
+        self.known = [(node.rank, node.incarnation) for node in request.known]
+        self.again.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_watch_that_is_tried_again_knows_what_was_told(temporal_client: Client, tmp_path: Path) -> None:
+    queue = f"watched-{secrets.token_hex(4)}"
+    job, backend = LocalJob(tmp_path), DyingWatch()
+    activities = NodeActivities(temporal_client, [backend])
+    request = job.watch().model_copy(
+        update={"known": (KnownNode(rank=0, incarnation=1), KnownNode(rank=1, incarnation=1))}
+    )
+    async with Worker(
+        temporal_client,
+        task_queue=queue,
+        workflows=[WatchedGroup],
+        activities=[*activities.watches],
+        max_heartbeat_throttle_interval=timedelta(seconds=1),
+    ):
+        group = await temporal_client.start_workflow(
+            WatchedGroup.run, args=[queue, request], id=job.group_id, task_queue=queue
+        )
+        await asyncio.wait_for(backend.again.wait(), 30)
+        # Of its own input the second attempt knows 0.1 still: to tell of it twice does no harm.
+        assert sorted(backend.known) == [(0, 1), (1, 1), (3, 2)]
         await group.signal(WatchedGroup.close)
         await group.result()

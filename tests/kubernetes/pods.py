@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,7 +20,7 @@ from perdure.spec.job import JobSpec
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.images import BARE_IMAGE, host_mounts
 from scripts.cluster.machine import API_ADDRESS
-from workflows.messages import NodeEvent, NodeEventKind, NodeIdentity, NodeRef, NodeRequest, WatchRequest
+from workflows.messages import KnownNode, NodeEvent, NodeEventKind, NodeIdentity, NodeRef, NodeRequest, WatchRequest
 from workflows.names import node_name, node_task_queue
 
 NOWHERE = {"TEMPORAL_ADDRESS": f"{API_ADDRESS}:9"}
@@ -154,7 +154,7 @@ class PodJob:
             winding_down=winding_down,
         )
 
-    def watch(self, *, group: int = 0) -> WatchRequest:
+    def watch(self, *, group: int = 0, known: Iterable[tuple[int, int]] = ()) -> WatchRequest:
         return WatchRequest(
             group_id=self.group_id,
             job_id=f"job/{self.namespace}/made-up",
@@ -165,6 +165,7 @@ class PodJob:
             backend="kubernetes",
             namespace=self.namespace,
             owner_check=timedelta(seconds=10),
+            known=tuple(KnownNode(rank=rank, incarnation=incarnation) for rank, incarnation in known),
         )
 
     async def pod(self, rank: int = 0, incarnation: int = 1) -> dict[str, Any] | None:

@@ -70,6 +70,19 @@ async def test_a_pod_that_somebody_deletes_is_a_node_that_is_gone(
         await watch.until(RUNNING, rank=1, incarnation=2)
 
 
+async def test_what_was_deleted_while_nobody_watched_is_told_by_the_next_watch(
+    own_cluster: Cluster, backend: KubernetesBackend, job: PodJob
+) -> None:
+    await asyncio.gather(backend.create(job.request(0)), backend.create(job.request(1)))
+    await asyncio.gather(job.command_started(), job.command_started(1))
+    await backend.delete(job.ref(1))
+    async with watching(backend, job.watch(known=[(0, 1), (1, 1)])) as watch:
+        gone = await watch.until(GONE, rank=1)
+        assert (gone.incarnation, gone.reason) == (1, "its pod was deleted while nobody watched")
+        await watch.until(RUNNING, rank=0)
+        assert not [event for event in watch.events if event.kind is GONE and event.rank == 0]
+
+
 async def test_an_eviction_is_told_as_one(own_cluster: Cluster, backend: KubernetesBackend, job: PodJob) -> None:
     async with watching(backend, job.watch()) as watch:
         await backend.create(job.request())

@@ -36,6 +36,7 @@ from workflows.messages.agents import (
 )
 from workflows.messages.backends import (
     CreatedNode,
+    KnownNode,
     NodeEvent,
     NodeEventKind,
     NodeEvents,
@@ -47,8 +48,8 @@ from workflows.messages.backends import (
 from workflows.messages.base import Message
 from workflows.messages.commands import ApplyWorld, CommandAnswer, CompleteGeneration, LeaseRequest, StopNode
 from workflows.messages.groups import Adopt, DesiredNode, EdgeKind, GroupDesire, GroupEdges, Member, NodeEdge, World
-from workflows.messages.users import Accepted, ReasonRequest, RelaunchRequest, ScaleRequest
 from workflows.messages.joining import JoinAnswer, JoinRefusal, JoinRequest
+from workflows.messages.users import Accepted, ReasonRequest, RelaunchRequest, ScaleRequest
 from workflows.messages.views import Considered, Evidence, IncidentView, JobResult, JobStatus, NodeView
 from workflows.messages.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase, ProgressSource
 
@@ -77,10 +78,11 @@ __all__ = [
     "JobPhase",
     "JobResult",
     "JobStatus",
-    "Joined",
     "JoinAnswer",
     "JoinRefusal",
     "JoinRequest",
+    "Joined",
+    "KnownNode",
     "LeaseRequest",
     "LeaseTaken",
     "LeaseView",

@@ -77,6 +77,13 @@ class NodeEvents(Message):
     """The job that owns the group has closed: wind down."""
 
 
+class KnownNode(Message):
+    """One incarnation that exists, as far as whoever says so knows. Also the heartbeat of `watch_nodes`, as a list."""
+
+    rank: int
+    incarnation: int
+
+
 class WatchRequest(Message):
     """Argument of `watch_nodes`. It starts with a full list, so that nothing between two watches is missed."""
 
@@ -89,6 +96,8 @@ class WatchRequest(Message):
     backend: str
     namespace: str
     owner_check: Duration
+    known: tuple[KnownNode, ...] = ()
+    """Nodes that were created and not lost: the watch tells of those that are there no more."""
 
 
 class SiteFacts(Message):

@@ -75,7 +75,7 @@ class KubernetesBackend:
         """Follows the group's pods by one list and one watch."""
         api, _ = await self._connection()
         labels = f"{UID}={request.uid},{ROLE}={request.role},{GROUP}={request.group}"
-        watch = GroupWatch(api, _pods(request.namespace), labels)
+        watch = GroupWatch(api, _pods(request.namespace), labels, known=request.known)
         async with contextlib.aclosing(watch.batches()) as batches:
             async for batch in batches:
                 yield batch
