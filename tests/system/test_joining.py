@@ -128,6 +128,23 @@ async def test_a_terminated_machine_says_goodbye_and_another_takes_its_place(sit
     await job.running(nodes=2, after=known.generation)
 
 
+async def test_a_scheduler_that_terminates_all_processes_of_a_machine_at_once_is_told_as_one_loss(
+    site: Site, here: Machines
+):
+    job = await submitted(site, nodes="1:2")
+    started = [here.join(job.name, name) for name in ("a", "b")]
+    await job.running(nodes=2)
+    leaving = next(process for process in started if is_above(process, job, node=1))
+    top = psutil.Process(leaving.popen.pid)
+    for process in (top, *top.children(recursive=True)):
+        process.terminate()
+    assert await leaving.leave(within=30) == 128 + signal.SIGTERM
+    await job.running(nodes=1, after=1)
+    lost = [incident for incident in await job.incidents() if incident.failure]
+    assert [(incident.failure, incident.culprit) for incident in lost] == [(FailureClass.NODE_LOST, 1)]
+    assert any("got SIGTERM" in sign.text for sign in lost[0].evidence)
+
+
 async def test_a_failed_script_is_every_machines_exit_code(site: Site, here: Machines):
     job = await submitted(site, "--fail-at", "3", retry={"max_restarts": 1})
     nodes = [here.join(job.name, name) for name in ("a", "b")]
