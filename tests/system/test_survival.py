@@ -183,9 +183,11 @@ async def test_cancel_leaves_no_process(site: Site):
 async def test_other_commands_get_their_world_by_environment(site: Site):
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     words = " ".join(f"${name}" for name in names)
-    job = await site.submit(command=["sh", "-c", f'echo {words} > "env-$RANK"'], nodes="2")
+    command = ["sh", "-c", f'echo {words} > "env-$RANK"']
+    job = await site.submit(command=command, nodes="2", network={"store_ports": "23000-23099"})
     result = await site.client.wait(job.name)
     assert result.phase is JobPhase.SUCCEEDED
     seen = [(site.folder / f"env-{rank}").read_text().split() for rank in range(2)]
     assert [row[:3] for row in seen] == [["0", "2", "0"], ["1", "2", "0"]]
     assert seen[0][3:] == seen[1][3:]
+    assert int(seen[0][4]) in range(23000, 23100)

@@ -74,8 +74,6 @@ def start_launcher(folder: NodeFolder, record: NodeRecord) -> subprocess.Popen[b
     environment["PERDURE_LAUNCHER_CONFIG"] = str(folder.path / "launcher.json")
     # So that `torchrun` means the one beside this interpreter, as in an activated environment.
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
-    # Gloo would look for the address of this machine's name, which often is another interface's, or nobody's.
-    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     workdir = json.loads((folder.path / "launcher.json").read_text())["workdir"]
     return _start(
         folder.launcher_file,
