@@ -30,7 +30,8 @@ def python_command(command: Sequence[str], *, path: str, workdir: Path) -> Pytho
     """Reads the command; None where it is something else, or needs more than reading."""
     if len(command) < 2 or not Path(command[0]).name.startswith("python"):
         return None
-    program = shutil.which(command[0], path=path)
+    # With a slash in it, it is looked for where the command starts.
+    program = command[0] if "/" in command[0] else shutil.which(command[0], path=path)
     if program is None or not _is_binary(workdir / program):
         return None
     words = iter(command[1:])
