@@ -37,8 +37,8 @@ PROCESSES = 2
         "deepspeed",
     ],
 )
-async def test_it_goes_on_after_a_killed_rank(launcher: list[str], kind: str, path: str) -> None:
-    node = Node([*launcher, f"kinds/{kind}.py"], processes=PROCESSES, env=OFFLINE)
+async def test_it_goes_on_after_a_killed_rank(launcher: list[str], kind: str, path: str, tmp_path: Path) -> None:
+    node = Node([*launcher, f"kinds/{kind}.py"], processes=PROCESSES, env={**OFFLINE, "HF_HOME": str(tmp_path)})
     async with running(node):
         ready = await first_world([node], processes=PROCESSES, path=path)
         os.kill(node.ranks()[1], signal.SIGKILL)

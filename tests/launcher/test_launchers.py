@@ -64,13 +64,30 @@ async def one_training(nodes: list[Node], *, processes: int = 1, path: str = REA
         in_shell(*TORCHRUN, "--rdzv-backend=static", "--node-rank=0", *ELSEWHERE, "train.py"),
         [*LAUNCH, "--use-env", "--nnodes=2", "--node-rank=0", *ELSEWHERE, "train.py"],
         in_shell(*LAUNCH, "train.py"),
+        [str(BIN / "fabric"), "run", "--accelerator=cpu", "train.py"],
     ],
-    ids=["standalone", "c10d", "etcd", "static", "static-in-shell", "launch", "launch-in-shell"],
+    ids=["standalone", "c10d", "etcd", "static", "static-in-shell", "launch", "launch-in-shell", "fabric"],
 )
 async def test_whatever_rendezvous_torchrun_is_told_two_nodes_are_one_training(command: list[str]) -> None:
     nodes = pair(*command)
     async with running(*nodes):
         await one_training(nodes)
+
+
+async def test_a_clusters_shell_script_is_one_training() -> None:
+    nodes = pair("bash", "run.sh", env={"PATH": f"{BIN}:{os.environ['PATH']}"})
+    async with running(*nodes):
+        await one_training(nodes)
+
+
+async def test_a_torchrun_that_lost_the_plugin_is_stopped_on_a_single_node_too() -> None:
+    node = Node(["env", "-u", "PYTHONPATH", *TORCHRUN, "--standalone", "alone.py"])
+    async with running(node):
+        report = await node.agent.heard(UNPROTECTED)
+        assert "so nothing would start them again after a failure" in report.body["detail"]
+        assert "add to PYTHONPATH instead of replacing it" in report.body["detail"]
+        await node.agent.heard(EXITED)
+        assert node.processes(lambda environment: "LOCAL_RANK" in environment) == []
 
 
 async def test_a_fixed_number_of_nodes_does_not_keep_an_elastic_job_from_other_sizes() -> None:
@@ -114,7 +131,9 @@ async def test_accelerate_launch_is_one_training_where_it_uses_torchrun(
 ) -> None:
     (tmp_path / "accelerate.yaml").write_text(CONFIG)
     script = Path(__file__).parent / "scripts" / "kinds" / "accelerate_ddp.py"
-    nodes = pair(*ACCELERATE, *options, str(script), workdir=str(tmp_path), env={"TEST_STEPS_DIR": str(tmp_path)})
+    # Both nodes share a folder, and the user's own configuration of accelerate is none of the test's.
+    env = {"TEST_STEPS_DIR": str(tmp_path), "HF_HOME": str(tmp_path)}
+    nodes = pair(*ACCELERATE, *options, str(script), workdir=str(tmp_path), env=env)
     async with running(*nodes):
         await one_training(nodes, processes=processes)
 
