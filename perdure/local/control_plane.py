@@ -30,7 +30,7 @@ from perdure.errors import ControlPlaneUnreachable, NoWorker
 from perdure.local import temporal_binary
 from perdure.local.code_version import code_version
 from perdure.local.processes import DaemonRecord, spawn, tail
-from perdure.local.state import StateFolder
+from perdure.local.state import StateFolder, users_own_path
 from perdure.search_attributes import SEARCH_ATTRIBUTES
 from workflows.names import WATCH_TASK_QUEUE, WORKER_TASK_QUEUE
 
@@ -38,7 +38,7 @@ START_TIMEOUT = timedelta(seconds=60)
 """A server or worker that is not up by then will not come up; both usually take a second or two."""
 
 FIRST_PORT = 7233
-"""Temporal's own default, with the UI 1,000 above it; the ports after it serve further state folders.
+"""Temporal's own default, with the UI 1,000 above it, for the user's own state folder; the 999 after it are for others.
 
 Never one of the operating system's ephemeral ports: while the server is away, a client that retries such a port on
 loopback ends up connected to itself, and holds it."""
@@ -193,7 +193,7 @@ class LocalControlPlane:
     async def _start_first_server(self, binary: Path) -> ServerRecord:
         """Starts the server on ports that are free, and on others where somebody else was quicker."""
         while True:
-            port, ui_port = _choose_ports()
+            port, ui_port = _choose_ports(first=self.state.path == users_own_path())
             record = self._spawn_server(binary, port, ui_port)
             self._report(f"Starting the Temporal server on {record.address}, its UI on {record.ui} ...")
             try:
@@ -324,10 +324,15 @@ async def _polls_both_queues(client: TemporalClient, pid: int) -> bool:
     return False
 
 
-def _choose_ports() -> tuple[int, int]:
+def _choose_ports(*, first: bool) -> tuple[int, int]:
+    """Ports of a new server: Temporal's own default, if it may be the `first`, else any of the others.
+
+    Whatever works for a server that is away asks for it at its port. Were all folders to begin with the same port, the
+    worker and the agents of one would sooner or later meet the server of another.
+    """
     others = list(range(FIRST_PORT + 1, FIRST_PORT + 1000))
     random.shuffle(others)
-    for port in (FIRST_PORT, *others):
+    for port in (*([FIRST_PORT] if first else []), *others):
         if _is_free(port) and _is_free(port + 1000):
             return port, port + 1000
     raise ControlPlaneUnreachable(

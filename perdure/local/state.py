@@ -37,9 +37,14 @@ RecordT = TypeVar("RecordT", bound=BaseModel)
 
 
 def default_path() -> Path:
-    """`PERDURE_STATE`, else `perdure` in XDG's state folder."""
+    """`PERDURE_STATE`, else the user's own."""
     if named := os.environ.get("PERDURE_STATE"):
         return Path(named).expanduser().absolute()
+    return users_own_path()
+
+
+def users_own_path() -> Path:
+    """`perdure` in XDG's state folder."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "perdure"
 

@@ -19,7 +19,7 @@ from perdure.client import Client
 from perdure.connection import connect
 from perdure.errors import ControlPlaneUnreachable
 from perdure.local.code_version import code_version
-from perdure.local.control_plane import LocalControlPlane, WorkerRecord
+from perdure.local.control_plane import FIRST_PORT, LocalControlPlane, WorkerRecord
 from perdure.local.processes import DaemonRecord
 from perdure.local.state import StateFolder
 from perdure.search_attributes import SEARCH_ATTRIBUTES, missing_search_attributes
@@ -29,7 +29,7 @@ from workflows.names import WORKER_TASK_QUEUE
 
 ENSURE = """
 import asyncio
-from perdure.local.control_plane import LocalControlPlane
+from perdure.local.control_plane import FIRST_PORT, LocalControlPlane
 endpoint = asyncio.run(LocalControlPlane().ensure_server())
 print(endpoint.address, LocalControlPlane().status().server.pid)
 """
@@ -47,6 +47,7 @@ async def test_the_server_is_started_once_with_all_that_jobs_need(state: StateFo
     process = server.process
     assert process is not None
     assert "frontend.namespaceCount=20000" in process.cmdline()
+    assert server.port > FIRST_PORT, "that one is for the user's own folder"
     assert os.getsid(server.pid) == server.pid, "a session of its own: Ctrl-C must not reach it"
     assert not await missing_search_attributes(await connect(endpoint))
 
