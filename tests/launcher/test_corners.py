@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from perdure_launcher.state import StateFile
-from perdure_launcher.warm.starts import read_starts
 from tests.launcher.nodes import (
     ENTERED,
     EXITED,
@@ -47,14 +46,15 @@ def torchruns(node: Node) -> list[int]:
     return node.processes(lambda environment: "PERDURE_TORCHRUN" in environment)
 
 
-async def forked(node: Node, generation: int) -> int:
-    """Waits for the node's only rank of a generation, which has then not run a line of its script."""
+def ranks_of(node: Node, generation: int) -> list[int]:
+    """What torchrun has started as ranks of a generation, and all that came of it."""
+    return node.processes(lambda environment: environment.get("PERDURE_GENERATION", "").strip() == str(generation))
 
-    def found() -> int | None:
-        starts = read_starts(node.run_directory / "warm", generation=generation, processes=1)
-        return starts[0].pid if starts else None
 
-    return await eventually(found)
+async def kill_at_start(node: Node, generation: int) -> None:
+    """Kills the node's only rank of a generation before it has run a line of its script."""
+    [rank, *_] = await eventually(lambda: ranks_of(node, generation))
+    os.kill(rank, signal.SIGKILL)
 
 
 def gone(*pids: int) -> bool:
@@ -73,7 +73,7 @@ async def test_torchrun_and_a_rank_may_die_before_there_ever_was_a_step() -> Non
         await node.agent.want(attempt=2)
         [ready] = await all_ready(node)
         await form_world([node], 1, port=ready.body["store_ports"][0])
-        os.kill(await forked(node, 1), signal.SIGKILL)
+        await kill_at_start(node, 1)
         again = await node.agent.heard(READY, lambda body: body["after_generation"] == 1)
         assert [rank["signal"] for rank in again.body["ranks"]] == [9]
         await form_world([node], 2, port=again.body["store_ports"][0])
@@ -102,12 +102,13 @@ async def test_nodes_may_be_lost_while_a_world_is_handed_out_two_at_once_and_whi
         await host.agent.apply(worlds[0])
         await survivor.agent.apply(worlds[1])
         await third.agent.heard(EXITED)
-        stuck = [await forked(host, 1), await forked(survivor, 1)]
+        for node in (host, survivor):
+            await eventually(lambda node=node: ranks_of(node, 1))
         await third.agent.want(attempt=2)
         await all_ready(third)
         await form_world([host, survivor, third], 2, port=ports[0][1])
         await all_step([host, survivor, third], 2)
-        assert gone(*stuck)
+        assert [*ranks_of(host, 1), *ranks_of(survivor, 1)] == []
 
         # Two at once, and one of them serves the store and is rank 0.
         kill_node(host, third)
@@ -119,7 +120,7 @@ async def test_nodes_may_be_lost_while_a_world_is_handed_out_two_at_once_and_whi
             # And again at the very start of its ranks, while the new node enters already.
             [joining] = await all_ready(newcomer)
             await form_world([survivor, newcomer], 4, port=ports[1][1])
-            os.kill(await forked(survivor, 4), signal.SIGKILL)
+            await kill_at_start(survivor, 4)
             report = await survivor.agent.heard(READY, lambda body: body["after_generation"] == 4)
             assert [rank["signal"] for rank in report.body["ranks"]] == [9]
             # Now the newcomer serves the store.

@@ -76,12 +76,11 @@ def test_a_tensor_on_a_device_is_ignored_with_one_warning(tmp_path: Path) -> Non
 def test_counting_stops_at_the_first_report(tmp_path: Path) -> None:
     script = (
         "import torch\nfrom perdure.training import report\n"
-        "from torch.optim.optimizer import _global_optimizer_post_hooks as hooks\n"
         "parameter = torch.nn.Parameter(torch.zeros(1)); parameter.grad = torch.ones(1)\n"
         "optimizer = torch.optim.SGD([parameter], lr=0.1)\n"
-        "optimizer.step(); optimizer.step(); assert len(hooks) == 1\n"
+        "optimizer.step(); optimizer.step()\n"
         "report(step=1000)\n"
-        "optimizer.step(); assert len(hooks) == 0\n"
+        "optimizer.step(); optimizer.step()\n"
     )
     run(script, tmp_path, PYTHONPATH=str(inject(tmp_path)))
     progress = read_progress(progress_path(tmp_path / "progress", 3))
