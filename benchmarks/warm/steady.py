@@ -13,6 +13,7 @@ from statistics import median
 from pydantic import BaseModel
 
 from benchmarks.recovery.processes import QUIET_NETWORK, TrialFailed
+from perdure_launcher.processes import begin_child
 from perdure_launcher.warm.keeper import WarmKeeper, offer
 from perdure_launcher.warm.names import PID
 from perdure_launcher.warm.plan import Plan
@@ -70,7 +71,16 @@ def measure_step_times(*, runs: int, steps: int) -> StepTimes:
 
 
 def _run(command: list[str], environment: dict[str, str]) -> float:
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
+    ended = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+        # As torchrun's ranks: a shell may have had us ignore signals in the background.
+        preexec_fn=begin_child,  # noqa: PLW1509 - system calls only
+    )
     if ended.returncode != 0:
         raise TrialFailed(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr[-500:]}")
     return float(ended.stdout)
