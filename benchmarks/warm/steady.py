@@ -79,7 +79,7 @@ def _run(command: list[str], environment: dict[str, str]) -> float:
         timeout=RUN_SECONDS,
         check=False,
         # As torchrun's ranks: a shell may have had us ignore signals in the background.
-        preexec_fn=begin_child,  # noqa: PLW1509 - system calls only
+        preexec_fn=begin_child,
     )
     if ended.returncode != 0:
         raise TrialFailed(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr[-500:]}")
