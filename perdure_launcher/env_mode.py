@@ -226,6 +226,9 @@ class EnvMode:
         error = read_error_file(self._node.config.errors / f"rank-{rank}.json")
         logger.info("rank %s ended with %s", rank, describe_status(exit_code, signal_number))
         start = read_start(self._node.warm_folder, local_rank)
+        if start is not None and start.generation != current.world.generation:
+            # It ended before it could be written down.
+            start = None
         return RankExit(
             local_rank=local_rank,
             global_rank=rank,

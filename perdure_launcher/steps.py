@@ -21,7 +21,6 @@ from typing import Any
 
 from .environment import GENERATION_VARIABLE, PARENT_VARIABLE, PROGRESS_VARIABLE, RUN_ID_VARIABLE
 from .progress import COUNTED, REPORTED, ProgressWriter, progress_path
-from .warm import learning
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
@@ -86,6 +85,9 @@ class StepCounter:
         self._step = max(self._step, step)
         writer = self._writer
         if writer is None:
+            # Only here: what is loaded with torch delays every start.
+            from .warm import learning
+
             learning.tell()
             writer = self._writer = ProgressWriter(
                 progress_path(self._directory, self._rank), generation=self._generation, pid=os.getpid(), source=COUNTED

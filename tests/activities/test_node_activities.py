@@ -221,6 +221,7 @@ class DyingWatch:
 
     def __init__(self) -> None:
         self.known: list[tuple[int, int]] = []
+        self.dies = asyncio.Event()
         self.again = asyncio.Event()
         self._watches = 0
 
@@ -240,12 +241,17 @@ class DyingWatch:
                 NodeEvent(kind=NodeEventKind.RUNNING, rank=3, incarnation=2, time=datetime.now(UTC)),
                 NodeEvent(kind=NodeEventKind.GONE, rank=0, incarnation=1, time=datetime.now(UTC)),
             )
-            # Long enough for a heartbeat, which carries what was told.
-            await asyncio.sleep(3)
+            await self.dies.wait()
             raise RuntimeError("the watch dies")
         self.known = [(node.rank, node.incarnation) for node in request.known]
         self.again.set()
         await asyncio.Event().wait()
+
+
+async def last_heartbeat(group: WorkflowHandle) -> bytes:
+    """Of the group's watch, as the server has it."""
+    pending = (await group.describe()).raw_description.pending_activities
+    return b"".join(payload.data for activity in pending for payload in activity.heartbeat_details.payloads)
 
 
 async def test_a_watch_that_is_tried_again_knows_what_was_told(temporal_client: Client, tmp_path: Path) -> None:
@@ -265,7 +271,11 @@ async def test_a_watch_that_is_tried_again_knows_what_was_told(temporal_client: 
         group = await temporal_client.start_workflow(
             WatchedGroup.run, args=[queue, request], id=job.group_id, task_queue=queue
         )
-        await asyncio.wait_for(backend.again.wait(), 30)
+        async with asyncio.timeout(30):
+            while b'"rank":3' not in await last_heartbeat(group):
+                await asyncio.sleep(0.05)
+            backend.dies.set()
+            await backend.again.wait()
         # Of its own input the second attempt knows 0.1 still: to tell of it twice does no harm.
         assert sorted(backend.known) == [(0, 1), (1, 1), (3, 2)]
         await group.signal(WatchedGroup.close)

@@ -60,6 +60,9 @@ def test_what_contradicts_the_job_is_a_warning_while_it_trains(
     known = command_line.run("status", job_name, "-o", "json").json
     assert known["protected"]
     assert len(known["warnings"]) == 2
-    command_line.write("finish", "")
-    watched = command_line.run("watch", job_name)
-    assert watched.code == 0, watched
+    with command_line.start("watch", job_name) as watch:
+        assert watch.stdout
+        assert any("warning: the command asks for 4 nodes" in line for line in watch.stdout)
+        command_line.write("finish", "")
+        rest = watch.stdout.read()
+    assert (watch.returncode, "SUCCEEDED" in rest) == (0, True), rest

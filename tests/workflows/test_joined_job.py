@@ -77,7 +77,8 @@ async def test_a_goodbye_opens_the_place_at_once_and_says_why(fleet: Fleet):
     await fleet.lose(leaving, "`perdure join` on b got SIGTERM")
     known = await running(job, nodes=1)
     assert "perdure join" in known.next_action
-    assert any("got SIGTERM" in evidence.text for one in await incidents(job) for evidence in one.evidence)
+    (lost,) = (one for one in await incidents(job) if one.failure is FailureClass.NODE_LOST)
+    assert "got SIGTERM" in lost.evidence[0].text
     await join(fleet, job, asks("c"))
     await running(job, nodes=2)
 

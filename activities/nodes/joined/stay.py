@@ -108,7 +108,7 @@ class Stay:
     def _lay_down(self) -> NodeRecord:
         """Writes down all that the node's processes read."""
         folder, request, machine = self._folder, self._request, self._machine
-        node, workdir = request.node, request.spec.workdir
+        workdir = request.spec.workdir
         folder.make()
         folder.log.parent.mkdir(parents=True, exist_ok=True)
         agent = agent_configuration(request, address=machine.address, host=machine.host, run_dir=folder.run_dir)
@@ -116,15 +116,7 @@ class Stay:
         place = (workdir.path if workdir else None) or os.getcwd()
         launcher = launcher_configuration(request, address=machine.address, workdir=place) | {"stdout": True}
         folder.write("launcher.json", json.dumps(launcher, indent=1))
-        record = NodeRecord(
-            uid=node.uid,
-            role=node.role,
-            rank=node.rank,
-            incarnation=node.incarnation,
-            job_id=request.job_id,
-            group_id=request.group_id,
-            created_at=now(),
-        )
+        record = NodeRecord.of(request)
         folder.write("node.json", record.model_dump_json(indent=1))
         return record
 

@@ -34,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from activities.nodes.local.processes import ProcessIdentity
 from perdure.spec.durations import parse_duration
+from workflows.messages import NodeRequest
 
 STATE_VARIABLE = "PERDURE_STATE"
 
@@ -66,6 +67,20 @@ class NodeRecord(_File):
     job_id: str
     group_id: str
     created_at: datetime
+
+    @classmethod
+    def of(cls, request: NodeRequest) -> NodeRecord:
+        """For a node that is created now."""
+        node = request.node
+        return cls(
+            uid=node.uid,
+            role=node.role,
+            rank=node.rank,
+            incarnation=node.incarnation,
+            job_id=request.job_id,
+            group_id=request.group_id,
+            created_at=now(),
+        )
 
     @property
     def mark(self) -> str:

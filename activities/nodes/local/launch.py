@@ -14,7 +14,7 @@ import agent
 from activities.nodes.backend import NodeRefused
 from activities.nodes.configurations import agent_configuration, launcher_configuration
 from activities.nodes.local import spawn
-from activities.nodes.local.folders import NodeFolder, NodeRecord, now
+from activities.nodes.local.folders import NodeFolder, NodeRecord
 from agent.config import CONFIG_VARIABLE as AGENT_CONFIG_VARIABLE
 from workflows.messages import NodeRequest
 
@@ -49,21 +49,13 @@ def refuse_impossible(request: NodeRequest) -> None:
 
 def write_configurations(folder: NodeFolder, request: NodeRequest) -> NodeRecord:
     """Lays down all that starting the node needs; `node.json` last, as the sign that it is complete."""
-    node, workdir = request.node, request.spec.workdir
+    workdir = request.spec.workdir
     (folder.path / "run" / "logs").mkdir(parents=True, exist_ok=True)
     config = agent_configuration(request, address=ADDRESS, host=socket.gethostname(), run_dir=folder.run_dir)
     folder.write("agent.json", config.model_dump_json(indent=1))
     place = (workdir.path if workdir else None) or os.getcwd()
     folder.write("launcher.json", json.dumps(launcher_configuration(request, address=ADDRESS, workdir=place), indent=1))
-    record = NodeRecord(
-        uid=node.uid,
-        role=node.role,
-        rank=node.rank,
-        incarnation=node.incarnation,
-        job_id=request.job_id,
-        group_id=request.group_id,
-        created_at=now(),
-    )
+    record = NodeRecord.of(request)
     folder.write("node.json", record.model_dump_json(indent=1))
     return record
 
