@@ -23,7 +23,7 @@ from .steady import StepTimes, measure_step_times
 
 OUT = Path(__file__).with_name("out")
 SYSTEMS = {SystemName.TORCHRUN, SystemName.DLROVER, SystemName.PERDURE}
-QUICK_RUNS, QUICK_STEP_RUNS = 1, 3
+QUICK_RUNS, QUICK_STEP_PAIRS = 1, 3
 
 
 class WarmBench:
@@ -47,11 +47,12 @@ class WarmBench:
             return None
         return StepTimes.model_validate_json(self._step_file.read_text(encoding="utf-8"))
 
-    def time_steps(self, *, runs: int, steps: int) -> None:
+    def time_steps(self, *, pairs: int, blocks: int) -> None:
         """Measures the step time, unless that is done."""
-        if runs and self.step_times() is None:
-            self.kills.say(f"step times: {runs} runs forked, {runs} started, in turn")
-            self._step_file.write_text(measure_step_times(runs=runs, steps=steps).model_dump_json(), encoding="utf-8")
+        if pairs and self.step_times() is None:
+            self.kills.say(f"step times: {pairs} pairs of a forked and a started rank that step in turn")
+            times = measure_step_times(pairs=pairs, blocks=blocks)
+            self._step_file.write_text(times.model_dump_json(), encoding="utf-8")
 
     async def kill_in_scripts(self, wanted: dict[str, int]) -> None:
         """Runs what is left of the trials of scripts, in turn, and writes down each result at once."""
@@ -90,8 +91,8 @@ def main(
     runs: Annotated[int, typer.Option(help="Trials of Perdure per scenario and size.")] = 10,
     peer_runs: Annotated[int, typer.Option(help="Trials of each peer, and of cold starts, per scenario.")] = 3,
     script_runs: Annotated[int, typer.Option(help="Trials of each kind of script.")] = 10,
-    step_runs: Annotated[int, typer.Option(help="Runs, forked and started, to time steps in.")] = 15,
-    steps: Annotated[int, typer.Option(help="Steps of each of these runs.")] = 1000,
+    step_pairs: Annotated[int, typer.Option(help="Pairs of a forked and a started rank to time steps in.")] = 15,
+    step_blocks: Annotated[int, typer.Option(help="Blocks of steps that each of them takes.")] = 100,
     quick: Annotated[bool, typer.Option("--quick", help="One trial of each.")] = False,
     size: Annotated[list[int] | None, typer.Option(help="Nodes per job. [default: 2 and 4]")] = None,
     script: Annotated[list[str] | None, typer.Option(help="Only these kinds of scripts. [default: all]")] = None,
@@ -105,14 +106,14 @@ def main(
     kind of script; compares the step time of forked ranks with that of started ones."""
     if quick:
         runs, peer_runs, script_runs = (min(n, QUICK_RUNS) for n in (runs, peer_runs, script_runs))
-        step_runs = min(step_runs, QUICK_STEP_RUNS)
+        step_pairs = min(step_pairs, QUICK_STEP_PAIRS)
     folder = (out or OUT / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     bench = WarmBench(folder, timeout_seconds=timeout, console=Console(highlight=False))
     kinds = {kind: script_runs for kind in (script or scripts()) if script_runs}
 
     async def run() -> None:
-        bench.time_steps(runs=step_runs, steps=steps)
+        bench.time_steps(pairs=step_pairs, blocks=step_blocks)
         trials: list[PlannedTrial] = []
         if runs or peer_runs:
             await bench.kills.find_out_what_is_available(SYSTEMS if peer_runs else SYSTEMS - set(PEERS))

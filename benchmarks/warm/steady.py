@@ -1,4 +1,9 @@
-"""What warm starts cost while nothing fails: the step time of a forked rank, and the memory of the interpreter."""
+"""What warm starts cost while nothing fails: the step time of a forked rank, and the memory of the interpreter.
+
+A difference of half a percent drowns in the moods of a shared machine. So a forked and a started rank live at the same
+time and step in turn, a few dozen milliseconds each, and each block is compared with its neighbour alone. Where a
+process's memory happens to lie matters, too, so there are many such pairs.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,8 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -21,30 +28,57 @@ from perdure_launcher.warm.starts import read_start
 
 SCRIPT = Path(__file__).with_name("steps.py")
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "PERDURE_GENERATION": "1"}
-RUN_SECONDS = 120
+STEPS = 25
+"""Of a block."""
+LEAVE_SECONDS = 60
 
 
-class StepTimes(BaseModel):
-    """Medians of runs, in seconds, one for one in turn."""
+class Pair(BaseModel):
+    """A started and a forked rank that stepped in turn: the seconds of each one's blocks, neighbour by neighbour."""
 
     started: tuple[float, ...]
     forked: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Forked over started: the median of neighbours' ratios."""
+        return median(forked / started for forked, started in zip(self.forked, self.started, strict=True))
+
+
+class StepTimes(BaseModel):
+    """All pairs."""
+
+    pairs: tuple[Pair, ...]
     interpreter_mb: float
     """Proportional set size of the warm interpreter before anything was forked: memory that is shared counts once."""
 
     @property
     def ratio(self) -> float:
-        """Forked over started: the median of neighbouring runs' ratios, as the machine's mood changes over minutes."""
-        return median(warm / cold for warm, cold in zip(self.forked, self.started, strict=True))
+        """Forked over started: the median of the pairs' ratios."""
+        return median(pair.ratio for pair in self.pairs)
+
+    @property
+    def started_seconds(self) -> float:
+        """A started rank's step: the median of all."""
+        return median(seconds for pair in self.pairs for seconds in pair.started) / STEPS
+
+    @property
+    def forked_seconds(self) -> float:
+        """A forked rank's."""
+        return median(seconds for pair in self.pairs for seconds in pair.forked) / STEPS
 
 
-def measure_step_times(*, runs: int, steps: int) -> StepTimes:
-    """Times the same steps in started and in forked processes, in turn.
+def measure_step_times(*, pairs: int, blocks: int) -> StepTimes:
+    """Times the same steps in started and in forked processes.
+
+    Args:
+        pairs: how many of each kind, one pair after the other.
+        blocks: of each process.
 
     Raises:
-        TrialFailed: if the runs that were to be forked were not.
+        TrialFailed: if a process that was to be forked was not, or one ended early.
     """
-    arguments = ["-u", str(SCRIPT), str(steps)]
+    arguments = ["-u", str(SCRIPT), str(STEPS)]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
     environment = {**inherited, **QUIET_NETWORK, "PYTHONPATH": str(SCRIPT.parents[2])}
     with tempfile.TemporaryDirectory(prefix="pb-") as parent:
@@ -52,38 +86,86 @@ def measure_step_times(*, runs: int, steps: int) -> StepTimes:
         offered: dict[str, str] = {}
         if reason := offer(folder, offered):
             raise TrialFailed(reason)
+        started = _Kind([sys.executable, *arguments], {**environment, **PLACE})
+        forked = _Kind([offered["PYTHON_EXEC"], *arguments], {**environment, **PLACE, **offered})
         keeper = WarmKeeper(folder=folder, python=sys.executable, plan=Plan.of_ranks(arguments, environment))
         try:
             keeper.ensure()
-            _run([offered["PYTHON_EXEC"], *arguments], {**environment, **PLACE, **offered})
-            memory = proportional_set_mb(int((folder / PID).read_text(encoding="utf-8")))
-            started: list[float] = []
-            forked: list[float] = []
-            for _ in range(runs):
-                started.append(_run([sys.executable, *arguments], {**environment, **PLACE}))
-                forked.append(_run([offered["PYTHON_EXEC"], *arguments], {**environment, **PLACE, **offered}))
+            with forked.rank():  # Once it steps, the interpreter is complete.
+                memory = proportional_set_mb(int((folder / PID).read_text(encoding="utf-8")))
+            found: list[Pair] = []
+            for _ in range(pairs):
+                found.append(_step_in_turn(started, forked, blocks))
                 start = read_start(folder, 0)
                 if start is None or not start.warm:
                     raise TrialFailed(f"a run was not forked: {start.reason if start else 'nothing is known of it'}")
         finally:
             keeper.close()
-    return StepTimes(started=tuple(started), forked=tuple(forked), interpreter_mb=memory)
+    return StepTimes(pairs=tuple(found), interpreter_mb=memory)
 
 
-def _run(command: list[str], environment: dict[str, str]) -> float:
-    ended = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-        check=False,
-        # As torchrun's ranks: a shell may have had us ignore signals in the background.
-        preexec_fn=begin_child,
-    )
-    if ended.returncode != 0:
-        raise TrialFailed(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr[-500:]}")
-    return float(ended.stdout)
+class _Rank:
+    """A rank that steps when it is told to."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._ask, self._answer = process.stdin, process.stdout
+
+    def block(self) -> float:
+        """Has it take its steps; returns the seconds."""
+        print(file=self._ask, flush=True)
+        return float(self.line())
+
+    def line(self) -> str:
+        """What it says next.
+
+        Raises:
+            TrialFailed: if it ends instead.
+        """
+        line = self._answer.readline()
+        if not line:
+            raise TrialFailed("a rank ended before its time")
+        return line
+
+
+class _Kind:
+    """How ranks of one kind start."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
+        self._command = command
+        self._environment = environment
+
+    @contextmanager
+    def rank(self) -> Iterator[_Rank]:
+        """One that is ready to step; ends with the context."""
+        with subprocess.Popen(
+            self._command,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # As torchrun's ranks: a shell may have had us ignore signals in the background.
+            preexec_fn=begin_child,  # noqa: PLW1509 - system calls only
+        ) as process:
+            try:
+                rank = _Rank(process)
+                rank.line()
+                yield rank
+                process.communicate(timeout=LEAVE_SECONDS)
+            finally:
+                process.kill()
+
+
+def _step_in_turn(started: _Kind, forked: _Kind, blocks: int) -> Pair:
+    times: tuple[list[float], list[float]] = ([], [])
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(kind.rank()) for kind in (started, forked)]
+        for number in range(blocks):
+            # Who goes first changes, so that neither gains by it.
+            for which in (0, 1) if number % 2 else (1, 0):
+                times[which].append(ranks[which].block())
+    return Pair(started=tuple(times[0]), forked=tuple(times[1]))
 
 
 def proportional_set_mb(pid: int) -> float:

@@ -1,7 +1,9 @@
-"""Times the steps of one rank: prints the median of many, in seconds. Run both forked and started."""
+"""One rank that trains when it is told to: for each line it reads it times a block of steps, in seconds.
+
+Run both forked and started; whoever compares the two has them step in turn.
+"""
 
 import os
-import statistics
 import sys
 import time
 
@@ -10,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS, UNTIMED = int(sys.argv[1]), 20
+STEPS, UNTIMED = int(sys.argv[1]), 50
 
 torch.set_num_threads(1)
 os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -20,12 +22,19 @@ torch.manual_seed(0)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 inputs, labels = torch.randn(64, 256), torch.randint(0, 10, (64,))
-times: list[float] = []
-for _ in range(STEPS + UNTIMED):
+
+
+def train(steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+train(UNTIMED)
+print("ready", flush=True)
+for _ in sys.stdin:
     began = time.perf_counter()
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(model(inputs), labels).backward()
-    optimizer.step()
-    times.append(time.perf_counter() - began)
-print(statistics.median(times[UNTIMED:]))
+    train(STEPS)
+    print(time.perf_counter() - began, flush=True)
 dist.destroy_process_group()

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.recovery.records import Scenario, SystemName, TrialRecord
 from benchmarks.warm.scripts import ScriptTrial, scripts
-from benchmarks.warm.steady import StepTimes
+from benchmarks.warm.steady import Pair, StepTimes
 from benchmarks.warm.summary import headline, ratio_to_floor, script_rows
 
 
@@ -58,8 +58,10 @@ def test_nothing_measured_is_no_figure() -> None:
 
 
 def test_step_times_are_compared_with_their_neighbours() -> None:
-    # The machine slows down to half its speed on the way, and one run is disturbed.
-    times = StepTimes(started=(1.0, 1.0, 2.0, 2.0, 2.0), forked=(1.01, 1.01, 2.02, 9.0, 2.02), interpreter_mb=600.4)
+    # The machine slows down to half its speed on the way, and one block is disturbed.
+    steady = Pair(started=(1.0, 1.0, 2.0, 2.0, 2.0), forked=(1.01, 1.01, 2.02, 9.0, 2.02))
+    unlucky = Pair(started=(1.0,), forked=(1.5,))
+    times = StepTimes(pairs=(steady, unlucky, steady), interpreter_mb=600.4)
     assert times.ratio == pytest.approx(1.01)
     assert headline([], [], times).step_ratio == pytest.approx(1.01)
     assert headline([], [], times).zygote_mb == 600
