@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # Tests with ranks run beside those without (tests/conftest.py); those of a cluster run alone.
-SIDE_BY_SIDE := -n 2 --dist loadgroup
+SIDE_BY_SIDE := -n 2
 
 .PHONY: help setup demo test test-torch-floor check format lock bench-recovery bench-warm bench-history cluster cluster-down cluster-binaries clean
 

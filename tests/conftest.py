@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from temporalio.client import Client
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.temporal_server import DevServer, shared_dev_server
 
-_WITH_RANKS = ("system", "launcher")
+_WITH_RANKS = ("tests/system/", "tests/launcher/")
 """Folders with most of the tests that start torch again and again, which takes a core each time."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class _TwoGroups(LoadScopeScheduling):
     """Makes two groups for runs in two processes, about equally long, and most tests with ranks in one of them."""
-    folder = Path(__file__).parent
-    for item in items:
-        with_ranks = item.path.relative_to(folder).parts[0] in _WITH_RANKS
-        item.add_marker(pytest.mark.xdist_group("with ranks" if with_ranks else "without"))
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "with ranks" if nodeid.startswith(_WITH_RANKS) else "without"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _TwoGroups:
+    """Has `pytest -n 2` share the tests out in that way."""
+    return _TwoGroups(config, log)
 
 
 @pytest.fixture(scope="session")
