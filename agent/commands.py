@@ -8,9 +8,18 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from agent.connection import why_cut_off
 from agent.lease import Lease
 from agent.node import Node
-from workflows.messages import ApplyWorld, CommandAnswer, CompleteGeneration, LeaseRequest, NodeIdentity, StopNode
+from workflows.messages import (
+    ApplyWorld,
+    CheckConnection,
+    CommandAnswer,
+    CompleteGeneration,
+    LeaseRequest,
+    NodeIdentity,
+    StopNode,
+)
 
 
 class Commands:
@@ -23,7 +32,7 @@ class Commands:
     @property
     def activities(self) -> Sequence[Callable[..., Any]]:
         """What the agent's worker serves."""
-        return (self.hold_lease, self.apply_world, self.complete_generation, self.stop_node)
+        return (self.hold_lease, self.apply_world, self.check_connection, self.complete_generation, self.stop_node)
 
     @activity.defn(name="hold_lease")
     async def hold_lease(self, request: LeaseRequest) -> None:
@@ -40,6 +49,18 @@ class Commands:
     async def apply_world(self, command: ApplyWorld) -> CommandAnswer:
         """Brings the node into a generation."""
         return self._node.apply_world(command)
+
+    @activity.defn(name="check_connection")
+    async def check_connection(self, command: CheckConnection) -> None:
+        """Connects to another node and hangs up.
+
+        Raises:
+            ApplicationError: if that fails.
+        """
+        if refusal := self._node.refusal(command.node):
+            raise ApplicationError(refusal, type="WrongIncarnation", non_retryable=True)
+        if problem := await why_cut_off(command.address, command.port):
+            raise ApplicationError(problem, type="CutOff")
 
     @activity.defn(name="complete_generation")
     async def complete_generation(self, command: CompleteGeneration) -> CommandAnswer:

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from .ports import PortPool
 from .python_commands import python_command
 from .torchrun_mode import not_started
 from .tree import CommandFailed, Exit
-from .warm.keeper import WarmKeeper, offer
+from .warm.keeper import PREPARATION, WarmKeeper, offer
 from .warm.names import EXECUTABLE_VARIABLE
 from .warm.plan import Plan
 from .warm.starts import read_start
@@ -67,12 +68,18 @@ class EnvMode:
         self._ready_after: int | None = None
         self._over = False
         """The attempt has ended, and nothing is started before the agent wants more."""
+        self._prepared = threading.Event()
         self.attempt = 0
 
     def begin(self) -> None:
         """Nothing of the command runs without a world; what its ranks import can be imported."""
         if self._warm is not None:
             self._warm.ensure()
+        if self._warm is not None and self._node.config.min_nodes < self._node.config.max_nodes:
+            # As with torchrun: the others may be training, and stop for us.
+            threading.Thread(target=self._prepare, args=(self._warm,), name="preparation", daemon=True).start()
+        else:
+            self._prepared.set()
 
     def follow(self, desired: Desired) -> None:
         node = self._node
@@ -83,7 +90,7 @@ class EnvMode:
                 self.attempt, self._over, self._ready_after = desired.attempt, False, None
             if desired.world is not None and desired.world.generation > self._entered:
                 self._start(desired.world)
-            elif not self._over and self._ready_after != self._entered:
+            elif not self._over and self._ready_after != self._entered and (self._entered or self._prepared.is_set()):
                 self._say_ready(())
 
     def observe(self, exits: list[Exit]) -> None:
@@ -134,6 +141,11 @@ class EnvMode:
     def explain(self, text: str) -> None:
         if self._current is not None:
             self._current.output.note(f"perdure: {text}\n".encode())
+
+    def _prepare(self, warm: WarmKeeper) -> None:
+        warm.wait_until_warm(PREPARATION)
+        self._prepared.set()
+        self._node.wake()
 
     def _end_if_unwanted(self, current: _Ranks, desired: Desired) -> None:
         config, tree = self._node.config, self._node.tree

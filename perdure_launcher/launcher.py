@@ -64,7 +64,12 @@ class _Signal:
     number: int
 
 
-_Event = Desired | guard.Bypass | _Signal
+@dataclass(frozen=True)
+class _Wake:
+    """Something in the mode is different."""
+
+
+_Event = Desired | guard.Bypass | _Signal | _Wake
 
 
 class Launcher:
@@ -105,6 +110,7 @@ class Launcher:
             outbox=self._outbox,
             memory=self._memory,
             state=self._state,
+            wake=lambda: self._events.put(_Wake()),
         )
         self._mode: Mode = TorchrunMode(node) if _wants_torchrun(config) else EnvMode(node)
         self._desired = Desired()
@@ -157,7 +163,7 @@ class Launcher:
             self._desire(event)
         elif isinstance(event, guard.Bypass):
             self._stop_unprotected(event)
-        elif event.number != signal.SIGCHLD and self._leaving is None:
+        elif isinstance(event, _Signal) and event.number != signal.SIGCHLD and self._leaving is None:
             name = signal.Signals(event.number).name
             self._leaving = Leaving(128 + event.number, f"the launcher got {name}", event.number)
 

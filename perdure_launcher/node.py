@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +33,8 @@ class Node:
     outbox: Outbox
     memory: MemoryController
     state: StateFile
+    wake: Callable[[], None]
+    """Has the mode take its next step; called by any thread."""
 
     @property
     def workdir(self) -> Path | None:

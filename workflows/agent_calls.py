@@ -6,6 +6,8 @@ an edge; what follows from it is the job's to decide.
 
 from __future__ import annotations
 
+import asyncio
+
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, TimeoutType
 
@@ -13,6 +15,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows import options
     from workflows.messages import (
         ApplyWorld,
+        CheckConnection,
         CommandAnswer,
         CompleteGeneration,
         EdgeKind,
@@ -119,10 +122,41 @@ async def apply_world(table: NodeTable, node: NodeIdentity, generation: int) -> 
         record = table.current(node)
         if record is None:
             return
-        table.put(record.changed(generation=max(record.generation, answer.generation)))
+        generation = max(record.generation, answer.generation)
+        table.put(record.changed(generation=generation, joining=None, cut_off=""))
         kind = EdgeKind.COMMANDED if answer.accepted else EdgeKind.JOINED
         table.edge(record, kind, workflow.now(), generation=answer.generation, detail=answer.detail)
         return
+
+
+async def check_connection(table: NodeTable, node: NodeIdentity) -> None:
+    """Has a node that is ready show that it gets to the world that it would join, before that world stops for it.
+
+    One that does not is told of at once, and goes on trying: for as long as that world trains, or until it gets there.
+    """
+    record = table.current(node)
+    problem = record.cut_off if record is not None else ""
+    while (world := table.world_to_join(node)) is not None:
+        checking = workflow.start_activity(
+            "check_connection",
+            CheckConnection(node=node, address=world.store_address, port=world.store_port),
+            task_queue=table.queue(node),
+            schedule_to_start_timeout=None if problem else table.timing.commands.schedule_to_start,
+            start_to_close_timeout=options.CONNECT_TIMEOUT,
+            schedule_to_close_timeout=options.FOREVER,
+            retry_policy=options.CONNECT_RETRY if problem else options.CONNECT_ONCE,
+            summary=f"does node {node.rank} get to generation {world.generation}?",
+        )
+        over = asyncio.create_task(workflow.wait_condition(lambda world=world: table.world_to_join(node) != world))
+        try:
+            await workflow.wait((checking, over), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+            checking.cancel()
+        if not checking.done():
+            return
+        problem = _why_cut_off(checking)
+        table.connected(node, problem=problem)
 
 
 async def complete(table: NodeTable, node: NodeIdentity, generation: int) -> None:
@@ -163,6 +197,13 @@ async def dismiss(table: NodeTable, node: NodeIdentity, reason: str) -> bool:
         workflow.logger.info("incarnation %s of node %s did not answer", node.incarnation, node.rank)
         return False
     return True
+
+
+def _why_cut_off(checked: asyncio.Task[object]) -> str:
+    """Empty as well where the agent did not answer: that is a fact about the agent, which its lease will tell."""
+    error = checked.exception()
+    cause = error.cause if isinstance(error, ActivityError) else error
+    return cause.message if isinstance(cause, ApplicationError) else ""
 
 
 def _lapse(error: ActivityError) -> str:

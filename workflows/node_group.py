@@ -121,7 +121,7 @@ class NodeGroup:
     @workflow.signal(description="Facts from the backend's watch")
     def node_events(self, message: NodeEvents) -> None:
         for gone in self._table.watched(message):
-            self._cancel(gone, "lease")
+            self._cancel(gone, "lease", "connect")
 
     @workflow.query(description="The nodes of this group, with their progress and metrics")
     def nodes(self) -> list[NodeView]:
@@ -154,6 +154,10 @@ class NodeGroup:
             elif record.phase is not NodePhase.LOST:
                 if record.joined:
                     self._start(("lease", node.rank, node.incarnation), agent_calls.hold_lease(table, node))
+                if table.world_to_join(node) is not None:
+                    self._start(("connect", node.rank, node.incarnation), agent_calls.check_connection(table, node))
+                elif record.joining is not None and not record.cut_off:
+                    table.connected(node)
                 self._command(record)
         for key, record in list(table.retiring.items()):
             self._start(("delete", *key), backend_calls.delete(table, record))
@@ -185,7 +189,7 @@ class NodeGroup:
             self._release(record)
             return
         del table.records[node.rank]
-        self._cancel(record, "create", "lease")
+        self._cancel(record, "create", "lease", "connect")
         table.retiring[(node.rank, node.incarnation)] = record
 
     def _send_home_if_outdated(self, node: NodeIdentity) -> None:

@@ -17,6 +17,7 @@ from workflows.messages import (
     NodePhase,
     NodeView,
     Progress,
+    Ready,
     Stall,
 )
 
@@ -46,6 +47,10 @@ class NodeRecord(Message):
     store_ports: tuple[int, ...] = ()
     command_nodes: str | None = None
     """As in `Ready`."""
+    joining: Ready | None = None
+    """Its word that it is ready for a world that trains already, until it has shown that it gets there."""
+    cut_off: str = ""
+    """Why it does not, as far as that was told."""
     generation: int = 0
     """The newest that its agent has accepted, or spoken of."""
     completed: int = 0

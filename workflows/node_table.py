@@ -33,6 +33,7 @@ from workflows.messages import (
     Ready,
     Stall,
     Stepping,
+    World,
 )
 from workflows.names import node_name, node_task_queue
 from workflows.node_record import EdgesCarried, GroupInput, GroupTable, NodeRecord
@@ -166,12 +167,35 @@ class NodeTable:
                 processes=message.processes,
                 store_ports=message.store_ports,
                 command_nodes=message.command_nodes,
+                joining=message,
+                cut_off="",
             )
         )
+        if self.world_to_join(record.node) is None:
+            self.connected(record.node)
+        else:
+            self.dirty = True
+
+    def world_to_join(self, node: NodeIdentity) -> World | None:
+        """The world that trains and that this node, which is ready, is no part of; None where there is none."""
+        record, world = self.current(node), self.desire.world
+        if record is None or record.joining is None or world is None or not self.desire.undisturbed:
+            return None
+        member = world.members.get(node.rank)
+        return None if member is not None and member.incarnation == node.incarnation else world
+
+    def connected(self, node: NodeIdentity, *, problem: str = "") -> None:
+        """A node that is ready gets to the others, or does not yet."""
+        record = self.current(node)
+        if record is None or record.joining is None:
+            return
+        message = record.joining
+        self.put(record.changed(reason=problem, joining=message if problem else None, cut_off=problem))
         self.edge(
             record,
             EdgeKind.READY,
             message.time,
+            detail=problem,
             generation=message.after_generation,
             store_ports=message.store_ports,
             processes=message.processes,

@@ -30,6 +30,17 @@ COMMAND_RETRY = RetryPolicy(
 )
 """Quick: a recovery waits for it. Ends when the command is superseded."""
 
+CONNECT_ONCE = RetryPolicy(maximum_attempts=1)
+"""A node that wants to join is waited for: it should be known soon that it cannot."""
+
+CONNECT_RETRY = RetryPolicy(
+    initial_interval=timedelta(seconds=2), backoff_coefficient=2, maximum_interval=timedelta(seconds=30)
+)
+"""For ever, and without a line of history: a route may come."""
+
+CONNECT_TIMEOUT = timedelta(seconds=15)
+"""Longest attempt to reach another node; the agent itself gives up sooner."""
+
 PATIENT_COMMAND = timedelta(seconds=15)
 """How long a command that was not taken in time waits at its next try: longer than the SDK's poll backoff of 10 s, so
 that after an outage it is taken; short enough to say again that it was not."""

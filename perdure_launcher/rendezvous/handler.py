@@ -31,7 +31,7 @@ from ..environment import STORE_VARIABLE, TorchrunSettings, generation_environme
 from ..facts import SUPERSEDED_EXIT_CODE, ExitSpool, RankExit
 from ..ports import PortPool
 from ..state import RendezvousState, StateFile
-from ..warm.keeper import WarmKeeper
+from ..warm.keeper import PREPARATION, WarmKeeper
 from ..worlds import World
 from .exits import ExitWatch
 from .feed import WorldFeed
@@ -41,8 +41,6 @@ from .torchrun import let_the_job_decide
 logger = logging.getLogger(__name__)
 
 _READY = "/v1/rendezvous/ready"
-_PREPARATION = timedelta(seconds=30)
-"""How long a node may prepare before it joins; the others train on meanwhile."""
 
 
 class PerdureRendezvous(RendezvousHandler):
@@ -207,7 +205,7 @@ class PerdureRendezvous(RendezvousHandler):
         Where it is not they stand still until we are there, and prepare their own ranks while we prepare ours.
         """
         if self._warm is not None and self._parameters.min_nodes < self._parameters.max_nodes:
-            self._warm.wait_until_warm(_PREPARATION)
+            self._warm.wait_until_warm(PREPARATION)
 
     def _prepare(self, world: World) -> None:
         # In the exit barrier this process is about to end, and its successor will host the store: ranks that connect

@@ -20,6 +20,9 @@ from .plan import START, Plan
 
 logger = logging.getLogger(__name__)
 
+PREPARATION = timedelta(seconds=30)
+"""How long a node may prepare before it joins an elastic job; the others train on meanwhile."""
+
 _STAND_IN = "python"
 _LOG = "log"
 

@@ -68,6 +68,22 @@ async def test_two_nodes_train_survive_a_killed_rank_and_finish() -> None:
             assert node.processes() == []
 
 
+async def test_a_node_of_an_elastic_job_joins_when_its_interpreter_is_warm() -> None:
+    node = Node([sys.executable, "-u", "env_train.py"], nodes="1:2")
+    async with running(node):
+        pid = node.run_directory / "warm" / "pid"
+        await eventually(lambda: pid.exists() and pid.read_text())
+        os.kill(warm_interpreter(node), signal.SIGSTOP)
+        await node.agent.heard("/v1/launcher/usage")
+        assert node.agent.said(ENV_READY) == []
+        os.kill(warm_interpreter(node), signal.SIGCONT)
+        [ready] = await all_ready(node, path=ENV_READY)
+        await form_world([node], 1, port=ready.body["store_ports"][0])
+        await all_step([node], 1)
+        [start] = read_starts(node.run_directory / "warm", generation=1, processes=1)
+        assert start.warm
+
+
 def warm_interpreter(node: Node) -> int:
     """The process that ranks are forked from: theirs, and it shows the environment that it was started with itself."""
     return int((node.run_directory / "warm" / "pid").read_text())

@@ -44,6 +44,23 @@ def test_a_late_node_makes_the_world_grow_after_a_last_call():
     assert not job.state.restarts
 
 
+def test_a_node_that_is_cut_off_does_not_disturb_a_world_that_does_without_it():
+    job = Scenario("2:3").ready(0, 1).wait(60).steps()
+    job.edge(2, EdgeKind.JOINED).edge(2, EdgeKind.READY, detail="10.0.0.0 port 1 does not answer").wait(60)
+    assert job.group_ranks == {0: 0, 1: 1}
+    job.rank_killed(1)
+    assert job.group_ranks == {0: 0, 1: 1}
+    job.steps().edge(2, EdgeKind.READY).wait(60)
+    assert job.group_ranks == {0: 0, 1: 1, 2: 2}
+
+
+def test_a_node_that_is_cut_off_is_tried_where_there_is_no_world_without_it():
+    job = Scenario("2:3").ready(0, 1).wait(60).steps()
+    job.edge(2, EdgeKind.JOINED, address="10.0.0.2").edge(2, EdgeKind.READY, detail="10.0.0.0 port 1 does not answer")
+    job.lost(0)
+    assert job.group_ranks == {1: 1, 2: 0}
+
+
 def test_worlds_are_whole_units():
     nodes = {"worker": {"nodes": {"min": 2, "max": 6, "unit": 2}, "command": ["torchrun", "x.py"]}}
     job = Scenario(roles=nodes).ready(0, 1, 2).wait(5)

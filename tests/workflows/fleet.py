@@ -25,6 +25,7 @@ from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 from activities.site import SiteActivities
 from workflows.messages import (
     ApplyWorld,
+    CheckConnection,
     CommandAnswer,
     CompleteGeneration,
     CreatedNode,
@@ -71,6 +72,7 @@ class PlayedNode:
     stopped: bool = False
     silent: bool = False
     """Takes commands but does not step."""
+    asked_to_connect: list[CheckConnection] = field(default_factory=list)
     lease_epochs: list[int] = field(default_factory=list)
     lease_taken_at: datetime | None = None
     """When the newest lease came."""
@@ -102,7 +104,13 @@ class PlayedNode:
         worker = Worker(
             self.fleet.client,
             task_queue=self.request.task_queue,
-            activities=[self.hold_lease, self.apply_world, self.complete_generation, self.stop_node],
+            activities=[
+                self.hold_lease,
+                self.apply_world,
+                self.check_connection,
+                self.complete_generation,
+                self.stop_node,
+            ],
             activity_task_poller_behavior=PollerBehaviorSimpleMaximum(1),
             max_concurrent_activities=8,
             max_heartbeat_throttle_interval=timedelta(seconds=1),
@@ -190,6 +198,13 @@ class PlayedNode:
             await self.step()
         return CommandAnswer(accepted=True, generation=world.generation)
 
+    @activity.defn(name="check_connection")
+    async def check_connection(self, command: CheckConnection) -> None:
+        self.asked_to_connect.append(command)
+        self.fleet.changed()
+        if problem := self.fleet.cut_off.get(self.rank):
+            raise ApplicationError(problem, type="CutOff")
+
     @activity.defn(name="complete_generation")
     async def complete_generation(self, request: CompleteGeneration) -> CommandAnswer:
         self.completed = request.generation
@@ -215,6 +230,8 @@ class Fleet:
         self.become_ready = True
         self.pending: dict[int, str] = {}
         self.refused: dict[int, str] = {}
+        self.cut_off: dict[int, str] = {}
+        """By rank, why the node does not get to the others."""
         self.withhold_events = False
         self._watches: dict[str, set[str]] = defaultdict(set)
         self._changed = asyncio.Event()

@@ -174,6 +174,22 @@ async def test_scale_suspend_resume_restart_relaunch(fleet: Fleet):
     assert known.restarts == 0
 
 
+@also_replayed
+async def test_a_node_that_does_not_get_to_the_others_is_left_out_until_it_does(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    fleet.cut_off = {2: "127.0.0.1 port 30000 does not answer"}
+    await handle.execute_update("scale", ScaleRequest(nodes="2:3"))
+    known = await until(handle, lambda s: bool(s.warnings))
+    assert known.warnings == ("node 2 is left out of the world: 127.0.0.1 port 30000 does not answer",)
+    assert (known.phase, known.nodes, known.generation) == (JobPhase.RUNNING, 2, 1)
+    world = (await node(fleet, handle, 0)).worlds[-1]
+    asked = (await node(fleet, handle, 2)).asked_to_connect[0]
+    assert (asked.address, asked.port) == (world.store_address, world.store_port)
+    fleet.cut_off = {}
+    assert not (await running(handle, nodes=3, generation=2)).warnings
+
+
 async def test_wishes_that_cannot_be_granted_are_refused(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)

@@ -46,7 +46,14 @@ from workflows.messages.backends import (
     WatchRequest,
 )
 from workflows.messages.base import Message
-from workflows.messages.commands import ApplyWorld, CommandAnswer, CompleteGeneration, LeaseRequest, StopNode
+from workflows.messages.commands import (
+    ApplyWorld,
+    CheckConnection,
+    CommandAnswer,
+    CompleteGeneration,
+    LeaseRequest,
+    StopNode,
+)
 from workflows.messages.groups import Adopt, DesiredNode, EdgeKind, GroupDesire, GroupEdges, Member, NodeEdge, World
 from workflows.messages.joining import JoinAnswer, JoinRefusal, JoinRequest
 from workflows.messages.users import Accepted, ReasonRequest, RelaunchRequest, ScaleRequest
@@ -58,6 +65,7 @@ __all__ = [
     "Adopt",
     "AgentMessage",
     "ApplyWorld",
+    "CheckConnection",
     "CommandAnswer",
     "CompleteGeneration",
     "Considered",

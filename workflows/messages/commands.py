@@ -42,6 +42,14 @@ class CommandAnswer(Message):
     detail: str = ""
 
 
+class CheckConnection(Message):
+    """Argument of `check_connection`, which fails while this node cannot connect to that address."""
+
+    node: NodeIdentity
+    address: str
+    port: int
+
+
 class CompleteGeneration(Message):
     """Argument of `complete_generation`."""
 

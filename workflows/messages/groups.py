@@ -121,6 +121,8 @@ class GroupDesire(Message):
     """Only the members of this group matter to it; the rest is counted."""
     world_size: int = 0
     world_nodes: int = 0
+    undisturbed: bool = False
+    """Nothing is known to be wrong with the world: a node that joins it must not break it."""
     complete_generation: int = 0
     """Every rank of the world finished this generation: let torchrun leave its exit barrier."""
     wind_down: bool = False

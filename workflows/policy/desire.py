@@ -44,6 +44,7 @@ def desire_for(state: JobState, group: int) -> GroupDesire:
         else None,
         world_nodes=state.world.nodes if state.world else 0,
         world_size=state.world.processes if state.world else 0,
+        undisturbed=state.world is not None and state.interruption is None,
         complete_generation=state.complete_generation,
         wind_down=state.outcome is not None,
         reason=_reason(state),
@@ -101,7 +102,12 @@ def warnings_of(state: JobState) -> tuple[str, ...]:
     asked = {
         node.command_nodes.partition(":")[::2] for node in state.nodes.values() if node.alive and node.command_nodes
     }
-    return tuple(
+    cut_off = (
+        f"node {node.rank} is left out of the world: {node.reason}"
+        for node in state.nodes.values()
+        if node.alive and node.cut_off
+    )
+    return *cut_off, *(
         f"the command asks for {_node_count(*counts)} (--nnodes, or --num_machines of accelerate) and the job for "
         f"{_node_count(*wanted)}: the job decides. Leave the option out of the command"
         + (f", or scale the job to {counts[0]}" if counts[0] == counts[1] else "")

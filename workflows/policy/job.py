@@ -110,9 +110,10 @@ def candidates(state: JobState) -> list[NodeState]:
 
     While the world stands still, a replacement counts from its agent's first word on: the others start their ranks
     while its command is still on its way to the rendezvous. One whose last incarnation did not get there must first.
+    One that is cut off from the others counts only where there is no world without it.
     """
     stands_still = state.world is not None and state.interruption is not None
-    return [
+    found = [
         node
         for node in state.nodes.values()
         if node.alive
@@ -124,6 +125,8 @@ def candidates(state: JobState) -> list[NodeState]:
             or (stands_still and node.phase is NodePhase.JOINED and node.failed_starts == 0)
         )
     ]
+    connected = [node for node in found if not node.cut_off or state.is_member(node)]
+    return found if stands_still and len(connected) < state.nodes_min else connected
 
 
 def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:

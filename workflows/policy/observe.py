@@ -253,7 +253,8 @@ def _newer_generation(state: JobState, generation: int, now: datetime) -> JobSta
 def _ready(state: JobState, edge: NodeEdge, now: datetime) -> JobState:
     node = state.nodes[edge.rank]
     world = state.world
-    state = state.with_node(node.changed(phase=NodePhase.READY, since=now, reason="", reachable=True, failed_starts=0))
+    node = node.changed(phase=NodePhase.READY, since=now, reason=edge.detail, cut_off=bool(edge.detail))
+    state = state.with_node(node.changed(reachable=True, failed_starts=0))
     over = world is not None and state.is_member(node) and edge.generation >= world.generation
     if not over or state.interruption is not None or state.outcome is not None:
         return state

@@ -49,6 +49,8 @@ class NodeState(Message):
     """The generation in which its ranks stand still; 0 for none."""
     stalled_since: datetime | None = None
     """When they made their last step."""
+    cut_off: bool = False
+    """It waits for a world, and does not get to the current one; `reason` says where to."""
     missed_worlds: int = 0
     """Worlds in a row that its command did not enter in time."""
     failed_starts: int = 0
