@@ -58,7 +58,7 @@ from workflows.messages import (
     RelaunchRequest,
     ScaleRequest,
 )
-from workflows.names import TRAINING_JOB, WORKER_TASK_QUEUE, job_workflow_id
+from workflows.names import TRAINING_JOB, job_workflow_id
 from workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_OWNER, JOB_PHASE, JOB_RESTARTS, WORLD_SIZE
 
 WATCH_INTERVAL = timedelta(seconds=1)
@@ -200,7 +200,7 @@ class Client:
                     TRAINING_JOB,
                     to_mapping(job),
                     id=workflow_id,
-                    task_queue=WORKER_TASK_QUEUE,
+                    task_queue=self.endpoint.task_queue,
                     id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
                     id_reuse_policy=reuse,
                     search_attributes=search_attributes,

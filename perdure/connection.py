@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from urllib.parse import quote
 
@@ -20,6 +20,7 @@ from temporalio.service import RetryConfig
 from perdure.errors import ControlPlaneUnreachable
 from perdure.local.processes import DaemonRecord
 from perdure.local.state import StateFolder
+from workflows.names import WORKER_TASK_QUEUE
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
 """A person waits for an answer; a server that is there answers in milliseconds."""
@@ -29,6 +30,14 @@ CALL_TIMEOUT = timedelta(seconds=5)
 
 UI_VARIABLE = "PERDURE_UI"
 """Address of the Temporal UI, for control planes other than the local default's, which knows its own."""
+
+TASK_QUEUE_VARIABLE = "PERDURE_TASK_QUEUE"
+"""The task queue of workers and of the jobs for them: several sites may share one Temporal namespace."""
+
+
+def configured_task_queue() -> str:
+    """The task queue that the environment names, else the usual one."""
+    return os.environ.get(TASK_QUEUE_VARIABLE) or WORKER_TASK_QUEUE
 
 
 class ServerRecord(DaemonRecord, frozen=True):
@@ -54,6 +63,8 @@ class Endpoint:
     address: str
     namespace: str = "default"
     """Temporal's namespace, not the job's."""
+    task_queue: str = field(default_factory=configured_task_queue)
+    """Where jobs are started, and which workers serve."""
     ui: str = ""
     """Address of the Temporal UI; empty where that is unknown."""
     state: StateFolder | None = None
@@ -103,7 +114,7 @@ def find_endpoint(address: str | None = None, *, state: StateFolder | None = Non
 
 
 def local_endpoint(record: ServerRecord, state: StateFolder) -> Endpoint:
-    return Endpoint(address=record.address, ui=record.ui, state=state)
+    return Endpoint(address=record.address, task_queue=WORKER_TASK_QUEUE, ui=record.ui, state=state)
 
 
 def load_profile() -> ClientConfigProfile:

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
+from aiohttp import web
 from temporalio.client import Client as TemporalClient
 from temporalio.runtime import (
     LogForwardingConfig,
@@ -34,13 +35,13 @@ from activities.nodes.backend import NodeBackend
 from activities.nodes.joined import JoinedBackend
 from activities.nodes.local import LocalBackend
 from activities.site import SiteActivities
-from perdure.connection import connect, find_endpoint
+from perdure.connection import configured_task_queue, connect, find_endpoint
 from perdure.errors import ExitCode, PerdureError, Refused
 from perdure.local.control_plane import worker_identity
 from perdure.search_attributes import register_search_attributes
 from perdure.spec.job import Backend
 from workflows.messages import SiteFacts
-from workflows.names import WATCH_TASK_QUEUE, WORKER_TASK_QUEUE
+from workflows.names import watch_task_queue
 from workflows.node_group import NodeGroup
 from workflows.training_job import TrainingJob
 
@@ -61,13 +62,14 @@ logger = logging.getLogger("perdure.worker")
 
 @asynccontextmanager
 async def running_worker(
-    client: TemporalClient, *, backends: Iterable[NodeBackend] | None = None
+    client: TemporalClient, *, backends: Iterable[NodeBackend] | None = None, task_queue: str | None = None
 ) -> AsyncGenerator[SiteFacts]:
     """Serves both task queues while the context is open; leaving it stops gracefully.
 
     Args:
         client: Its namespace is served.
         backends: Where nodes come from; by default this machine, and those that come by themselves.
+        task_queue: Of workflows and short activities; by default the one that the environment names.
 
     Yields:
         What the worker found out about the client's namespace.
@@ -77,11 +79,12 @@ async def running_worker(
         logger.warning("jobs run without search attributes, so they cannot be searched for: %s", problem)
     served = tuple(backends) if backends is not None else (_local_backend(client), JoinedBackend())
     nodes = NodeActivities(client, served)
+    task_queue = task_queue or configured_task_queue()
     facts = SiteFacts(search_attributes=not problem, backends=tuple(backend.name for backend in served))
     async with (
         Worker(
             client,
-            task_queue=WORKER_TASK_QUEUE,
+            task_queue=task_queue,
             workflows=[TrainingJob, NodeGroup],
             activities=[*nodes.short, SiteActivities(facts).site_facts],
             graceful_shutdown_timeout=SHUTDOWN_GRACE,
@@ -89,7 +92,7 @@ async def running_worker(
         ),
         Worker(
             client,
-            task_queue=WATCH_TASK_QUEUE,
+            task_queue=watch_task_queue(task_queue),
             activities=nodes.watches,
             max_concurrent_activities=WATCH_SLOTS,
         ),
@@ -122,10 +125,41 @@ def _kubernetes_backend(client: TemporalClient) -> NodeBackend:
         raise Refused(f"the backend kubernetes is not configured: {error}", remedy="See docs/kubernetes.md.") from error
 
 
+@asynccontextmanager
+async def _answering(port: int | None) -> AsyncGenerator[None]:
+    """Answers `GET /healthz` on a port while the context is open, where one is given: probes hear who serves."""
+    if port is None:
+        yield
+        return
+
+    async def healthy(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    application = web.Application()
+    application.router.add_get("/healthz", healthy)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, port=port).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
 async def serve(
-    *, address: str | None = None, metrics_port: int | None = None, backends: Sequence[Backend] = (Backend.LOCAL,)
+    *,
+    address: str | None = None,
+    metrics_port: int | None = None,
+    health_port: int | None = None,
+    backends: Sequence[Backend] = (Backend.LOCAL,),
 ) -> None:
     """Runs a worker until SIGTERM or SIGINT.
+
+    Args:
+        address: Of the Temporal server; by default as the environment says.
+        metrics_port: Serves Prometheus metrics.
+        health_port: Answers `GET /healthz` for as long as both task queues are served.
+        backends: Where nodes come from, beside those that come by themselves.
 
     Raises:
         ControlPlaneUnreachable: if the server does not answer at the start.
@@ -141,12 +175,16 @@ async def serve(
     make = {Backend.LOCAL: _local_backend, Backend.KUBERNETES: _kubernetes_backend}
     # Places for nodes that come by themselves cost nothing.
     served = [*(make[backend](client) for backend in dict.fromkeys(backends)), JoinedBackend()]
-    async with running_worker(client, backends=served) as facts, asyncio.TaskGroup() as beside:
+    async with (
+        running_worker(client, backends=served, task_queue=endpoint.task_queue) as facts,
+        _answering(health_port),
+        asyncio.TaskGroup() as beside,
+    ):
         tidying = [beside.create_task(one.keep_tidy(client)) for one in served if isinstance(one, LocalBackend)]
         logger.info(
             "serving %s and %s at %s, namespace %s; backends: %s",
-            WORKER_TASK_QUEUE,
-            WATCH_TASK_QUEUE,
+            endpoint.task_queue,
+            watch_task_queue(endpoint.task_queue),
             endpoint.address,
             endpoint.namespace,
             ", ".join(facts.backends),
@@ -195,11 +233,19 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
         help="where nodes come from; may be repeated; default: local",
     )
     parser.add_argument("--metrics-port", type=int, help="serve Prometheus metrics on this port")
+    parser.add_argument("--health-port", type=int, help="answer GET /healthz on this port while jobs are served")
     options = parser.parse_args(arguments)
     log_to(options.log_file)
     try:
         backends = options.backend or [Backend.LOCAL]
-        asyncio.run(serve(address=options.address, metrics_port=options.metrics_port, backends=backends))
+        asyncio.run(
+            serve(
+                address=options.address,
+                metrics_port=options.metrics_port,
+                health_port=options.health_port,
+                backends=backends,
+            )
+        )
     except PerdureError as error:
         logger.error("%s %s", error, error.remedy)
         return error.exit_code

@@ -8,13 +8,11 @@ UUIDs of version 7, and two runs within a minute share their first 8 digits.
 from __future__ import annotations
 
 WORKER_TASK_QUEUE = "perdure"
-"""Workflows and short activities."""
-WATCH_TASK_QUEUE = "perdure-watch"
-"""Long watches only, so that they cannot starve the short activities of slots."""
+"""Workflows and short activities, unless a site names another queue."""
 
 
 def watch_task_queue(worker_task_queue: str) -> str:
-    """The watches' queue of a worker: a site may run several workers, each with queues of its own."""
+    """The same workers' other queue: long watches only, so that they cannot starve the short activities of slots."""
     return f"{worker_task_queue}-watch"
 
 

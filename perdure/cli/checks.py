@@ -28,7 +28,7 @@ from perdure.local import temporal_binary
 from perdure.local.control_plane import SERVER_OPTIONS, LocalStatus, WorkerRecord, pollers
 from perdure.local.state import LEAST_FREE_BYTES, StateFolder
 from perdure.search_attributes import missing_search_attributes
-from workflows.names import WATCH_TASK_QUEUE, WORKER_TASK_QUEUE
+from workflows.names import watch_task_queue
 
 OLDEST_TORCH = (2, 8)
 """As the package's own extra has it."""
@@ -70,8 +70,9 @@ async def run_checks(address: str | None) -> AsyncGenerator[Check]:
     yield await check_ui(endpoint)
     yield await check_search_attributes(client)
     yield check_poller_limit(endpoint)
-    yield await check_pollers(client, endpoint, WORKER_TASK_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
-    yield await check_pollers(client, endpoint, WATCH_TASK_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY)
+    yield await check_pollers(client, endpoint, endpoint.task_queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
+    watches = watch_task_queue(endpoint.task_queue)
+    yield await check_pollers(client, endpoint, watches, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY)
     if local:
         yield check_worker_code(state)
 

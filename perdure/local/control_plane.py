@@ -32,7 +32,7 @@ from perdure.local.code_version import code_version
 from perdure.local.processes import DaemonRecord, spawn, tail
 from perdure.local.state import StateFolder, users_own_path
 from perdure.search_attributes import SEARCH_ATTRIBUTES
-from workflows.names import WATCH_TASK_QUEUE, WORKER_TASK_QUEUE
+from workflows.names import WORKER_TASK_QUEUE, watch_task_queue
 
 START_TIMEOUT = timedelta(seconds=60)
 """A server or worker that is not up by then will not come up; both usually take a second or two."""
@@ -234,6 +234,7 @@ class LocalControlPlane:
             "TEMPORAL_CONFIG_FILE": os.devnull,
             "PERDURE_STATE": str(self.state.path),
             "PERDURE_UI": server.ui,
+            "PERDURE_TASK_QUEUE": WORKER_TASK_QUEUE,
         }
         with self.state.explained():
             output = self.state.worker / "worker.out"
@@ -320,7 +321,9 @@ async def _polls_both_queues(client: TemporalClient, pid: int) -> bool:
     with suppress(RPCError):
         return identity in await pollers(
             client, WORKER_TASK_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
-        ) and identity in await pollers(client, WATCH_TASK_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY)
+        ) and identity in await pollers(
+            client, watch_task_queue(WORKER_TASK_QUEUE), TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
+        )
     return False
 
 

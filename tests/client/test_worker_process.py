@@ -8,6 +8,7 @@ import signal
 import sys
 import urllib.request
 from collections.abc import Mapping
+from uuid import uuid4
 
 import pytest
 from temporalio.api.enums.v1 import TaskQueueType
@@ -15,7 +16,7 @@ from temporalio.api.enums.v1 import TaskQueueType
 from perdure.errors import ExitCode
 from perdure.local.control_plane import pollers, worker_identity
 from tests.support.temporal_server import DevServer, free_port
-from workflows.names import WATCH_TASK_QUEUE, WORKER_TASK_QUEUE
+from workflows.names import watch_task_queue
 
 
 async def start(environment: Mapping[str, str], *arguments: str) -> asyncio.subprocess.Process:
@@ -26,12 +27,12 @@ async def start(environment: Mapping[str, str], *arguments: str) -> asyncio.subp
     )
 
 
-async def until_it_polls(server: DevServer, process: asyncio.subprocess.Process) -> None:
+async def until_it_polls(server: DevServer, process: asyncio.subprocess.Process, task_queue: str) -> None:
     client = await server.client()
     identity = worker_identity(process.pid)
     queues = (
-        (WORKER_TASK_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW),
-        (WATCH_TASK_QUEUE, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY),
+        (task_queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW),
+        (watch_task_queue(task_queue), TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY),
     )
     async with asyncio.timeout(60):
         for queue, kind in queues:
@@ -41,19 +42,20 @@ async def until_it_polls(server: DevServer, process: asyncio.subprocess.Process)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_it_serves_both_queues_is_scraped_and_stops_cleanly(
+async def test_it_serves_both_queues_is_probed_and_scraped_and_stops_cleanly(
     temporal_server: DevServer, number: signal.Signals
 ) -> None:
-    port = free_port()
-    process = await start(temporal_server.environment, "--metrics-port", str(port))
+    metrics, health = free_port(), free_port()
+    task_queue = f"site-{uuid4().hex[:8]}"
+    ports = ("--metrics-port", str(metrics), "--health-port", str(health))
+    process = await start({**temporal_server.environment, "PERDURE_TASK_QUEUE": task_queue}, *ports)
     try:
-        await until_it_polls(temporal_server, process)
-
-        def scrape() -> str:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-                return answer.read().decode()
-
-        assert "temporal_worker" in await asyncio.to_thread(scrape)
+        async with asyncio.timeout(60):
+            while await asyncio.to_thread(get, f"http://127.0.0.1:{health}/healthz") is None:
+                assert process.returncode is None
+                await asyncio.sleep(0.1)
+        await until_it_polls(temporal_server, process, task_queue)
+        assert "temporal_worker" in (await asyncio.to_thread(get, f"http://127.0.0.1:{metrics}/metrics") or "")
         process.send_signal(number)
         async with asyncio.timeout(30):
             _, log = await process.communicate()
@@ -61,7 +63,16 @@ async def test_it_serves_both_queues_is_scraped_and_stops_cleanly(
         if process.returncode is None:
             process.kill()
     assert process.returncode == 0, log
-    assert b"serving perdure and perdure-watch" in log
+    assert f"serving {task_queue} and {task_queue}-watch".encode() in log
+
+
+def get(address: str) -> str | None:
+    """What is answered there; None while nobody answers."""
+    try:
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            return answer.read().decode()
+    except OSError:
+        return None
 
 
 async def test_a_dead_server_is_exit_code_6() -> None:
