@@ -143,6 +143,8 @@ async def test_what_the_api_server_will_never_take_is_refused_with_its_words(
     nobody = cluster.backend(kubeconfig=own_cluster.kubeconfig_of("nobody"))
     with pytest.raises(NodeRefused, match='User "nobody" cannot create resource "configmaps"'):
         await nobody.create(job.request())
+    # What it may not create it need not delete: the refused job can end.
+    await nobody.delete(job.ref(winding_down=True))
     await nobody.close()
 
 

@@ -62,6 +62,24 @@ def test_training_sees_neither_the_token_nor_a_service_account():
     assert env(pod, "perdure-agent")["TEMPORAL_ADDRESS"] == "temporal:7233"
 
 
+def test_what_a_secret_holds_stands_in_no_manifest():
+    environment = {
+        "PERDURE_KUBERNETES_AGENT_IMAGE": "perdure:1",
+        "PERDURE_KUBERNETES_CONNECTION_SECRET": "temporal",
+        "TEMPORAL_ADDRESS": "temporal:7233",
+        "TEMPORAL_TLS_SERVER_NAME": "temporal",
+        "TEMPORAL_TLS_CLIENT_KEY_DATA": "-----BEGIN PRIVATE KEY-----",
+        "TEMPORAL_API_KEY": "key",
+        "TEMPORAL_CONFIG_FILE": "/root/temporal.toml",
+    }
+    settings = KubernetesSettings.from_environment(environment)
+    assert settings.connection == {"TEMPORAL_ADDRESS": "temporal:7233", "TEMPORAL_TLS_SERVER_NAME": "temporal"}
+    with pytest.raises(ValueError, match="TEMPORAL_TLS_CLIENT_KEY_PATH names a file that pods do not have"):
+        KubernetesSettings.from_environment(
+            {"PERDURE_KUBERNETES_AGENT_IMAGE": "perdure:1", "TEMPORAL_TLS_CLIENT_KEY_PATH": "/key.pem"}
+        )
+
+
 def test_fields_become_what_kubernetes_calls_them():
     pod = manifest(
         {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator
 from typing import NoReturn
 
@@ -20,6 +21,8 @@ from activities.nodes.kubernetes.pod import BEYOND_GRACE, GROUP, INCARNATION, RO
 from activities.nodes.kubernetes.settings import KubernetesSettings
 from activities.nodes.kubernetes.watch import GroupWatch
 from workflows.messages import CreatedNode, NodeEvent, NodeRef, NodeRequest, WatchRequest
+
+logger = logging.getLogger(__name__)
 
 
 class KubernetesBackend:
@@ -60,8 +63,15 @@ class KubernetesBackend:
         api, anchors = await self._connection()
         path = _pods(node.namespace)
         grace = int(node.grace.total_seconds()) + BEYOND_GRACE
-        if await api.delete(f"{path}/{node.name}", grace=grace) is not None:
-            await _until_gone(api, path, node.name)
+        try:
+            if await api.delete(f"{path}/{node.name}", grace=grace) is not None:
+                await _until_gone(api, path, node.name)
+        except KubernetesError as error:
+            if error.status != 403 or await _may_create_pods(api, node.namespace):
+                raise
+            # A job that was refused for lack of rights has no pods, and must not wait for the right to delete them.
+            logger.warning("%s is not deleted, since pods may not even be created there: %s", node.name, error)
+            return
         if node.winding_down and not await api.list(path, labels=f"{UID}={node.uid}", limit=1):
             await anchors.remove(node.namespace, node.uid)
 
@@ -115,6 +125,18 @@ def _pods(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/pods"
 
 
+async def _may_create_pods(api: KubernetesApi, namespace: str) -> bool:
+    """Whether this worker may create pods in the namespace; everybody may ask for their own rights."""
+    attributes = {"namespace": namespace, "verb": "create", "resource": "pods"}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    answer = await api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+    return bool(answer["status"]["allowed"])
+
+
 async def _until_gone(api: KubernetesApi, path: str, name: str) -> None:
     """Returns when the pod is no more, or out of reach."""
     async with contextlib.aclosing(api.follow(path, fields=f"metadata.name={name}")) as changes:
@@ -137,5 +159,7 @@ def _refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:
         raise NodeRefused(f"the API server does not take the pod: {error.message}") from error
     # A quota refuses with 403 as well, and has room again when something else ends.
     if error.status == 403 and "exceeded quota" not in error.message:
-        raise NodeRefused(f"the API server forbids it: {error.message}") from error
+        raise NodeRefused(
+            f"the API server forbids it: {error.message}; grant the worker this right (docs/kubernetes.md, The worker)"
+        ) from error
     raise error

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 VARIABLES = "PERDURE_KUBERNETES_"
 """How the environment variables of these settings begin."""
+
+
+_CREDENTIALS = re.compile(r"TEMPORAL_(API_KEY|CODEC_AUTH|GRPC_META_AUTHORIZATION|TLS_\w+_DATA)")
+"""Temporal's variables that must not stand in every pod's manifest where a Secret holds them."""
+
+_FILES = re.compile(r"TEMPORAL_(CONFIG_FILE|PROFILE|TLS_\w+_PATH)")
+"""Those that name something in a file of the worker's machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,21 +35,31 @@ class KubernetesSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> KubernetesSettings:
-        """Reads `PERDURE_KUBERNETES_AGENT_IMAGE` and its siblings; all of Temporal's variables go to the agents.
+        """Reads `PERDURE_KUBERNETES_AGENT_IMAGE` and its siblings.
+
+        Temporal's variables go to the agents, but for what a Secret holds and what only means something here.
 
         Raises:
-            ValueError: if the agent's image is not named.
+            ValueError: if the agent's image is not named, or agents could not prove who they are.
         """
         image = environment.get(f"{VARIABLES}AGENT_IMAGE")
         if not image:
             raise ValueError(f"{VARIABLES}AGENT_IMAGE is not set; name the image that holds Perdure's agent")
-        connection = {name: value for name, value in environment.items() if name.startswith("TEMPORAL_")}
+        secret = environment.get(f"{VARIABLES}CONNECTION_SECRET")
+        found = {name: value for name, value in environment.items() if name.startswith("TEMPORAL_")}
+        for name in found:
+            if name.endswith("_PATH") and not secret:
+                raise ValueError(
+                    f"{name} names a file that pods do not have; put its content into a Secret of the jobs' "
+                    f"namespaces, as {name.removesuffix('_PATH')}_DATA, and name it in {VARIABLES}CONNECTION_SECRET"
+                )
+        connection = {
+            name: value
+            for name, value in found.items()
+            if not (_FILES.fullmatch(name) or (secret and _CREDENTIALS.fullmatch(name)))
+        }
         if address := environment.get(f"{VARIABLES}TEMPORAL_ADDRESS"):
             connection["TEMPORAL_ADDRESS"] = address
-        secret = environment.get(f"{VARIABLES}CONNECTION_SECRET")
-        if secret:
-            # What is in the secret must not stand in every pod's manifest as well.
-            connection.pop("TEMPORAL_API_KEY", None)
         return cls(
             agent_image=image,
             agent_pull_policy=environment.get(f"{VARIABLES}AGENT_PULL_POLICY", cls.agent_pull_policy),
