@@ -7,7 +7,7 @@ BENCH_ARGS ?=
 # Tests with ranks run beside those without (tests/conftest.py); those of a cluster run alone.
 SIDE_BY_SIDE := -n 2
 
-.PHONY: help setup demo test test-torch-floor check format lock bench-recovery bench-warm bench-history cluster cluster-down cluster-binaries clean
+.PHONY: help setup demo test test-torch-floor check format lock bench-recovery bench-warm bench-history cluster cluster-down cluster-binaries kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -59,6 +59,9 @@ cluster-down: setup  ## End the cluster and take every change to the machine bac
 
 cluster-binaries: setup  ## Build or find the cluster's programs, without starting anything
 	@$(BIN)/python -m scripts.cluster binaries
+
+kustomize: setup  ## Write the bases below deploy/kustomize from the Helm chart
+	@$(BIN)/python -m scripts.kustomize
 
 clean:  ## Remove what set-up and tests left in the checkout; the caches outside it stay
 	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/recovery/out benchmarks/warm/out

@@ -5,7 +5,7 @@ Standard library only, since it runs before anything is installed. It creates `.
 fetches the Temporal binary. What it made is recorded in a stamp, so that the next call does nothing, at once.
 
     scripts/setup.py          set up what is missing or out of date
-    scripts/setup.py lock     write requirements.lock anew from pyproject.toml
+    scripts/setup.py lock     write requirements.lock and deploy/images/requirements.lock anew from pyproject.toml
 """
 
 import fcntl
@@ -33,6 +33,10 @@ STAMP = VENV / "perdure-setup"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure"
 
 LOCKED_EXTRAS = ("local", "kubernetes", "torch", "frameworks", "dev")
+
+IMAGE_LOCK = ROOT / "deploy" / "images" / "requirements.lock"
+"""What the image of worker and agents needs, in the same versions."""
+IMAGE_EXTRAS = ("kubernetes",)
 
 
 class SetupFailed(Exception):
@@ -159,12 +163,19 @@ def set_up() -> None:
 
 def lock() -> None:
     """Resolves for all supported Python versions, with hashes and without the addresses of any index."""
-    extras = [word for extra in LOCKED_EXTRAS for word in ("--extra", extra)]
+    resolve(LOCK, LOCKED_EXTRAS)
+    resolve(IMAGE_LOCK, IMAGE_EXTRAS, "--constraint", LOCK)
+
+
+def resolve(path: Path, extras: Sequence[str], *options: str | Path) -> None:
+    """Writes one lock."""
+    name = path.relative_to(ROOT)
+    wanted = [word for extra in extras for word in ("--extra", extra)]
     scope = ["--universal", "--python-version", "3.11", "--generate-hashes"]
     silence = ["--no-emit-index-url", "--no-emit-find-links", "--no-header", "--quiet"]
-    with step("resolving requirements.lock"):
+    with step(f"resolving {name}"):
         run(
-            [find_uv(), "pip", "compile", "pyproject.toml", *extras, *scope, *silence, "--output-file", LOCK.name],
+            [find_uv(), "pip", "compile", "pyproject.toml", *wanted, *scope, *options, *silence, "--output-file", name],
             remedy="Check the network and the dependencies in pyproject.toml.",
         )
 

@@ -59,6 +59,8 @@ class Source:
     """The module's go.mod replaces modules by folders of its repository, which a module build does not have: they are
     published under v0 of the same version."""
     version_flag: tuple[str, ...] = ("--version",)
+    any_version: bool = False
+    """Whether one on PATH will do whatever its version is."""
 
     @property
     def minor(self) -> str:
@@ -72,6 +74,7 @@ class Source:
 
 _STAMP = "k8s.io/component-base/version"
 _MAJOR, _MINOR, _ = KUBERNETES.split(".")
+_KUBERNETES_STAMP = f"-X {_STAMP}.gitVersion=v{KUBERNETES} -X {_STAMP}.gitMajor={_MAJOR} -X {_STAMP}.gitMinor={_MINOR}"
 
 SOURCES = (
     Source(
@@ -82,7 +85,7 @@ SOURCES = (
             name: f"cmd/{name}" for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
         },
         takes="4 minutes",
-        stamp=f"-X {_STAMP}.gitVersion=v{KUBERNETES} -X {_STAMP}.gitMajor={_MAJOR} -X {_STAMP}.gitMinor={_MINOR}",
+        stamp=_KUBERNETES_STAMP,
         own_replacements=True,
     ),
     Source(name="etcd", module="go.etcd.io/etcd/server/v3", version=ETCD, packages={"etcd": ""}, takes="20 seconds"),
@@ -105,25 +108,42 @@ SOURCES = (
     ),
 )
 
+_HELM = "helm.sh/helm/v3"
+
 HELM_SOURCE = Source(
     name="helm",
-    module="helm.sh/helm/v3",
+    module=_HELM,
     version=HELM,
     packages={"helm": "cmd/helm"},
     takes="a minute",
-    stamp=f"-X helm.sh/helm/v3/internal/version.version=v{HELM}",
+    # It renders for a Kubernetes of this version where it asks none.
+    stamp=f"-X {_HELM}/internal/version.version=v{HELM} "
+    f"-X {_HELM}/pkg/chartutil.k8sVersionMajor={_MAJOR} -X {_HELM}/pkg/chartutil.k8sVersionMinor={_MINOR}",
     version_flag=("version",),
 )
 """Only for trying the chart."""
 
+KUBECTL_SOURCE = Source(
+    name="kubectl",
+    module="k8s.io/kubernetes",
+    version=KUBERNETES,
+    packages={"kubectl": "cmd/kubectl"},
+    takes="half a minute",
+    stamp=_KUBERNETES_STAMP,
+    own_replacements=True,
+    any_version=True,
+)
+"""Only for trying the kustomizations."""
+
 
 def ensure(report: Report, sources: tuple[Source, ...] = SOURCES) -> dict[str, Path]:
-    """Every program by its name; what is missing is built, or installed from Debian.
+    """Every program by its name; what is missing is built, and what the cluster's own need installed from Debian.
 
     Raises:
         BinariesMissing: if one can neither be found nor made.
     """
-    ensure_packages(report)
+    if any(source in SOURCES for source in sources):
+        ensure_packages(report)
     return {name: path for source in sources for name, path in _ensure_source(source, report).items()}
 
 
@@ -169,7 +189,7 @@ def _ensure_source(source: Source, report: Report) -> dict[str, Path]:
 
 def _found(source: Source, name: str) -> Path | None:
     on_path = shutil.which(name)
-    if on_path and _has_version(on_path, source):
+    if on_path and (source.any_version or _has_version(on_path, source)):
         return Path(on_path)
     return source.folder / name if _cached(source, name) else None
 

@@ -38,7 +38,8 @@ class Certificates:
             hosts: names and addresses of a server, as `DNS:name` or `IP:address`.
         """
         subject = "".join(f"/O={group}" for group in groups) + f"/CN={user}"
-        extra = ["-addext", f"subjectAltName={','.join(hosts)}"] if hosts else []
+        extra = ["-addext", "basicConstraints=critical,CA:FALSE"]
+        extra += ["-addext", f"subjectAltName={','.join(hosts)}"] if hosts else []
         return self._request(name, subject, extra=extra, signed=True)
 
     def kubeconfig(self, name: str, *, server: str, user: str, groups: Sequence[str] = ()) -> Path:

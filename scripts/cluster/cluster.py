@@ -24,6 +24,7 @@ from scripts.cluster import binaries, images
 from scripts.cluster.binaries import BinariesMissing, Report
 from scripts.cluster.certificates import Certificates
 from scripts.cluster.control_plane import SERVER, ControlPlane
+from scripts.cluster.images import Image
 from scripts.cluster.machine import NAME, Machine, leftovers
 from scripts.cluster.node import Node
 from scripts.cluster.processes import Processes, await_that
@@ -109,13 +110,13 @@ class Cluster:
             finally:
                 self._leave(users.fileno())
 
-    def load_agent_image(self) -> str:
-        """Makes the agent's image of this checkout known to all nodes; returns its reference."""
+    def load_perdure_image(self) -> Image:
+        """Makes the image of this checkout, for worker and agents, known to all nodes."""
         with self._locked():
-            image = images.agent_image(self._state / "images")
+            image = images.perdure_image(self._state / "images")
             with ThreadPoolExecutor() as pool:
                 list(pool.map(lambda node: node.load([image]), self.nodes()))
-        return image.reference
+        return image
 
     def kill_api_server(self) -> None:
         """Nodes and pods go on without it."""

@@ -1,7 +1,8 @@
 """Container images without docker: layers are tar files, and an image is a few documents that name them.
 
-The agent's image holds this machine's Python, what Perdure depends on, and this checkout, as `deploy/` builds it for
-users. Training containers get an image with a shell and nothing else: tests mount this machine's Python and torch.
+Perdure's image, for worker and agents, holds this machine's Python, what Perdure depends on, and this checkout, as
+`deploy/images` builds it for users; a test keeps the two in line. Training containers get an image with a shell and
+nothing else: tests mount this machine's Python and torch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distribution
 from importlib.util import cache_from_source
@@ -37,12 +38,21 @@ BARE_IMAGE = "localhost/perdure/bare:1"
 ROOT = Path(__file__).resolve().parents[2]
 
 _OCI = "application/vnd.oci.image"
-_OUR_PACKAGES = ("perdure", "workflows", "activities", "agent", "perdure_launcher")
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _SITE_PACKAGES = f"usr/local/lib/{_PYTHON}/site-packages"
 _NOT_NEEDED = {"test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages"}
 _FOLDERS = ("bin", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sys", "usr", "var")
 _SHELL_COMMANDS = ("sh", "cat", "cp", "echo", "env", "id", "ls", "mkdir", "sleep", "test", "touch", "true")
+
+USER = "65532:65532"
+"""Whom Perdure's image runs as: nobody in particular, and not root."""
+
+COMMAND = ("python3", "-m", "perdure.worker", "--backend", "kubernetes")
+"""What Perdure's image runs where nobody says otherwise; agents' containers do."""
+
+OUR_PACKAGES = ("perdure", "workflows", "activities", "agent", "perdure_launcher")
+
+ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 
 
 @dataclass(frozen=True)
@@ -62,17 +72,17 @@ def bare_images(folder: Path) -> list[Image]:
     ]
 
 
-def agent_image(folder: Path) -> Image:
+def perdure_image(folder: Path) -> Image:
     """Perdure as it is in this checkout; its reference changes with its content."""
     base = _written(folder / "bare.layer", _bare_entries())
     code = _written(folder / "code.layer", _code_entries())
     layers = [base, _python_layer(), code]
     digest = hashlib.sha256("".join(map(_digest, layers)).encode()).hexdigest()[:12]
-    archive = folder / f"agent-{digest}.tar"
-    reference = f"localhost/perdure/agent:{digest}"
+    archive = folder / f"perdure-{digest}.tar"
+    reference = f"localhost/perdure/perdure:{digest}"
     if archive.exists():
         return Image(reference, archive)
-    return _image(reference, layers, archive, command=["/usr/local/bin/python3", "-m", "agent"])
+    return _image(reference, layers, archive, command=COMMAND, user=USER, environment=ENVIRONMENT)
 
 
 def host_mounts() -> list[Path]:
@@ -86,12 +96,13 @@ def host_mounts() -> list[Path]:
 def _python_layer() -> Path:
     """Python and the locked dependencies; kept by their versions, since it takes seconds to put together."""
     lock = (ROOT / "requirements.lock").read_bytes()
-    names = " ".join(sorted(f"{one.name}-{one.version}" for one in _dependencies("perdure")))
+    names = " ".join(f"{one.name}-{one.version}" for one in dependencies())
     key = hashlib.sha256(f"{sys.version} {sys.base_prefix} {names} {_SITE_PACKAGES}".encode() + lock).hexdigest()[:16]
     path = CACHE / "images" / f"python-{key}.layer"
     if not path.exists():
-        shutil.rmtree(path.parent, ignore_errors=True)
-        path.parent.mkdir(parents=True)
+        # Checkouts share the folder: the newest may be another's.
+        for old in sorted(path.parent.glob("*.layer"), key=lambda layer: layer.stat().st_mtime)[:-2]:
+            old.unlink(missing_ok=True)
         _written(path, _python_entries())
     return path
 
@@ -122,9 +133,7 @@ def _python_entries() -> Iterator[_Entry]:
         if path.suffix == ".so":
             native.append(path)
         yield _file(f"usr/local/lib/{_PYTHON}/{path.relative_to(library)}", path)
-    for one in _dependencies("perdure"):
-        if one.name == "perdure":
-            continue
+    for one in dependencies():
         for name in one.files or ():
             path = Path(str(one.locate_file(name)))
             if ".." in name.parts or not path.is_file():
@@ -142,7 +151,7 @@ def _python_entries() -> Iterator[_Entry]:
 
 def _code_entries() -> Iterator[_Entry]:
     with tempfile.TemporaryDirectory() as folder:
-        for package in _OUR_PACKAGES:
+        for package in OUR_PACKAGES:
             copy = Path(folder, package)
             shutil.copytree(ROOT / package, copy, ignore=shutil.ignore_patterns("__pycache__"))
             compileall.compile_dir(copy, quiet=1, stripdir=folder, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
@@ -152,12 +161,15 @@ def _code_entries() -> Iterator[_Entry]:
     for name in own.files or ():
         if name.name in ("METADATA", "entry_points.txt"):
             yield _file(f"{_SITE_PACKAGES}/{name}", Path(str(own.locate_file(name))))
+    for script in own.entry_points.select(group="console_scripts"):
+        call = f"import sys\nfrom {script.module} import {script.attr}\nsys.exit({script.attr}())\n"
+        yield _file(f"usr/local/bin/{script.name}", f"#!/usr/local/bin/python3\n{call}".encode(), mode=0o755)
 
 
-def _dependencies(name: str) -> list[Distribution]:
-    """A distribution and all that it needs here, without extras: agents speak to Temporal, not to Kubernetes."""
+def dependencies() -> list[Distribution]:
+    """All that Perdure needs here, with its extra `kubernetes`: the worker makes pods."""
     found: dict[str, Distribution] = {}
-    waiting = [name]
+    waiting = ["perdure", "kubernetes"]
     while waiting:
         one = distribution(waiting.pop())
         if one.name in found:
@@ -169,7 +181,7 @@ def _dependencies(name: str) -> list[Distribution]:
             # What is for other platforms is not installed here.
             if match and "extra" not in condition and _is_installed(match[0]):
                 waiting.append(match[0])
-    return [found[key] for key in sorted(found)]
+    return [found[name] for name in sorted(found) if name != "perdure"]
 
 
 def _is_installed(name: str) -> bool:
@@ -237,14 +249,27 @@ def _digest(path: Path) -> str:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def _image(reference: str, layers: list[Path], archive: Path, *, command: list[str]) -> Image:
+def _image(
+    reference: str,
+    layers: list[Path],
+    archive: Path,
+    *,
+    command: Sequence[str],
+    user: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> Image:
     digests = [_digest(layer) for layer in layers]
     machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", **(environment or {})}
     configuration = _document(
         {
             "architecture": machine,
             "os": "linux",
-            "config": {"Cmd": command, "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1"]},
+            "config": {
+                "Cmd": list(command),
+                "User": user,
+                "Env": [f"{name}={value}" for name, value in variables.items()],
+            },
             "rootfs": {"type": "layers", "diff_ids": digests},
         }
     )

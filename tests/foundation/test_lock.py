@@ -1,4 +1,4 @@
-"""The lock must install the same bytes everywhere, and from wherever the user's own index is."""
+"""The locks must install the same bytes everywhere, and from wherever the user's own index is."""
 
 import re
 import tomllib
@@ -7,29 +7,48 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
-ENTRIES = re.split(r"\n(?=\S)", LOCK)
+WHOLE, IMAGE = (
+    (ROOT / path).read_text(encoding="utf-8") for path in ("requirements.lock", "deploy/images/requirements.lock")
+)
+
+both = pytest.mark.parametrize("lock", [WHOLE, IMAGE], ids=["whole", "image"])
 
 
-def locked_names() -> set[str]:
-    return {entry.split("==")[0].split("[")[0] for entry in ENTRIES if "==" in entry.splitlines()[0]}
+def entries(lock: str) -> list[str]:
+    return re.split(r"\n(?=\S)", lock)
 
 
+def pins(lock: str) -> dict[str, str]:
+    """Each package's version and hashes, by its name."""
+    found = (
+        re.match(r"([^=\[]+)(?:\[[^\]]*\])?(==.*?)(?:\n    #|$)", entry, flags=re.DOTALL) for entry in entries(lock)
+    )
+    return {match[1]: match[2] for match in found if match}
+
+
+@both
 @pytest.mark.parametrize("pattern", [r"://", r"--index-url", r"--extra-index-url", r"--find-links", r"file:", r" @ "])
-def test_holds_no_download_address(pattern: str):
-    assert re.search(pattern, LOCK) is None
+def test_holds_no_download_address(lock: str, pattern: str):
+    assert re.search(pattern, lock) is None
 
 
-def test_pins_and_hashes_every_package():
-    unpinned = [entry.splitlines()[0] for entry in ENTRIES if not re.match(r"\S+==\S+", entry)]
-    unhashed = [entry.splitlines()[0] for entry in ENTRIES if "--hash=sha256:" not in entry]
+@both
+def test_pins_and_hashes_every_package(lock: str):
+    unpinned = [entry.splitlines()[0] for entry in entries(lock) if not re.match(r"\S+==\S+", entry)]
+    unhashed = [entry.splitlines()[0] for entry in entries(lock) if "--hash=sha256:" not in entry]
     assert unpinned == []
     assert unhashed == []
 
 
-def test_covers_what_pyproject_asks_for():
+@pytest.mark.parametrize(
+    ("lock", "extras"), [(WHOLE, ("local", "kubernetes", "torch", "dev")), (IMAGE, ("kubernetes",))]
+)
+def test_covers_what_pyproject_asks_for(lock: str, extras: tuple[str, ...]):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    asked = [*project["dependencies"], *extras["local"], *extras["kubernetes"], *extras["torch"], *extras["dev"]]
-    names = {re.split(r"[\[<>=~! ]", requirement)[0].lower() for requirement in asked}
-    assert names <= locked_names()
+    optional = project["optional-dependencies"]
+    asked = [*project["dependencies"], *(requirement for extra in extras for requirement in optional[extra])]
+    assert {re.split(r"[\[<>=~! ]", requirement)[0].lower() for requirement in asked} <= pins(lock).keys()
+
+
+def test_the_image_gets_what_the_tests_have():
+    assert pins(IMAGE).items() <= pins(WHOLE).items()

@@ -17,13 +17,15 @@ from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Makes the cluster's programs before the first test, since a cold build takes longer than a test may."""
-    folder = Path(__file__).parent
-    if os.environ.get("KUBECONFIG") or why_not() or not any(item.path.is_relative_to(folder) for item in items):
-        return
+    """Makes the programs that are needed before the first test, since a cold build takes longer than a test may."""
+    ours = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    asked = {name for item in ours for name in getattr(item, "fixturenames", ())}
+    sources = tuple(source for name, source in _TOOLS.items() if name in asked)
+    if ours and not (os.environ.get("KUBECONFIG") or why_not()):
+        sources += binaries.SOURCES
     terminal: Any = config.pluginmanager.getplugin("terminalreporter")
     try:
-        binaries.ensure(terminal.write_line)
+        binaries.ensure(terminal.write_line, sources)
     except BinariesMissing as missing:
         if os.environ.get("CI"):
             raise
@@ -31,6 +33,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 _MISSING = pytest.StashKey[str]()
+_TOOLS = {"helm": binaries.HELM_SOURCE, "kubectl": binaries.KUBECTL_SOURCE}
+"""Programs that only some tests need, by the names of their fixtures."""
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +49,23 @@ def cluster(pytestconfig: pytest.Config) -> Iterator[TestCluster]:
     if reason := why_not() or pytestconfig.stash.get(_MISSING, ""):
         pytest.skip(f"no Kubernetes cluster can run here: {reason}; set KUBECONFIG to use another one")
     with Cluster().used(print) as own:
-        yield TestCluster(kubeconfig=str(own.kubeconfig), agent_image=own.load_agent_image(), own=own)
+        yield TestCluster(kubeconfig=str(own.kubeconfig), agent_image=own.load_perdure_image().reference, own=own)
+
+
+@pytest.fixture(scope="session")
+def helm(pytestconfig: pytest.Config) -> Path:
+    return _tool("helm", pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def kubectl(pytestconfig: pytest.Config) -> Path:
+    return _tool("kubectl", pytestconfig)
+
+
+def _tool(name: str, config: pytest.Config) -> Path:
+    if reason := config.stash.get(_MISSING, ""):
+        pytest.skip(reason)
+    return binaries.ensure(print, (_TOOLS[name],))[name]
 
 
 @pytest.fixture

@@ -1,8 +1,61 @@
-{{- define "perdure.labels" -}}
-app.kubernetes.io/name: perdure
-app.kubernetes.io/instance: {{ .Release.Name }}
+{{/* Templates that take (dict "root" $ "component" NAME): a component is what has a Deployment of its own. */}}
+
+{{- define "perdure.name" -}}
+{{ .root.Release.Name }}-{{ .component }}
 {{- end }}
+
+{{/* For what stands beside other releases' objects: in the jobs' namespaces, or in none. */}}
+{{- define "perdure.uniqueName" -}}
+{{ .root.Release.Namespace }}-{{ include "perdure.name" . }}
+{{- end }}
+
+{{- define "perdure.selectorLabels" -}}
+app.kubernetes.io/name: perdure
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "perdure.labels" -}}
+{{ include "perdure.selectorLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- end }}
+
+{{/* Templates that take the root. */}}
 
 {{- define "perdure.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{/* How Temporal is reached: Temporal's own variables, for everything of ours that speaks to it. */}}
+{{- define "perdure.temporalEnv" -}}
+- {name: TEMPORAL_ADDRESS, value: {{ .Values.temporal.address | quote }}}
+- {name: TEMPORAL_NAMESPACE, value: {{ .Values.temporal.namespace | quote }}}
+- {name: PERDURE_TASK_QUEUE, value: {{ .Values.temporal.taskQueue | quote }}}
+{{- if .Values.temporal.tls.enabled }}
+- {name: TEMPORAL_TLS, value: "true"}
+{{- end }}
+{{- with .Values.temporal.tls.serverName }}
+- {name: TEMPORAL_TLS_SERVER_NAME, value: {{ . | quote }}}
+{{- end }}
+{{- end }}
+
+{{- define "perdure.temporalEnvFrom" -}}
+{{- with .Values.temporal.secret }}
+- secretRef: {name: {{ . | quote }}}
+{{- end }}
+{{- end }}
+
+{{- define "perdure.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "perdure.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
 {{- end }}

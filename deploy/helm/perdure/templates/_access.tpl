@@ -1,0 +1,60 @@
+{{/* What the worker does to the API server, and no more: docs/kubernetes.md has the same table. */}}
+{{- define "perdure.rules" -}}
+# A node is a pod: made once, never changed.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [create, get, list, watch, delete]
+# A job's anchor, which its pods belong to.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [create, get, list, delete]
+{{- end }}
+
+{{/* Grants rules where jobs may run; takes (dict "root" $ "component" NAME "rules" TEXT). */}}
+{{- define "perdure.access" -}}
+{{- $values := .root.Values }}
+{{- if and $values.allNamespaces $values.jobNamespaces }}
+{{- fail "jobNamespaces names namespaces, and allNamespaces is true: leave jobNamespaces empty, or allNamespaces false" }}
+{{- end }}
+{{- $name := include "perdure.uniqueName" . }}
+{{- $labels := include "perdure.labels" . }}
+{{- $subject := printf "{kind: ServiceAccount, name: %s, namespace: %s}" (include "perdure.name" .) .root.Release.Namespace }}
+{{- $rules := .rules }}
+{{- if $values.allNamespaces }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: {{ $name }}
+  labels: {{- $labels | nindent 4 }}
+rules: {{- $rules | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ $name }}
+  labels: {{- $labels | nindent 4 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {{ $name }}}
+subjects: [{{ $subject }}]
+{{- else }}
+{{- range $namespace := $values.jobNamespaces | default (list .root.Release.Namespace) }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: {{ $name }}
+  namespace: {{ $namespace }}
+  labels: {{- $labels | nindent 4 }}
+rules: {{- $rules | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ $name }}
+  namespace: {{ $namespace }}
+  labels: {{- $labels | nindent 4 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ $name }}}
+subjects: [{{ $subject }}]
+{{- end }}
+{{- end }}
+{{- end }}

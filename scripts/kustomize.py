@@ -1,0 +1,37 @@
+"""`python -m scripts.kustomize`: writes the bases below deploy/kustomize from the Helm chart, the one source of both.
+
+People who deploy without Helm read and patch these files, so they are kept as text, comments included.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from scripts.cluster import binaries
+
+DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
+
+_HEAD = "# Made from the Helm chart by `make kustomize`.\n"
+_HELM_S_OWN = re.compile(r"^(# Source: .*| *(app\.kubernetes\.io/managed-by|helm\.sh/chart): .*)\n", flags=re.MULTILINE)
+
+
+def bases(helm: Path) -> dict[Path, str]:
+    """Each file's content: the worker, and what it may do in a namespace that jobs run in."""
+    command = [helm, "template", "perdure", DEPLOY / "helm" / "perdure", "--namespace", "perdure"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    objects = [part.strip() for part in _HELM_S_OWN.sub("", text).split("---\n") if part.strip()]
+    rights = [one for one in objects if re.search(r"^kind: Role", one, flags=re.MULTILINE)]
+    others = [one for one in objects if one not in rights]
+    folder = DEPLOY / "kustomize"
+    return {
+        folder / "access" / "access.yaml": _HEAD + "\n---\n".join(rights) + "\n",
+        folder / "worker" / "worker.yaml": _HEAD + "\n---\n".join(others) + "\n",
+    }
+
+
+if __name__ == "__main__":
+    for path, content in bases(binaries.ensure(print, (binaries.HELM_SOURCE,))["helm"]).items():
+        path.write_text(content, encoding="utf-8")
+        print(path)

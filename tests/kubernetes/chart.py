@@ -1,0 +1,50 @@
+"""The Helm chart in tests: the program, and the objects that it makes of values."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.allocation import REPOSITORY
+
+CHART = REPOSITORY / "deploy" / "helm" / "perdure"
+
+
+class HelmFailed(Exception):
+    """What helm says when it refuses."""
+
+
+async def helm_says(
+    helm: Path, *words: str | Path, values: Mapping[str, Any] | None = None, kubeconfig: str = ""
+) -> str:
+    """What a helm command prints.
+
+    Raises:
+        HelmFailed: if it fails.
+    """
+    with tempfile.TemporaryDirectory() as home:
+        homes = {f"HELM_{kind}_HOME": home for kind in ("CACHE", "CONFIG", "DATA")}
+        process = await asyncio.create_subprocess_exec(
+            *map(str, (helm, *words, *(["--values", "-"] if values is not None else []))),
+            env={**os.environ, **homes, "KUBECONFIG": kubeconfig or os.devnull},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, complaint = await process.communicate(json.dumps(values or {}).encode())
+    if process.returncode:
+        raise HelmFailed(out.decode() + complaint.decode())
+    return out.decode()
+
+
+async def rendered(helm: Path, **values: Any) -> list[dict[str, Any]]:
+    """The objects of a release called `perdure` in the namespace `perdure`."""
+    text = await helm_says(helm, "template", "perdure", CHART, "--namespace", "perdure", values=values)
+    return [one for one in yaml.safe_load_all(text) if one]

@@ -1,0 +1,229 @@
+"""The Helm chart: what it refuses, which rights it grants, and a release that runs jobs on real nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import yaml
+
+from activities.nodes.kubernetes.api import KubernetesApi, Removed
+from activities.nodes.kubernetes.merge import merged
+from perdure.client import Client
+from perdure.connection import Endpoint
+from scripts.cluster.certificates import Certificates
+from scripts.cluster.cluster import Cluster
+from scripts.cluster.images import BARE_IMAGE
+from scripts.cluster.machine import API_ADDRESS
+from tests.kubernetes.chart import CHART, HelmFailed, helm_says, rendered
+from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace, with_host_programs
+from tests.support.allocation import REPOSITORY
+from tests.support.temporal_server import dev_server
+from tests.support.tls_front import tls_front
+from tests.system.site import SCRIPT, Job
+from workflows.messages import JobPhase
+
+TASK_QUEUE = "chart"
+
+
+async def test_it_is_without_fault_to_the_linter(helm: Path) -> None:
+    assert "0 chart(s) failed" in await helm_says(helm, "lint", "--strict", CHART)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"replcas": 3}, "'replcas' not allowed"),
+        ({"temporal": {"adress": "temporal:7233"}}, "'/temporal': additional properties 'adress' not allowed"),
+        ({"temporal": {"address": "temporal"}}, "'/temporal/address': 'temporal' does not match pattern"),
+        ({"jobNamespaces": "nlp"}, "'/jobNamespaces': got string, want array"),
+        ({"jobNamespaces": ["nlp"], "allNamespaces": True}, "leave jobNamespaces empty, or allNamespaces false"),
+    ],
+)
+async def test_a_wrong_value_is_refused_by_name(helm: Path, values: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(HelmFailed, match=re.escape(complaint)):
+        await rendered(helm, **values)
+
+
+async def test_it_grants_what_the_documentation_says_and_where_the_values_say(helm: Path) -> None:
+    table = (REPOSITORY / "docs" / "kubernetes.md").read_text().partition("What it may do, and no more:")[2]
+    documented = {
+        resource.strip(): set(verbs.strip().split(", "))
+        for resource, verbs in re.findall(r"^\|([^|]+)\|([^|]+)\|$", table.partition("\n## ")[0], flags=re.MULTILINE)
+        if resource.strip() not in ("resource", "-")
+    }
+
+    def granted(role: dict[str, Any]) -> dict[str, set[str]]:
+        return {resource: set(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
+
+    def rights(objects: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+        """Of the worker: kind, name and namespace."""
+        found = [one for one in objects if one["kind"].startswith(("Role", "ClusterRole"))]
+        assert all(granted(one) == documented for one in found if "rules" in one)
+        named = [(one["kind"], one["metadata"]["name"], one["metadata"].get("namespace", "")) for one in found]
+        return sorted(one for one in named if one[1] == "perdure-perdure-worker")
+
+    name = "perdure-perdure-worker"
+    assert rights(await rendered(helm)) == [("Role", name, "perdure"), ("RoleBinding", name, "perdure")]
+    assert rights(await rendered(helm, jobNamespaces=["nlp", "vision"])) == [
+        (kind, name, namespace) for kind in ("Role", "RoleBinding") for namespace in ("nlp", "vision")
+    ]
+    everywhere = await rendered(helm, allNamespaces=True)
+    assert rights(everywhere) == [("ClusterRole", name, ""), ("ClusterRoleBinding", name, "")]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A path that exists in training containers as well."""
+    with tempfile.TemporaryDirectory(prefix="perdure-results-") as folder:
+        yield Path(folder)
+
+
+async def test_a_job_outlives_the_worker_that_started_it(
+    own_cluster: Cluster, cluster: TestCluster, helm: Path, job: PodJob, folder: Path, tmp_path: Path
+) -> None:
+    """A release and its upgrade: Temporal behind mutual TLS, rights in one namespace and then in all."""
+    certificates = Certificates(tmp_path / "pki")
+    certificates.create()
+    async with (
+        job_in_a_namespace(cluster) as site,
+        job_in_a_namespace(cluster) as elsewhere,
+        dev_server() as server,
+        tls_front(server.port, address=API_ADDRESS, name="temporal.test", certificates=certificates) as port,
+    ):
+        for one in (site, job, elsewhere):
+            await job.api.create(f"/api/v1/namespaces/{one.namespace}/secrets", connection_secret(certificates))
+        values = release_values(cluster, f"{API_ADDRESS}:{port}") | {"jobNamespaces": [job.namespace]}
+        async with Release(helm, cluster.kubeconfig, site.namespace) as release:
+            await release.apply(values)
+            endpoint = Endpoint(address=server.address, task_queue=TASK_QUEUE)
+            client = Client(endpoint=endpoint, namespace=job.namespace)
+            name = f"c-{secrets.token_hex(4)}"
+            await client.submit(endless_job(name, job.namespace, folder))
+            training = Job(client, name, (await client.status(name)).uid, folder)
+
+            other = Client(endpoint=endpoint, namespace=elsewhere.namespace)
+            await job.api.create(f"/api/v1/namespaces/{elsewhere.namespace}/configmaps", training_script())
+            await other.submit(job_of_the_guide(elsewhere.namespace))
+            refused = await other.wait("spiral")
+            assert refused.phase is JobPhase.FAILED
+            right = f'cannot create resource "configmaps" in API group "" in the namespace "{elsewhere.namespace}"'
+            assert right in refused.reason
+            assert "grant the worker this right" in refused.reason
+
+            status = await training.running(nodes=2)
+            await training.stepping(generation=status.generation, ranks=2)
+            leaving = asyncio.create_task(departures(job.api, site, 2))
+            await release.apply(
+                values | {"jobNamespaces": [], "allNamespaces": True, "podAnnotations": {"upgrade": "1"}}
+            )
+            async with asyncio.timeout(60):
+                ends = [container_end(pod) for pod in await leaving]
+            assert [end["exitCode"] for end in ends] == [0, 0], ends
+
+            # The new workers may do more, and have taken over what the old ones had begun.
+            await other.submit(job_of_the_guide(elsewhere.namespace))
+            assert (await other.wait("spiral")).phase is JobPhase.SUCCEEDED
+            await training.undisturbed(ranks=2, seconds=1)
+            assert (await training.status()).generation == status.generation
+            assert await training.incidents() == []
+            await client.cancel(name)
+            assert (await client.wait(name)).phase is JobPhase.CANCELLED
+
+
+class Release:
+    """The chart, installed as `perdure` for as long as the context is open."""
+
+    def __init__(self, helm: Path, kubeconfig: str, namespace: str) -> None:
+        self._helm = helm
+        self._kubeconfig = kubeconfig
+        self._namespace = namespace
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._says("uninstall", "perdure", "--ignore-not-found", "--wait")
+
+    async def apply(self, values: dict[str, Any]) -> None:
+        """Installs or upgrades; returns when the new workers serve."""
+        await self._says("upgrade", "--install", "perdure", CHART, "--wait", "--timeout", "120s", values=values)
+
+    async def _says(self, *words: str | Path, values: dict[str, Any] | None = None) -> None:
+        where = ("--namespace", self._namespace)
+        await helm_says(self._helm, *words, *where, values=values, kubeconfig=self._kubeconfig)
+
+
+def connection_secret(certificates: Certificates) -> dict[str, Any]:
+    certificate, key = certificates.issue("perdure", user="perdure")
+    files = {"CLIENT_CERT": certificate, "CLIENT_KEY": key, "SERVER_CA_CERT": certificates.authority}
+    data = {f"TEMPORAL_TLS_{kind}_DATA": base64.b64encode(path.read_bytes()).decode() for kind, path in files.items()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "temporal"}, "data": data}
+
+
+def release_values(cluster: TestCluster, address: str) -> dict[str, Any]:
+    repository, _, tag = cluster.agent_image.rpartition(":")
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
+        "temporal": {
+            "address": address,
+            "taskQueue": TASK_QUEUE,
+            "tls": {"serverName": "temporal.test"},
+            "secret": "temporal",
+        },
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
+    }
+
+
+def endless_job(name: str, namespace: str, out: Path) -> dict[str, Any]:
+    return {
+        "name": name,
+        "namespace": namespace,
+        "backend": "kubernetes",
+        "env": {"OMP_NUM_THREADS": "1"},
+        "limits": {"termination_grace_period": "5s"},
+        "roles": {
+            "worker": {
+                "nodes": 2,
+                "image": BARE_IMAGE,
+                "command": ["torchrun", str(SCRIPT), str(out)],
+                "pod_template": with_host_programs(out),
+            }
+        },
+    }
+
+
+def job_of_the_guide(namespace: str) -> dict[str, Any]:
+    """As docs/install-kubernetes.md has it, but for the image: this machine's programs stand in for it."""
+    text = (REPOSITORY / "docs" / "install-kubernetes.md").read_text()
+    block = re.search(r"```yaml\n(# spiral.yaml\n.*?)```", text, flags=re.DOTALL)
+    assert block
+    job = yaml.safe_load(block[1]) | {"namespace": namespace, "env": {"OMP_NUM_THREADS": "1"}}
+    role = job["roles"]["worker"]
+    role |= {"image": BARE_IMAGE, "pod_template": merged(with_host_programs(), role["pod_template"])}
+    return job
+
+
+def training_script() -> dict[str, Any]:
+    data = {"train.py": (REPOSITORY / "examples" / "train.py").read_text()}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "spiral"}, "data": data}
+
+
+async def departures(api: KubernetesApi, site: PodJob, count: int) -> list[dict[str, Any]]:
+    """The workers that go next, as they were last."""
+    async with aclosing(api.follow(site.pods_path, labels="app.kubernetes.io/component=worker")) as changes:
+        gone = (change.object async for change in changes if isinstance(change, Removed))
+        return [await anext(gone) for _ in range(count)]
+
+
+def container_end(pod: dict[str, Any]) -> dict[str, Any]:
+    (status,) = pod["status"]["containerStatuses"]
+    return status["state"]["terminated"]

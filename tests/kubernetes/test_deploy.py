@@ -1,0 +1,125 @@
+"""Ways to deploy beside the chart: the image that a Dockerfile describes, and the kustomizations."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import shutil
+import tarfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import yaml
+from packaging.requirements import Requirement
+
+from scripts.cluster import images
+from scripts.cluster.cluster import Cluster
+from scripts.kustomize import bases
+from tests.kubernetes.pods import PodJob, TestCluster
+from tests.support.allocation import REPOSITORY
+
+DEPLOY = REPOSITORY / "deploy"
+KUSTOMIZE = DEPLOY / "kustomize"
+
+
+def test_the_dockerfile_says_what_the_tests_image_is(own_cluster: Cluster) -> None:
+    config, files = contents(own_cluster.load_perdure_image().archive)
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    build, final = stages((DEPLOY / "images" / "Dockerfile").read_text())
+
+    assert final["USER"] == [config["User"]]
+    assert json.loads(final["CMD"][0]) == config["Cmd"]
+    environment = dict(word.split("=", 1) for line in final["ENV"] for word in shlex.split(line))
+    assert without_path(environment) == without_path(dict(word.split("=", 1) for word in config["Env"]))
+
+    copied = [line.split()[0] for line in build["COPY"] if (REPOSITORY / line.split()[0]).is_dir()]
+    assert copied == list(images.OUR_PACKAGES) == project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert {Path(name).name for name in files if name.startswith("usr/local/bin/")} >= project["project"][
+        "scripts"
+    ].keys()
+
+    assert "pip install --require-hashes --requirement requirements.lock" in build["RUN"]
+    lock = (DEPLOY / "images" / "requirements.lock").read_text()
+    locked = [Requirement(line.rstrip(" \\")) for line in lock.splitlines() if re.match(r"\S+==", line)]
+    wanted = {(one.name, str(one.specifier)) for one in locked if one.marker is None or one.marker.evaluate()}
+    found = {re.match(r".*/site-packages/(.+)-([^-]+)\.dist-info/METADATA$", name) for name in files}
+    installed = {(re.sub(r"[-_.]+", "-", match[1]).lower(), f"=={match[2]}") for match in found if match}
+    assert installed - {("perdure", f"=={project['project']['version']}")} == wanted
+
+
+async def test_the_kustomizations_are_the_chart_and_the_api_server_takes_them(
+    own_cluster: Cluster, cluster: TestCluster, helm: Path, kubectl: Path, job: PodJob, tmp_path: Path
+) -> None:
+    for path, content in bases(helm).items():
+        assert path.read_text() == content, f"{path} is not what the chart says: run `make kustomize`"
+
+    shown = await kubectl_says(kubectl, "kustomize", KUSTOMIZE / "example")
+    objects = {(one["kind"], one["metadata"].get("namespace")): one for one in yaml.safe_load_all(shown)}
+    (container,) = objects["Deployment", "perdure"]["spec"]["template"]["spec"]["containers"]
+    environment = {one["name"]: one["value"] for one in container["env"]}
+    assert container["image"] == environment["PERDURE_KUBERNETES_AGENT_IMAGE"] == "registry.example/perdure:0.1.0"
+    (subject,) = objects["RoleBinding", "nlp"]["subjects"]
+    assert (subject["name"], subject["namespace"]) == ("perdure-worker", "perdure")
+    assert objects["ServiceAccount", "perdure"]["metadata"]["name"] == "perdure-worker"
+
+    # Its namespaces are other people's here.
+    copy = shutil.copytree(KUSTOMIZE, tmp_path / "kustomize")
+    for path in copy.rglob("kustomization.yaml"):
+        path.write_text(re.sub(r"^namespace: \w+", f"namespace: {job.namespace}", path.read_text(), flags=re.MULTILINE))
+    taken = await kubectl_says(
+        kubectl, "apply", "--dry-run=server", "--kustomize", copy / "example", kubeconfig=cluster.kubeconfig
+    )
+    assert taken.count("created (server dry run)") == len(objects)
+
+
+def contents(archive: Path) -> tuple[dict[str, Any], set[str]]:
+    """An image's configuration, and the paths of its files."""
+    with tarfile.open(archive) as image:
+
+        def document(name: str) -> dict[str, Any]:
+            file = image.extractfile(name)
+            assert file
+            return json.load(file)
+
+        def blob(descriptor: dict[str, Any]) -> str:
+            return f"blobs/sha256/{descriptor['digest'].removeprefix('sha256:')}"
+
+        manifest = document(blob(document("index.json")["manifests"][0]))
+        files: set[str] = set()
+        for layer in manifest["layers"]:
+            with tarfile.open(fileobj=image.extractfile(blob(layer))) as tar:
+                files |= set(tar.getnames())
+        return document(blob(manifest["config"]))["config"], files
+
+
+def stages(dockerfile: str) -> list[dict[str, list[str]]]:
+    """Of each stage, what is said by each instruction."""
+    lines = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", dockerfile, flags=re.MULTILINE)).splitlines()
+    found: list[dict[str, list[str]]] = []
+    for line in filter(None, lines):
+        name, _, rest = line.partition(" ")
+        if name == "FROM":
+            found.append({})
+        if found:
+            found[-1].setdefault(name, []).append(rest)
+    return found
+
+
+def without_path(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name != "PATH"}
+
+
+async def kubectl_says(kubectl: Path, *words: str | Path, kubeconfig: str = "") -> str:
+    process = await asyncio.create_subprocess_exec(
+        *map(str, (kubectl, *words)),
+        env={**os.environ, "KUBECONFIG": kubeconfig or os.devnull},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, complaint = await process.communicate()
+    assert process.returncode == 0, complaint.decode()
+    return out.decode()
