@@ -13,7 +13,7 @@ from pathlib import Path
 from agent.pace import Pace
 from perdure_launcher.environment import WARM_FOLDER
 from perdure_launcher.progress import RankProgress, is_apart, progress_path, read_progress
-from perdure_launcher.warm.starts import read_starts
+from perdure_launcher.warm.starts import read_starts, read_why_all_cold
 from workflows.messages import Progress, ProgressSource, RankStarts
 
 FOLDER_NAME = "progress"
@@ -50,7 +50,8 @@ class ProgressReader:
         """How the node's ranks were started for a generation; None where none of them says so."""
         starts = read_starts(self._warm_folder, generation=generation, processes=processes)
         if not starts:
-            return None
+            reason = read_why_all_cold(self._warm_folder)
+            return RankStarts(cold=processes, reason=reason) if reason else None
         warm = sum(start.warm for start in starts)
         reason = next((start.reason for start in starts if not start.warm), "")
         return RankStarts(warm=warm, cold=len(starts) - warm, reason=reason)

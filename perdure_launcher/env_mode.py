@@ -28,7 +28,7 @@ from .tree import CommandFailed, Exit
 from .warm.keeper import PREPARATION, WarmKeeper, offer
 from .warm.names import EXECUTABLE_VARIABLE
 from .warm.plan import Plan
-from .warm.starts import read_start
+from .warm.starts import read_start, say_all_cold
 from .worlds import World
 
 logger = logging.getLogger(__name__)
@@ -223,11 +223,15 @@ class EnvMode:
         found = python_command(
             self._command, path=environment.get("PATH", os.defpath), workdir=node.workdir or Path.cwd()
         )
-        if found is None or not node.config.warm_starts:
+        if not node.config.warm_starts:
+            return None
+        if found is None:
+            say_all_cold(node.warm_folder, f"{self._command[0]} is no Python program that can be started ahead")
             return None
         plan = Plan.of_ranks(found.arguments, environment)
         if reason := offer(node.warm_folder, environment, python=found.python):
             logger.info("ranks start cold: %s", reason)
+            say_all_cold(node.warm_folder, reason)
             return None
         self._command = (environment[EXECUTABLE_VARIABLE], *found.arguments)
         return node.warm_keeper(found.python, plan)

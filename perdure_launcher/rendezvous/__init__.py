@@ -16,6 +16,7 @@ from ..environment import TORCHRUN_VARIABLE, TorchrunSettings
 from ..warm.keeper import WarmKeeper, offer
 from ..warm.names import EXECUTABLE_VARIABLE, PYTHON_VARIABLE
 from ..warm.plan import Plan
+from ..warm.starts import say_all_cold
 from .torchrun import Launch, current_launch
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
         settings = TorchrunSettings.load(text)
         if settings.warm_starts and (reason := offer(settings.warm_folder, os.environ)):
             logger.info("ranks start cold: %s", reason)
+            say_all_cold(settings.warm_folder, reason)
     return create
 
 
@@ -69,7 +71,11 @@ def _take_over() -> None:
 def _warm_keeper(settings: TorchrunSettings, launch: Launch | None) -> WarmKeeper | None:
     """Where ranks are started through our stand-in; it needs the environment that they will inherit."""
     stand_in, python = os.environ.pop(EXECUTABLE_VARIABLE, None), os.environ.get(PYTHON_VARIABLE)
-    if launch is None or python is None or stand_in is None or launch.entrypoint != stand_in:
+    if python is None or stand_in is None:
+        return None
+    if launch is None or launch.entrypoint != stand_in:
+        why = "does not show what it starts" if launch is None else f"starts {launch.entrypoint} itself (--no-python)"
+        say_all_cold(settings.warm_folder, f"torchrun {why}")
         return None
     plan = Plan.of_ranks(launch.arguments, os.environ)
     return WarmKeeper(folder=settings.warm_folder, python=python, plan=plan)

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from ..processes import begin_child, environment_of, read_process
-from .names import EXECUTABLE_VARIABLE, FOLDER_VARIABLE, LEARNED, PID, PYTHON_VARIABLE, REFUSAL, SOCKET, WARM
+from .names import ALL_COLD, EXECUTABLE_VARIABLE, FOLDER_VARIABLE, LEARNED, PID, PYTHON_VARIABLE, REFUSAL, SOCKET, WARM
 from .plan import START, Plan
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ def offer(folder: Path, environment: MutableMapping[str, str], *, python: str = 
         return f"{folder} cannot be written: {error.strerror}"
     if not os.access(stand_in, os.X_OK):
         return f"{stand_in} cannot be executed on this node"
+    (folder / ALL_COLD).unlink(missing_ok=True)
     environment[EXECUTABLE_VARIABLE] = str(stand_in)
     environment[PYTHON_VARIABLE] = python
     environment[FOLDER_VARIABLE] = str(folder)

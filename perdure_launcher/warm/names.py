@@ -26,6 +26,9 @@ REFUSAL = "refusal"
 LEARNED = "learned"
 """A file that says what was imported ahead because ranks import it, and what could not be, as JSON."""
 
+ALL_COLD = "all-cold"
+"""A file that says why no rank goes through the stand-in."""
+
 START_PREFIX = "start-"
 """Files that say how each local rank was started last."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from .names import START_PREFIX
+from .names import ALL_COLD, START_PREFIX
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,21 @@ class Start:
     warm: bool
     reason: str = ""
     """Why it was not warm."""
+
+
+def say_all_cold(folder: Path, reason: str) -> None:
+    """Writes down why ranks are started without the stand-in, which would say so for each."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ALL_COLD).write_text(reason, encoding="utf-8")
+
+
+def read_why_all_cold(folder: Path) -> str:
+    """Empty where ranks are started through the stand-in, or warm starts are turned off."""
+    try:
+        return (folder / ALL_COLD).read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def read_start(folder: Path, local_rank: int) -> Start | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.progress import ProgressReader
 from perdure_launcher.warm.keeper import offer
 from perdure_launcher.warm.starts import read_starts
 from tests.launcher.nodes import (
@@ -28,6 +29,7 @@ from tests.launcher.nodes import (
 )
 from tests.launcher.test_torchrun_worlds import pair
 from tests.launcher.warmth import Warmth, warmth
+from workflows.messages import RankStarts
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -246,6 +248,18 @@ async def test_warm_starts_can_be_turned_off() -> None:
     async with running(*nodes):
         await first_world(nodes)
         assert not (nodes[0].run_directory / "warm").exists()
+
+
+async def test_ranks_that_torchrun_starts_without_python_are_cold_and_recover() -> None:
+    node = Node([*TORCHRUN, "--no-python", sys.executable, "-u", "train.py"])
+    async with running(node):
+        ready = await first_world([node])
+        starts = ProgressReader(node.run_directory).starts(generation=1, processes=1)
+        assert starts == RankStarts(cold=1, reason=f"torchrun starts {sys.executable} itself (--no-python)")
+        os.kill(node.ranks()[0], signal.SIGKILL)
+        await node.agent.heard(READY)
+        await form_world([node], 2, port=ready[0].body["store_ports"][1])
+        await all_step([node], 2)
 
 
 async def test_a_world_that_is_over_leaves_no_forked_rank_behind() -> None:
