@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from temporalio.exceptions import ApplicationError
 
 from agent.connection import why_cut_off
 from agent.lease import Lease
+from agent.log_reader import read_log
 from agent.node import Node
 from workflows.messages import (
     ApplyWorld,
@@ -17,7 +19,9 @@ from workflows.messages import (
     CommandAnswer,
     CompleteGeneration,
     LeaseRequest,
+    LogChunk,
     NodeIdentity,
+    ReadLog,
     StopNode,
 )
 
@@ -32,7 +36,14 @@ class Commands:
     @property
     def activities(self) -> Sequence[Callable[..., Any]]:
         """What the agent's worker serves."""
-        return (self.hold_lease, self.apply_world, self.check_connection, self.complete_generation, self.stop_node)
+        return (
+            self.hold_lease,
+            self.apply_world,
+            self.check_connection,
+            self.complete_generation,
+            self.stop_node,
+            self.read_log,
+        )
 
     @activity.defn(name="hold_lease")
     async def hold_lease(self, request: LeaseRequest) -> None:
@@ -73,6 +84,12 @@ class Commands:
         return self._refused(command.node) or self._node.leave(
             command.reason or "stopped by the job", grace=command.grace
         )
+
+    @activity.defn(name="read_log")
+    async def read_log(self, request: ReadLog) -> LogChunk:
+        """Answers with a piece of the node's log at once: nobody may take the slots of commands."""
+        run_dir = self._node.config.run_dir
+        return await asyncio.to_thread(read_log, run_dir, position=request.position, lines=request.lines)
 
     def _refused(self, node: NodeIdentity) -> CommandAnswer | None:
         refusal = self._node.refusal(node)

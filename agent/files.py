@@ -5,12 +5,37 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
 LOG_NAME = "logs/output.log"
 """The command's output, as the launcher keeps it in the run directory."""
+
+_KEPT_ROTATIONS = 4
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """One file of a node's log, known by its inode: its name changes when the log is rotated."""
+
+    path: Path
+    inode: int
+    size: int
+
+
+def log_files(run_dir: Path) -> list[LogFile]:
+    """The log's files, oldest first."""
+    log = run_dir / LOG_NAME
+    names = [f"{log.name}.{number}" for number in range(_KEPT_ROTATIONS, 0, -1)] + [log.name]
+    files: list[LogFile] = []
+    for name in names:
+        path = log.with_name(name)
+        with contextlib.suppress(FileNotFoundError):
+            stat = path.stat()
+            files.append(LogFile(path, stat.st_ino, stat.st_size))
+    return files
 
 
 class KeptFile:

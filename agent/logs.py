@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from agent.files import LOG_NAME, KeptFile
+from agent.files import KeptFile, LogFile, log_files
 from workflows.messages import NodeIdentity
 
 logger = logging.getLogger(__name__)
 
-_KEPT_ROTATIONS = 4
 _PART_MAX = 4 * 1024 * 1024
 """Bytes of a part, which are also what shipping holds in memory."""
 _INTERVAL = 30.0
@@ -38,17 +36,11 @@ class _Position(BaseModel):
     """Bytes of the current part that are out."""
 
 
-@dataclass(frozen=True)
-class _LogFile:
-    path: Path
-    inode: int
-
-
 class LogShipper:
     """Copies one node's log into `<url>/<role>-<rank>/<incarnation>/part-NNNNNN.log`."""
 
     def __init__(self, run_dir: Path, url: str, node: NodeIdentity, *, part_max: int = _PART_MAX) -> None:
-        self._log = run_dir / LOG_NAME
+        self._run_dir = run_dir
         self._url = f"{url.rstrip('/')}/{node.role}-{node.rank}/{node.incarnation}"
         self._part_max = part_max
         self._file = KeptFile(run_dir / "logs-shipped.json")
@@ -79,7 +71,7 @@ class LogShipper:
                 self._failing = False
 
     def _ship(self) -> None:
-        files = self._existing()
+        files = log_files(self._run_dir)
         if not files:
             return
         # Where the file that we were in has been rotated away, the oldest that is left comes next.
@@ -94,7 +86,7 @@ class LogShipper:
             index += 1
             self._next_file(files[index])
 
-    def _ship_file(self, file: _LogFile) -> None:
+    def _ship_file(self, file: LogFile) -> None:
         with file.path.open("rb") as log:
             while True:
                 position = self._position
@@ -107,21 +99,9 @@ class LogShipper:
                     return
                 self._keep(_Position(inode=position.inode, start=position.start + len(content), part=position.part + 1))
 
-    def _next_file(self, file: _LogFile) -> None:
+    def _next_file(self, file: LogFile) -> None:
         position = self._position
         self._keep(_Position(inode=file.inode, part=position.part + (position.shipped > 0)))
-
-    def _existing(self) -> list[_LogFile]:
-        """The log's files, oldest first."""
-        names = [f"{self._log.name}.{number}" for number in range(_KEPT_ROTATIONS, 0, -1)] + [self._log.name]
-        files: list[_LogFile] = []
-        for name in names:
-            path = self._log.with_name(name)
-            try:
-                files.append(_LogFile(path, path.stat().st_ino))
-            except FileNotFoundError:
-                continue
-        return files
 
     def _upload(self, part: int, content: bytes) -> None:
         if self._files is None:

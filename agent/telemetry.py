@@ -6,6 +6,7 @@ import asyncio
 import random
 from datetime import UTC, datetime, timedelta
 
+from agent.log_reader import end_of_log
 from agent.node import Node, Teller
 from agent.outbox import envelope
 from agent.progress import ProgressReader
@@ -52,6 +53,7 @@ class Telemetry:
             generation=self._node.state.generation,
             state=self._node.summary,
             progress=self._ranks.newest,
+            log_end=end_of_log(self._node.config.run_dir),
             time=datetime.now(UTC),
         )
 

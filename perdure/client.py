@@ -9,7 +9,7 @@ import asyncio
 import getpass
 import re
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +21,6 @@ from temporalio.client import (
     Client as TemporalClient,
 )
 from temporalio.client import (
-    WorkflowExecution,
     WorkflowExecutionStatus,
     WorkflowFailureError,
     WorkflowHandle,
@@ -45,11 +44,11 @@ from perdure.outcome import outcome_of
 from perdure.spec.job import JobSpec
 from perdure.spec.load import validate_file
 from perdure.spec.validate import to_mapping, validate_spec
+from perdure.summaries import phase_of, summary_of
 from perdure.views import JobSnapshot, JobSummary, LeaseHeard, Submission, merge_nodes, overall_progress
 from workflows.messages import (
     Accepted,
     IncidentView,
-    JobPhase,
     JobResult,
     JobStatus,
     LeaseView,
@@ -59,7 +58,7 @@ from workflows.messages import (
     ScaleRequest,
 )
 from workflows.names import TRAINING_JOB, job_workflow_id
-from workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_OWNER, JOB_PHASE, JOB_RESTARTS, WORLD_SIZE
+from workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_OWNER
 
 WATCH_INTERVAL = timedelta(seconds=1)
 """Between two snapshots; agents tell of their progress every two seconds."""
@@ -71,7 +70,6 @@ UPDATE_TIMEOUT = timedelta(seconds=10)
 """For a job to answer a request; it decides in milliseconds, but a worker may be just starting."""
 
 ResultT = TypeVar("ResultT")
-_JOB_ID = re.compile(r"job/([^/]+)/([^/]+)")
 _LEASE_ID = re.compile(r"lease/(\d+)/(\d+)/\d+")
 
 
@@ -259,7 +257,7 @@ class Client:
         found: dict[str, JobSummary] = {}
         async with explained(self):
             async for execution in temporal.list_workflows(query, rpc_timeout=CALL_TIMEOUT):
-                summary = _summary(execution)
+                summary = summary_of(execution)
                 if summary and summary.workflow_id not in found:
                     found[summary.workflow_id] = summary
                 if len(found) >= limit:
@@ -270,7 +268,7 @@ class Client:
         """What the server knows about the job by itself: answers without a worker, too."""
         async with explained(self, name, namespace):
             handle = await self._handle(name, namespace)
-            summary = _summary(await handle.describe(rpc_timeout=CALL_TIMEOUT))
+            summary = summary_of(await handle.describe(rpc_timeout=CALL_TIMEOUT))
         if summary is None:
             raise Refused(f"{handle.id} is no job of Perdure")
         return summary
@@ -343,23 +341,35 @@ class Client:
         name: str,
         *,
         namespace: str | None = None,
-        node: int | None = None,
+        node: int | Collection[int] | None = None,
+        incarnation: int | None = None,
         follow: bool = False,
         tail: int | None = None,
     ) -> AsyncGenerator[LogLine]:
-        """Lines of the nodes' output.
+        """Lines of the nodes' output: from files of this machine, else from the nodes' agents while they run, else from
+        where `outputs.logs` has them copied to.
 
         Args:
             name: Of the job.
             namespace: Of the job.
-            node: Only this one's.
+            node: Only this one's, or these ones'.
+            incarnation: Only this one of each node; by default all that this machine keeps, of others the newest.
             follow: Go on until the job ends.
-            tail: Begin with so many of the last lines of each node; None is all.
+            tail: Begin with so many of the last lines of each node; None is all, of what agents send the last 1,000.
 
         Raises:
-            LogsUnavailable: if they are not on this machine.
+            LogsUnavailable: if there is one that cannot be read; after all others.
         """
-        async for line in read_logs(self, name, namespace=namespace, node=node, follow=follow, tail=tail):
+        lines = read_logs(
+            self,
+            name,
+            namespace=namespace,
+            nodes=(node,) if isinstance(node, int) else node,
+            incarnation=incarnation,
+            follow=follow,
+            tail=tail,
+        )
+        async for line in lines:
             yield line
 
     # Changing
@@ -394,7 +404,7 @@ class Client:
             handle = await self._handle(name, namespace)
             description = await handle.describe(rpc_timeout=CALL_TIMEOUT)
             if description.status is not WorkflowExecutionStatus.RUNNING:
-                raise Refused(f"{name} does not run: it has ended as {_phase(description)}")
+                raise Refused(f"{name} does not run: it has ended as {phase_of(description)}")
             await handle.cancel(rpc_timeout=CALL_TIMEOUT)
 
     # How
@@ -459,39 +469,3 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return "unknown"
-
-
-_CLOSED = {
-    WorkflowExecutionStatus.COMPLETED: JobPhase.SUCCEEDED,
-    WorkflowExecutionStatus.FAILED: JobPhase.FAILED,
-    WorkflowExecutionStatus.TIMED_OUT: JobPhase.FAILED,
-    WorkflowExecutionStatus.CANCELED: JobPhase.CANCELLED,
-    WorkflowExecutionStatus.TERMINATED: JobPhase.CANCELLED,
-}
-
-
-def _phase(execution: WorkflowExecution) -> JobPhase | None:
-    if execution.status and (closed := _CLOSED.get(execution.status)):
-        return closed
-    shown = execution.typed_search_attributes.get(JOB_PHASE)
-    return JobPhase(shown) if shown else None
-
-
-def _summary(execution: WorkflowExecution) -> JobSummary | None:
-    match = _JOB_ID.fullmatch(execution.id)
-    if not match:
-        return None
-    attributes = execution.typed_search_attributes
-    return JobSummary(
-        name=match[2],
-        namespace=match[1],
-        workflow_id=execution.id,
-        run_id=execution.run_id,
-        phase=_phase(execution),
-        backend=attributes.get(JOB_BACKEND) or "",
-        owner=attributes.get(JOB_OWNER) or "",
-        world_size=attributes.get(WORLD_SIZE),
-        restarts=attributes.get(JOB_RESTARTS),
-        started_at=execution.start_time,
-        finished_at=execution.close_time,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Collection, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -87,12 +87,15 @@ class SyncClient:
         name: str,
         *,
         namespace: str | None = None,
-        node: int | None = None,
+        node: int | Collection[int] | None = None,
+        incarnation: int | None = None,
         follow: bool = False,
         tail: int | None = None,
     ) -> Iterator[LogLine]:
         """See `Client.logs`."""
-        return self._iterate(self._client.logs(name, namespace=namespace, node=node, follow=follow, tail=tail))
+        return self._iterate(
+            self._client.logs(name, namespace=namespace, node=node, incarnation=incarnation, follow=follow, tail=tail)
+        )
 
     def list(
         self, *, namespace: str | None = None, everywhere: bool = False, running: bool = False, limit: int = 100

@@ -95,9 +95,18 @@ def _merged(job: NodeView, group: NodeView | None, lease: LeaseView | None) -> N
             "metrics": group.metrics,
             "log_path": group.log_path,
         }
-    if lease and lease.progress and job.phase not in (NodePhase.LOST, NodePhase.REMOVED):
-        fields |= {"progress": lease.progress, "generation": lease.generation}
+    if lease and job.phase not in (NodePhase.LOST, NodePhase.REMOVED):
+        fields["log_end"] = lease.log_end
+        if lease.progress:
+            fields |= {"progress": lease.progress, "generation": lease.generation}
     return job.model_copy(update=fields)
+
+
+def nodes_of_ranks(nodes: Iterable[NodeView], ranks: Iterable[int]) -> frozenset[int]:
+    """The nodes that run these ranks of the current world; ranks that it does not have are left out."""
+    members = sorted((node for node in nodes if node.group_rank is not None), key=lambda node: node.group_rank or 0)
+    runs = [node.rank for node in members for _ in range(node.processes)]
+    return frozenset(runs[rank] for rank in ranks if rank < len(runs))
 
 
 def overall_progress(nodes: Sequence[NodeView], status: JobStatus | None) -> Progress | None:

@@ -43,6 +43,7 @@ from perdure.spec.job import Backend
 from workflows.messages import SiteFacts
 from workflows.names import watch_task_queue
 from workflows.node_group import NodeGroup
+from workflows.read_log import ReadNodeLog
 from workflows.training_job import TrainingJob
 
 WATCH_SLOTS = 2000
@@ -85,7 +86,7 @@ async def running_worker(
         Worker(
             client,
             task_queue=task_queue,
-            workflows=[TrainingJob, NodeGroup],
+            workflows=[TrainingJob, NodeGroup, ReadNodeLog],
             activities=[*nodes.short, SiteActivities(facts).site_facts],
             graceful_shutdown_timeout=SHUTDOWN_GRACE,
             sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,

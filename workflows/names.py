@@ -18,6 +18,7 @@ def watch_task_queue(worker_task_queue: str) -> str:
 
 TRAINING_JOB = "TrainingJob"
 NODE_GROUP = "NodeGroup"
+READ_NODE_LOG = "ReadNodeLog"
 
 NODES_PER_GROUP = 128
 """Nodes that one NodeGroup leads: 128 leases are re-held in about a second after continue-as-new."""
@@ -37,6 +38,11 @@ def group_index(rank: int) -> int:
 
 def group_workflow_id(job_id: str, uid: str, role: str, group: int) -> str:
     return f"{job_id}/{uid}/{role}/{group}"
+
+
+def log_workflow_id(job_id: str, uid: str, role: str, rank: int, incarnation: int, request: str) -> str:
+    """Of one question for a node's log; `request` tells it from others."""
+    return f"log/{job_id.removeprefix('job/')}/{uid}/{role}-{rank}/{incarnation}/{request}"
 
 
 def node_task_queue(uid: str, role: str, rank: int, incarnation: int) -> str:

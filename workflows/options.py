@@ -50,3 +50,6 @@ LOST_SIGNAL_RETRY = timedelta(seconds=5)
 
 LAST_WORDS = timedelta(seconds=15)
 """How long a node that ends itself may take to say that it has, beyond the grace of its processes."""
+
+LOG_PATIENCE = timedelta(seconds=10)
+"""How long somebody waits for a piece of a node's log: longer than agents take to poll again after an outage."""

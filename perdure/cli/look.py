@@ -1,8 +1,7 @@
-"""Commands that look at jobs: list, status, nodes, logs, explain."""
+"""Commands that look at jobs: list, status, nodes, explain."""
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,6 @@ from perdure.cli.common import (
     NamespaceOption,
     OutputOption,
     Session,
-    err,
     out,
     session,
 )
@@ -212,48 +210,6 @@ def nodes(
     here.hint(
         f"perdure logs {name}{here.flag} --node {views[0].rank if views else 0}", f"perdure watch {name}{here.flag}"
     )
-
-
-def logs(
-    name: JobArgument,
-    node: Annotated[
-        int | None, typer.Option("--node", help="Only this node's (a number of `perdure nodes`).", show_default=False)
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    tail: Annotated[
-        int | None, typer.Option("--tail", min=0, help="Only so many last lines of each node.", show_default="all")
-    ] = None,
-    namespace: NamespaceOption = "default",
-    output: OutputOption = None,
-    address: AddressOption = None,
-) -> None:
-    """What the nodes printed.
-
-    [dim]perdure logs llama-8b-sft --node 3 --tail 50 · perdure logs llama-8b-sft -f[/]
-    """
-    here = session(namespace=namespace, output=output, address=address)
-
-    async def print_lines(client: Client) -> int:
-        printed = 0
-        async for line in client.logs(name, node=node, follow=follow, tail=tail):
-            printed += 1
-            if here.json:
-                out.out(json.dumps(line.model_dump(mode="json"), ensure_ascii=False), highlight=False)
-            elif node is None:
-                out.print(f"[{_COLOURS[line.node % len(_COLOURS)]}]{line.node:>3} |[/] {escape(line.text)}")
-            else:
-                out.out(line.text, highlight=False)
-        return printed
-
-    try:
-        printed = here.run(print_lines)
-    except KeyboardInterrupt:
-        return
-    if not printed and not here.json:
-        err.print(f"{name}: nothing was printed{'' if node is None else f' by node {node}'} yet", style="dim")
-
-
-_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
 def explain(

@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from perdure.cli import change, common, importing, join, look, operate, spec, start, watch
+from perdure.cli import change, common, importing, join, logs, look, operate, spec, start, watch
 from perdure.cli.common import OutputFormat
 
 app = typer.Typer(
@@ -38,7 +38,7 @@ app.command("import", rich_help_panel=_START)(importing.import_)
 app.command("list", rich_help_panel=_LOOK)(look.list_)
 app.command("status", rich_help_panel=_LOOK)(look.status)
 app.command("watch", rich_help_panel=_LOOK)(watch.watch)
-app.command("logs", rich_help_panel=_LOOK)(look.logs)
+app.command("logs", rich_help_panel=_LOOK)(logs.logs)
 app.command("explain", rich_help_panel=_LOOK)(look.explain)
 app.command("nodes", rich_help_panel=_LOOK)(look.nodes)
 app.command("scale", rich_help_panel=_CHANGE)(change.scale)

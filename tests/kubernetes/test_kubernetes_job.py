@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from perdure.client import Client
-from perdure.worker import running_worker
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.images import BARE_IMAGE
-from scripts.cluster.machine import API_ADDRESS
 from tests.kubernetes.pods import PodJob, TestCluster, eventually, with_host_programs
-from tests.support.temporal_server import DevServer, dev_server
+from tests.kubernetes.site import perdure
 from tests.system.site import SCRIPT, Job
 from workflows.messages import EvidenceSource, FailureClass, JobPhase
 
@@ -26,17 +22,6 @@ def results() -> Iterator[Path]:
     """Where ranks write; a path that exists in their containers as well."""
     with tempfile.TemporaryDirectory(prefix="perdure-results-") as folder:
         yield Path(folder)
-
-
-@asynccontextmanager
-async def perdure(cluster: TestCluster, namespace: str) -> AsyncIterator[tuple[DevServer, Client]]:
-    """A server that pods reach, a worker that makes pods, and a client for one namespace."""
-    async with dev_server(options=("--ip", "0.0.0.0")) as server:
-        connection = {"TEMPORAL_ADDRESS": f"{API_ADDRESS}:{server.port}", "TEMPORAL_NAMESPACE": server.namespace}
-        backend = cluster.backend(connection=connection)
-        async with running_worker(await server.client(), backends=[backend]):
-            yield server, Client(address=server.address, namespace=namespace)
-        await backend.close()
 
 
 async def test_a_pod_deleted_under_training_is_replaced_and_all_step_again(

@@ -6,6 +6,7 @@
 | `commands` | groups to agents |
 | `backends` | groups to backends, and back |
 | `groups` | jobs to groups, and back |
+| `logs` | users to agents, for what nodes printed |
 | `joining` | machines that somebody else started to jobs |
 | `users` | users to jobs |
 | `views` | jobs and groups to users |
@@ -56,6 +57,7 @@ from workflows.messages.commands import (
 )
 from workflows.messages.groups import Adopt, DesiredNode, EdgeKind, GroupDesire, GroupEdges, Member, NodeEdge, World
 from workflows.messages.joining import JoinAnswer, JoinRefusal, JoinRequest
+from workflows.messages.logs import LogChunk, LogPosition, ReadLog
 from workflows.messages.users import Accepted, ReasonRequest, RelaunchRequest, ScaleRequest
 from workflows.messages.views import Considered, Evidence, IncidentView, JobResult, JobStatus, NodeView
 from workflows.messages.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase, ProgressSource
@@ -94,6 +96,8 @@ __all__ = [
     "LeaseRequest",
     "LeaseTaken",
     "LeaseView",
+    "LogChunk",
+    "LogPosition",
     "Member",
     "Message",
     "Metrics",
@@ -110,6 +114,7 @@ __all__ = [
     "ProgressSource",
     "RankExit",
     "RankStarts",
+    "ReadLog",
     "Ready",
     "ReasonRequest",
     "RelaunchRequest",

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from perdure.spec.durations import Duration
 from workflows.messages.base import Message
+from workflows.messages.logs import LogPosition
 from workflows.messages.vocabulary import ProgressSource
 
 
@@ -158,6 +159,8 @@ class LeaseView(Message):
     generation: int = 0
     state: str = ""
     progress: Progress | None = None
+    log_end: LogPosition | None = None
+    """Where the node's log ends now: who follows it asks for more only where there is more."""
     time: datetime | None = None
 
 

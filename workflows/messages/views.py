@@ -7,6 +7,7 @@ from datetime import datetime
 from perdure.spec.durations import Duration
 from workflows.messages.agents import Metrics, Progress, RankStarts
 from workflows.messages.base import Message
+from workflows.messages.logs import LogPosition
 from workflows.messages.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase
 
 
@@ -38,6 +39,8 @@ class NodeView(Message):
     """When the phase began."""
     log_path: str = ""
     """Where the backend keeps its log, where that is a path."""
+    log_end: LogPosition | None = None
+    """Where its log ended when its agent was heard last, in `Client.nodes`."""
 
 
 class Evidence(Message):
@@ -115,6 +118,8 @@ class JobStatus(Message):
     restart_window: Duration
     started_at: datetime
     finished_at: datetime | None = None
+    logs_url: str = ""
+    """Where nodes' logs are copied to: `outputs.logs`."""
     groups: tuple[str, ...] = ()
     """Workflow IDs of the node groups, which know each node's progress."""
     unreachable: tuple[int, ...] = ()

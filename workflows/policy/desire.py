@@ -84,6 +84,7 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
         restart_window=job.retry.window,
         started_at=state.started_at,
         finished_at=now if phase in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED) else None,
+        logs_url=job.outputs.logs or "",
         groups=groups,
         unreachable=tuple(node.rank for node in state.nodes.values() if node.alive and not node.reachable),
         stalled=tuple(node.rank for node in state.stalled),

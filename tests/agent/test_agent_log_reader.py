@@ -1,0 +1,66 @@
+"""The log in pieces: its last lines, rotations between two pieces, and characters that are cut in two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.log_reader import end_of_log, read_log
+from tests.agent.test_agent_logs import Log
+from workflows.messages import LogPosition
+
+
+def everything(run: Path, *, position: LogPosition | None = None, lines: int | None = None, limit: int = 7) -> str:
+    """All pieces from a place on."""
+    text, at_end = "", False
+    while not at_end:
+        chunk = read_log(run, position=position, lines=lines, limit=limit)
+        assert chunk.position != position or chunk.at_end, "a piece leads nowhere"
+        text, position, at_end = text + chunk.text, chunk.position, chunk.at_end
+    assert position == end_of_log(run)
+    return text
+
+
+def test_a_log_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
+    assert everything(tmp_path) == ""
+
+
+@pytest.mark.parametrize("content", ["one\ntwo\nthree\n", "one\ntwo\nthree", "ä€\n🙂🙂🙂\n", "\n\n\n"])
+@pytest.mark.parametrize("rotated", [False, True])
+def test_the_last_lines_in_pieces_of_any_size(tmp_path: Path, content: str, rotated: bool) -> None:
+    log = Log(tmp_path)
+    if rotated:
+        log.write(b"an older file\n")
+        log.rotate()
+    log.write(content.encode())
+    written = log.all.decode().splitlines(keepends=True)
+    # Four bytes are the longest character: no piece is smaller.
+    for limit in (4, 5, 1000):
+        assert everything(tmp_path, limit=limit) == log.all.decode()
+        for count in range(len(written) + 2):
+            last = "".join(written[max(0, len(written) - count) :])
+            assert everything(tmp_path, lines=count, limit=limit) == last
+
+
+def test_reading_goes_on_through_rotations_and_past_what_was_rotated_away(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.write(b"first\n")
+    chunk = read_log(tmp_path)
+    assert (chunk.text, chunk.at_end) == ("first\n", True)
+    log.write(b"second\n")
+    log.rotate()
+    log.write(b"third\n")
+    assert everything(tmp_path, position=chunk.position) == "second\nthird\n"
+    for number in range(5):
+        log.rotate()
+        log.write(b"%d\n" % number)
+    assert everything(tmp_path, position=chunk.position) == "0\n1\n2\n3\n4\n"
+
+
+def test_what_is_no_text_is_shown_as_such_and_does_not_stop_the_rest(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.write(b"\xe2\x82")
+    assert read_log(tmp_path).text == "\ufffd"
+    log.write(b"\nafter\n")
+    assert everything(tmp_path).endswith("\nafter\n")

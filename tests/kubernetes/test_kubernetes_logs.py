@@ -1,0 +1,86 @@
+"""What pods printed, read by somebody who reaches nothing but Temporal: of living, replaced and ended nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from perdure.client import Client
+from perdure.errors import LogsUnavailable
+from scripts.cluster.cluster import Cluster
+from tests.kubernetes.pods import PodJob, TestCluster, role
+from tests.kubernetes.site import perdure
+from tests.system.site import Job
+
+CHATTER = """
+trap 'echo last words of node $GROUP_RANK; exit 143' TERM
+i=0
+while :; do i=$((i + 1)); echo "line $i of node $GROUP_RANK"; sleep 0.1 & wait $!; done
+"""
+
+
+@pytest.fixture
+def kept() -> Iterator[Path]:
+    """Where agents copy logs to; they run as another user."""
+    with tempfile.TemporaryDirectory(prefix="perdure-kept-") as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+
+
+async def lines(
+    client: Client, name: str, *, node: int | None = None, incarnation: int | None = None, tail: int | None = None
+) -> list[str]:
+    return [line.text async for line in client.logs(name, node=node, incarnation=incarnation, tail=tail)]
+
+
+async def test_logs_of_living_replaced_and_ended_pods(
+    own_cluster: Cluster, cluster: TestCluster, job: PodJob, kept: Path
+) -> None:
+    name = f"k-{secrets.token_hex(4)}"
+    agent = {"name": "perdure-agent", "volumeMounts": [{"name": "kept", "mountPath": str(kept)}]}
+    template = {
+        "spec": {"initContainers": [agent], "volumes": [{"name": "kept", "hostPath": {"path": str(kept)}}]},
+    }
+    worker = role(nodes=2, rendezvous="env", command=["sh", "-c", CHATTER], pod_template=template)
+    async with perdure(cluster, job.namespace) as (_, client):
+        await client.submit(
+            {
+                "name": name,
+                "namespace": job.namespace,
+                "backend": "kubernetes",
+                "limits": {"termination_grace_period": "5s"},
+                "outputs": {"logs": f"file://{kept}"},
+                "roles": {"worker": worker},
+            }
+        )
+        training = Job(client, name, (await client.status(name)).uid, kept)
+        await training.running(nodes=2)
+
+        # The agents answer, and what is printed later comes, too.
+        async with asyncio.timeout(60), aclosing(client.logs(name, node=1, follow=True, tail=2)) as following:
+            seen = [await anext(following) for _ in range(20)]
+        numbers = [int(line.text.split()[1]) for line in seen]
+        assert numbers == list(range(numbers[0], numbers[0] + 20))
+        assert {line.node for line in seen} == {1}
+        assert len(await lines(client, name, tail=3)) == 6
+
+        # A pod that is deleted says its last words into the copy, which is there when it has gone.
+        [victim] = [pod["metadata"]["name"] for pod in await job.pods() if "-worker-1-" in pod["metadata"]["name"]]
+        await job.api.delete(f"{job.pods_path}/{victim}")
+        await training.running(nodes=2, after=1)
+        replaced = await lines(client, name, node=1, incarnation=1)
+        assert replaced[0] == "line 1 of node 1"
+        assert replaced[-1] == "last words of node 1"
+        assert (await lines(client, name, node=1, tail=1))[0].startswith("line ")
+        with pytest.raises(LogsUnavailable, match="node 0 has no incarnation 2, its newest is 1"):
+            await lines(client, name, node=0, incarnation=2)
+
+        await client.cancel(name)
+        await client.wait(name)
+        assert (await lines(client, name, tail=1)) == ["last words of node 0", "last words of node 1"]

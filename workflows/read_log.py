@@ -1,0 +1,32 @@
+"""ReadNodeLog: how somebody who reaches nothing but Temporal reads what a node printed.
+
+Agents serve activities on queues of their own, and only workflows could be asked for them by every client and server.
+So each piece of a log is a workflow of one activity: it costs the job's history nothing, and its text is gone with the
+namespace's retention.
+"""
+
+from __future__ import annotations
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from workflows import options
+    from workflows.messages import LogChunk, ReadLog
+    from workflows.names import READ_NODE_LOG, node_task_queue
+
+
+@workflow.defn(name=READ_NODE_LOG)
+class ReadNodeLog:
+    """See the module."""
+
+    @workflow.run
+    async def run(self, request: ReadLog) -> LogChunk:
+        return await workflow.execute_activity(
+            "read_log",
+            request,
+            result_type=LogChunk,
+            task_queue=node_task_queue(request.uid, request.role, request.rank, request.incarnation),
+            schedule_to_close_timeout=options.LOG_PATIENCE,
+            retry_policy=options.COMMAND_RETRY,
+            summary=f"log of node {request.rank}.{request.incarnation}",
+        )
