@@ -398,14 +398,14 @@ class Client:
         """Replaces one node by a new one."""
         return await self._update(name, namespace, "relaunch_node", RelaunchRequest(rank=rank, reason=reason))
 
-    async def cancel(self, name: str, *, namespace: str | None = None) -> None:
+    async def cancel(self, name: str, *, namespace: str | None = None, reason: str = "") -> None:
         """Asks the job to end; its nodes are stopped within their grace. Returns before that has happened."""
         async with explained(self, name, namespace):
             handle = await self._handle(name, namespace)
             description = await handle.describe(rpc_timeout=CALL_TIMEOUT)
             if description.status is not WorkflowExecutionStatus.RUNNING:
                 raise Refused(f"{name} does not run: it has ended as {phase_of(description)}")
-            await handle.cancel(rpc_timeout=CALL_TIMEOUT)
+            await handle.cancel(reason=reason, rpc_timeout=CALL_TIMEOUT)
 
     # How
 

@@ -28,7 +28,7 @@ async def outcome_of(error: WorkflowFailureError, handle: WorkflowHandle[Any, Jo
             raise Refused(f"the job's specification is wrong:\n{cause.message}") from error
         return await _made_up(handle, JobPhase.FAILED, ExitCode.INFRASTRUCTURE, f"the workflow failed: {cause.message}")
     if isinstance(cause, CancelledError):
-        return await _made_up(handle, JobPhase.CANCELLED, ExitCode.CANCELLED, cause.message or "cancelled")
+        return await _made_up(handle, JobPhase.CANCELLED, ExitCode.CANCELLED, "")
     if isinstance(cause, TerminatedError):
         reason = f"the workflow was terminated{f': {cause.message}' if cause.message else ''}"
         return await _made_up(handle, JobPhase.CANCELLED, ExitCode.CANCELLED, reason)
@@ -40,7 +40,8 @@ async def outcome_of(error: WorkflowFailureError, handle: WorkflowHandle[Any, Jo
 async def _made_up(
     handle: WorkflowHandle[Any, JobResult], phase: JobPhase, exit_code: ExitCode, reason: str
 ) -> JobResult:
-    """A result from what the job last knew; without a worker, from what the server knows."""
+    """A result from what the job last knew, its reason too where none is given; without a worker, from what the server
+    knows."""
     now = datetime.now(UTC)
     try:
         description = await handle.describe(rpc_timeout=CALL_TIMEOUT)
@@ -54,7 +55,7 @@ async def _made_up(
     return JobResult(
         phase=phase,
         exit_code=exit_code,
-        reason=reason,
+        reason=reason or (status.reason if status else "cancelled"),
         generations=status.generation if status else 0,
         restarts=status.restarts if status else 0,
         step=status.progress.step if status and status.progress else None,

@@ -123,9 +123,9 @@ class SyncClient:
         """See `Client.relaunch_node`."""
         return self._run(self._client.relaunch_node(name, rank, namespace=namespace, reason=reason))
 
-    def cancel(self, name: str, *, namespace: str | None = None) -> None:
+    def cancel(self, name: str, *, namespace: str | None = None, reason: str = "") -> None:
         """See `Client.cancel`."""
-        self._run(self._client.cancel(name, namespace=namespace))
+        self._run(self._client.cancel(name, namespace=namespace, reason=reason))
 
     def _run(self, call: Coroutine[Any, Any, ResultT]) -> ResultT:
         future = asyncio.run_coroutine_threadsafe(call, self._loop)

@@ -119,7 +119,7 @@ class TrainingJob:
                 self._take_all()
                 self._continue_if_due(spec)
         except asyncio.CancelledError:
-            self._take(CancelAsked())
+            self._take(CancelAsked(reason=workflow.cancellation_reason() or ""))
             while not self._is_over():
                 await self._wait()
                 self._take_all()

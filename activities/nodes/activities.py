@@ -14,7 +14,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.nodes.backend import NodeBackend, NodeRefused
+from activities.nodes.backend import JobRevoked, NodeBackend, NodeRefused, Revocation
 from agent.owner import JobFate, ask_fate
 from workflows.messages import (
     CreatedNode,
@@ -59,7 +59,8 @@ class NodeActivities:
         """Makes the node exist.
 
         Raises:
-            ApplicationError: `NodeRefused`, not retried, if the backend never will.
+            ApplicationError: `NodeRefused`, not retried, if the backend never will; `JobRevoked` if the job is not
+                wanted any more, which is cancelled then.
         """
         backend = self._backend(request.spec.backend)
         async with _beating():
@@ -67,6 +68,10 @@ class NodeActivities:
                 return await backend.create(request)
             except NodeRefused as refused:
                 raise ApplicationError(str(refused), type="NodeRefused", non_retryable=True) from refused
+            except JobRevoked as revoked:
+                await self._cancel_job(request.job_id, request.job_first_run_id, str(revoked))
+                # Retried, so that the job ends as cancelled and not by a node that was refused.
+                raise ApplicationError(str(revoked), type="JobRevoked") from revoked
 
     @activity.defn(name="delete_node")
     async def delete_node(self, node: NodeRef) -> None:
@@ -91,7 +96,11 @@ class NodeActivities:
         async with _beating(lambda: (telling.known,)):
             tasks = [
                 asyncio.create_task(task)
-                for task in (telling.run(), _follow(backend, request, telling), self._ask_after_job(request, telling))
+                for task in (
+                    telling.run(),
+                    self._follow(backend, request, telling),
+                    self._ask_after_job(request, telling),
+                )
             ]
             try:
                 # The first to end is the telling, when the group has closed, or one that failed.
@@ -107,6 +116,31 @@ class NodeActivities:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, backend: NodeBackend, request: WatchRequest, telling: _Telling) -> None:
+        async with contextlib.aclosing(backend.watch(request)) as batches:
+            async for batch in batches:
+                for fact in batch:
+                    if isinstance(fact, Revocation):
+                        await self._cancel_job(request.job_id, request.job_first_run_id, fact.reason)
+                telling.events(fact for fact in batch if isinstance(fact, NodeEvent))
+
+    async def _cancel_job(self, job_id: str, first_run_id: str, reason: str) -> None:
+        """Cancels the job as a user would, with the reason; tries until it is done, or nothing is left to cancel."""
+        logger.warning("%s is cancelled: %s", job_id, reason)
+        job = self._client.get_workflow_handle(job_id, first_execution_run_id=first_run_id)
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                await job.cancel(reason=reason, rpc_timeout=_CALL_TIMEOUT)
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:
+                    return
+                logger.info("%s was not cancelled, trying again in %.1f s: %s", job_id, pause, error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+            else:
+                return
 
     async def _ask_after_job(self, request: WatchRequest, telling: _Telling) -> None:
         told = False
@@ -137,12 +171,6 @@ class NodeActivities:
                 non_retryable=True,
             )
         return backend
-
-
-async def _follow(backend: NodeBackend, request: WatchRequest, telling: _Telling) -> None:
-    async with contextlib.aclosing(backend.watch(request)) as batches:
-        async for batch in batches:
-            telling.events(batch)
 
 
 class _Telling:

@@ -7,9 +7,22 @@ once more without doing it twice.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Protocol
 
 from workflows.messages import CreatedNode, NodeEvent, NodeRef, NodeRequest, WatchRequest
+
+
+@dataclass(frozen=True)
+class Revocation:
+    """Somebody has the whole job taken away where its nodes are: it is cancelled, and no node is replaced."""
+
+    reason: str
+    """For people."""
+
+
+Fact = NodeEvent | Revocation
+"""What a watch tells."""
 
 
 class NodeBackend(Protocol):
@@ -34,6 +47,7 @@ class NodeBackend(Protocol):
 
         Raises:
             NodeRefused: if this request can never succeed.
+            JobRevoked: if the job as a whole is not wanted any more.
         """
         ...
 
@@ -45,10 +59,14 @@ class NodeBackend(Protocol):
         """The node's state now; None where it does not exist."""
         ...
 
-    def watch(self, request: WatchRequest) -> AsyncGenerator[tuple[NodeEvent, ...]]:
+    def watch(self, request: WatchRequest) -> AsyncGenerator[tuple[Fact, ...]]:
         """Yields batches of facts until it is closed."""
         ...
 
 
 class NodeRefused(Exception):
     """The backend will never create this node; the message says which field to change, and to what."""
+
+
+class JobRevoked(Exception):
+    """See `Revocation`; met while creating a node."""

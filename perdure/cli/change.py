@@ -120,6 +120,7 @@ def restart(
 def cancel(
     name: JobArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the job has ended, its nodes included.")] = False,
+    reason: ReasonOption = "",
     dry_run: DryRunOption = False,
     namespace: NamespaceOption = "default",
     output: OutputOption = None,
@@ -137,7 +138,7 @@ def cancel(
     async def end(client: Client) -> str:
         from workflows.messages import JobPhase
 
-        await client.cancel(name)
+        await client.cancel(name, reason=reason)
         if not wait:
             return f"{name} is being cancelled; its nodes are stopped within their grace"
         result = await client.wait(name)

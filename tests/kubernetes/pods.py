@@ -213,7 +213,7 @@ class Watching:
     async def _run(self, backend: KubernetesBackend, request: WatchRequest) -> None:
         async with aclosing(backend.watch(request)) as batches:
             async for batch in batches:
-                self.events.extend(batch)
+                self.events.extend(fact for fact in batch if isinstance(fact, NodeEvent))
                 self._news.set()
 
     async def until(

@@ -124,4 +124,4 @@ def test_relaunch_is_named_when_the_node_goes_and_when_the_next_one_comes():
 def test_cancel_is_named():
     job = Scenario("2").running().take(CancelAsked(reason="wrong data"))
     assert job.state.outcome is not None
-    assert job.state.outcome.reason == "cancelled by a user: wrong data"
+    assert job.state.outcome.reason == "cancelled: wrong data"

@@ -35,7 +35,7 @@ def asked(state: JobState, event: Event, now: datetime) -> JobState:
         case ResumeAsked():
             text = f"resumed by a user{_because(event.reason)}"
             state = incidents.sighted(state, now=now, time=now, source=EvidenceSource.USER, text=text)
-            return state.changed(suspended=False, waiting_since=None, ready_since=None)
+            return state.changed(suspended=False, waiting_since=None, queued_since=None, ready_since=None)
         case RestartAsked():
             return request(state, f"restart asked by a user{_because(event.reason)}", now)
         case RelaunchAsked():
@@ -43,7 +43,7 @@ def asked(state: JobState, event: Event, now: datetime) -> JobState:
         case CancelAsked():
             if state.outcome is not None:
                 return state
-            reason = f"cancelled by a user{_because(event.reason)}"
+            reason = f"cancelled: {event.reason}" if event.reason else "cancelled by a user"
             return state.stopped(Outcome(phase=JobPhase.CANCELLED, exit_code=4, reason=reason, decided_at=now))
         case _:
             return state

@@ -1,12 +1,13 @@
 """A job's anchor: the one object that all its pods belong to.
 
 Pods without a controller keep machines from being drained and scaled down, and nobody cleans them up. So a ConfigMap
-stands for the job's run: pods name it as their controller, and go with it.
+stands for the job's run: pods name it as their controller, and go with it. Whoever deletes it wants the job gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError, Object
@@ -49,19 +50,39 @@ class Anchors:
         for anchor in await self._api.list(path, labels=f"{UID}={uid}"):
             await self._api.delete(f"{path}/{anchor['metadata']['name']}")
 
+    async def why_gone(self, namespace: str, name: str, uid: str = "") -> str:
+        """Why the cluster does not want the job any more; empty where its anchor stands.
+
+        Args:
+            namespace: the anchor's.
+            name: the anchor's.
+            uid: the anchor's, where it is known: one that was made again under the name is another.
+
+        Raises:
+            KubernetesError: if the API server does not say.
+        """
+        path = _anchors(namespace)
+        found = await self._api.get(f"{path}/{name}")
+        try:
+            # The right to read namespaces is not ours; what may still be made in one tells as much.
+            await self._api.create(path, _config_map({"name": name}), dry_run=True)
+        except KubernetesError as error:
+            if reason := why_namespace_is_gone(error, namespace):
+                return reason
+        stands = found is not None and uid in ("", found["metadata"]["uid"])
+        return "" if stands else f"its ConfigMap {name} was deleted in the cluster"
+
     async def _ensure(self, request: NodeRequest) -> dict[str, Any]:
         spec = request.spec
         path = _anchors(spec.namespace)
         name = anchor_name(spec.name, request.node.uid)
-        content: Object = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {
+        content = _config_map(
+            {
                 "name": name,
                 "labels": {"app.kubernetes.io/managed-by": "perdure", JOB: spec.name, UID: request.node.uid},
                 "annotations": {"perdure.dev/workflow": request.job_id, "perdure.dev/run": request.job_first_run_id},
-            },
-        }
+            }
+        )
         try:
             made = await self._api.create(path, content)
         except KubernetesError as error:
@@ -83,3 +104,14 @@ class Anchors:
 
 def _anchors(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/configmaps"
+
+
+def _config_map(metadata: Mapping[str, Any]) -> Object:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": dict(metadata)}
+
+
+def why_namespace_is_gone(error: KubernetesError, namespace: str) -> str:
+    """What a refusal to make something says of the namespace; empty where it says nothing."""
+    if "NamespaceTerminating" in error.causes:
+        return f"its namespace {namespace} is being deleted"
+    return f"its namespace {namespace} was deleted" if error.status == 404 else ""

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -35,13 +35,22 @@ _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=150
 _RETRIES = Backoff(steps=6, duration=0.2, factor=2.0, jitter=0.5)
 """Six tries in about eight seconds, or as the server's Retry-After says; Temporal repeats the activity after that."""
 _LONGEST_PAUSE = 10.0
-_TRANSIENT = (aiohttp.ClientError, TimeoutError, ConnectionError)
+TRANSIENT = (aiohttp.ClientError, TimeoutError, ConnectionError)
+"""Of the way to the API server: the same request may succeed later."""
 
 
 class KubernetesError(Exception):
     """The API server's refusal."""
 
-    def __init__(self, status: int, reason: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        causes: Iterable[str] = (),
+    ) -> None:
         super().__init__(f"{message or reason} ({status})")
         self.status = status
         """The HTTP status."""
@@ -49,6 +58,8 @@ class KubernetesError(Exception):
         """In one word, such as `AlreadyExists`."""
         self.message = message
         self.headers = headers or {}
+        self.causes = frozenset(causes)
+        """More exactly, such as `NamespaceTerminating` of a `Forbidden`."""
 
     @property
     def transient(self) -> bool:
@@ -123,13 +134,13 @@ class KubernetesApi:
         query = {"labelSelector": labels} | ({"limit": str(limit)} if limit else {})
         return (await self._request("GET", path, query=query))["items"]
 
-    async def create(self, path: str, content: Object) -> Object:
-        """Makes the object in the collection.
+    async def create(self, path: str, content: Object, *, dry_run: bool = False) -> Object:
+        """Makes the object in the collection; with `dry_run` the server only says whether it would.
 
         Raises:
             KubernetesError: if it is refused; 409 also where an earlier try of this very call had made it.
         """
-        return await self._request("POST", path, content=content)
+        return await self._request("POST", path, query={"dryRun": "All"} if dry_run else None, content=content)
 
     async def delete(self, path: str, *, grace: int | None = None) -> Object | None:
         """Asks for the object's end; returns what the server says of it, None where there is none."""
@@ -174,7 +185,7 @@ class KubernetesApi:
                     raise
                 else:
                     await pause.after(path, error)
-            except _TRANSIENT as error:
+            except TRANSIENT as error:
                 await pause.after(path, error)
 
     async def _watch(self, path: str, query: Mapping[str, str], version: str) -> AsyncGenerator[tuple[str, Object]]:
@@ -198,7 +209,7 @@ class KubernetesApi:
             return json.loads(await response.read())
 
         def again(error: Exception) -> bool:
-            return error.transient if isinstance(error, KubernetesError) else isinstance(error, _TRANSIENT)
+            return error.transient if isinstance(error, KubernetesError) else isinstance(error, TRANSIENT)
 
         return await on_retry_after_error(_RETRIES, again, once)
 
@@ -263,4 +274,12 @@ class _Absent(KubernetesError):
 
 def _error(status: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> KubernetesError:
     kind = _Absent if status.get("code") == 404 else KubernetesError
-    return kind(int(status.get("code", 500)), status.get("reason", ""), status.get("message", ""), headers)
+    details: Mapping[str, Any] = status.get("details") or {}
+    causes: list[Mapping[str, str]] = details.get("causes") or []
+    return kind(
+        int(status.get("code", 500)),
+        status.get("reason", ""),
+        status.get("message", ""),
+        headers,
+        causes=[cause.get("reason", "") for cause in causes],
+    )

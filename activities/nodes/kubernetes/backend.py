@@ -12,14 +12,14 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import NoReturn
 
-from activities.nodes.backend import NodeRefused
-from activities.nodes.kubernetes.anchor import Anchors
+from activities.nodes.backend import Fact, JobRevoked, NodeRefused
+from activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
 from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed, Removed
 from activities.nodes.kubernetes.facts import event_of, machine_is_silent
 from activities.nodes.kubernetes.objects import Pod
-from activities.nodes.kubernetes.pod import BEYOND_GRACE, GROUP, INCARNATION, ROLE, UID, pod_of
+from activities.nodes.kubernetes.pod import BEYOND_GRACE, INCARNATION, UID, pod_of
 from activities.nodes.kubernetes.settings import KubernetesSettings
-from activities.nodes.kubernetes.watch import GroupWatch
+from activities.nodes.kubernetes.watch import GroupWatch, pods_of
 from workflows.messages import CreatedNode, NodeEvent, NodeRef, NodeRequest, WatchRequest
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class KubernetesBackend:
         async with self._creating:
             try:
                 pod = pod_of(request, self._settings, anchor=await anchors.owner_reference(request))
-                await api.create(_pods(request.spec.namespace), pod)
+                await api.create(pods_of(request.spec.namespace), pod)
             except KubernetesError as error:
                 if error.reason == "AlreadyExists":
                     await self._accept_existing(api, request)
@@ -61,7 +61,7 @@ class KubernetesBackend:
     async def delete(self, node: NodeRef) -> None:
         """Ends the pod and waits until it is no more; the last one of a job takes the job's anchor along."""
         api, anchors = await self._connection()
-        path = _pods(node.namespace)
+        path = pods_of(node.namespace)
         grace = int(node.grace.total_seconds()) + BEYOND_GRACE
         try:
             if await api.delete(f"{path}/{node.name}", grace=grace) is not None:
@@ -78,14 +78,13 @@ class KubernetesBackend:
     async def describe(self, node: NodeRef) -> NodeEvent | None:
         """What the pod's object says now."""
         api, _ = await self._connection()
-        pod = await api.get(f"{_pods(node.namespace)}/{node.name}")
+        pod = await api.get(f"{pods_of(node.namespace)}/{node.name}")
         return None if pod is None else event_of(Pod.model_validate(pod))
 
-    async def watch(self, request: WatchRequest) -> AsyncGenerator[tuple[NodeEvent, ...]]:
+    async def watch(self, request: WatchRequest) -> AsyncGenerator[tuple[Fact, ...]]:
         """Follows the group's pods by one list and one watch."""
-        api, _ = await self._connection()
-        labels = f"{UID}={request.uid},{ROLE}={request.role},{GROUP}={request.group}"
-        watch = GroupWatch(api, _pods(request.namespace), labels, known=request.known)
+        api, anchors = await self._connection()
+        watch = GroupWatch(api, anchors, request)
         async with contextlib.aclosing(watch.batches()) as batches:
             async for batch in batches:
                 yield batch
@@ -110,7 +109,7 @@ class KubernetesBackend:
         Raises:
             NodeRefused: if a pod of this name is not ours.
         """
-        found = await api.get(f"{_pods(request.spec.namespace)}/{request.name}")
+        found = await api.get(f"{pods_of(request.spec.namespace)}/{request.name}")
         if found is None:
             return
         labels = Pod.model_validate(found).metadata.labels
@@ -119,10 +118,6 @@ class KubernetesBackend:
                 f"a pod {request.name} that is not of this job exists in namespace {request.spec.namespace}; "
                 "remove it, or give the job another name"
             )
-
-
-def _pods(namespace: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/pods"
 
 
 async def _may_create_pods(api: KubernetesApi, namespace: str) -> bool:
@@ -153,6 +148,8 @@ async def _until_gone(api: KubernetesApi, path: str, name: str) -> None:
 def _refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:
     """Tells what can never succeed from what may."""
     namespace = request.spec.namespace
+    if "NamespaceTerminating" in error.causes:
+        raise JobRevoked(why_namespace_is_gone(error, namespace)) from error
     if error.status == 404:
         raise NodeRefused(f"namespace {namespace} does not exist; create it, or set `namespace`") from error
     if error.status in (400, 422):

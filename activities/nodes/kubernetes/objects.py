@@ -12,10 +12,19 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel)
 
 
+class OwnerReference(_Part):
+    """What an object belongs to, and goes with."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+
+
 class Metadata(_Part):
     name: str = ""
     uid: str = ""
     labels: dict[str, str] = {}
+    owner_references: tuple[OwnerReference, ...] = ()
     deletion_timestamp: datetime | None = None
 
 

@@ -1,42 +1,96 @@
-"""Follows the pods of one group, and tells each fact once."""
+"""Follows the pods of one group, and tells each fact once: of nodes, and that the cluster wants the whole job gone.
+
+Pods are deleted for many reasons, one by one. Only where the anchor or the namespace is gone as well is it the job that
+somebody deleted: its pods would be made again and again, for nobody.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterable, Iterator
+import logging
+from collections.abc import AsyncGenerator, Iterator
 from datetime import UTC, datetime
 
-from activities.nodes.kubernetes.api import Change, Changed, KubernetesApi, Listed, Removed
-from activities.nodes.kubernetes.facts import event_of
-from activities.nodes.kubernetes.objects import Pod
-from workflows.messages import KnownNode, NodeEvent, NodeEventKind
+from activities.nodes.backend import Fact, Revocation
+from activities.nodes.kubernetes.anchor import Anchors, anchor_name
+from activities.nodes.kubernetes.api import TRANSIENT, Change, Changed, KubernetesApi, KubernetesError, Listed, Removed
+from activities.nodes.kubernetes.facts import event_of, processes_ended
+from activities.nodes.kubernetes.objects import OwnerReference, Pod
+from activities.nodes.kubernetes.pod import GROUP, ROLE, UID
+from workflows.messages import NodeEvent, NodeEventKind, WatchRequest
+
+logger = logging.getLogger(__name__)
+
+
+def pods_of(namespace: str) -> str:
+    """The API's path of a namespace's pods."""
+    return f"/api/v1/namespaces/{namespace}/pods"
 
 
 class GroupWatch:
     """What is known of a group's pods, by their UIDs: a name may be used again."""
 
-    def __init__(self, api: KubernetesApi, path: str, labels: str, *, known: Iterable[KnownNode] = ()) -> None:
+    def __init__(self, api: KubernetesApi, anchors: Anchors, request: WatchRequest) -> None:
         """Creates the watch.
 
         Args:
             api: Where it asks.
-            path: Of the pods' namespace.
-            labels: By which the group's pods are found.
-            known: Incarnations that had a pod before: one that has none any more was deleted while nobody watched.
+            anchors: What tells whether the job is still wanted.
+            request: The group. A node that it knows, and that has no pod any more, was deleted while nobody watched.
         """
         self._api = api
-        self._path = path
-        self._labels = labels
-        self._expected = {(node.rank, node.incarnation) for node in known}
+        self._anchors = anchors
+        self._namespace = request.namespace
+        self._labels = f"{UID}={request.uid},{ROLE}={request.role},{GROUP}={request.group}"
+        self._anchor = anchor_name(request.job_id.rpartition("/")[2], request.uid)
+        self._expected = {(node.rank, node.incarnation) for node in request.known}
         self._pods: dict[str, Pod] = {}
         self._told: dict[str, NodeEvent] = {}
+        self._revoked = False
 
-    async def batches(self) -> AsyncGenerator[tuple[NodeEvent, ...]]:
+    async def batches(self) -> AsyncGenerator[tuple[Fact, ...]]:
         """Everything that is, then everything that happens, for as long as it is iterated."""
-        async with contextlib.aclosing(self._api.follow(self._path, labels=self._labels)) as changes:
+        changes = self._api.follow(pods_of(self._namespace), labels=self._labels)
+        async with contextlib.aclosing(changes):
             async for change in changes:
+                if (revocation := await self._revocation(change)) is not None:
+                    self._revoked = True
+                    yield (revocation,)
                 if batch := tuple(self._news(change)):
                     yield batch
+
+    async def _revocation(self, change: Change) -> Revocation | None:
+        """Whether the job is not wanted any more, asked where pods are taken away, before that is told."""
+        owner = next(self._owners_of_deleted(change), None)
+        if self._revoked or owner is None:
+            return None
+        try:
+            reason = await self._anchors.why_gone(self._namespace, owner.name, owner.uid)
+        except (KubernetesError, *TRANSIENT) as error:
+            logger.info("whether %s is still wanted is not known: %s", owner.name, error or type(error).__name__)
+            return None
+        return Revocation(reason) if reason else None
+
+    def _owners_of_deleted(self, change: Change) -> Iterator[OwnerReference]:
+        """The owners of pods that somebody began to delete, or has deleted, while their processes ran."""
+        match change:
+            case Listed(objects):
+                pods = [Pod.model_validate(one) for one in objects]
+                present = {pod.metadata.uid for pod in pods}
+                deleted = [pod for pod in self._pods.values() if pod.metadata.uid not in present]
+                deleted += [pod for pod in pods if pod.metadata.deletion_timestamp]
+                if self._expected and not pods:
+                    yield OwnerReference(name=self._anchor)
+            case Changed(one):
+                pod = Pod.model_validate(one)
+                deleted = [pod] if pod.metadata.deletion_timestamp else []
+            case Removed(one):
+                deleted = [Pod.model_validate(one)]
+        for pod in deleted:
+            known = self._pods.get(pod.metadata.uid)
+            old_news = known is not None and (known.metadata.deletion_timestamp or processes_ended(known))
+            if not old_news:
+                yield from pod.metadata.owner_references
 
     def _news(self, change: Change) -> Iterator[NodeEvent]:
         match change:
