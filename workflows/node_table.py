@@ -291,7 +291,14 @@ class NodeTable:
             case NodeEventKind.PENDING:
                 if record.phase in (NodePhase.CREATED, NodePhase.PENDING) and record.reason != event.reason:
                     self.put(record.changed(phase=NodePhase.PENDING, since=event.time, reason=event.reason))
-                    self.edge(record, EdgeKind.PENDING, event.time, source=EvidenceSource.BACKEND, detail=event.reason)
+                    self.edge(
+                        record,
+                        EdgeKind.PENDING,
+                        event.time,
+                        source=EvidenceSource.BACKEND,
+                        detail=event.reason,
+                        queued=event.queued,
+                    )
             case NodeEventKind.RUNNING:
                 if record.phase is NodePhase.PENDING:
                     self.put(record.changed(phase=NodePhase.CREATED, since=event.time, reason=""))

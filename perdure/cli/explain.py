@@ -42,6 +42,7 @@ def explanation(incident: IncidentView, *, job: str, flag: str) -> Text:
         ("MEANS", [_meaning(incident)]),
         ("DID", [_deed(incident)]),
         ("NOT", [f"{option.option}: {option.why_not}" for option in incident.considered]),
+        ("WAIT", [incident.waited_for]),
         ("TOOK", [_course(incident)]),
         ("YOU", [_advice(incident, job=job, flag=flag)]),
     ):

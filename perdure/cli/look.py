@@ -229,7 +229,7 @@ def explain(
     from perdure.errors import PerdureError
 
     here = session(namespace=namespace, output=output, address=address)
-    incidents = here.run(lambda client: client.incidents(name))
+    incidents, waiting = here.run(lambda client: _story(client, name))
     chosen = [incident for incident in incidents if number is None or incident.number == number]
     if number is not None and not chosen:
         known = ", ".join(str(incident.number) for incident in incidents) or "none"
@@ -239,13 +239,28 @@ def explain(
         return
     if not incidents:
         out.print(f"{name} was never interrupted")
+        _tell_wait(waiting)
         here.hint(f"perdure status {name}{here.flag}")
         return
     if number is None:
         for incident in incidents[:-1]:
             out.print(table_line(incident), markup=False)
     out.print(explanation(chosen[-1], job=name, flag=here.flag))
+    if number is None:
+        _tell_wait(waiting)
     others = [incident.number for incident in incidents if incident.number != chosen[-1].number]
     here.hint(
         *([f"perdure explain {name} {others[-1]}{here.flag}"] if others else []), f"perdure status {name}{here.flag}"
     )
+
+
+async def _story(client: Client, name: str) -> tuple[list[IncidentView], str]:
+    """The job's interruptions, and what it waits for now; empty where it does not wait."""
+    incidents = await client.incidents(name)
+    status = await client.status(name)
+    return incidents, status.reason if status.phase in ("STARTING", "WAITING") else ""
+
+
+def _tell_wait(words: str) -> None:
+    if words:
+        out.print(f"[bold]{'NOW':<6}[/]waits: {escape(words)}")

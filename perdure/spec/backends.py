@@ -89,7 +89,7 @@ FIELD_SUPPORT: tuple[FieldSupport, ...] = (
     _field("roles.*.pod_template", *_PODS, remedy="remove it"),
     _field("queue", *_PODS, harmless=True),
     _field("priority_class", *_PODS, harmless=True),
-    _field("limits.queue_timeout", available=False, remedy="remove it; timing.rendezvous.join_timeout limits the wait"),
+    _field("limits.queue_timeout", *_PODS, harmless=True),
     _field("workdir.exclude", *_CONTAINERS, harmless=True),
     _field("roles.*.python", *_CONTAINERS, harmless=True),
     _field("roles.*.image_pull_policy", *_PODS, harmless=True),

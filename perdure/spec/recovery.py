@@ -61,6 +61,8 @@ class Limits(Section):
     active_deadline: PositiveDuration | None = None
     """The job is stopped this long after it began; none is never."""
     queue_timeout: PositiveDuration | None = None
-    """The job is stopped if a queue has not admitted it within this time; none is never."""
+    """How long a job may wait for the machines of its first world, while its queue has not admitted it or no machine
+    has room; then it stops with the scheduler's words. None is never. Once its nodes have machines,
+    `timing.rendezvous.join_timeout` counts."""
     termination_grace_period: Duration = timedelta(seconds=30)
     """From SIGTERM to SIGKILL when the job's processes are stopped for good: time to save."""

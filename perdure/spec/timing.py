@@ -52,7 +52,8 @@ class RendezvousTiming(Section):
     last_call: Duration = timedelta(seconds=5)
     """Once `min` nodes are ready, how long to wait for more before starting without them."""
     join_timeout: Duration = timedelta(minutes=10)
-    """How long a new job waits for its first `min` nodes before it stops with that reason."""
+    """How long a new job waits for its first `min` nodes before it stops with that reason; time in a queue, or without
+    a machine that has room, does not count (`limits.queue_timeout`)."""
     victim_grace: Duration = timedelta(seconds=1)
     """Where every report so far says only that a peer went away, how long to wait for the culprit's own report."""
     enter_timeout: Duration = timedelta(minutes=5)

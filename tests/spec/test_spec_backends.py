@@ -50,7 +50,6 @@ def test_an_elastic_job_is_told_about_its_batch():
         ),
         (spec(backend="ray"), 'not available in this release; got "ray"; expected joined, kubernetes or local'),
         (spec(backend="joined", workdir={"path": "x"}), 'workdir.path: got "x"; expected an absolute path'),
-        (spec(limits={"queue_timeout": "1h"}), "limits.queue_timeout: not available in this release"),
         (spec(recovery={"spares": 1}), "recovery.spares: not available in this release"),
         (spec(runtime="x"), "runtime: not available in this release; write the preset's fields"),
         (spec(workdir={"git": "u", "ref": "r"}), "workdir.git: not available in this release"),
@@ -93,7 +92,6 @@ def test_the_full_example_has_all_that_it_lacks_named():
         "hold_on_failure",
         "ttl_after_finished",
         "notifications",
-        "limits.queue_timeout",
     ]
 
 

@@ -65,6 +65,9 @@ class NodeEvent(Message):
     incarnation: int
     time: datetime
     reason: str = ""
+    queued: bool = False
+    """Of PENDING: no machine is given to it, since a queue has not admitted it or none has room. That may take hours,
+    and is nobody's failure."""
     exit_code: int | None = None
     signal: int | None = None
 

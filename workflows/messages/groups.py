@@ -46,6 +46,8 @@ class NodeEdge(Message):
     time: datetime
     source: EvidenceSource = EvidenceSource.AGENT
     detail: str = ""
+    queued: bool = False
+    """Of PENDING: as in `NodeEvent`."""
     generation: int = 0
     entered_at: datetime | None = None
     starts: RankStarts | None = None

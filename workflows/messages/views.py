@@ -85,6 +85,8 @@ class IncidentView(Message):
     rule: str = ""
     """The policy's rule that decided, by name."""
     action: str = ""
+    waited_for: str = ""
+    """Which node did not come at once, and why: the scheduler's words, say."""
     considered: tuple[Considered, ...] = ()
     generation_before: int = 0
     generation_after: int | None = None

@@ -12,6 +12,7 @@ from workflows.messages import NodePhase
 from workflows.policy.job import unreachable_deadline
 from workflows.policy.judge import waits_until
 from workflows.policy.state import JobState
+from workflows.policy.waiting import limit_of
 
 
 def next_deadline(state: JobState, job: JobSpec, now: datetime) -> datetime | None:
@@ -38,7 +39,6 @@ def _deadlines_of_the_world(state: JobState, job: JobSpec) -> list[datetime | No
         )
     if state.ready_since is not None:
         times.append(state.ready_since + job.timing.rendezvous.last_call)
-    if state.waiting_since is not None:
-        times.append(state.waiting_since + job.recovery.replace_timeout)
-        times.append(state.waiting_since + job.timing.rendezvous.join_timeout)
+    if limit := limit_of(state, job):
+        times.append(limit.at)
     return times

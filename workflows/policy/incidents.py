@@ -96,6 +96,12 @@ def decided(
     )
 
 
+def waits(state: JobState, text: str) -> JobState:
+    """A node that is needed to go on does not come, and says why; the newest reason stays."""
+    incident = state.open_incident
+    return state if incident is None else _replace_last(state, incident.model_copy(update={"waited_for": text}))
+
+
 def formed(state: JobState) -> JobState:
     """The next world was handed out."""
     incident = state.open_incident

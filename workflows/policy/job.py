@@ -14,7 +14,7 @@ from uuid import UUID
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
 from workflows.messages import EvidenceSource, FailureClass, JobPhase, NodePhase
-from workflows.policy import incidents, joining, wishes
+from workflows.policy import incidents, joining, waiting, wishes
 from workflows.policy.budget import backoff
 from workflows.policy.events import Event
 from workflows.policy.judge import Verdict, judge, record
@@ -46,7 +46,7 @@ def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSou
             state = _form(state, job, now)
             state = _staff(state, now, new_token=new_token)
             state = _note_stepping(state, now)
-    return _with_phase(state)
+    return _with_phase(state, job)
 
 
 def _judge(state: JobState, job: JobSpec, now: datetime) -> JobState:
@@ -146,7 +146,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
         return state
     stands_still = world is None or interruption is not None
     if size == 0:
-        return _wait(state, job, now) if stands_still else state
+        return waiting.waited(state, job, now, at_hand=len(at_hand)) if stands_still else state
     ready_since = state.ready_since or now
     state = state.changed(ready_since=ready_since)
     if not _is_time(state, job, now, size=size, at_hand=len(at_hand), ready_since=ready_since, surplus=surplus):
@@ -180,6 +180,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
             generation=formed.generation,
             interruption=None,
             waiting_since=None,
+            queued_since=None,
             ready_since=None,
         )
     )
@@ -206,27 +207,6 @@ def _is_time(
             return True
         return state.waiting_since is not None and now - state.waiting_since >= job.recovery.replace_timeout
     return now - ready_since >= job.timing.rendezvous.last_call
-
-
-def _wait(state: JobState, job: JobSpec, now: datetime) -> JobState:
-    """No world is possible: waits for nodes, and stops when that has taken too long."""
-    since = state.waiting_since or now
-    timeout = job.recovery.replace_timeout if state.world is not None else job.timing.rendezvous.join_timeout
-    if now - since < timeout:
-        return state.changed(waiting_since=since, ready_since=None)
-    knob = "recovery.replace_timeout" if state.world is not None else "timing.rendezvous.join_timeout"
-    blocked = next((node for node in state.nodes.values() if node.reason), None)
-    return state.stopped(
-        Outcome(
-            phase=JobPhase.FAILED,
-            exit_code=3,
-            reason=(
-                f"{len(candidates(state))} nodes were ready after {timeout} ({knob}), "
-                f"and nodes.min is {state.nodes_min}" + (f"; node {blocked.rank}: {blocked.reason}" if blocked else "")
-            ),
-            decided_at=now,
-        ),
-    )
 
 
 def _staff(state: JobState, now: datetime, *, new_token: TokenSource) -> JobState:
@@ -284,7 +264,9 @@ def _dismiss(state: JobState, now: datetime) -> JobState:
         else node
         for rank, node in state.nodes.items()
     }
-    return state.changed(nodes=nodes, world=None, interruption=None, waiting_since=None, ready_since=None)
+    return state.changed(
+        nodes=nodes, world=None, interruption=None, waiting_since=None, queued_since=None, ready_since=None
+    )
 
 
 def _check_limits(state: JobState, job: JobSpec, now: datetime) -> JobState:
@@ -311,26 +293,28 @@ def _verdict_of_request(state: JobState, job: JobSpec, now: datetime) -> Verdict
     return verdict
 
 
-def _with_phase(state: JobState) -> JobState:
-    phase, reason = _phase(state)
+def _with_phase(state: JobState, job: JobSpec) -> JobState:
+    phase, reason = _phase(state, job)
     return state.changed(phase=phase, reason=reason)
 
 
-def _phase(state: JobState) -> tuple[JobPhase, str]:
+def _phase(state: JobState, job: JobSpec) -> tuple[JobPhase, str]:
     world = state.world
     if state.outcome is not None:
         return JobPhase.STOPPING, state.outcome.reason
     if state.suspended:
         return JobPhase.SUSPENDED, state.reason
     incident = state.open_incident
-    if state.waiting_since is not None and (world is not None or state.generation > 0):
-        at_hand = len(candidates(state))
-        return JobPhase.WAITING, f"{at_hand} of at least {state.nodes_min} nodes are ready"
+    queued = state.queued_since is not None and waiting.in_queue(state)
+    if queued or (state.waiting_since is not None and (world is not None or state.generation > 0)):
+        return JobPhase.WAITING, waiting.told(state, job, at_hand=len(candidates(state)))
     if state.interruption is not None or (incident is not None and world is not None):
         return JobPhase.RECOVERING, incident.title if incident else ""
     if world is None:
         ready = sum(node.phase is NodePhase.READY for node in state.nodes.values())
-        return JobPhase.STARTING, f"{ready} of {state.nodes_max} nodes are ready"
+        blocked = waiting.blocking(state)
+        why = f"; node {blocked.rank}: {blocked.reason}" if blocked else ""
+        return JobPhase.STARTING, f"{ready} of {state.nodes_max} nodes are ready{why}"
     if not state.stepping:
         return JobPhase.RENDEZVOUS, f"generation {world.generation} with {world.nodes} nodes is starting"
     return JobPhase.RUNNING, f"{world.nodes} of {state.nodes_max} nodes, {world.processes} ranks{_stall(state)}"

@@ -165,10 +165,12 @@ def _(event: EdgeSeen, state: JobState, now: datetime) -> JobState:
         case EdgeKind.CREATED | EdgeKind.PENDING:
             if node.phase in (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED):
                 phase = NodePhase.CREATED if edge.kind is EdgeKind.CREATED else NodePhase.PENDING
-                node = node.changed(phase=phase, since=now, reason=edge.detail)
+                node = node.changed(phase=phase, since=now, reason=edge.detail, queued=edge.queued)
+                if edge.detail:
+                    state = incidents.waits(state, f"node {edge.rank}: {edge.detail}")
         case EdgeKind.JOINED:
             if node.phase is not NodePhase.READY:
-                node = node.changed(phase=NodePhase.JOINED, since=now, reason="")
+                node = node.changed(phase=NodePhase.JOINED, since=now, reason="", queued=False)
             node = node.changed(reachable=True)
         case EdgeKind.READY:
             return _ready(state.with_node(_facts(node, edge)), edge, now)

@@ -31,6 +31,8 @@ class NodeState(Message):
     since: datetime
     """When the phase began."""
     reason: str = ""
+    queued: bool = False
+    """Pending, and no machine is given to it: its queue has not admitted it, or none has room."""
     reachable: bool = True
     host: str = ""
     address: str = ""
@@ -158,7 +160,9 @@ class JobState(Message):
     asked_for: dict[int, str] = Field(default={})
     """By node (slot): the user's wish that makes it come or go, until a world has followed."""
     waiting_since: datetime | None = None
-    """Since when no world can be formed."""
+    """Since when no world can be formed, although it is not the queue that keeps the first one waiting."""
+    queued_since: datetime | None = None
+    """Since when the first world waits in the queue, with what was waited for other reasons in between."""
     ready_since: datetime | None = None
     """Since when a (larger) world could be formed: the last call counts from here."""
     incidents: tuple[IncidentView, ...] = ()

@@ -72,12 +72,18 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
         )
     if state.running is not None:
         return _event(pod, NodeEventKind.RUNNING, reason=_silence(pod))
-    return _event(pod, NodeEventKind.PENDING, reason=_why_waiting(pod))
+    return _event(pod, NodeEventKind.PENDING, reason=_why_waiting(pod), queued=has_no_machine(pod))
 
 
 def processes_ended(pod: Pod) -> bool:
     """Whether nothing of the training runs any more, as far as its machine has said."""
     return pod.status.phase in ("Failed", "Succeeded") or _training_state(pod).terminated is not None
+
+
+def has_no_machine(pod: Pod) -> bool:
+    """Whether a queue has not admitted the pod, or the scheduler has found no machine for it."""
+    scheduled = pod.condition("PodScheduled")
+    return scheduled is not None and scheduled.status == "False"
 
 
 def machine_is_silent(pod: Pod) -> bool:

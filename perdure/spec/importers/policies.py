@@ -35,7 +35,7 @@ def read_run_policy(policy: Field, draft: Draft) -> None:
     draft.put(("priority_class",), scheduling["priorityClass"].text(), scheduling["priorityClass"])
     scheduling["minAvailable"].drop("a job starts with roles.worker.nodes.min nodes")
     scheduling["minResources"].drop("a job starts with roles.worker.nodes.min nodes")
-    scheduling["scheduleTimeoutSeconds"].drop("limits.queue_timeout stops a job that a queue does not admit")
+    put_seconds(draft, ("limits", "queue_timeout"), scheduling["scheduleTimeoutSeconds"], least=1)
 
 
 def drop_suspend(suspend: Field) -> None:

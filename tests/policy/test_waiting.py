@@ -1,0 +1,99 @@
+"""Golden tables of how long a job waits for nodes, what it says meanwhile, and what it does then."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.policy.scenario import Scenario
+from workflows.messages import EdgeKind, JobPhase
+
+GATED = "its queue has not admitted it (SchedulingGated)"
+UNSCHEDULABLE = "no machine can take it (Unschedulable: 0/2 nodes are available: 2 Insufficient cpu.)"
+HOUR = timedelta(hours=1)
+
+
+def queued(job: Scenario, *ranks: int, why: str = GATED) -> Scenario:
+    for rank in ranks:
+        job.edge(rank, EdgeKind.PENDING, detail=why, queued=True)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("nodes", "limits", "in_queue", "after", "phase", "field"),
+    [
+        ("2", {}, (0, 1), 100 * HOUR, JobPhase.WAITING, ""),
+        ("2", {"queue_timeout": "1h"}, (0, 1), HOUR - timedelta(seconds=1), JobPhase.WAITING, ""),
+        ("2", {"queue_timeout": "1h"}, (0, 1), HOUR, JobPhase.STOPPING, "limits.queue_timeout"),
+        # One node short of the smallest world is as good as none.
+        ("2", {"queue_timeout": "1h"}, (1,), HOUR, JobPhase.STOPPING, "limits.queue_timeout"),
+        # Enough have a machine: theirs is the failure to come.
+        ("1:2", {"queue_timeout": "1h"}, (1,), timedelta(minutes=10), JobPhase.STOPPING, "rendezvous.join_timeout"),
+        ("2", {"queue_timeout": "1h"}, (), timedelta(minutes=10), JobPhase.STOPPING, "rendezvous.join_timeout"),
+    ],
+)
+def test_the_first_world_waits_in_the_queue_for_as_long_as_the_job_says(
+    nodes: str, limits: dict[str, Any], in_queue: tuple[int, ...], after: timedelta, phase: JobPhase, field: str
+) -> None:
+    job = queued(Scenario(nodes, limits=limits), *in_queue).wait(after)
+    assert job.state.phase is phase
+    assert field in job.state.reason
+    assert not in_queue or GATED in job.state.reason
+    assert job.state.outcome is None or job.state.outcome.exit_code == 3
+
+
+def test_what_was_waited_in_the_queue_does_not_count_for_joining() -> None:
+    job = queued(Scenario("2", limits={"queue_timeout": "2h"}), 0, 1).wait(HOUR)
+    assert job.state.reason == (
+        f"0 of at least 2 nodes are ready; node 0: {GATED}; stops at 02:00:00 UTC (limits.queue_timeout)"
+    )
+    for rank in (0, 1):
+        job.edge(rank, EdgeKind.CREATED)
+    job.wait(timedelta(minutes=9))
+    assert job.state.phase is JobPhase.STARTING
+    # A machine that is lost sends the job back into the queue, where its time goes on.
+    job.lost(0)
+    queued(job, 0, why=UNSCHEDULABLE).wait(timedelta(minutes=50))
+    assert job.state.phase is JobPhase.WAITING
+    assert UNSCHEDULABLE in job.state.reason
+    job.wait(timedelta(minutes=1))
+    assert job.state.phase is JobPhase.STOPPING
+    assert "after 2h (limits.queue_timeout)" in job.state.reason
+
+
+def test_an_elastic_job_begins_without_those_that_are_in_the_queue() -> None:
+    job = queued(Scenario("1:2", limits={"queue_timeout": "1h"}), 1).ready(0).wait(6).steps()
+    assert job.group_ranks == {0: 0}
+    job.wait(100 * HOUR)
+    assert job.state.phase is JobPhase.RUNNING
+    job.edge(1, EdgeKind.CREATED).ready(1)
+    assert job.group_ranks == {0: 0, 1: 1}
+
+
+def test_a_resumed_job_waits_in_the_queue_anew() -> None:
+    from workflows.policy.events import ResumeAsked, SuspendAsked
+
+    job = queued(Scenario("1", limits={"queue_timeout": "1h"}), 0).wait(HOUR / 2)
+    job.take(SuspendAsked()).wait(HOUR).take(ResumeAsked())
+    queued(job, 0).wait(HOUR - timedelta(seconds=1))
+    assert job.state.phase is JobPhase.WAITING
+    assert job.wait(1).state.phase is JobPhase.STOPPING
+
+
+@pytest.mark.parametrize(
+    ("nodes", "choice", "said", "phase"),
+    [
+        ("2", "shrink", "stops at 00:10:00 UTC (recovery.replace_timeout)", JobPhase.STOPPING),
+        ("1:2", "wait", "goes on without it at 00:10:00 UTC (recovery.replace_timeout)", JobPhase.RECOVERING),
+    ],
+)
+def test_a_replacement_that_does_not_come_is_told_with_the_scheduler_s_words(
+    nodes: str, choice: str, said: str, phase: JobPhase
+) -> None:
+    job = queued(Scenario(nodes, recovery={"on_capacity_loss": choice}).running().lost(1), 1, why=UNSCHEDULABLE)
+    assert job.state.phase is JobPhase.WAITING
+    assert job.state.reason.endswith(f"node 1: {UNSCHEDULABLE}; {said}")
+    assert job.state.incidents[-1].waited_for == f"node 1: {UNSCHEDULABLE}"
+    assert job.wait(timedelta(minutes=10)).state.phase is phase

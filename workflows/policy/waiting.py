@@ -1,0 +1,85 @@
+"""A job that has fewer nodes than it needs waits, and says for what and until when: never silently, never by accident.
+
+| what it waits for | limit | then |
+|-|-|-|
+| machines for the first world: not admitted by a queue, or no machine has room | `limits.queue_timeout` | stops |
+| nodes of the first world that have a machine | `timing.rendezvous.join_timeout` | stops |
+| replacements, with fewer than `nodes.min` left | `recovery.replace_timeout` | stops |
+| replacements, because `recovery.on_capacity_loss` is `wait` | `recovery.replace_timeout` | goes on smaller |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from perdure.spec.durations import format_duration
+from perdure.spec.job import JobSpec
+from workflows.messages import JobPhase, NodePhase
+from workflows.policy.rendezvous import usable
+from workflows.policy.state import JobState, NodeState, Outcome
+
+
+@dataclass(frozen=True)
+class Limit:
+    """When a wait is over, and by which field."""
+
+    at: datetime
+    field: str
+
+
+def in_queue(state: JobState) -> bool:
+    """Whether so many nodes have no machine that the first world cannot be formed without them."""
+    nodes = [node for node in state.nodes.values() if node.alive and node.rank < state.nodes_max]
+    placed = sum(not node.queued for node in nodes)
+    enough = usable(placed, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
+    return state.world is None and placed < len(nodes) and not enough
+
+
+def waited(state: JobState, job: JobSpec, now: datetime, *, at_hand: int) -> JobState:
+    """No world is possible with the nodes at hand: waits on, or stops when that has taken too long."""
+    if in_queue(state):
+        state = state.changed(queued_since=state.queued_since or now, waiting_since=None, ready_since=None)
+    else:
+        state = state.changed(waiting_since=state.waiting_since or now, ready_since=None)
+    limit = limit_of(state, job)
+    if limit is None or now < limit.at:
+        return state
+    blocked = blocking(state)
+    since = state.queued_since if state.waiting_since is None else state.waiting_since
+    waited_for = format_duration(limit.at - (since or now))
+    reason = f"{at_hand} nodes were ready after {waited_for} ({limit.field}), and nodes.min is {state.nodes_min}" + (
+        f"; node {blocked.rank}: {blocked.reason}" if blocked else ""
+    )
+    return state.stopped(Outcome(phase=JobPhase.FAILED, exit_code=3, reason=reason, decided_at=now))
+
+
+def limit_of(state: JobState, job: JobSpec) -> Limit | None:
+    """What ends the job's wait; None where it does not wait, or may for ever."""
+    if state.waiting_since is None:
+        patience = job.limits.queue_timeout
+        if state.queued_since is None or patience is None:
+            return None
+        return Limit(state.queued_since + patience, "limits.queue_timeout")
+    if state.world is None:
+        return Limit(state.waiting_since + job.timing.rendezvous.join_timeout, "timing.rendezvous.join_timeout")
+    return Limit(state.waiting_since + job.recovery.replace_timeout, "recovery.replace_timeout")
+
+
+def blocking(state: JobState) -> NodeState | None:
+    """A node that is waited for and says why it does not come; those without a machine first."""
+    nodes = [node for node in state.nodes.values() if node.reason and node.phase is not NodePhase.READY]
+    return min(nodes, key=lambda node: (not node.queued, node.rank), default=None)
+
+
+def told(state: JobState, job: JobSpec, *, at_hand: int) -> str:
+    """For people: how many nodes there are, which one is missing and why, and what ends the wait."""
+    words = [f"{at_hand} of at least {state.nodes_min} nodes are ready"]
+    if blocked := blocking(state):
+        words.append(f"node {blocked.rank}: {blocked.reason}")
+    if limit := limit_of(state, job):
+        enough = usable(at_hand, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
+        words.append(f"{'goes on without it' if enough else 'stops'} at {limit.at:%H:%M:%S} UTC ({limit.field})")
+    elif state.queued_since is not None:
+        words.append("waits for as long as it takes (limits.queue_timeout is not set)")
+    return "; ".join(words)
