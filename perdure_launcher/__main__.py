@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .config import RUN_DIRECTORY_VARIABLE, ConfigError, load_config
 from .launcher import Launcher, Leaving, write_exit_file
+from .shell import enter
 
 logger = logging.getLogger("perdure_launcher")
 
@@ -18,11 +19,16 @@ _CRASHED = 70
 
 
 def main() -> int:
-    """Runs the launcher to its end.
+    """Runs the launcher to its end; called with `shell`, becomes a shell beside it.
 
     Returns:
         The exit code: 0 when the agent sent it home, 128 + n after signal n, else one of sysexits.h.
     """
+    if sys.argv[1:2] == ["shell"]:
+        try:
+            enter(sys.argv[2:])
+        except (ConfigError, OSError) as error:
+            sys.exit(f"perdure shell: {error}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     run_directory = Path(os.environ.get(RUN_DIRECTORY_VARIABLE, "."))
     try:

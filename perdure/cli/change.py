@@ -126,7 +126,7 @@ def cancel(
     output: OutputOption = None,
     address: AddressOption = None,
 ) -> None:
-    """End a job: its processes get SIGTERM and their grace.
+    """End a job: its processes get SIGTERM and their grace. Of a failed job that is held, lets the nodes go.
 
     [dim]perdure cancel llama-8b-sft --wait[/]
     """
@@ -144,7 +144,7 @@ def cancel(
         result = await client.wait(name)
         if result.phase is JobPhase.CANCELLED:
             return f"{name} is cancelled; its nodes are gone"
-        return f"{name} had ended before: {result.phase}"
+        return f"{name} had come to its end before: {result.phase}; its nodes are gone"
 
     message = here.run(end)
     if here.json:

@@ -169,6 +169,8 @@ def _next_commands(status: JobStatus, flag: str) -> list[str]:
     commands = [f"perdure explain {name}{flag}"] if status.last_incident else []
     if status.finished_at:
         return [*commands, f"perdure logs {name}{flag}"]
+    if status.phase == "HELD":
+        return [*commands, f"perdure shell {name}{flag}", f"perdure cancel {name}{flag}"]
     if status.phase == "SUSPENDED":
         return [*commands, f"perdure resume {name}{flag}"]
     return [*commands, f"perdure watch {name}{flag}"]

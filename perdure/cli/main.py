@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from perdure.cli import change, common, importing, join, logs, look, operate, spec, start, watch
+from perdure.cli import change, common, importing, join, logs, look, operate, shell, spec, start, watch
 from perdure.cli.common import OutputFormat
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ app.command("watch", rich_help_panel=_LOOK)(watch.watch)
 app.command("logs", rich_help_panel=_LOOK)(logs.logs)
 app.command("explain", rich_help_panel=_LOOK)(look.explain)
 app.command("nodes", rich_help_panel=_LOOK)(look.nodes)
+app.command("shell", rich_help_panel=_LOOK)(shell.shell)
 app.command("scale", rich_help_panel=_CHANGE)(change.scale)
 app.command("suspend", rich_help_panel=_CHANGE)(change.suspend)
 app.command("resume", rich_help_panel=_CHANGE)(change.resume)

@@ -12,6 +12,7 @@ PHASE_STYLES = {
     "RUNNING": "green",
     "SUCCEEDED": "bold green",
     "FAILED": "bold red",
+    "HELD": "bold red",
     "CANCELLED": "yellow",
     "SUSPENDED": "yellow",
     "RECOVERING": "bold yellow",

@@ -80,7 +80,6 @@ FIELD_SUPPORT: tuple[FieldSupport, ...] = (
     _field("workdir.git", available=False, remedy="check the commit out and use workdir.path"),
     _field("recovery.spares", available=False, remedy="remove it; a lost node is replaced by a new one"),
     _field("outputs.archive", available=False, remedy="remove it"),
-    _field("hold_on_failure", available=False, remedy="remove it; the logs of a failed job stay"),
     _field("ttl_after_finished", available=False, remedy="remove it"),
     _field("notifications", available=False, remedy="remove it"),
     _field("secrets", *_CONTAINERS, remedy="set the variables where the worker starts"),

@@ -107,7 +107,8 @@ class JobSpec(Section):
     outputs: Outputs = Outputs()
     """Where what the job leaves behind is kept."""
     hold_on_failure: Duration | None = None
-    """How long the nodes of a failed job are kept for looking at; none is not at all."""
+    """How long the nodes of a failed job are kept for looking at, as they are: `perdure shell` opens a shell in one,
+    `perdure cancel` lets them go before. None is not at all."""
     ttl_after_finished: Duration | None = None
     """How long after its end the job's leftovers are deleted; none is never."""
     notifications: list[Notification] = Field(default=[])

@@ -55,7 +55,6 @@ def test_an_elastic_job_is_told_about_its_batch():
         (spec(workdir={"git": "u", "ref": "r"}), "workdir.git: not available in this release"),
         (spec(outputs={"archive": "s3://x"}), "outputs.archive: not available in this release"),
         (spec(ttl_after_finished="1h"), "ttl_after_finished: not available in this release"),
-        (spec(hold_on_failure="1h"), "hold_on_failure: not available in this release"),
         (spec(secrets={"A": "b/c"}), "secrets: has no meaning on the backend local; set the variables where"),
         (spec(volumes=[{"mount_path": "/a", "pvc": "b"}]), "volumes: has no meaning on the backend local; use paths"),
         (spec({"image": "x"}), "roles.worker.image: has no meaning on the backend local; the command runs with"),
@@ -89,7 +88,6 @@ def test_the_full_example_has_all_that_it_lacks_named():
         "runtime",
         "workdir.path",
         "outputs.archive",
-        "hold_on_failure",
         "ttl_after_finished",
         "notifications",
     ]

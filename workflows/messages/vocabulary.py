@@ -20,6 +20,8 @@ class JobPhase(StrEnum):
     """A failure interrupted the world; the next one is under way."""
     SUSPENDED = "SUSPENDED"
     """No nodes, by a user's wish; the job's history and budgets are kept."""
+    HELD = "HELD"
+    """It has failed, and its nodes are kept for looking at (`hold_on_failure`)."""
     STOPPING = "STOPPING"
     """Nodes are being wound down before the job closes."""
     SUCCEEDED = "SUCCEEDED"

@@ -18,7 +18,7 @@ from workflows.policy.waiting import limit_of
 def next_deadline(state: JobState, job: JobSpec, now: datetime) -> datetime | None:
     """The earliest time after `now` at which the passing of time alone may change a decision."""
     if state.outcome is not None:
-        return None
+        return state.outcome.held_until
     times: list[datetime | None] = []
     if job.limits.active_deadline is not None:
         times.append(state.started_at + job.limits.active_deadline)

@@ -18,6 +18,7 @@ from workflows.messages import (
     ProgressSource,
 )
 from workflows.names import group_index
+from workflows.policy import holding
 from workflows.policy.budget import within_window
 from workflows.policy.state import JobState
 
@@ -35,7 +36,9 @@ def desire_for(state: JobState, group: int) -> GroupDesire:
             rank: DesiredNode(incarnation=node.incarnation, token=node.token)
             for rank, node in sorted(state.nodes.items())
             # One that winds down wants nothing, and is not told again whenever a node has gone.
-            if group_index(rank) == group and node.alive and state.outcome is None
+            if group_index(rank) == group
+            and node.alive
+            and (state.outcome is None or (state.held and holding.can_be_looked_at(node)))
         },
         world=state.world.model_copy(
             update={"members": {r: m for r, m in state.world.members.items() if group_index(r) == group}}
@@ -46,14 +49,14 @@ def desire_for(state: JobState, group: int) -> GroupDesire:
         world_size=state.world.processes if state.world else 0,
         undisturbed=state.world is not None and state.interruption is None,
         complete_generation=state.complete_generation,
-        wind_down=state.outcome is not None,
+        wind_down=state.outcome is not None and not state.held,
         reason=_reason(state),
     )
 
 
 def is_over(state: JobState) -> bool:
     """The outcome is known and nothing of the job is left."""
-    return state.outcome is not None and set(groups_of(state)) <= set(state.wound_down_groups)
+    return state.outcome is not None and not state.held and set(groups_of(state)) <= set(state.wound_down_groups)
 
 
 def _reason(state: JobState) -> str:
@@ -131,6 +134,9 @@ def next_action(state: JobState) -> str:
     """What happens next without anybody doing anything."""
     coming = [node for node in state.nodes.values() if node.alive and node.phase is not NodePhase.READY]
     delayed = [node for node in state.nodes.values() if node.phase is NodePhase.LOST and node.not_before is not None]
+    if state.outcome is not None and state.outcome.held_until is not None:
+        until = f"{state.outcome.held_until:%Y-%m-%d %H:%M:%S} UTC"
+        return f"the nodes are kept until {until} (hold_on_failure); `perdure cancel` lets them go before"
     if state.outcome is not None:
         return "the nodes are wound down"
     if state.suspended:

@@ -14,7 +14,7 @@ from uuid import UUID
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
 from workflows.messages import EvidenceSource, FailureClass, JobPhase, NodePhase
-from workflows.policy import incidents, joining, waiting, wishes
+from workflows.policy import holding, incidents, joining, waiting, wishes
 from workflows.policy.budget import backoff
 from workflows.policy.events import Event
 from workflows.policy.judge import Verdict, judge, record
@@ -34,8 +34,9 @@ def decide(state: JobState, event: Event, job: JobSpec, now: datetime, *, new_to
 
 def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
     """Brings the job as far as what is known allows."""
-    if state.outcome is None:
-        state = _check_limits(state, job, now)
+    if state.outcome is not None:
+        return _with_phase(holding.over(state, now), job)
+    state = _check_limits(state, job, now)
     if state.outcome is None and state.suspended:
         state = _dismiss(state, now)
     elif state.outcome is None:
@@ -46,7 +47,7 @@ def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSou
             state = _form(state, job, now)
             state = _staff(state, now, new_token=new_token)
             state = _note_stepping(state, now)
-    return _with_phase(state, job)
+    return _with_phase(holding.begun(state, job, now), job)
 
 
 def _judge(state: JobState, job: JobSpec, now: datetime) -> JobState:
@@ -301,7 +302,7 @@ def _with_phase(state: JobState, job: JobSpec) -> JobState:
 def _phase(state: JobState, job: JobSpec) -> tuple[JobPhase, str]:
     world = state.world
     if state.outcome is not None:
-        return JobPhase.STOPPING, state.outcome.reason
+        return JobPhase.HELD if state.held else JobPhase.STOPPING, state.outcome.reason
     if state.suspended:
         return JobPhase.SUSPENDED, state.reason
     incident = state.open_incident

@@ -131,6 +131,8 @@ class Outcome(Message):
     exit_code: int
     reason: str
     decided_at: datetime
+    held_until: datetime | None = None
+    """Until then the nodes are kept for looking at: see `workflows.policy.holding`."""
 
 
 class JobState(Message):
@@ -192,6 +194,11 @@ class JobState(Message):
 
     def with_node(self, node: NodeState) -> Self:
         return self.changed(nodes={**self.nodes, node.rank: node})
+
+    @property
+    def held(self) -> bool:
+        """It has failed, and its nodes are kept for looking at."""
+        return self.outcome is not None and self.outcome.held_until is not None
 
     @property
     def members(self) -> tuple[NodeState, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from workflows.messages import EvidenceSource, JobPhase, NodePhase, World
-from workflows.policy import incidents
+from workflows.policy import holding, incidents
 from workflows.policy.events import (
     CancelAsked,
     Event,
@@ -42,7 +42,7 @@ def asked(state: JobState, event: Event, now: datetime) -> JobState:
             return _relaunched(state, event, now)
         case CancelAsked():
             if state.outcome is not None:
-                return state
+                return holding.released(state)
             reason = f"cancelled: {event.reason}" if event.reason else "cancelled by a user"
             return state.stopped(Outcome(phase=JobPhase.CANCELLED, exit_code=4, reason=reason, decided_at=now))
         case _:

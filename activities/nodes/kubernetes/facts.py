@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from activities.nodes.containers import TRAINING
 from activities.nodes.kubernetes.objects import ContainerState, Pod, Terminated
-from activities.nodes.kubernetes.pod import INCARNATION, RANK, TRAINING
+from activities.nodes.kubernetes.pod import INCARNATION, RANK
 from workflows.messages import NodeEvent, NodeEventKind
 
 ENDINGS: Mapping[str, str] = {

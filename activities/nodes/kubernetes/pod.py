@@ -17,13 +17,13 @@ from typing import Any
 
 from activities.nodes.backend import NodeRefused
 from activities.nodes.configurations import agent_configuration, launcher_configuration
+from activities.nodes.containers import SHARED, TRAINING
 from activities.nodes.kubernetes.merge import merged
 from activities.nodes.kubernetes.settings import KubernetesSettings
 from perdure.spec.roles import Role
 from workflows.messages import NodeRequest
 from workflows.names import group_index
 
-TRAINING = "training"
 AGENT = "perdure-agent"
 PREPARE = "perdure-prepare"
 
@@ -32,8 +32,6 @@ UID, ROLE, GROUP, RANK, INCARNATION, JOB = (
     f"{LABEL}{name}" for name in ("uid", "role", "group", "rank", "incarnation", "job")
 )
 
-SHARED = "/perdure"
-"""Shared by agent and training: the run directory, the launcher and its configuration."""
 PRIVATE = "/perdure-agent"
 """The agent's alone: its configuration holds the incarnation's token."""
 RUN_DIRECTORY = f"{SHARED}/run"
@@ -220,7 +218,12 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
         "command": [role.python, f"{SHARED}/lib"]
         if role.python
         else ["/bin/sh", "-c", _START.replace("ROLE", node.role)],
-        "env": [*mark, {"name": "PERDURE_LAUNCHER_CONFIG", "value": f"{SHARED}/launcher.json"}],
+        "env": [
+            *mark,
+            {"name": "PERDURE_LAUNCHER_CONFIG", "value": f"{SHARED}/launcher.json"},
+            # For `perdure shell`, which finds the interpreter as the container's own command does.
+            *([{"name": "PERDURE_PYTHON", "value": role.python}] if role.python else []),
+        ],
         "volumeMounts": [shared],
     }
     labels = {

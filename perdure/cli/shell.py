@@ -1,0 +1,74 @@
+"""The command `perdure shell`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, flush, out, session
+
+if TYPE_CHECKING:
+    from perdure.client import Client
+    from perdure.shell import ShellCommand
+
+
+def shell(
+    name: JobArgument,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND...]", help="Run this in place of a shell.", show_default=False),
+    ] = None,
+    node: Annotated[
+        int | None,
+        typer.Option("--node", help="In this node; default: where the last incident began.", show_default=False),
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=0, help="In the node of this global rank.", show_default=False)
+    ] = None,
+    print_: Annotated[bool, typer.Option("--print", help="Print the command that opens it, and no more.")] = False,
+    namespace: NamespaceOption = "default",
+    address: AddressOption = None,
+) -> None:
+    """Open a shell in a node of a job that runs, or is held after it failed: in its command's folder and environment.
+
+    [dim]perdure shell llama-8b-sft --node 3 · perdure shell llama-8b-sft --rank 8 -- nvidia-smi[/]
+    """
+    here = session(namespace=namespace, address=address)
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    found = here.run(lambda client: _find(client, name, node, rank, command or [], terminal=terminal or print_))
+    if print_:
+        out.out(str(found), highlight=False)
+    else:
+        _become(found)
+
+
+async def _find(
+    client: Client, name: str, node: int | None, rank: int | None, command: list[str], *, terminal: bool
+) -> ShellCommand:
+    from perdure.errors import PerdureError
+    from perdure.shell import node_to_enter, shell_command
+    from perdure.views import nodes_of_ranks
+
+    status, nodes = await client.status(name), await client.nodes(name)
+    if rank is not None:
+        node = next(iter(nodes_of_ranks(nodes, [rank])), None)
+        if node is None:
+            raise PerdureError(f"{name} has no world with rank {rank} now; choose by --node instead")
+    return shell_command(status, node_to_enter(status, nodes, node), command, terminal=terminal)
+
+
+def _become(command: ShellCommand) -> NoReturn:
+    from perdure.errors import PerdureError
+
+    program = shutil.which(command.words[0])
+    if program is None:
+        raise PerdureError(
+            f"{command.words[0]} is not on PATH", remedy=f"Install it, or run this where it is: {command}"
+        )
+    inherited = os.environ if command.inherited is None else command.inherited
+    flush()
+    os.execve(program, command.words, {**inherited, **command.environment})

@@ -1,0 +1,117 @@
+"""Where a shell in a node is started from: on this machine itself, or by `kubectl exec` in its pod.
+
+It needs no agent and no worker: it is for the moment when something is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from activities.nodes.containers import SHELL, TRAINING
+from activities.nodes.joined import JoinedBackend
+from activities.nodes.joined.machine import joined_nodes
+from activities.nodes.local import LocalBackend, state_folder
+from activities.nodes.local.folders import NodeFolder, NodeFolders
+from activities.nodes.local.launch import program
+from perdure.errors import PerdureError, Refused
+from workflows.messages import JobStatus, NodePhase, NodeView
+from workflows.names import node_name
+
+_NOT_THERE = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.LOST, NodePhase.REMOVED)
+
+
+@dataclass(frozen=True)
+class ShellCommand:
+    """What to run here."""
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Set beside what is there."""
+    inherited: Mapping[str, str] | None = None
+    """What is there, where it is not this process's own."""
+
+    def __str__(self) -> str:
+        """As a shell takes it."""
+        return shlex.join([*(f"{name}={value}" for name, value in self.environment.items()), *self.words])
+
+
+def node_to_enter(status: JobStatus, nodes: Sequence[NodeView], rank: int | None) -> NodeView:
+    """The node that is asked for; by default the one where the last incident began, else the first.
+
+    Raises:
+        Refused: if it is not there.
+    """
+    there = [node for node in nodes if node.phase not in _NOT_THERE]
+    culprit = status.last_incident.culprit if status.last_incident else None
+    chosen = next((node for node in there if node.rank == (culprit if rank is None else rank)), None)
+    if chosen is None and rank is None and there:
+        chosen = there[0]
+    if chosen is None:
+        known = ", ".join(str(node.rank) for node in there) or "none"
+        raise Refused(
+            f"{status.name} is {status.phase} and has no {'node' if rank is None else f'node {rank}'} to enter; "
+            f"nodes that are there: {known}",
+            remedy="`hold_on_failure` in the job's specification keeps the nodes of a failed job.",
+        )
+    return chosen
+
+
+def shell_command(status: JobStatus, node: NodeView, command: Sequence[str], *, terminal: bool) -> ShellCommand:
+    """What opens a shell in the node, or runs a command there.
+
+    Args:
+        status: The job's.
+        node: One that is there.
+        command: In place of a shell.
+        terminal: Whether somebody sits at it.
+
+    Raises:
+        PerdureError: if the node is on another machine.
+    """
+    if status.backend == LocalBackend.name:
+        return _on_this_machine(NodeFolders(state_folder()), status, node, command)
+    if status.backend == JoinedBackend.name:
+        return _on_this_machine(joined_nodes(), status, node, command)
+    return _in_its_pod(status, node, command, terminal=terminal)
+
+
+def _in_its_pod(status: JobStatus, node: NodeView, command: Sequence[str], *, terminal: bool) -> ShellCommand:
+    pod = node_name(status.name, status.role, node.rank, status.uid, node.incarnation)
+    where = ("-n", status.namespace, pod, "-c", TRAINING)
+    words = ("kubectl", "exec", "-it" if terminal else "-i", *where, "--", "/bin/sh", "-c", SHELL, "sh", *command)
+    return ShellCommand(words)
+
+
+def _on_this_machine(nodes: NodeFolders, status: JobStatus, node: NodeView, command: Sequence[str]) -> ShellCommand:
+    for folder in nodes.of_job(status.uid, status.role):
+        record = folder.record
+        if record is not None and (record.rank, record.incarnation) == (node.rank, node.incarnation):
+            ours = {
+                "PERDURE_RUN_DIR": str(folder.run_dir),
+                "PERDURE_LAUNCHER_CONFIG": str(Path(folder.path) / "launcher.json"),
+            }
+            words = (*program("perdure_launcher"), "shell", *command)
+            return ShellCommand(words, environment=ours, inherited=_environment_of(folder))
+    raise PerdureError(
+        f"node {node.rank} of {status.name} is on another machine: {node.host or node.address}",
+        remedy=f"Log in there, and say: perdure shell {status.name} --node {node.rank}",
+    )
+
+
+def _environment_of(folder: NodeFolder) -> Mapping[str, str] | None:
+    """What the node was started with, as far as the kernel still tells."""
+    launcher = folder.launcher
+    if launcher is not None and launcher.alive:
+        with suppress(psutil.Error):
+            # The terminal is that of whoever enters.
+            return psutil.Process(launcher.pid).environ() | {
+                name: os.environ[name] for name in ("TERM",) if name in os.environ
+            }
+    return None

@@ -1,0 +1,46 @@
+"""A job that failed keeps its nodes for a while (`hold_on_failure`): the scene of the failure, for whoever looks at it.
+
+Nothing is started, stopped or replaced meanwhile. It ends with its time, or when somebody cancels the job; that it has
+failed stays.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.spec.job import JobSpec
+from workflows.messages import JobPhase, NodePhase
+from workflows.policy.state import JobState, NodeState
+
+_DEADLINE = 5
+"""The exit code of a job that has merely used up its time."""
+
+
+def can_be_looked_at(node: NodeState) -> bool:
+    """Whether there is something of the node to keep."""
+    return node.alive and node.phase not in (NodePhase.REQUESTED, NodePhase.PENDING)
+
+
+def begun(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """A job that was just stopped holds its nodes, if it failed, is to hold them, and has any."""
+    outcome, hold = state.outcome, job.hold_on_failure
+    if outcome is None or not hold or outcome.phase is not JobPhase.FAILED or outcome.exit_code == _DEADLINE:
+        return state
+    if not any(can_be_looked_at(node) for node in state.nodes.values()):
+        return state
+    return state.changed(outcome=outcome.model_copy(update={"held_until": now + hold}))
+
+
+def over(state: JobState, now: datetime) -> JobState:
+    """The time may be over."""
+    outcome = state.outcome
+    if outcome is None or outcome.held_until is None or now < outcome.held_until:
+        return state
+    return released(state)
+
+
+def released(state: JobState) -> JobState:
+    """The nodes are wound down."""
+    if state.outcome is None:
+        return state
+    return state.changed(outcome=state.outcome.model_copy(update={"held_until": None}))
