@@ -119,8 +119,8 @@ async def test_a_job_outlives_the_worker_that_started_it(
             assert right in refused.reason
             assert "grant the worker this right" in refused.reason
 
-            status = await training.running(nodes=2)
-            await training.stepping(generation=status.generation, ranks=2)
+            status = await training.running(nodes=1)
+            await training.stepping(generation=status.generation, ranks=1)
             leaving = asyncio.create_task(departures(job.api, site, 2))
             await release.apply(
                 values | {"jobNamespaces": [], "allNamespaces": True, "podAnnotations": {"upgrade": "1"}}
@@ -132,7 +132,7 @@ async def test_a_job_outlives_the_worker_that_started_it(
             # The new workers may do more, and have taken over what the old ones had begun.
             await other.submit(job_of_the_guide(elsewhere.namespace))
             assert (await other.wait("spiral")).phase is JobPhase.SUCCEEDED
-            await training.undisturbed(ranks=2, seconds=1)
+            await training.undisturbed(ranks=1, seconds=1)
             assert (await training.status()).generation == status.generation
             assert await training.incidents() == []
             await client.cancel(name)
@@ -192,7 +192,7 @@ def endless_job(name: str, namespace: str, out: Path) -> dict[str, Any]:
         "limits": {"termination_grace_period": "5s"},
         "roles": {
             "worker": {
-                "nodes": 2,
+                "nodes": 1,
                 "image": BARE_IMAGE,
                 "command": ["torchrun", str(SCRIPT), str(out)],
                 "pod_template": with_host_programs(out),
