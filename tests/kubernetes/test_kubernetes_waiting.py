@@ -1,0 +1,37 @@
+"""A job that no machine can take waits with the scheduler's words, and for as long as it is told to."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from tests.kubernetes.pods import PodJob, TestCluster, role
+from tests.kubernetes.site import perdure
+from tests.system.site import Job
+from workflows.messages import JobPhase
+
+
+async def test_a_job_waits_for_machines_until_its_queue_timeout(
+    cluster: TestCluster, job: PodJob, tmp_path: Path
+) -> None:
+    name = f"k-{secrets.token_hex(4)}"
+    async with perdure(cluster, job.namespace) as (_, client):
+        await client.submit(
+            {
+                "name": name,
+                "namespace": job.namespace,
+                "backend": "kubernetes",
+                # Shorter than the wait for a node that has a machine, which is not what is waited for here.
+                "limits": {"queue_timeout": "5s"},
+                "timing": {"rendezvous": {"join_timeout": "5m"}},
+                "roles": {"worker": role(nodes=2, resources={"cpu": 1000})},
+            }
+        )
+        training = Job(client, name, (await client.status(name)).uid, tmp_path)
+        status = await training.until(lambda known: known.phase is JobPhase.WAITING)
+        assert "0 of at least 2 nodes are ready; node 0: no machine can take it (Unschedulable: " in status.reason
+        assert "Insufficient cpu" in status.reason
+        assert status.reason.endswith("(limits.queue_timeout)")
+        result = await client.wait(name)
+        assert (result.phase, result.exit_code) == (JobPhase.FAILED, 3)
+        assert "0 nodes were ready after 5s (limits.queue_timeout), and nodes.min is 2; node 0: no" in result.reason
