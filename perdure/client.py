@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import re
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import suppress
@@ -16,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import (
     Client as TemporalClient,
 )
@@ -39,6 +37,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.connection import CALL_TIMEOUT, Endpoint, connect, find_endpoint
 from perdure.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWorker, PerdureError, Refused
 from perdure.explained import explained
+from perdure.leases import leases_of
 from perdure.logs import LogLine, read_logs
 from perdure.outcome import outcome_of
 from perdure.spec.job import JobSpec
@@ -51,7 +50,6 @@ from workflows.messages import (
     IncidentView,
     JobResult,
     JobStatus,
-    LeaseView,
     NodeView,
     ReasonRequest,
     RelaunchRequest,
@@ -70,7 +68,6 @@ UPDATE_TIMEOUT = timedelta(seconds=10)
 """For a job to answer a request; it decides in milliseconds, but a worker may be just starting."""
 
 ResultT = TypeVar("ResultT")
-_LEASE_ID = re.compile(r"lease/(\d+)/(\d+)/\d+")
 
 
 class Client:
@@ -141,6 +138,7 @@ class Client:
         *,
         overrides: Mapping[str, Any] | None = None,
         again: bool = True,
+        memo: Mapping[str, Any] | None = None,
     ) -> Submission:
         """Starts a job.
 
@@ -148,6 +146,7 @@ class Client:
             spec: A specification: a model, plain data, a file's path, or a text in YAML or JSON.
             overrides: Top-level fields that replace the file's.
             again: Whether a name may be used again after its job has ended.
+            memo: What the workflow shows beside itself: for those who start jobs and must know them again.
 
         Raises:
             SpecError: if the specification is wrong.
@@ -161,7 +160,7 @@ class Client:
         temporal = await self.connect()
         async with explained(self, job.name, job.namespace):
             try:
-                handle = await self._start(temporal, job, workflow_id, again=again)
+                handle = await self._start(temporal, job, workflow_id, again=again, memo=memo)
             except WorkflowAlreadyStartedError:
                 flag = "" if job.namespace == "default" else f" -n {job.namespace}"
                 raise JobAlreadyRunning(
@@ -180,7 +179,13 @@ class Client:
         )
 
     async def _start(
-        self, temporal: TemporalClient, job: JobSpec, workflow_id: str, *, again: bool
+        self,
+        temporal: TemporalClient,
+        job: JobSpec,
+        workflow_id: str,
+        *,
+        again: bool,
+        memo: Mapping[str, Any] | None,
     ) -> WorkflowHandle[Any, Any]:
         """Starts the workflow; without search attributes where the namespace does not have them."""
         _, role = job.role
@@ -202,6 +207,7 @@ class Client:
                     id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
                     id_reuse_policy=reuse,
                     search_attributes=search_attributes,
+                    memo=memo,
                     static_summary=f"{role.nodes} nodes: {' '.join(role.command or ['(the image)'])}"[:200],
                     rpc_timeout=CALL_TIMEOUT,
                 )
@@ -452,16 +458,7 @@ class Client:
             )
         except RPCError:
             return [], []
-        pending = description.raw_description.pending_activities
-        heard = [await self._lease(temporal, activity) for activity in pending]
-        return views, [lease for lease in heard if lease]
-
-    async def _lease(self, temporal: TemporalClient, activity: PendingActivityInfo) -> LeaseHeard | None:
-        match = _LEASE_ID.fullmatch(activity.activity_id)
-        if not match or not activity.heartbeat_details.payloads:
-            return None
-        (view,) = await temporal.data_converter.decode(activity.heartbeat_details.payloads, [LeaseView])
-        return LeaseHeard(rank=int(match[1]), incarnation=int(match[2]), view=view)
+        return views, await leases_of(temporal, description)
 
 
 def _user() -> str:

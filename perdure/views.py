@@ -109,11 +109,16 @@ def nodes_of_ranks(nodes: Iterable[NodeView], ranks: Iterable[int]) -> frozenset
     return frozenset(runs[rank] for rank in ranks if rank < len(runs))
 
 
+def comparable(known: Sequence[Progress]) -> Sequence[Progress]:
+    """The ones that count steps alike: those of scripts that report, where any does."""
+    return [progress for progress in known if progress.source is ProgressSource.REPORTED] or known
+
+
 def overall_progress(nodes: Sequence[NodeView], status: JobStatus | None) -> Progress | None:
     """How far the world is: as far as its slowest member; before anything steps, where the job last was."""
     members = sorted((node for node in nodes if node.group_rank is not None), key=lambda node: node.group_rank or 0)
     known = [node.progress for node in members if node.progress is not None]
-    stepping = [progress for progress in known if progress.source is ProgressSource.REPORTED] or known
+    stepping = comparable(known)
     if not stepping:
         return status.progress if status else None
     slowest = min(stepping, key=lambda progress: progress.step)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from perdure.bridge.crd import document
 from perdure.spec.fields import field_at, places
 from perdure.spec.load import validate_file
 from perdure.spec.reference import reference
@@ -16,6 +17,13 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_reference_is_current():
     assert (ROOT / "docs" / "spec.md").read_text() == reference(), "run: python -m perdure.spec.reference docs/spec.md"
+
+
+def test_the_resource_s_definition_is_current_and_the_chart_has_the_same():
+    definition = ROOT / "deploy" / "crds" / "trainingjobs.yaml"
+    command = "python -m perdure.bridge.crd deploy/crds/trainingjobs.yaml"
+    assert definition.read_text() == document(), f"run: {command}"
+    assert (ROOT / "deploy" / "helm" / "perdure" / "crds" / definition.name).resolve() == definition
 
 
 def test_every_field_says_what_it_means():

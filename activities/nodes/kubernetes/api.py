@@ -142,6 +142,18 @@ class KubernetesApi:
         """
         return await self._request("POST", path, query={"dryRun": "All"} if dry_run else None, content=content)
 
+    async def patch(self, path: str, content: Object) -> Object | None:
+        """Merges the content into the object; None where there is none. A `resourceVersion` or `uid` in its metadata
+        must be the object's.
+
+        Raises:
+            KubernetesError: if it is refused; 409 where the object is another one.
+        """
+        try:
+            return await self._request("PATCH", path, content=content)
+        except _Absent:
+            return None
+
     async def delete(self, path: str, *, grace: int | None = None) -> Object | None:
         """Asks for the object's end; returns what the server says of it, None where there is none."""
         content: Object = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
@@ -221,11 +233,12 @@ class KubernetesApi:
         content: Object | None,
         patience: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         parameters = await self._client.param_serialize(
             method,
             path,
             query_params=list(query.items()),
-            header_params={"Accept": "application/json", "Content-Type": "application/json"},
+            header_params={"Accept": "application/json", "Content-Type": kind},
             body=content,
             auth_settings=["BearerToken"],
         )

@@ -10,6 +10,16 @@
   verbs: [create, get, list, delete]
 {{- end }}
 
+{{/* What the bridge does to the API server, and no more: docs/kubernetes-resource.md has the same table. */}}
+{{- define "perdure.bridgeRules" -}}
+- apiGroups: [perdure.dev]
+  resources: [trainingjobs]
+  verbs: [list, watch, patch]
+- apiGroups: [perdure.dev]
+  resources: [trainingjobs/status]
+  verbs: [patch]
+{{- end }}
+
 {{/* Grants rules where jobs may run; takes (dict "root" $ "component" NAME "rules" TEXT). */}}
 {{- define "perdure.access" -}}
 {{- $values := .root.Values }}

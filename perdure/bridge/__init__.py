@@ -1,0 +1,14 @@
+"""Jobs as objects of a Kubernetes cluster: each `TrainingJob` becomes a workflow, and its status mirrors it.
+
+The object says what is wanted, and the workflow is the job: the bridge between them holds nothing. It can die at any
+time and start again; jobs go on, and what it missed it sees when it is back.
+
+| module | what it holds |
+|-|-|
+| `crd`, `structural` | the definition of the resource, generated from the specification's models |
+| `resource`, `status` | the object as it is read, and what its status says |
+| `changes` | what of a running job a new specification would change |
+| `runs` | what is asked of Temporal |
+| `reconcile` | one object and its run brought together |
+| `agenda`, `bridge` | which object is looked at when |
+"""

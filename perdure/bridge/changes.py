@@ -1,0 +1,40 @@
+"""What a new specification would change about a job that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from perdure.spec.errors import format_path
+from perdure.spec.fields import Location
+from perdure.spec.job import JobSpec
+
+_NAMED = 5
+"""Fields that a refusal names; whoever changed more knows it."""
+
+
+def refusal_of_changes(running: JobSpec, wanted: JobSpec) -> str:
+    """Why a running job cannot become another one; empty where only the number of its nodes differs."""
+    fields = [format_path(location) for location in _differences(running.model_dump(), wanted.model_dump())]
+    fields = [field for field in fields if not _changes_live(field, running)]
+    if not fields:
+        return ""
+    more = f" and {len(fields) - _NAMED} more" if len(fields) > _NAMED else ""
+    return (
+        f"{', '.join(fields[:_NAMED])}{more}: cannot change while the job runs; only nodes (not their unit) and "
+        "suspend can. The job goes on as it was: undo the change, or delete the object and apply it again"
+    )
+
+
+def _changes_live(field: str, job: JobSpec) -> bool:
+    name, _ = job.role
+    return field in (f"roles.{name}.nodes.min", f"roles.{name}.nodes.max")
+
+
+def _differences(before: Any, after: Any, location: Location = ()) -> Iterator[Location]:
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        old, new = cast("Mapping[str, Any]", before), cast("Mapping[str, Any]", after)
+        for key in dict.fromkeys([*old, *new]):
+            yield from _differences(old.get(key), new.get(key), (*location, key))
+    elif before != after:
+        yield location
