@@ -6,9 +6,12 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from activities.nodes.kubernetes.merge import merged
+from activities.nodes.kubernetes.pod import JOB
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.images import BARE_IMAGE
 from tests.kubernetes.pods import PodJob, TestCluster, eventually, with_host_programs
@@ -22,6 +25,17 @@ def results() -> Iterator[Path]:
     """Where ranks write; a path that exists in their containers as well."""
     with tempfile.TemporaryDirectory(prefix="perdure-results-") as folder:
         yield Path(folder)
+
+
+def one_pod_per_machine(job: str) -> dict[str, Any]:
+    """The scheduler spreads pods by itself, but not always."""
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {JOB: job}},
+    }
+    return {"spec": {"topologySpreadConstraints": [spread]}}
 
 
 async def test_a_pod_deleted_under_training_is_replaced_and_all_step_again(
@@ -41,7 +55,7 @@ async def test_a_pod_deleted_under_training_is_replaced_and_all_step_again(
                         "nodes": 2,
                         "image": BARE_IMAGE,
                         "command": ["torchrun", str(SCRIPT), str(results)],
-                        "pod_template": with_host_programs(results),
+                        "pod_template": merged(with_host_programs(results), one_pod_per_machine(name)),
                     }
                 },
             }
@@ -51,7 +65,7 @@ async def test_a_pod_deleted_under_training_is_replaced_and_all_step_again(
         pods = {pod["spec"]["nodeName"]: pod["status"]["podIP"] for pod in await job.pods()}
         addresses = {node.address for node in await client.nodes(name)}
         assert addresses == set(pods.values())
-        # The scheduler spreads them, so the ranks have met across two nodes.
+        # So the ranks have met across two nodes.
         assert set(pods) == {"real-0", "real-1"}
 
         [victim] = [pod["metadata"]["name"] for pod in await job.pods() if "-worker-1-" in pod["metadata"]["name"]]
