@@ -311,7 +311,8 @@ class Node:
 
     def _tell_end(self, body: ExitedBody, generation: int) -> None:
         if body.exit_code == 0:
-            self.finished(FinishedBody(generation=generation, time=body.time))
+            if not body.interrupted:
+                self.finished(FinishedBody(generation=generation, time=body.time))
             return
         ranks = tuple(_shortened(rank) for rank in body.ranks)
         self._fail(

@@ -51,5 +51,9 @@ def node_task_queue(uid: str, role: str, rank: int, incarnation: int) -> str:
 
 def node_name(job_name: str, role: str, rank: int, uid: str, incarnation: int) -> str:
     """The name of a pod or a node's folder; at most 63 characters, as Kubernetes' labels allow."""
-    suffix = f"-{role}-{rank}-{uid}{incarnation}"
+    return fitting(job_name, f"-{role}-{rank}-{uid}{incarnation}")
+
+
+def fitting(job_name: str, suffix: str) -> str:
+    """Both as one DNS label of at most 63 characters; the suffix is kept whole."""
     return job_name[: 63 - len(suffix)].rstrip("-") + suffix

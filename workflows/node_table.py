@@ -94,6 +94,11 @@ class NodeTable:
         """No node is left, not even one that is being deleted."""
         return not self.records and not self.retiring
 
+    def is_replaced(self, node: NodeIdentity) -> bool:
+        """A newer incarnation of the node is wanted."""
+        wanted = None if self.winding_down else self.desire.nodes.get(node.rank)
+        return wanted is not None and wanted.incarnation > node.incarnation
+
     @property
     def why(self) -> str:
         """The reason of what is being done, for summaries in the Temporal UI."""

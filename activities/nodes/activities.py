@@ -11,10 +11,10 @@ from typing import Any
 
 from temporalio import activity
 from temporalio.client import Client
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.nodes.backend import JobRevoked, NodeBackend, NodeRefused, Revocation
+from activities.nodes.backend import JobRevoked, NodeBackend, NodeNotYet, NodeRefused, Revocation
 from agent.owner import JobFate, ask_fate
 from workflows.messages import (
     CreatedNode,
@@ -60,7 +60,7 @@ class NodeActivities:
 
         Raises:
             ApplicationError: `NodeRefused`, not retried, if the backend never will; `JobRevoked` if the job is not
-                wanted any more, which is cancelled then.
+                wanted any more, which is cancelled then; `NodeNotYet` if it is not the node's turn.
         """
         backend = self._backend(request.spec.backend)
         async with _beating():
@@ -72,6 +72,10 @@ class NodeActivities:
                 await self._cancel_job(request.job_id, request.job_first_run_id, str(revoked))
                 # Retried, so that the job ends as cancelled and not by a node that was refused.
                 raise ApplicationError(str(revoked), type="JobRevoked") from revoked
+            except NodeNotYet as waiting:
+                # No error: workers neither log nor count it.
+                benign = ApplicationErrorCategory.BENIGN
+                raise ApplicationError(str(waiting), type="NodeNotYet", category=benign) from None
 
     @activity.defn(name="delete_node")
     async def delete_node(self, node: NodeRef) -> None:

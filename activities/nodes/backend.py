@@ -48,6 +48,7 @@ class NodeBackend(Protocol):
         Raises:
             NodeRefused: if this request can never succeed.
             JobRevoked: if the job as a whole is not wanted any more.
+            NodeNotYet: if its turn has not come; it is asked for again.
         """
         ...
 
@@ -70,3 +71,7 @@ class NodeRefused(Exception):
 
 class JobRevoked(Exception):
     """See `Revocation`; met while creating a node."""
+
+
+class NodeNotYet(Exception):
+    """The backend will create this node later, and nothing is wrong; the message says what it waits for."""

@@ -16,6 +16,8 @@ SERVER = f"https://{API_ADDRESS}:443"
 _LOOPBACK = "127.213.0.1"
 """Where nobody else's etcd listens."""
 _CONTROLLERS = ("kube-controller-manager", "kube-scheduler")
+_GATES = "GenericWorkload=true,GangScheduling=true"
+"""Kubernetes' own gangs, which are still alpha; pods that are in none notice nothing of them."""
 
 
 class ControlPlane:
@@ -66,6 +68,7 @@ class ControlPlane:
                 *("--service-account-signing-key-file", self._certificates.service_account_key),
                 *("--service-cluster-ip-range", SERVICE_NETWORK),
                 *("--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction"),
+                *("--feature-gates", _GATES, "--runtime-config", "scheduling.k8s.io/v1alpha2=true"),
                 "--allow-privileged",
             ],
         )
@@ -119,6 +122,8 @@ class ControlPlane:
                 *("--root-ca-file", self._certificates.authority),
                 "--use-service-account-credentials",
             ]
+        else:
+            command += ["--feature-gates", _GATES]
         self._processes.start(name, command)
 
     def _start_kwok(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
 from activities.nodes.kubernetes.api import KubernetesApi
+from activities.nodes.kubernetes.gangs import adapter_of
 from activities.nodes.kubernetes.merge import merged
 from perdure.spec.job import JobSpec
 from scripts.cluster.cluster import Cluster
@@ -38,8 +39,12 @@ class TestCluster:
     own: Cluster | None
     """The machine's own cluster; None where `KUBECONFIG` names another one."""
 
-    def backend(self, *, connection: dict[str, str] | None = None, kubeconfig: Path | None = None) -> KubernetesBackend:
-        settings = KubernetesSettings(agent_image=self.agent_image, connection=connection or NOWHERE)
+    def backend(
+        self, *, connection: dict[str, str] | None = None, kubeconfig: Path | None = None, gangs: str = ""
+    ) -> KubernetesBackend:
+        settings = KubernetesSettings(
+            agent_image=self.agent_image, connection=connection or NOWHERE, gangs=adapter_of(gangs)
+        )
         return KubernetesBackend(settings, kubeconfig=str(kubeconfig or self.kubeconfig))
 
 
@@ -141,7 +146,15 @@ class PodJob:
     def name(self, rank: int = 0, incarnation: int = 1) -> str:
         return node_name(self.spec.name, "worker", rank, self.uid, incarnation)
 
-    def ref(self, rank: int = 0, incarnation: int = 1, *, grace: float = 2.0, winding_down: bool = False) -> NodeRef:
+    def ref(
+        self,
+        rank: int = 0,
+        incarnation: int = 1,
+        *,
+        grace: float = 2.0,
+        winding_down: bool = False,
+        replaced: bool = False,
+    ) -> NodeRef:
         return NodeRef(
             name=self.name(rank, incarnation),
             uid=self.uid,
@@ -152,6 +165,7 @@ class PodJob:
             namespace=self.namespace,
             grace=timedelta(seconds=grace),
             winding_down=winding_down,
+            replaced=replaced,
         )
 
     def watch(self, *, group: int = 0, known: Iterable[tuple[int, int]] = ()) -> WatchRequest:

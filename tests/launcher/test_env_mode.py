@@ -152,6 +152,20 @@ async def test_a_program_that_starts_torchrun_by_itself_on_several_nodes_is_stop
         assert node.processes(lambda environment: "TORCHELASTIC_RUN_ID" in environment) == []
 
 
+async def test_a_rank_that_saves_and_leaves_with_0_because_its_node_ends_has_not_finished() -> None:
+    saves = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up'); signal.pause()"
+    node = Node([sys.executable, "-u", "-c", saves])
+    async with running(node):
+        [ready] = await all_ready(node, path=ENV_READY)
+        await form_world([node], 1, port=ready.body["store_ports"][0])
+        await eventually(lambda: "up" in node.output)
+        assert node.launcher
+        node.launcher.terminate()
+        exited = await node.agent.heard(EXITED)
+        assert (exited.body["exit_code"], exited.body["interrupted"]) == (0, True)
+        assert node.agent.said(FINISHED) == []
+
+
 async def test_running_no_more_is_running_no_more() -> None:
     node = Node([sys.executable, "-u", "stubborn.py"], termination_grace_s=0.5)
     async with running(node):

@@ -23,6 +23,13 @@ class NodeRequest(Message):
     group_id: str
     task_queue: str
     """The node's own."""
+    nodes_min: int | None = None
+    """The fewest nodes that the job trains with now, where that is not as its spec has it: it was scaled."""
+
+    @property
+    def minimum(self) -> int:
+        """The fewest nodes that the job trains with."""
+        return self.nodes_min or self.spec.role[1].nodes.min
 
 
 class NodeRef(Message):
@@ -39,6 +46,8 @@ class NodeRef(Message):
     """From SIGTERM to SIGKILL when it is deleted."""
     winding_down: bool = False
     """Its group will create no other: what the job's nodes share may go with the last of them."""
+    replaced: bool = False
+    """A newer incarnation of it is wanted: what was reserved for it may be kept for that."""
 
 
 class CreatedNode(Message):

@@ -125,6 +125,8 @@ class GroupDesire(Message):
     world_nodes: int = 0
     undisturbed: bool = False
     """Nothing is known to be wrong with the world: a node that joins it must not break it."""
+    nodes_min: int | None = None
+    """The fewest nodes that the job trains with."""
     complete_generation: int = 0
     """Every rank of the world finished this generation: let torchrun leave its exit barrier."""
     wind_down: bool = False

@@ -46,6 +46,7 @@ def desire_for(state: JobState, group: int) -> GroupDesire:
         if state.world is not None and not state.suspended
         else None,
         world_nodes=state.world.nodes if state.world else 0,
+        nodes_min=state.nodes_min,
         world_size=state.world.processes if state.world else 0,
         undisturbed=state.world is not None and state.interruption is None,
         complete_generation=state.complete_generation,

@@ -7,45 +7,51 @@ stands for the job's run: pods name it as their controller, and go with it. Whoe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from activities.nodes.backend import NodeRefused
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError, Object
-from activities.nodes.kubernetes.pod import JOB, UID
+from activities.nodes.kubernetes.gangs import SharedObject
+from activities.nodes.kubernetes.naming import JOB, UID, run_name
 from workflows.messages import NodeRequest
-
-
-def anchor_name(job_name: str, uid: str) -> str:
-    return f"perdure-{job_name}-{uid}"
-
 
 _REMEMBERED = 10.0
 """Seconds: enough for a thousand nodes at once, too little for a job that was suspended elsewhere and runs again."""
 
 
 class Anchors:
-    """Makes each job's anchor once; many nodes are created at the same time."""
+    """Makes each job's anchor once, and what else its nodes share; many nodes are created at the same time."""
 
-    def __init__(self, api: KubernetesApi) -> None:
+    def __init__(self, api: KubernetesApi, shared: Callable[[NodeRequest], Sequence[SharedObject]]) -> None:
+        """Makes nothing yet.
+
+        Args:
+            api: where it makes them.
+            shared: what belongs to a job beside its pods.
+        """
         self._api = api
-        self._owners: dict[str, tuple[float, asyncio.Task[dict[str, Any]]]] = {}
+        self._shared = shared
+        self._owners: dict[tuple[str, int], tuple[float, asyncio.Task[dict[str, Any]]]] = {}
+        """By job and its minimum, on which shared objects depend."""
 
     async def owner_reference(self, request: NodeRequest) -> dict[str, Any]:
         """The reference by which a pod belongs to its job.
 
         Raises:
             KubernetesError: if the anchor can neither be found nor made.
+            NodeRefused: if the cluster does not know what else is to be made.
         """
-        uid, now = request.node.uid, asyncio.get_running_loop().time()
-        asked_at, asking = self._owners.get(uid, (0.0, None))
+        key, now = (request.node.uid, request.minimum), asyncio.get_running_loop().time()
+        asked_at, asking = self._owners.get(key, (0.0, None))
         if asking is None or now - asked_at > _REMEMBERED or (asking.done() and asking.exception()):
             asking = asyncio.create_task(self._ensure(request))
-            self._owners[uid] = (now, asking)
+            self._owners[key] = (now, asking)
         return await asyncio.shield(asking)
 
     async def remove(self, namespace: str, uid: str) -> None:
         """Deletes the anchor of a job that has no pods any more; where it runs again, it is made again."""
-        self._owners.pop(uid, None)
+        self._owners = {key: owner for key, owner in self._owners.items() if key[0] != uid}
         path = _anchors(namespace)
         for anchor in await self._api.list(path, labels=f"{UID}={uid}"):
             await self._api.delete(f"{path}/{anchor['metadata']['name']}")
@@ -75,7 +81,7 @@ class Anchors:
     async def _ensure(self, request: NodeRequest) -> dict[str, Any]:
         spec = request.spec
         path = _anchors(spec.namespace)
-        name = anchor_name(spec.name, request.node.uid)
+        name = run_name(spec.name, request.node.uid)
         content = _config_map(
             {
                 "name": name,
@@ -92,7 +98,7 @@ class Anchors:
             if found is None:
                 raise
             made = found
-        return {
+        owner = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "name": name,
@@ -100,6 +106,27 @@ class Anchors:
             "controller": True,
             "blockOwnerDeletion": False,
         }
+        for shared in self._shared(request):
+            await self._ensure_shared(shared, owner)
+        return owner
+
+    async def _ensure_shared(self, shared: SharedObject, owner: dict[str, Any]) -> None:
+        content = shared.content
+        name, spec = content["metadata"]["name"], content["spec"]
+        owned = content | {"metadata": {**content["metadata"], "ownerReferences": [owner]}}
+        try:
+            await self._api.create(shared.collection, owned, strict=True)
+        except KubernetesError as error:
+            if error.status == 404:
+                raise NodeRefused(
+                    f"the API server knows no {content['kind']} of {content['apiVersion']}; install the site's gang "
+                    "system, or change PERDURE_KUBERNETES_GANGS of the worker"
+                ) from error
+            if error.status != 409:
+                raise
+            found = await self._api.get(f"{shared.collection}/{name}")
+            if shared.mutable and found and found["spec"] != found["spec"] | spec:
+                await self._api.patch(f"{shared.collection}/{name}", {"spec": spec})
 
 
 def _anchors(namespace: str) -> str:

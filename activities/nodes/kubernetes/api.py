@@ -134,23 +134,36 @@ class KubernetesApi:
         query = {"labelSelector": labels} | ({"limit": str(limit)} if limit else {})
         return (await self._request("GET", path, query=query))["items"]
 
-    async def create(self, path: str, content: Object, *, dry_run: bool = False) -> Object:
-        """Makes the object in the collection; with `dry_run` the server only says whether it would.
+    async def create(self, path: str, content: Object, *, dry_run: bool = False, strict: bool = False) -> Object:
+        """Makes the object in the collection.
+
+        Args:
+            path: the collection's.
+            content: the object.
+            dry_run: the server only says whether it would.
+            strict: refuse fields that the server does not know, rather than leaving them out.
 
         Raises:
             KubernetesError: if it is refused; 409 also where an earlier try of this very call had made it.
         """
-        return await self._request("POST", path, query={"dryRun": "All"} if dry_run else None, content=content)
+        query = ({"dryRun": "All"} if dry_run else {}) | ({"fieldValidation": "Strict"} if strict else {})
+        return await self._request("POST", path, query=query, content=content)
 
-    async def patch(self, path: str, content: Object) -> Object | None:
+    async def patch(self, path: str, content: Object, *, strategic: bool = False) -> Object | None:
         """Merges the content into the object; None where there is none. A `resourceVersion` or `uid` in its metadata
         must be the object's.
+
+        Args:
+            path: the object's.
+            content: what is to be different; None takes a field away.
+            strategic: merge lists by their items' names and follow directives, which built-in kinds alone know.
 
         Raises:
             KubernetesError: if it is refused; 409 where the object is another one.
         """
+        kind = f"application/{'strategic-' if strategic else ''}merge-patch+json"
         try:
-            return await self._request("PATCH", path, content=content)
+            return await self._request("PATCH", path, content=content, content_type=kind)
         except _Absent:
             return None
 
@@ -203,7 +216,7 @@ class KubernetesApi:
     async def _watch(self, path: str, query: Mapping[str, str], version: str) -> AsyncGenerator[tuple[str, Object]]:
         seconds = str(int(_WATCH_SECONDS * random.uniform(0.8, 1.2)))
         watching = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": seconds, "resourceVersion": version}
-        response = await self._send("GET", path, {**query, **watching}, None, _WATCH_TIMEOUT)
+        response = await self._send("GET", path, {**query, **watching}, None, patience=_WATCH_TIMEOUT)
         try:
             async for line in _lines(response):
                 event = json.loads(line)
@@ -214,10 +227,16 @@ class KubernetesApi:
             response.close()
 
     async def _request(
-        self, method: str, path: str, *, query: Mapping[str, str] | None = None, content: Object | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        content: Object | None = None,
+        content_type: str = "application/json",
     ) -> Object:
         async def once() -> Object:
-            response = await self._send(method, path, query or {}, content, _REQUEST_TIMEOUT)
+            response = await self._send(method, path, query or {}, content, content_type=content_type)
             return json.loads(await response.read())
 
         def again(error: Exception) -> bool:
@@ -231,14 +250,15 @@ class KubernetesApi:
         path: str,
         query: Mapping[str, str],
         content: Object | None,
-        patience: aiohttp.ClientTimeout,
+        *,
+        content_type: str = "application/json",
+        patience: aiohttp.ClientTimeout = _REQUEST_TIMEOUT,
     ) -> aiohttp.ClientResponse:
-        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         parameters = await self._client.param_serialize(
             method,
             path,
             query_params=list(query.items()),
-            header_params={"Accept": "application/json", "Content-Type": kind},
+            header_params={"Accept": "application/json", "Content-Type": content_type},
             body=content,
             auth_settings=["BearerToken"],
         )

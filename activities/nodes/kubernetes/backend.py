@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import NoReturn
 
-from activities.nodes.backend import Fact, JobRevoked, NodeRefused
+from activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeRefused
 from activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
 from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed, Removed
-from activities.nodes.kubernetes.facts import event_of, machine_is_silent
+from activities.nodes.kubernetes.facts import event_of, is_held, machine_is_silent
+from activities.nodes.kubernetes.gangs import SharedObject
+from activities.nodes.kubernetes.naming import INCARNATION, RANK, ROLE, UID
 from activities.nodes.kubernetes.objects import Pod
-from activities.nodes.kubernetes.pod import BEYOND_GRACE, INCARNATION, UID, pod_of
+from activities.nodes.kubernetes.pod import BEYOND_GRACE, pod_of
 from activities.nodes.kubernetes.settings import KubernetesSettings
 from activities.nodes.kubernetes.watch import GroupWatch, pods_of
 from workflows.messages import CreatedNode, NodeEvent, NodeRef, NodeRequest, WatchRequest
@@ -49,6 +51,7 @@ class KubernetesBackend:
         api, anchors = await self._connection()
         async with self._creating:
             try:
+                await self._await_turn(api, request)
                 pod = pod_of(request, self._settings, anchor=await anchors.owner_reference(request))
                 await api.create(pods_of(request.spec.namespace), pod)
             except KubernetesError as error:
@@ -63,15 +66,19 @@ class KubernetesBackend:
         api, anchors = await self._connection()
         path = pods_of(node.namespace)
         grace = int(node.grace.total_seconds()) + BEYOND_GRACE
+        finalizer = self._settings.gangs.finalizer
         try:
             if await api.delete(f"{path}/{node.name}", grace=grace) is not None:
-                await _until_gone(api, path, node.name)
+                await _until_gone(api, path, node.name, or_held_by=finalizer)
         except KubernetesError as error:
             if error.status != 403 or await _may_create_pods(api, node.namespace):
                 raise
             # A job that was refused for lack of rights has no pods, and must not wait for the right to delete them.
             logger.warning("%s is not deleted, since pods may not even be created there: %s", node.name, error)
             return
+        if finalizer and not node.replaced:
+            await self._let_go(api, node, finalizer)
+            await _until_gone(api, path, node.name)
         if node.winding_down and not await api.list(path, labels=f"{UID}={node.uid}", limit=1):
             await anchors.remove(node.namespace, node.uid)
 
@@ -99,8 +106,35 @@ class KubernetesBackend:
         async with self._connecting:
             if self._connected is None:
                 api = await KubernetesApi.connect(self._kubeconfig)
-                self._connected = (api, Anchors(api))
+                self._connected = (api, Anchors(api, self._shared_objects))
             return self._connected
+
+    def _shared_objects(self, request: NodeRequest) -> Sequence[SharedObject]:
+        return self._settings.gangs.shared_objects(request, pod_of(request, self._settings))
+
+    async def _await_turn(self, api: KubernetesApi, request: NodeRequest) -> None:
+        """Does nothing where the pod may be made.
+
+        Raises:
+            NodeNotYet: if others must come or go first.
+        """
+        gangs, node = self._settings.gangs, request.node
+        if ranks := gangs.needs(request):
+            of_ranks = f"{RANK} in ({','.join(map(str, sorted(ranks)))})"
+            pods = await api.list(
+                pods_of(request.spec.namespace), labels=f"{UID}={node.uid},{ROLE}={node.role},{of_ranks}"
+            )
+            if obstacle := gangs.obstacle(request, [Pod.model_validate(one) for one in pods]):
+                raise NodeNotYet(obstacle)
+
+    async def _let_go(self, api: KubernetesApi, node: NodeRef, finalizer: str) -> None:
+        """Gives up what is held of the node: of this incarnation, and of those that it was to replace."""
+        path = pods_of(node.namespace)
+        for one in await api.list(path, labels=f"{UID}={node.uid},{ROLE}={node.role},{RANK}={node.rank}"):
+            pod = Pod.model_validate(one)
+            if is_held(pod, finalizer):
+                content = {"metadata": {"$deleteFromPrimitiveList/finalizers": [finalizer]}}
+                await api.patch(f"{path}/{pod.metadata.name}", content, strategic=True)
 
     async def _accept_existing(self, api: KubernetesApi, request: NodeRequest) -> None:
         """The pod was made by an earlier attempt, or by another worker; one that is already ending is told of by the
@@ -132,14 +166,16 @@ async def _may_create_pods(api: KubernetesApi, namespace: str) -> bool:
     return bool(answer["status"]["allowed"])
 
 
-async def _until_gone(api: KubernetesApi, path: str, name: str) -> None:
-    """Returns when the pod is no more, or out of reach."""
+async def _until_gone(api: KubernetesApi, path: str, name: str, *, or_held_by: str = "") -> None:
+    """Returns when the pod is no more, is out of reach, or has ended and is only held by this finalizer."""
     async with contextlib.aclosing(api.follow(path, fields=f"metadata.name={name}")) as changes:
         async for change in changes:
             match change:
                 case Listed(()) | Removed():
                     return
                 case Listed((pod,)) | Changed(pod) if machine_is_silent(Pod.model_validate(pod)):
+                    return
+                case Listed((pod,)) | Changed(pod) if is_held(Pod.model_validate(pod), or_held_by):
                     return
                 case _:
                     pass
@@ -153,7 +189,7 @@ def _refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:
     if error.status == 404:
         raise NodeRefused(f"namespace {namespace} does not exist; create it, or set `namespace`") from error
     if error.status in (400, 422):
-        raise NodeRefused(f"the API server does not take the pod: {error.message}") from error
+        raise NodeRefused(f"the API server does not take it: {error.message}") from error
     # A quota refuses with 403 as well, and has room again when something else ends.
     if error.status == 403 and "exceeded quota" not in error.message:
         raise NodeRefused(

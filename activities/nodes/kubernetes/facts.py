@@ -12,7 +12,6 @@ from typing import Any
 
 from activities.nodes.containers import TRAINING
 from activities.nodes.kubernetes.objects import ContainerState, Pod, Terminated
-from activities.nodes.kubernetes.pod import INCARNATION, RANK
 from workflows.messages import NodeEvent, NodeEventKind
 
 ENDINGS: Mapping[str, str] = {
@@ -31,8 +30,16 @@ ENDINGS: Mapping[str, str] = {
     "EvictionByEvictionAPI": "evicted, as a drain of its machine does",
     "DeletionByPodGC": "its machine is no more",
     "TerminationByKubelet": "its machine ended it",
+    "WorkloadEvicted": "its queue has taken its place back",
+    "NotAdmitted": "its queue no longer admits it",
+    "NoMatchingWorkload": "its queue does not know its group any more",
+    "WorkloadDeleted": "its place in the queue was deleted",
 }
-"""By Kubernetes' own word for how a pod ended, what it means; the word, and the message beside it, are kept."""
+"""By Kubernetes' or Kueue's own word for how a pod ended, what it means; the word, and the message beside it, are
+kept."""
+
+_SENTENCES = ("DisruptionTarget", "TerminationTarget")
+"""Conditions by which a pod is told why it must end: Kubernetes' own, and Kueue's."""
 
 WAITING: Mapping[str, str] = {
     "ErrImagePull": "its image cannot be pulled",
@@ -78,7 +85,13 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
 
 def processes_ended(pod: Pod) -> bool:
     """Whether nothing of the training runs any more, as far as its machine has said."""
-    return pod.status.phase in ("Failed", "Succeeded") or _training_state(pod).terminated is not None
+    return pod.status.phase in ("Failed", "Succeeded") or _training_state(pod).terminated is not None or pod.never_runs
+
+
+def is_held(pod: Pod, finalizer: str) -> bool:
+    """Whether nothing of the pod runs any more, and the object is kept only because this finalizer is on it."""
+    over = pod.status.phase in ("Failed", "Succeeded") or pod.never_runs
+    return pod.metadata.deletion_timestamp is not None and over and finalizer in pod.metadata.finalizers
 
 
 def has_no_machine(pod: Pod) -> bool:
@@ -98,11 +111,10 @@ def machine_is_silent(pod: Pod) -> bool:
 
 
 def _event(pod: Pod, kind: NodeEventKind, *, time: datetime | None = None, **facts: Any) -> NodeEvent:
-    labels = pod.metadata.labels
     return NodeEvent(
         kind=kind,
-        rank=int(labels[RANK]),
-        incarnation=int(labels[INCARNATION]),
+        rank=pod.rank,
+        incarnation=pod.incarnation,
         time=time or datetime.now(UTC),
         **facts,
     )
@@ -124,9 +136,10 @@ def _words_of_ending(pod: Pod, ended: Terminated | None) -> Iterator[tuple[str, 
     status = pod.status
     if ended and ended.reason == "OOMKilled":
         yield ended.reason, ""
-    disrupted = pod.condition("DisruptionTarget")
-    if disrupted and disrupted.status == "True":
-        yield disrupted.reason, disrupted.message
+    for kind in _SENTENCES:
+        sentence = pod.condition(kind)
+        if sentence and sentence.status == "True":
+            yield sentence.reason, sentence.message
     yield status.reason, status.message
     if ended:
         yield ended.reason, ended.message

@@ -7,6 +7,8 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
+from activities.nodes.kubernetes.naming import INCARNATION, RANK
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel)
@@ -25,6 +27,7 @@ class Metadata(_Part):
     uid: str = ""
     labels: dict[str, str] = {}
     owner_references: tuple[OwnerReference, ...] = ()
+    finalizers: tuple[str, ...] = ()
     deletion_timestamp: datetime | None = None
 
 
@@ -81,8 +84,13 @@ class Container(_Part):
     resources: Resources = Resources()
 
 
+class SchedulingGate(_Part):
+    name: str
+
+
 class PodSpec(_Part):
     node_name: str = ""
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
     containers: tuple[Container, ...] = ()
 
 
@@ -92,6 +100,19 @@ class Pod(_Part):
     metadata: Metadata
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
+
+    @property
+    def rank(self) -> int:
+        return int(self.metadata.labels[RANK])
+
+    @property
+    def incarnation(self) -> int:
+        return int(self.metadata.labels[INCARNATION])
+
+    @property
+    def never_runs(self) -> bool:
+        """It was deleted before a machine was found for it, and only its finalizers keep it."""
+        return self.metadata.deletion_timestamp is not None and not self.spec.node_name
 
     def container_status(self, name: str) -> ContainerStatus | None:
         return next((one for one in self.status.container_statuses if one.name == name), None)

@@ -4,7 +4,8 @@
     native sidecar  perdure-agent     the agent; ends after the training container, and outlives its restarts by nothing
     container       training          the user's image, unmodified: its Python starts the launcher
 
-Three layers, each over the one before: what we suggest, what the user's `pod_template` says, what must be so.
+Four layers, each over the one before: what we suggest, what the site's gang adapter asks for, what the user's
+`pod_template` says, what must be so.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from activities.nodes.backend import NodeRefused
 from activities.nodes.configurations import agent_configuration, launcher_configuration
 from activities.nodes.containers import SHARED, TRAINING
 from activities.nodes.kubernetes.merge import merged
+from activities.nodes.kubernetes.naming import GROUP, INCARNATION, JOB, RANK, ROLE, UID
 from activities.nodes.kubernetes.settings import KubernetesSettings
 from perdure.spec.roles import Role
 from workflows.messages import NodeRequest
@@ -26,11 +28,6 @@ from workflows.names import group_index
 
 AGENT = "perdure-agent"
 PREPARE = "perdure-prepare"
-
-LABEL = "perdure.dev/"
-UID, ROLE, GROUP, RANK, INCARNATION, JOB = (
-    f"{LABEL}{name}" for name in ("uid", "role", "group", "rank", "incarnation", "job")
-)
 
 PRIVATE = "/perdure-agent"
 """The agent's alone: its configuration holds the incarnation's token."""
@@ -69,7 +66,8 @@ def pod_of(
     template = role.pod_template
     try:
         _refuse_command(template)
-        pod = merged(merged(_suggested(request, role), template), _required(request, role, settings))
+        suggested = merged(_suggested(request, role), settings.gangs.template(request))
+        pod = merged(merged(suggested, template), _required(request, role, settings))
     except (AttributeError, KeyError, TypeError) as error:
         raise NodeRefused(f"roles.{request.node.role}.pod_template is no PodTemplateSpec: {error!r}") from error
     if not next(one for one in pod["spec"]["containers"] if one["name"] == TRAINING).get("image"):
@@ -141,9 +139,7 @@ def _suggested(request: NodeRequest, role: Role) -> dict[str, Any]:
         pod["priorityClassName"] = spec.priority_class
     if role.topology:
         pod["affinity"] = _affinity(request, role)
-    # Kueue admits pods of their own by this label, one by one.
-    queue = {"kueue.x-k8s.io/queue-name": spec.queue} if spec.queue else {}
-    return {"metadata": {"labels": {**spec.labels, **queue}}, "spec": pod}
+    return {"metadata": {"labels": dict(spec.labels)}, "spec": pod}
 
 
 def _resources(role: Role) -> dict[str, Any]:

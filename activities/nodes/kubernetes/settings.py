@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from activities.nodes.kubernetes.gangs import GangAdapter, OneByOne, adapter_of
+
 VARIABLES = "PERDURE_KUBERNETES_"
 """How the environment variables of these settings begin."""
 
@@ -32,6 +34,8 @@ class KubernetesSettings:
     """A Secret in the job's namespace whose keys are Temporal's environment variables, such as `TEMPORAL_API_KEY`."""
     creates_at_once: int = 64
     """Requests for pods that are under way at the same time."""
+    gangs: GangAdapter = field(default_factory=OneByOne)
+    """How pods are admitted together; by default each by itself."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> KubernetesSettings:
@@ -40,7 +44,8 @@ class KubernetesSettings:
         Temporal's variables go to the agents, but for what a Secret holds and what only means something here.
 
         Raises:
-            ValueError: if the agent's image is not named, or agents could not prove who they are.
+            ValueError: if the agent's image is not named, agents could not prove who they are, or there is no such gang
+                system.
         """
         image = environment.get(f"{VARIABLES}AGENT_IMAGE")
         if not image:
@@ -65,4 +70,14 @@ class KubernetesSettings:
             agent_pull_policy=environment.get(f"{VARIABLES}AGENT_PULL_POLICY", cls.agent_pull_policy),
             connection=connection,
             connection_secret=secret or None,
+            gangs=_gangs(environment),
         )
+
+
+def _gangs(environment: Mapping[str, str]) -> GangAdapter:
+    system = environment.get(f"{VARIABLES}GANGS", "")
+    try:
+        priority_class = environment.get(f"{VARIABLES}ELASTIC_PRIORITY_CLASS", "")
+        return adapter_of(system, elastic_priority_class=priority_class)
+    except ValueError as error:
+        raise ValueError(f"{VARIABLES}GANGS: {error}") from error

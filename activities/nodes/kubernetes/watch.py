@@ -12,11 +12,11 @@ from collections.abc import AsyncGenerator, Iterator
 from datetime import UTC, datetime
 
 from activities.nodes.backend import Fact, Revocation
-from activities.nodes.kubernetes.anchor import Anchors, anchor_name
+from activities.nodes.kubernetes.anchor import Anchors
 from activities.nodes.kubernetes.api import TRANSIENT, Change, Changed, KubernetesApi, KubernetesError, Listed, Removed
 from activities.nodes.kubernetes.facts import event_of, processes_ended
+from activities.nodes.kubernetes.naming import GROUP, ROLE, UID, run_name
 from activities.nodes.kubernetes.objects import OwnerReference, Pod
-from activities.nodes.kubernetes.pod import GROUP, ROLE, UID
 from workflows.messages import NodeEvent, NodeEventKind, WatchRequest
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class GroupWatch:
         self._anchors = anchors
         self._namespace = request.namespace
         self._labels = f"{UID}={request.uid},{ROLE}={request.role},{GROUP}={request.group}"
-        self._anchor = anchor_name(request.job_id.rpartition("/")[2], request.uid)
+        self._anchor = run_name(request.job_id.rpartition("/")[2], request.uid)
         self._expected = {(node.rank, node.incarnation) for node in request.known}
         self._pods: dict[str, Pod] = {}
         self._told: dict[str, NodeEvent] = {}

@@ -1,0 +1,105 @@
+"""Kueue: plain pods, in groups of those that are admitted and preempted together.
+
+Kueue's webhook gates each pod that has a queue and holds it with a finalizer; a group has quota for all its pods or for
+none. The *base part* is the job's first `min` nodes; every `unit` beyond it is a part of its own. So what is preempted
+first is a part without which the job goes on, smaller.
+
+Kueue makes no pods and waits for ever for those of a group that were lost, so two things are done for it: a replacement
+is made only when it counts as one, and what it still holds of a node that nobody will replace is let go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from activities.nodes.kubernetes.gangs.adapter import OneByOne, queue_label
+from activities.nodes.kubernetes.objects import Pod
+from perdure.spec.roles import NodeCount
+from workflows.messages import NodeRequest
+from workflows.names import fitting
+
+GATE = "kueue.x-k8s.io/admission"
+FINALIZER = "kueue.x-k8s.io/managed"
+GROUP_NAME = "kueue.x-k8s.io/pod-group-name"
+TOTAL_COUNT = "kueue.x-k8s.io/pod-group-total-count"
+FAST_ADMISSION = "kueue.x-k8s.io/pod-group-fast-admission"
+PRIORITY_CLASS = "kueue.x-k8s.io/priority-class"
+REQUIRED_TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
+PREFERRED_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
+
+
+class Kueue(OneByOne):
+    """For jobs that name a `queue`; others are none of its business."""
+
+    finalizer = FINALIZER
+
+    def __init__(self, *, elastic_priority_class: str = "") -> None:
+        """An adapter.
+
+        Args:
+            elastic_priority_class: the WorkloadPriorityClass of what jobs have beyond `nodes.min`.
+        """
+        self._elastic_priority_class = elastic_priority_class
+
+    def template(self, request: NodeRequest) -> dict[str, Any]:
+        spec = request.spec
+        if not spec.queue:
+            return {}
+        labels, annotations = queue_label(spec), dict[str, str]()
+        part = _part(request)
+        if len(part) > 1:
+            labels[GROUP_NAME] = fitting(spec.name, f"-{request.node.role}-{part.start}-{request.node.uid}")
+            # Its quota is asked for when the first pod is there: it is known how many follow, and that they are alike.
+            annotations |= {TOTAL_COUNT: str(len(part)), FAST_ADMISSION: "true"}
+        if part.start and self._elastic_priority_class:
+            labels[PRIORITY_CLASS] = self._elastic_priority_class
+        template: dict[str, Any] = {"metadata": {"labels": labels, "annotations": annotations}}
+        if topology := spec.role[1].topology:
+            level = topology.required or topology.preferred or ""
+            annotations[REQUIRED_TOPOLOGY if topology.required else PREFERRED_TOPOLOGY] = level
+            template["spec"] = {"affinity": None}
+        return template
+
+    def needs(self, request: NodeRequest) -> frozenset[int]:
+        if not request.spec.queue:
+            return frozenset()
+        part = _part(request)
+        first = {0} if part.start else set[int]()
+        return frozenset(first | ({request.node.rank} if len(part) > 1 else set()))
+
+    def obstacle(self, request: NodeRequest, pods: Sequence[Pod]) -> str:
+        """Parts beyond the base wait for it: two jobs that each hold a part without their base would wait for ever.
+
+        In a group a replacement waits for the end of what it replaces: Kueue would delete it as one too many.
+        """
+        rank = request.node.rank
+        for pod in pods:
+            if pod.rank == rank and pod.incarnation < request.node.incarnation and _counts(pod):
+                return f"node {rank}.{pod.incarnation}, which it replaces, still counts in its group of Kueue"
+        if _part(request).start and not any(pod.rank == 0 and _admitted(pod) for pod in pods):
+            return f"queue {request.spec.queue} has not admitted the job's first {_nodes(request).min} nodes yet"
+        return ""
+
+
+def _nodes(request: NodeRequest) -> NodeCount:
+    """As the job was submitted: its groups do not change when it is scaled."""
+    return request.spec.role[1].nodes
+
+
+def _part(request: NodeRequest) -> range:
+    """The nodes (ranks) that are admitted and preempted together with this one."""
+    nodes, rank = _nodes(request), request.node.rank
+    if rank < nodes.min:
+        return range(nodes.min)
+    first = rank - (rank - nodes.min) % nodes.unit
+    return range(first, first + nodes.unit)
+
+
+def _counts(pod: Pod) -> bool:
+    """Whether the pod has its place in its group: it runs, may run, or has succeeded."""
+    return pod.status.phase != "Failed" and not pod.never_runs
+
+
+def _admitted(pod: Pod) -> bool:
+    return _counts(pod) and all(gate.name != GATE for gate in pod.spec.scheduling_gates)
