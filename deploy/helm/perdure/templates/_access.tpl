@@ -8,6 +8,19 @@
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [create, get, list, delete]
+{{- $groups := dict "volcano" "scheduling.volcano.sh" "coscheduling" "scheduling.x-k8s.io" "workload" "scheduling.k8s.io" }}
+{{- with .Values.gangs.system }}
+# What its gang system asks for: docs/gangs.md.
+{{- if eq . "kueue" }}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [patch]
+{{- else }}
+- apiGroups: [{{ get $groups . }}]
+  resources: [podgroups]
+  verbs: [create, get{{ if ne . "workload" }}, patch{{ end }}]
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* What the bridge does to the API server, and no more: docs/kubernetes-resource.md has the same table. */}}
