@@ -32,6 +32,8 @@ from tests.system.site import SCRIPT, Job
 from workflows.messages import JobPhase
 
 TASK_QUEUE = "chart"
+QUICK = {"env": {"OMP_NUM_THREADS": "1"}, "recovery": {"warm_starts": False}}
+"""For jobs that start once: nothing is prepared for a second time."""
 
 
 async def test_it_is_without_fault_to_the_linter(helm: Path) -> None:
@@ -184,11 +186,10 @@ def release_values(cluster: TestCluster, address: str) -> dict[str, Any]:
 
 
 def endless_job(name: str, namespace: str, out: Path) -> dict[str, Any]:
-    return {
+    return QUICK | {
         "name": name,
         "namespace": namespace,
         "backend": "kubernetes",
-        "env": {"OMP_NUM_THREADS": "1"},
         "limits": {"termination_grace_period": "5s"},
         "roles": {
             "worker": {
@@ -206,7 +207,7 @@ def job_of_the_guide(namespace: str) -> dict[str, Any]:
     text = (REPOSITORY / "docs" / "install-kubernetes.md").read_text()
     block = re.search(r"```yaml\n(# spiral.yaml\n.*?)```", text, flags=re.DOTALL)
     assert block
-    job = yaml.safe_load(block[1]) | {"namespace": namespace, "env": {"OMP_NUM_THREADS": "1"}}
+    job = yaml.safe_load(block[1]) | QUICK | {"namespace": namespace}
     role = job["roles"]["worker"]
     role |= {"image": BARE_IMAGE, "pod_template": merged(with_host_programs(), role["pod_template"])}
     return job
