@@ -1,4 +1,7 @@
-"""Whether this node gets to another one: ranks that cannot would hang in their first collective."""
+"""Whether this node gets to another one: ranks that cannot would hang in their first collective.
+
+A machine that refuses the connection answers: in `env` mode it is the ranks that listen, and not all of them do.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ _PATIENCE = timedelta(seconds=4)
 
 
 async def why_cut_off(address: str, port: int) -> str:
-    """Connects and hangs up; returns why that fails, and nothing where it does not."""
+    """Why the other machine does not answer; empty where it does."""
     try:
         async with asyncio.timeout(_PATIENCE.total_seconds()):
             _, connection = await asyncio.open_connection(address, port)
+    except ConnectionRefusedError:
+        return ""
     except TimeoutError:
         return f"{address} port {port} does not answer"
     except OSError as error:
