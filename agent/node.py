@@ -22,6 +22,7 @@ from agent.protocol import (
     FinishedBody,
     HandlerHello,
     LauncherHello,
+    LeavingBody,
     ReadyBody,
     UnprotectedBody,
     WorldBody,
@@ -203,6 +204,10 @@ class Node:
     def ready(self, body: ReadyBody) -> None:
         """The node waits for a world; `ranks` say what ended its last one."""
         state = self.state
+        if state.ended_by:
+            if body.ranks:
+                self._tell_node_ended(body.after_generation, _earliest(body.ranks))
+            return
         if body.ranks and state.leaving is None:
             ranks = tuple(_shortened(rank) for rank in body.ranks)
             self._fail(
@@ -278,11 +283,19 @@ class Node:
 
     def finished(self, body: FinishedBody) -> None:
         """All local ranks ended with 0 in this generation."""
+        if self.state.ended_by:
+            # They were asked to end: that they did so in good order completes nothing.
+            return
         if body.generation > self.state.finished or (body.generation == 0 and self.state.generation == 0):
             self._keep(finished=body.generation)
             self._to_job.put(
                 Finished(**envelope(self.config.node, body.time), generation=body.generation, progress=self._progress())
             )
+
+    def ended_from_outside(self, body: LeavingBody) -> None:
+        """As when its pod is deleted. The job is told once its processes have ended: they may save something first."""
+        logger.warning("this node is being ended: %s", body.reason)
+        self._keep(ended_by=body.reason)
 
     def exited(self, body: ExitedBody) -> None:
         """The command ended. The launcher lives on and starts it again when asked to."""
@@ -309,7 +322,25 @@ class Node:
             ready_after=None,
         )
 
+    def _tell_node_ended(self, generation: int, time: datetime | None) -> None:
+        if self.state.leaving is not None:
+            return
+        self._fail(
+            "node",
+            Failure(
+                **envelope(self.config.node, time),
+                generation=generation,
+                kind=FailureKind.NODE,
+                message=f"node {self.config.node.rank} lost: {self.state.ended_by}",
+                log_tail=tail_of(self.config.run_dir / LOG_NAME, _LOG_TAIL_MAX),
+                progress=self._progress(),
+            ),
+        )
+
     def _tell_end(self, body: ExitedBody, generation: int) -> None:
+        if self.state.ended_by:
+            self._tell_node_ended(generation, body.time)
+            return
         if body.exit_code == 0:
             if not body.interrupted:
                 self.finished(FinishedBody(generation=generation, time=body.time))

@@ -87,6 +87,12 @@ class ExitedBody(Body):
     message: str = ""
 
 
+class LeavingBody(Body):
+    """Somebody other than the job ends the node, and the launcher ends the command for it."""
+
+    reason: str
+
+
 class UsageBody(Body):
     cpu_cores: float | None = None
     memory_bytes: int | None = None

@@ -26,6 +26,7 @@ from agent.protocol import (
     HandlerHello,
     LauncherHello,
     LeaveBody,
+    LeavingBody,
     ReadyBody,
     UnprotectedBody,
     UsageBody,
@@ -60,6 +61,7 @@ class NodeServer:
             [
                 web.post("/v1/launcher/hello", _says(LauncherHello, hello)),
                 web.get("/v1/launcher/desired", self._desired),
+                web.post("/v1/launcher/leaving", _says(LeavingBody, node.ended_from_outside)),
                 web.post("/v1/launcher/exited", _says(ExitedBody, node.exited)),
                 web.post("/v1/launcher/ready", _says(ReadyBody, node.ready)),
                 web.post("/v1/launcher/entered", _says(EnteredBody, node.entered)),

@@ -58,6 +58,8 @@ class NodeState(BaseModel):
     """The newest generation that was reported to have ended well on this node."""
     failures: list[str] = []
     """Failures already reported, by what identifies them: a client that heard no answer says it again."""
+    ended_by: str = ""
+    """What ends the node from outside: whatever its processes do then is no news about the training."""
     leaving: str | None = None
     """Why the command must end for good; None while it may run."""
     leaving_grace: float = 0.0

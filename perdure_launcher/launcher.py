@@ -166,6 +166,8 @@ class Launcher:
         elif isinstance(event, _Signal) and event.number != signal.SIGCHLD and self._leaving is None:
             name = signal.Signals(event.number).name
             self._leaving = Leaving(128 + event.number, f"the launcher got {name}", event.number)
+            # Whatever ends from now on ends because its node does.
+            self._outbox.post("/v1/launcher/leaving", {"reason": self._leaving.reason})
 
     def _desire(self, desired: Desired) -> None:
         self._desired = desired

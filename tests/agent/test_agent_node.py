@@ -16,6 +16,7 @@ from agent.protocol import (
     FinishedBody,
     HandlerHello,
     LauncherHello,
+    LeavingBody,
     RankExitBody,
     ReadyBody,
     UnprotectedBody,
@@ -122,6 +123,28 @@ def test_a_failure_is_told_once_over_restarts_too(bench: Bench) -> None:
     bench.start()
     bench.exit(generation=1, signal=9)
     assert [failure.kind for failure in bench.job.of(Failure)] == [FailureKind.RANKS, FailureKind.COMMAND]
+
+
+@pytest.mark.parametrize("code", [0, 1, 143])
+def test_a_node_that_is_ended_from_outside_is_lost_however_its_command_ends(bench: Bench, code: int) -> None:
+    bench.apply(1)
+    bench.node.ended_from_outside(LeavingBody(reason="the launcher got SIGTERM"))
+    bench.start()
+    bench.node.ready(ReadyBody(after_generation=1, ranks=(rank(),)))
+    bench.node.finished(FinishedBody(generation=1, time=NOW))
+    bench.exit(generation=1, code=code)
+    [failure] = bench.job.of(Failure)
+    assert (failure.kind, failure.message) == (FailureKind.NODE, "node 3 lost: the launcher got SIGTERM")
+    assert bench.job.of(Finished) == []
+    assert bench.group.of(Ready) == []
+
+
+def test_a_node_that_its_job_ends_is_no_failure(bench: Bench) -> None:
+    bench.apply(1)
+    bench.node.leave("the job is over")
+    bench.node.ended_from_outside(LeavingBody(reason="the launcher got SIGTERM"))
+    bench.exit(generation=1, code=1)
+    assert bench.job.of(Failure) == []
 
 
 def test_ready_is_told_only_while_there_is_no_newer_world(bench: Bench) -> None:

@@ -130,6 +130,10 @@ class Scenario:
         failure = self.failure(rank, kind=FailureKind.COMMAND, exit_code=exit_code, signal=signal, **fields)
         return self.take(FailureReported(failure=failure))
 
+    def ended_from_outside(self, rank: int, **fields: Any) -> Scenario:
+        failure = self.failure(rank, kind=FailureKind.NODE, message=f"node {rank} lost: SIGTERM", **fields)
+        return self.take(FailureReported(failure=failure))
+
     def misses_its_world(self, rank: int, **fields: Any) -> Scenario:
         failure = self.failure(rank, kind=FailureKind.RENDEZVOUS, message="the command did not enter", **fields)
         return self.take(FailureReported(failure=failure))

@@ -164,6 +164,19 @@ def test_a_lost_node_of_a_fixed_job_is_replaced():
     assert job.steps().state.phase is JobPhase.RUNNING
 
 
+def test_a_node_that_is_ended_from_outside_is_replaced_once_its_backend_had_time_to_say_why():
+    spec = {"retry": {"fatal_exit_codes": [1]}}
+    job = Scenario("2", **spec).running().ended_from_outside(1, exit_code=1).peer_failed(0)
+    assert job.incarnations == {0: 1, 1: 1}
+    job.wait(2).lost(1, "evicted, as a drain of its machine does")
+    assert job.incarnations == {0: 1, 1: 2}
+    assert any("drain" in sign.text for sign in job.state.incidents[-1].evidence)
+
+    job = Scenario("2", **spec).running().ended_from_outside(1, exit_code=1).peer_failed(0).wait(6.1)
+    assert job.incarnations == {0: 1, 1: 2}
+    assert job.state.incidents[-1].failure is FailureClass.NODE_LOST
+
+
 def test_a_lost_node_of_an_elastic_job_is_gone_on_without():
     job = Scenario("1:3").running().lost(0)
     assert job.generation == 2

@@ -189,6 +189,8 @@ class FailureKind(StrEnum):
     """Ranks without a rendezvous; the agent has stopped them."""
     RENDEZVOUS = "RENDEZVOUS"
     """Nothing ended: the command runs and has not entered the world in time."""
+    NODE = "NODE"
+    """The node is ended from outside, and its processes have ended for that."""
 
 
 class Failure(AgentMessage):

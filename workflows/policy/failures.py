@@ -70,6 +70,8 @@ def classify(failure: Failure) -> tuple[FailureClass, str, int | None]:
     """
     if failure.kind is FailureKind.UNPROTECTED:
         return FailureClass.UNPROTECTED, failure.message or "ranks started outside of our rendezvous", None
+    if failure.kind is FailureKind.NODE:
+        return FailureClass.NODE_LOST, failure.message or "the node was ended from outside", None
     if failure.kind is FailureKind.RENDEZVOUS:
         return FailureClass.RENDEZVOUS_TIMEOUT, failure.message or "it did not enter its world in time", None
     if failure.ranks:

@@ -65,12 +65,16 @@ class Verdict:
 
 
 def waits_until(state: JobState, interruption: Interruption, job: JobSpec) -> datetime | None:
-    """Until when a decision should wait for a culprit to speak; None where enough is known."""
+    """Until when a decision should wait for a culprit to speak, or for a backend that knows why it ends a node; None
+    where enough is known."""
     if interruption.requested is not None or any(
         failure.certain and failure.failure is not FailureClass.PEER_LOST for failure in interruption.failures
     ):
         return None
     reported = {failure.rank for failure in interruption.failures}
+    if interruption.ranks_with(FailureClass.NODE_LOST):
+        # Its agent says so; the backend, whose word comes by way of a kubelet, knows of the drain or the deletion.
+        return interruption.since + job.timing.lease.timeout
     if all(node.rank in reported for node in state.members if node.alive):
         return None
     return interruption.since + job.timing.rendezvous.victim_grace

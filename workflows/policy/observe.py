@@ -89,6 +89,8 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
     if failure.kind is FailureKind.RENDEZVOUS:
         state = state.with_node(node.changed(missed_worlds=node.missed_worlds + 1))
     certain = not (failure_class is FailureClass.USER_CODE and not any(rank.error for rank in failure.ranks))
+    # Who ends a node knows why; its backend says so a moment later.
+    certain = (certain or failure.kind is not FailureKind.RANKS) and failure.kind is not FailureKind.NODE
     return interrupted(
         state,
         NodeFailure(
@@ -98,7 +100,7 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
             exit_code=exit_code,
             text=text,
             log_tail=failure.log_tail or next((rank.traceback or "" for rank in failure.ranks), ""),
-            certain=certain or failure.kind is not FailureKind.RANKS,
+            certain=certain,
         ),
         now=now,
         source=EvidenceSource.PEERS if failure_class is FailureClass.PEER_LOST else EvidenceSource.AGENT,
