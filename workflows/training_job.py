@@ -242,13 +242,21 @@ class TrainingJob:
     # What is done
 
     def _take_all(self) -> None:
+        """Decides on all that was heard, one by one, and sends out what follows from all of it."""
         while self._events:
-            self._take(self._events.popleft())
+            self._decide(self._events.popleft())
         self._take(TimePassed())
 
     def _take(self, event: Event) -> None:
         """Decides on one event, and sends out what follows from it."""
+        self._decide(event)
+        self._publish()
+
+    def _decide(self, event: Event) -> None:
         self._state = decide(self._state, event, self._job, workflow.now(), new_token=workflow.uuid4)
+
+    def _publish(self) -> None:
+        """Tells groups and users where the job stands: looks at every node, and a thousand of them speak at once."""
         for group in wanted.groups_of(self._state):
             desire = wanted.desire_for(self._state, group)
             if self._sent.get(group) != desire and group not in self._state.wound_down_groups:

@@ -22,6 +22,9 @@ from workflows.policy import holding
 from workflows.policy.budget import within_window
 from workflows.policy.state import JobState
 
+_SHOWN = 64
+"""Nodes in the details of the workflow's page."""
+
 
 def groups_of(state: JobState) -> tuple[int, ...]:
     """Every group that has, had or will have nodes of the job."""
@@ -150,9 +153,10 @@ def next_action(state: JobState) -> str:
     return "nothing to do"
 
 
-def node_views(state: JobState) -> tuple[NodeView, ...]:
-    """The answer to the query `nodes`: the job's own view, without telemetry."""
+def node_views(state: JobState, *, first: int | None = None) -> tuple[NodeView, ...]:
+    """The answer to the query `nodes`: the job's own view, without telemetry; of the first nodes only, or of all."""
     members = state.world.members if state.world else {}
+    stalled = {node.rank for node in state.stalled}
     return tuple(
         NodeView(
             rank=node.rank,
@@ -166,9 +170,9 @@ def node_views(state: JobState) -> tuple[NodeView, ...]:
             group_rank=members[node.rank].group_rank if state.is_member(node) and node.alive else None,
             processes=node.processes,
             since=node.since,
-            stalled_since=node.stalled_since if node in state.stalled else None,
+            stalled_since=node.stalled_since if node.rank in stalled else None,
         )
-        for node in sorted(state.nodes.values(), key=lambda node: node.rank)
+        for node in sorted(state.nodes.values(), key=lambda node: node.rank)[:first]
     )
 
 
@@ -213,14 +217,14 @@ def details_of(state: JobState, phase: JobPhase) -> str:
         )
         lines.append(f"| Last incident | #{incident.number} {incident.title} ({took}) |")
     lines += ["", "| Node | State | Group rank | Host | Why |", "|-|-|-|-|-|"]
-    for view in node_views(state)[:64]:
+    for view in node_views(state, first=_SHOWN):
         reach = "" if view.reachable else ", unreachable"
         rank = "" if view.group_rank is None else str(view.group_rank)
         lines.append(
             f"| {view.rank}.{view.incarnation} | {view.phase}{reach} | {rank} | {view.host} | {_cell(view.reason)} |"
         )
-    if len(state.nodes) > 64:
-        lines.append(f"| … | {len(state.nodes) - 64} more | | | |")
+    if len(state.nodes) > _SHOWN:
+        lines.append(f"| … | {len(state.nodes) - _SHOWN} more | | | |")
     return "\n".join(lines)
 
 
