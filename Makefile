@@ -4,10 +4,12 @@ BIN := .venv/bin
 # For example: make test PYTEST_ARGS="tests/agent -k outbox"
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+# Of the demo's nodes: local or kubernetes.
+BACKEND ?= local
 # Tests with ranks run beside those without (tests/conftest.py); those of a cluster run alone.
 SIDE_BY_SIDE := -n 2
 
-.PHONY: help setup demo test test-torch-floor check format lock bench-recovery bench-warm bench-history cluster cluster-down cluster-binaries kustomize clean
+.PHONY: help setup demo test test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-history cluster cluster-down cluster-binaries kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -15,8 +17,8 @@ help:  ## List the targets
 setup:  ## Create .venv from the lock and fetch the Temporal binary, where missing
 	@$(PYTHON) scripts/setup.py
 
-demo: setup  ## Train on three nodes while ranks, nodes, worker and server are killed
-	@$(BIN)/python -m examples.demo
+demo: setup  ## Train on three nodes while ranks, nodes, worker and server are killed; BACKEND=kubernetes: on pods
+	@$(BIN)/python -m examples.demo --backend $(BACKEND)
 
 test: check  ## Static checks, then all tests, or those that PYTEST_ARGS names
 ifeq ($(PYTEST_ARGS),)
@@ -48,6 +50,9 @@ bench-recovery: setup  ## Time from a kill to the next step: torchrun, DLRover a
 bench-warm: setup  ## Ranks that start warm, cold, and under the peers; kinds of scripts; what warm starts cost
 	@$(BIN)/python -m benchmarks.warm $(BENCH_ARGS)
 
+bench-kubernetes: setup  ## Faults of a cluster, and a job of a thousand nodes (Linux, root)
+	@$(BIN)/python -m benchmarks.kubernetes $(BENCH_ARGS)
+
 bench-history: setup  ## History of a job at rest; signals and leases where a group continues as new
 	@$(BIN)/python -m benchmarks.history $(BENCH_ARGS)
 
@@ -64,4 +69,4 @@ kustomize: setup  ## Write the bases below deploy/kustomize from the Helm chart
 	@$(BIN)/python -m scripts.kustomize
 
 clean:  ## Remove what set-up and tests left in the checkout; the caches outside it stay
-	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/recovery/out benchmarks/warm/out
+	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/*/out

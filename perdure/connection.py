@@ -43,13 +43,14 @@ def configured_task_queue() -> str:
 class ServerRecord(DaemonRecord, frozen=True):
     """The local default's server, as `temporal/server.json` keeps it."""
 
+    ip: str = "127.0.0.1"
     port: int
     ui_port: int
     binary: str
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.ip}:{self.port}"
 
     @property
     def ui(self) -> str:

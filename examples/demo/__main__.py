@@ -1,7 +1,7 @@
 """`make demo`: an ordinary torchrun script trains on three nodes while everything around it is killed.
 
 Ends with a table of what was done to it, when that was noticed, what Perdure did and why, and what it cost; and with
-the final loss beside that of the same training left alone.
+the final loss beside that of the same training left alone. With BACKEND=kubernetes the nodes are pods.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from examples.demo.faults import kill_node, kill_rank
+from examples.demo.faults import kill_rank
+from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, processes
 from examples.demo.steps import longest_gap, read_steps, stepping
 from perdure.client import Client
-from perdure.local.control_plane import LocalControlPlane
-from perdure.local.state import StateFolder
+from perdure.spec.job import Backend
 from workflows.messages import IncidentView, JobPhase
 
-NAME = "demo"
-ROLE = "worker"
-SCRIPT = Path(__file__).with_name("train.py")
 OUTAGE_SECONDS = 15.0
 
 
@@ -48,37 +45,21 @@ class Fault:
 class Demo:
     """Plays the faults one after another and takes notes."""
 
-    def __init__(self, *, console: Console, folder: Path, steps: int) -> None:
-        self.console = console
-        self.out = folder / "out"
+    def __init__(self, place: Place, *, say: Callable[[str], None], out: Path, steps: int) -> None:
+        self.place = place
+        self.say = say
+        self.out = out
         self.steps = steps
-        self.control_plane = LocalControlPlane(StateFolder(folder / "state"), report=self.say)
         self.faults: list[Fault] = []
-        self.started = time.monotonic()
-
-    def say(self, text: str) -> None:
-        line = f"[dim]{time.monotonic() - self.started:6.1f}s[/]  {text}"
-        self.console.print(line, highlight=False, soft_wrap=True)
 
     async def run(self) -> JobPhase:
-        endpoint = await self.control_plane.ensure()
+        endpoint = await self.place.control_plane.ensure()
         self.say(f"Temporal UI: {endpoint.ui or 'not served'}")
         async with Client(endpoint=endpoint) as client:
-            submission = await client.submit(
-                {
-                    "name": NAME,
-                    "workdir": {"path": str(SCRIPT.parent)},
-                    "env": {"OMP_NUM_THREADS": "1"},
-                    "roles": {
-                        ROLE: {
-                            "nodes": {"min": 2, "max": 3},
-                            "command": [
-                                *("torchrun", SCRIPT.name, "--steps", str(self.steps), "--out", str(self.out)),
-                            ],
-                        }
-                    },
-                }
-            )
+            job = self.place.job(["--steps", str(self.steps), "--out", str(self.out)])
+            job |= {"name": NAME, "env": {"OMP_NUM_THREADS": "1"}}
+            job["roles"][ROLE]["nodes"] = {"min": 2, "max": 3}
+            submission = await client.submit(job)
             page = f"; its page: {submission.page}" if submission.page else ""
             self.say(f"job submitted: torchrun {SCRIPT.name} on 3 nodes{page}")
             began = time.time()
@@ -98,8 +79,8 @@ class Demo:
             return result.phase
 
     async def _play(self, client: Client, uid: str) -> None:
-        await self._fault(client, "kill -9 of one rank", lambda: _now(kill_rank, uid, ROLE, 1))
-        await self._fault(client, "kill -9 of a whole node", lambda: _now(kill_node, uid, ROLE, 2))
+        await self._fault(client, "kill -9 of one rank", lambda: asyncio.to_thread(kill_rank, uid, ROLE, 1))
+        await self._fault(client, self.place.node_fault, lambda: self.place.lose_node(uid, 2))
         await self._outage(client)
         await self._fault(client, "perdure scale demo 2", lambda: client.scale(NAME, "2"), world_size=2)
         await self._fault(client, "perdure scale demo 3", lambda: client.scale(NAME, "2:3"))
@@ -148,12 +129,12 @@ class Demo:
         before = await client.incidents(NAME)
         self.say(f"[red]{what}[/]")
         at = time.time()
-        self.control_plane.kill_worker()
-        self.control_plane.kill_server()
+        self.place.control_plane.kill_worker()
+        self.place.control_plane.kill_server()
         await asyncio.sleep(OUTAGE_SECONDS)
         made = [step for step in read_steps(self.out) if step.time > at]
         self.say(f"  {len(made)} steps were made meanwhile; starting both again")
-        await self.control_plane.ensure()
+        await self.place.control_plane.ensure()
         await client.status(NAME)
         # Long enough for every lease to have lapsed and every poll to have come back.
         await stepping(self.out, since=time.time() + 10, world_size=3)
@@ -190,10 +171,6 @@ class Demo:
         return table
 
 
-async def _now(do: Callable[[str, str, int], object], uid: str, role: str, rank: int) -> None:
-    do(uid, role, rank)
-
-
 async def train_alone(out: Path, steps: int) -> float:
     """The same training, uninterrupted, by plain torchrun; returns its final loss."""
     process = await asyncio.create_subprocess_exec(
@@ -218,24 +195,33 @@ def final_loss(out: Path) -> float:
 
 async def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--backend", choices=[Backend.LOCAL, Backend.KUBERNETES], default=Backend.LOCAL)
     parser.add_argument("--steps", type=int, default=1000, help="length of the training")
     parser.add_argument("--keep", action="store_true", help="keep the folder with state, logs and checkpoints")
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 140)
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - started:6.1f}s[/]  {text}", highlight=False, soft_wrap=True)
+
+    place = processes
+    if options.backend == Backend.KUBERNETES:
+        # Needs packages that nodes on this machine do not.
+        from examples.demo.pods import pods as place
     folder = Path(tempfile.mkdtemp(prefix="perdure-demo-"))
-    demo = Demo(console=console, folder=folder, steps=options.steps)
     try:
-        phase = await demo.run()
-        demo.say("the same training once more, left alone")
-        alone = await train_alone(folder / "alone", options.steps)
-        interrupted = final_loss(demo.out)
-        console.print(demo.table())
-        console.print(f"Final loss: {interrupted:.4f} with all that, {alone:.4f} left alone.")
-        console.print("Now on your own script: perdure run --nodes 2:3 -- torchrun train.py", style="bold")
-        return 0 if phase is JobPhase.SUCCEEDED else 1
+        async with place(folder, say) as chosen:
+            demo = Demo(chosen, say=say, out=folder / OUT, steps=options.steps)
+            phase = await demo.run()
+            say("the same training once more, left alone")
+            alone = await train_alone(folder / "alone", options.steps)
+            interrupted = final_loss(demo.out)
+            console.print(demo.table())
+            console.print(f"Final loss: {interrupted:.4f} with all that, {alone:.4f} left alone.")
+            console.print("Now on your own script: perdure run --nodes 2:3 -- torchrun train.py", style="bold")
+            return 0 if phase is JobPhase.SUCCEEDED else 1
     finally:
-        await demo.control_plane.stop_worker()
-        await demo.control_plane.stop_server()
         if options.keep:
             console.print(f"kept: {folder}")
         else:

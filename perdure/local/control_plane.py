@@ -32,6 +32,7 @@ from perdure.local.code_version import code_version
 from perdure.local.processes import DaemonRecord, spawn, tail
 from perdure.local.state import StateFolder, users_own_path
 from perdure.search_attributes import SEARCH_ATTRIBUTES
+from perdure.spec.job import Backend
 from workflows.names import WORKER_TASK_QUEUE, watch_task_queue
 
 START_TIMEOUT = timedelta(seconds=60)
@@ -83,6 +84,18 @@ class LocalStatus:
         return self.worker is not None and self.worker.code == code_version()
 
 
+@dataclass(frozen=True, kw_only=True)
+class PodSite:
+    """A cluster beside this machine, where nodes are pods and not processes."""
+
+    kubeconfig: Path
+    agent_image: str
+    """Holds Perdure."""
+    ip: str
+    """This machine's address as pods reach it. The server then listens on all addresses: the dev server's own parts
+    meet on loopback, and it has one option for them and for its clients."""
+
+
 class LocalControlPlane:
     """The server and the worker of one state folder.
 
@@ -92,9 +105,19 @@ class LocalControlPlane:
         - Stopping either ends no node.
     """
 
-    def __init__(self, state: StateFolder | None = None, *, report: Report = lambda _: None) -> None:
+    def __init__(
+        self, state: StateFolder | None = None, *, report: Report = lambda _: None, pods: PodSite | None = None
+    ) -> None:
+        """Opens the state folder.
+
+        Args:
+            state: the folder; by default the user's own.
+            report: hears what is being started.
+            pods: a cluster whose pods the worker makes, instead of processes.
+        """
         self.state = (state or StateFolder()).open()
         self._report = report
+        self._pods = pods
 
     def status(self) -> LocalStatus:
         server = self.state.read_record(self.state.server_record, ServerRecord)
@@ -209,7 +232,8 @@ class LocalControlPlane:
         self.state.check_space()
         command = [
             str(binary),
-            *("server", "start-dev", "--ip", "127.0.0.1", "--port", str(port), "--ui-port", str(ui_port)),
+            *("server", "start-dev", "--ip", "0.0.0.0" if self._pods else "127.0.0.1", "--port", str(port)),
+            *("--ui-ip", "127.0.0.1", "--ui-port", str(ui_port)),
             *("--db-filename", str(self.state.temporal / "temporal.db")),
             *(word for option in SERVER_OPTIONS for word in option),
             *(word for name, kind in SEARCH_ATTRIBUTES.items() for word in ("--search-attribute", f"{name}={kind}")),
@@ -220,7 +244,8 @@ class LocalControlPlane:
             pid, created = spawn(
                 command, output=log, folder=self.state.temporal, environment=_without_temporal_variables()
             )
-        record = ServerRecord(pid=pid, created=created, port=port, ui_port=ui_port, binary=str(binary))
+        ip = self._pods.ip if self._pods else "127.0.0.1"
+        record = ServerRecord(pid=pid, created=created, ip=ip, port=port, ui_port=ui_port, binary=str(binary))
         self.state.write(self.state.server_record, record.model_dump_json())
         return record
 
@@ -236,11 +261,18 @@ class LocalControlPlane:
             "PERDURE_UI": server.ui,
             "PERDURE_TASK_QUEUE": WORKER_TASK_QUEUE,
         }
+        options: list[str] = []
+        if self._pods:
+            options = ["--backend", Backend.KUBERNETES]
+            environment |= {
+                "KUBECONFIG": str(self._pods.kubeconfig),
+                "PERDURE_KUBERNETES_AGENT_IMAGE": self._pods.agent_image,
+            }
         with self.state.explained():
             output = self.state.worker / "worker.out"
             output.unlink(missing_ok=True)
             pid, created = spawn(
-                [sys.executable, "-m", "perdure.worker", "--log-file", str(self._worker_log)],
+                [sys.executable, "-m", "perdure.worker", "--log-file", str(self._worker_log), *options],
                 output=output,
                 folder=self.state.worker,
                 environment=environment,

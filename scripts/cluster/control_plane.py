@@ -121,6 +121,8 @@ class ControlPlane:
                 *("--service-account-private-key-file", self._certificates.service_account_key),
                 *("--root-ca-file", self._certificates.authority),
                 "--use-service-account-credentials",
+                # Half of the default: tests wait for it. Machines say every 10 s that they are there.
+                *("--node-monitor-grace-period", "24s"),
             ]
         else:
             command += ["--feature-gates", _GATES]

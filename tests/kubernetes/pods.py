@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
@@ -19,7 +18,8 @@ from activities.nodes.kubernetes.gangs import adapter_of
 from activities.nodes.kubernetes.merge import merged
 from perdure.spec.job import JobSpec
 from scripts.cluster.cluster import Cluster
-from scripts.cluster.images import BARE_IMAGE, host_mounts
+from scripts.cluster.host_programs import with_host_programs
+from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
 from workflows.messages import KnownNode, NodeEvent, NodeEventKind, NodeIdentity, NodeRef, NodeRequest, WatchRequest
 from workflows.names import node_name, node_task_queue
@@ -61,21 +61,9 @@ def role(*writable: Path, pod_template: dict[str, Any] | None = None, **fields: 
     }
 
 
-def with_host_programs(*writable: Path) -> dict[str, Any]:
-    """A pod template that mounts what this environment needs, read-only, and folders for results."""
-    folders = [*((path, True) for path in host_mounts()), *((path, False) for path in writable)]
-    mounts = [
-        {"name": f"host-{index}", "mountPath": str(path), "readOnly": read_only}
-        for index, (path, read_only) in enumerate(folders)
-    ]
-    volumes = [{"name": f"host-{index}", "hostPath": {"path": str(path)}} for index, (path, _) in enumerate(folders)]
-    path = ":".join([*dict.fromkeys(str(Path(folder) / "bin") for folder in _prefixes()), "/usr/bin", "/bin"])
-    training = {"name": "training", "volumeMounts": mounts, "env": [{"name": "PATH", "value": path}]}
-    return {"spec": {"containers": [training], "volumes": volumes, "dnsPolicy": "Default"}}
-
-
-def _prefixes() -> list[str]:
-    return [sys.prefix, sys.base_prefix]
+def marking(marks: Path, **fields: Any) -> dict[str, Any]:
+    """A role whose command leaves a mark that `PodJob.command_started` looks for."""
+    return role(marks, command=["sh", "-c", f"touch {marks}/$HOSTNAME; exec sleep 600"], **fields)
 
 
 class PodJob:
@@ -101,9 +89,9 @@ class PodJob:
         """
         self.api = api
         self.namespace = namespace
-        self._marks = marks
+        self.marks = marks
         if given is None and marks is not None:
-            given = role(marks, command=["sh", "-c", f"touch {marks}/$HOSTNAME; exec sleep 600"])
+            given = marking(marks)
         self.uid = secrets.token_hex(4)
         self.spec = JobSpec.model_validate(
             {
@@ -120,12 +108,12 @@ class PodJob:
 
     def changed(self, given: dict[str, Any] | None = None, **spec: Any) -> PodJob:
         """Another job in the same namespace."""
-        return PodJob(self.api, self.namespace, given, **spec)
+        return PodJob(self.api, self.namespace, given, marks=self.marks, **spec)
 
     async def command_started(self, rank: int = 0) -> None:
         """The launcher has started the command of `marking`, and hears signals."""
-        assert self._marks
-        mark = self._marks / self.name(rank)
+        assert self.marks
+        mark = self.marks / self.name(rank)
 
         async def exists() -> bool:
             return mark.exists()

@@ -13,8 +13,9 @@ import pytest
 from activities.nodes.kubernetes.merge import merged
 from activities.nodes.kubernetes.pod import JOB
 from scripts.cluster.cluster import Cluster
+from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
-from tests.kubernetes.pods import PodJob, TestCluster, eventually, with_host_programs
+from tests.kubernetes.pods import PodJob, TestCluster, eventually
 from tests.kubernetes.site import perdure
 from tests.system.site import SCRIPT, Job
 from workflows.messages import EvidenceSource, FailureClass, JobPhase

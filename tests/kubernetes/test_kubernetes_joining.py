@@ -14,9 +14,10 @@ from activities.nodes.kubernetes.merge import merged
 from perdure.client import Client
 from perdure.worker import running_worker
 from scripts.cluster.cluster import Cluster
+from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
-from tests.kubernetes.pods import PodJob, eventually, with_host_programs
+from tests.kubernetes.pods import PodJob, eventually
 from tests.support.allocation import REPOSITORY
 from tests.support.temporal_server import dev_server
 from tests.system.site import SCRIPT, Job

@@ -14,7 +14,7 @@ import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import aiohttp
 from kubernetes.aio import config as kubernetes_config
@@ -99,7 +99,7 @@ class KubernetesApi:
         self._client: Any = ApiClient(configuration)
 
     @classmethod
-    async def connect(cls, kubeconfig: str | None = None) -> KubernetesApi:
+    async def connect(cls, kubeconfig: str | None = None) -> Self:
         """Finds the cluster: by a kubeconfig (given, or in `KUBECONFIG`), else the one that this process is a pod of,
         else by the user's own kubeconfig.
 

@@ -1,0 +1,60 @@
+"""The demo's nodes as pods of a real cluster on this machine: API server, scheduler, two kubelets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from activities.nodes.kubernetes.api import KubernetesApi
+from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, ended
+from perdure.local.control_plane import LocalControlPlane, PodSite, Report
+from perdure.local.state import StateFolder
+from scripts.cluster.cluster import Cluster
+from scripts.cluster.host_programs import with_host_programs
+from scripts.cluster.images import BARE_IMAGE
+from scripts.cluster.machine import API_ADDRESS
+from workflows.names import node_name
+
+PODS = "/api/v1/namespaces/default/pods"
+
+
+class Pods:
+    """Each node is a pod; its training container has a shell, and this machine's Python and torch."""
+
+    node_fault = "kubectl delete pod"
+
+    def __init__(self, control_plane: LocalControlPlane, api: KubernetesApi, out: Path) -> None:
+        self.control_plane = control_plane
+        self._api = api
+        self._out = out
+
+    def job(self, arguments: list[str]) -> dict[str, Any]:
+        role = {
+            "command": ["torchrun", str(SCRIPT), *arguments],
+            "image": BARE_IMAGE,
+            "pod_template": with_host_programs(self._out),
+        }
+        return {"backend": "kubernetes", "limits": {"termination_grace_period": "5s"}, "roles": {ROLE: role}}
+
+    async def lose_node(self, uid: str, rank: int) -> None:
+        await self._api.delete(f"{PODS}/{node_name(NAME, ROLE, rank, uid, incarnation=1)}")
+
+
+@asynccontextmanager
+async def pods(folder: Path, report: Report) -> AsyncGenerator[Place]:
+    """The machine's cluster, started where it does not run and then ended as well; a server and a worker beside it."""
+    (folder / OUT).mkdir()
+    with Cluster().used(report) as cluster:
+        report("Making an image of this checkout")
+        site = PodSite(
+            kubeconfig=cluster.kubeconfig, agent_image=cluster.load_perdure_image().reference, ip=API_ADDRESS
+        )
+        control_plane = LocalControlPlane(StateFolder(folder / "state"), report=report, pods=site)
+        api = await KubernetesApi.connect(str(cluster.kubeconfig))
+        try:
+            async with ended(control_plane):
+                yield Pods(control_plane, api, folder / OUT)
+        finally:
+            await api.close()
