@@ -1,0 +1,197 @@
+"""Plays the agents of pods in which nothing runs: `python -m benchmarks.kubernetes.agents`, a process for many of them.
+
+Each has the real agents' own connection, worker and queue, takes leases and worlds and sends heartbeats at their pace;
+what it says of processes is made up. It begins when its pod runs and ends, without a word, when its pod is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+from temporalio import activity
+
+from activities.nodes.kubernetes.api import Changed, KubernetesApi, Listed, Object, Removed
+from activities.nodes.kubernetes.pod import INCARNATION, PREPARE, RANK
+from agent.config import AgentConfig
+from agent.transport import Destination, TemporalControlPlane
+from perdure.worker import leave
+from workflows.messages import (
+    ApplyWorld,
+    CommandAnswer,
+    CompleteGeneration,
+    Heartbeat,
+    Joined,
+    LeaseRequest,
+    LeaseTaken,
+    LeaseView,
+    Progress,
+    Ready,
+    Stepping,
+    StopNode,
+)
+
+STARTS_AT_ONCE = 16
+
+
+@dataclass
+class Tally:
+    """What became of the leases of this process."""
+
+    agents: int = 0
+    held: int = 0
+    lost: int = 0
+    late: int = 0
+    heartbeats: int = 0
+    sent: dict[str, int] = field(default_factory=dict[str, int])
+    """By rank and incarnation, how many heartbeats were taken."""
+
+
+class PlayedAgent:
+    """One incarnation."""
+
+    def __init__(self, config: AgentConfig, tally: Tally) -> None:
+        self._config = config
+        self._tally = tally
+        self._control = TemporalControlPlane(config)
+        self._started_at = datetime.now(UTC)
+        self._sequence = count(1)
+        self._generation = 0
+        self._last: tuple[str, int] = ("", 0)
+        self._turn = 0
+        self._interval = 10.0
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        self._tally.agents += 1
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                commands = (self.hold_lease, self.apply_world, self.complete_generation, self.stop_node)
+                tasks.create_task(self._control.serve(commands))
+                await self._say("joined", Joined, agent_started_at=self._started_at, address=self._config.address)
+                await self._say("ready", Ready, store_ports=(29500, 29501, 29502, 29503))
+                tasks.create_task(self._beat())
+        finally:
+            self._tally.agents -= 1
+
+    @activity.defn(name="hold_lease")
+    async def hold_lease(self, request: LeaseRequest) -> None:
+        info = activity.info()
+        run, epoch = self._last
+        if info.attempt > 1:
+            self._tally.late += 1
+        elif run == info.workflow_run_id and request.epoch > epoch:
+            # A group that continues as new gives all its leases again, in a run of its own.
+            self._tally.lost += 1
+        self._last = (info.workflow_run_id or "", request.epoch)
+        self._turn += 1
+        turn = self._turn
+        self._interval = request.signal_interval.total_seconds()
+        await self._say("lease_taken", LeaseTaken, agent_started_at=self._started_at, epoch=request.epoch)
+        self._tally.held += 1
+        try:
+            while turn == self._turn:
+                activity.heartbeat(LeaseView(epoch=request.epoch, generation=self._generation, time=datetime.now(UTC)))
+                await asyncio.sleep(request.heartbeat.total_seconds())
+        finally:
+            self._tally.held -= 1
+
+    @activity.defn(name="apply_world")
+    async def apply_world(self, world: ApplyWorld) -> CommandAnswer:
+        if world.generation > self._generation:
+            self._generation = world.generation
+            await self._say("stepping", Stepping, generation=world.generation, entered_at=datetime.now(UTC))
+        return CommandAnswer(accepted=True, generation=self._generation)
+
+    @activity.defn(name="complete_generation")
+    async def complete_generation(self, request: CompleteGeneration) -> CommandAnswer:
+        return CommandAnswer(accepted=True, generation=request.generation)
+
+    @activity.defn(name="stop_node")
+    async def stop_node(self, request: StopNode) -> CommandAnswer:
+        return CommandAnswer(accepted=True, generation=self._generation)
+
+    async def _beat(self) -> None:
+        node = self._config.node
+        for number in count(1):
+            await asyncio.sleep(self._interval)
+            progress = Progress(step=number)
+            await self._say("heartbeat", Heartbeat, generation=self._generation, progress=progress)
+            self._tally.heartbeats += 1
+            self._tally.sent[f"{node.rank}.{node.incarnation}"] = number
+
+    async def _say(self, signal: str, kind: type[Any], **facts: Any) -> None:
+        """Again and again, as an agent's outbox does; the sequence lets its group recognise a repeat."""
+        message = kind(sender=self._config.node, sequence=next(self._sequence), time=datetime.now(UTC), **facts)
+        while True:
+            try:
+                await self._control.signal(Destination.GROUP, signal, message)
+                return
+            except Exception:
+                await asyncio.sleep(1)
+
+
+async def play(kubeconfig: str, namespace: str, share: int, shares: int) -> None:
+    """Plays the agents of every n-th rank, and says each second how they are."""
+    tally = Tally()
+    playing: dict[str, asyncio.Task[None]] = {}
+    starting = asyncio.Semaphore(STARTS_AT_ONCE)
+
+    async def agent(config: AgentConfig) -> None:
+        async with starting:
+            played = PlayedAgent(config, tally)
+        await played.run()
+
+    def seen(pod: Object) -> None:
+        labels = pod["metadata"]["labels"]
+        name = pod["metadata"]["name"]
+        ours = int(labels[RANK]) % shares == share and name not in playing
+        if ours and pod["status"].get("phase") == "Running":
+            playing[name] = asyncio.create_task(agent(_configuration(pod)))
+
+    def gone(name: str) -> None:
+        if task := playing.pop(name, None):
+            task.cancel()
+
+    reporting = asyncio.create_task(_report(tally))
+    api = await KubernetesApi.connect(kubeconfig)
+    async with contextlib.aclosing(api.follow(f"/api/v1/namespaces/{namespace}/pods", labels=INCARNATION)) as changes:
+        async for change in changes:
+            match change:
+                case Listed(pods):
+                    for name in playing.keys() - {pod["metadata"]["name"] for pod in pods}:
+                        gone(name)
+                    for pod in pods:
+                        seen(pod)
+                case Changed(pod):
+                    seen(pod)
+                case Removed(pod):
+                    gone(pod["metadata"]["name"])
+    reporting.cancel()
+
+
+async def _report(tally: Tally) -> None:
+    while True:
+        print(json.dumps(vars(tally)), flush=True)
+        await asyncio.sleep(1)
+
+
+def _configuration(pod: Object) -> AgentConfig:
+    """What the pod's own agent would be given."""
+    (prepare,) = (one for one in pod["spec"]["initContainers"] if one["name"] == PREPARE)
+    (text,) = (one["value"] for one in prepare["env"] if one["name"] == "PERDURE_PREPARE_AGENT_CONFIG")
+    config = AgentConfig.model_validate_json(text)
+    return config.model_copy(update={"address": pod["status"]["podIP"], "host": pod["spec"]["nodeName"]})
+
+
+if __name__ == "__main__":
+    kubeconfig, namespace, share, shares = sys.argv[1:]
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(play(kubeconfig, namespace, int(share), int(shares)))
+    leave(0)

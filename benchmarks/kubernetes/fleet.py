@@ -1,0 +1,141 @@
+"""A thousand nodes that only exist in the API: KWOK plays their kubelets, and their pods run at once.
+
+Nothing runs in such a pod, so its agent is played as well (`agents.py`), from the very configuration that a real one
+would be given. Job, backend, API server, scheduler, Temporal server and worker are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from activities.nodes.kubernetes.api import Object
+from activities.nodes.kubernetes.pod import pod_of
+from activities.nodes.kubernetes.settings import KubernetesSettings
+from perdure.spec.job import JobSpec
+from workflows.messages import NodeIdentity, NodeRequest
+from workflows.names import node_name
+
+from .records import Posted
+from .site import BenchmarkApi, Site, eventually
+
+ROLE = "worker"
+KWOK = "kwok.x-k8s.io/node"
+AT_ONCE = KubernetesSettings(agent_image="").creates_at_once
+LOOK_SECONDS = 600.0
+
+
+@asynccontextmanager
+async def played_machines(api: BenchmarkApi, count: int) -> AsyncGenerator[None]:
+    """Machines for played pods, closed to all others."""
+    nodes = "/api/v1/nodes"
+    try:
+        await at_once(api.create(nodes, _machine(number)) for number in range(count))
+        yield
+    finally:
+        await at_once(api.delete(f"{nodes}/{_machine_name(number)}") for number in range(count))
+
+
+def large_job(name: str, namespace: str, nodes: int) -> dict[str, Any]:
+    """A job whose pods land on played machines, one on each."""
+    return {
+        "name": name,
+        "namespace": namespace,
+        "backend": "kubernetes",
+        "limits": {"termination_grace_period": "1s"},
+        "roles": {
+            ROLE: {
+                "nodes": {"min": nodes * 9 // 10, "max": nodes},
+                "nproc_per_node": 8,
+                "image": "registry.example/acme/train:1",
+                "command": ["torchrun", "train.py"],
+                "resources": {"cpu": 16, "memory": "64Gi"},
+                "tolerations": [{"key": KWOK, "operator": "Exists"}],
+                "pod_template": {"spec": {"nodeSelector": {"type": "kwok"}}},
+            }
+        },
+    }
+
+
+async def post_job(site: Site, name: str, nodes: int) -> Posted:
+    """From the submission of a job until all its pods run."""
+    began = time.monotonic()
+    watched = asyncio.create_task(_posted(site, nodes, began))
+    await site.client.submit(large_job(name, site.namespace, nodes))
+    return await watched
+
+
+async def post_bare(site: Site, nodes: int) -> Posted:
+    """The same pods from a loop that does nothing else. They are gone when it returns."""
+    settings = KubernetesSettings(agent_image=site.pods.agent_image, connection={"TEMPORAL_ADDRESS": site.address})
+    spec = JobSpec.model_validate(large_job("bare", site.namespace, nodes))
+    pods = [pod_of(_request(spec, rank), settings) for rank in range(nodes)]
+    began = time.monotonic()
+    watched = asyncio.create_task(_posted(site, nodes, began))
+    await at_once(site.api.create(site.pods_path, pod) for pod in pods)
+    posted = await watched
+    await site.clear()
+    return posted
+
+
+async def _posted(site: Site, nodes: int, began: float) -> Posted:
+    async def requested() -> bool:
+        return await site.pod_count() >= nodes
+
+    async def running() -> bool:
+        return not await site.api.count(site.pods_path, fields="status.phase!=Running")
+
+    await eventually(requested, seconds=LOOK_SECONDS, otherwise=f"{nodes} pods were not made")
+    requested_after = time.monotonic() - began
+    await eventually(running, seconds=LOOK_SECONDS, otherwise=f"{nodes} pods do not run")
+    return Posted(nodes=nodes, requested=requested_after, running=time.monotonic() - began)
+
+
+async def at_once(calls: Iterable[Awaitable[Any]]) -> None:
+    """Makes calls as parallel as the backend makes its own."""
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def one(call: Awaitable[Any]) -> None:
+        async with slots:
+            await call
+
+    async with asyncio.TaskGroup() as group:
+        for call in calls:
+            group.create_task(one(call))
+
+
+def _request(spec: JobSpec, rank: int) -> NodeRequest:
+    uid, token = "ba5e0000", secrets.token_hex(16)
+    return NodeRequest(
+        node=NodeIdentity(uid=uid, role=ROLE, rank=rank, incarnation=1, token=token),
+        name=node_name(spec.name, ROLE, rank, uid, 1),
+        spec=spec,
+        job_id=f"job/{spec.namespace}/{spec.name}",
+        job_first_run_id="none",
+        group_id=f"job/{spec.namespace}/{spec.name}/{uid}/{ROLE}/0",
+        task_queue=f"node/{uid}/{ROLE}-{rank}/1",
+    )
+
+
+def _machine_name(number: int) -> str:
+    return f"played-{number}"
+
+
+def _machine(number: int) -> Object:
+    name = _machine_name(number)
+    capacity = {"cpu": "32", "memory": "128Gi", "pods": "4"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {KWOK: "fake"},
+            "labels": {"type": "kwok", "kubernetes.io/hostname": name},
+        },
+        "spec": {"taints": [{"key": KWOK, "value": "fake", "effect": "NoSchedule"}]},
+        "status": {"allocatable": capacity, "capacity": capacity, "phase": "Running"},
+    }

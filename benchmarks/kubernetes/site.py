@@ -1,0 +1,149 @@
+"""Where the benchmark runs: the machine's own cluster, with a Temporal server and a worker beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from activities.nodes.kubernetes.api import KubernetesApi
+from benchmarks.recovery.processes import TrialFailed
+from perdure.client import Client
+from perdure.errors import PerdureError
+from perdure.local.control_plane import LocalControlPlane, PodSite
+from perdure.local.state import StateFolder
+from scripts.cluster.cluster import Cluster
+from scripts.cluster.machine import API_ADDRESS
+
+Found = TypeVar("Found")
+
+CANCEL_SECONDS = 60.0
+"""For a job to end by itself; what is left then is removed."""
+
+
+class BenchmarkApi(KubernetesApi):
+    """With what nobody but the benchmark needs."""
+
+    async def count(self, path: str, *, fields: str = "") -> int:
+        """How many objects a collection has, without having them sent; with `fields`, whether one matches."""
+        query = {"limit": "1"} | ({"fieldSelector": fields} if fields else {})
+        found = await self._request("GET", path, query=query)
+        return len(found["items"]) + found["metadata"].get("remainingItemCount", 0)
+
+    async def set_spec(self, path: str, **fields: Any) -> None:
+        """Changes fields of an object's spec, whatever else happens to the object."""
+        thing = await self._request("GET", path)
+        thing["spec"] |= fields
+        del thing["metadata"]["resourceVersion"]
+        await self._request("PUT", path, content=thing)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster, a control plane, and a namespace for the jobs."""
+
+    cluster: Cluster
+    pods: PodSite
+    api: BenchmarkApi
+    control_plane: LocalControlPlane
+    client: Client
+    namespace: str
+
+    @property
+    def pods_path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+    @property
+    def address(self) -> str:
+        """Of the Temporal server, for this machine and for pods."""
+        return self.client.endpoint.address
+
+    @property
+    def worker(self) -> psutil.Process:
+        return _alive(self.control_plane.status().worker)
+
+    @property
+    def server(self) -> psutil.Process:
+        return _alive(self.control_plane.status().server)
+
+    async def pod_count(self) -> int:
+        """Of the namespace, asked for in a way that costs the API server little."""
+        return await self.api.count(self.pods_path)
+
+    async def end(self, job: str) -> None:
+        """Cancels a job and waits until its pods are gone."""
+        with suppress(PerdureError, TimeoutError):
+            await self.client.cancel(job)
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await self.client.wait(job)
+
+    async def clear(self) -> None:
+        """Removes all pods of the namespace, whoever made them."""
+        await self.api.delete(self.pods_path, grace=0)
+        await eventually(
+            lambda: _none_left(self), seconds=CANCEL_SECONDS, otherwise="pods of the last measurement stayed"
+        )
+
+
+@asynccontextmanager
+async def site(report: Callable[[str], None]) -> AsyncGenerator[Site]:
+    """The site; all of it is gone when the context closes, but for a cluster that ran before."""
+    # Sockets live in the state folder, and their paths are limited to 108 bytes.
+    with Cluster().used(report) as cluster, tempfile.TemporaryDirectory(prefix="pb-") as folder:
+        pods = PodSite(
+            kubeconfig=cluster.kubeconfig, agent_image=cluster.load_perdure_image().reference, ip=API_ADDRESS
+        )
+        control_plane = LocalControlPlane(StateFolder(Path(folder)), pods=pods)
+        api = await BenchmarkApi.connect(str(cluster.kubeconfig))
+        namespace = f"bench-{secrets.token_hex(3)}"
+        try:
+            await api.create("/api/v1/namespaces", _namespace(namespace))
+            accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+            await eventually(
+                lambda: api.get(f"{accounts}/default"), seconds=60, otherwise="the namespace has no service account"
+            )
+            endpoint = await control_plane.ensure()
+            async with Client(endpoint=endpoint, namespace=namespace) as client:
+                yield Site(cluster, pods, api, control_plane, client, namespace)
+        finally:
+            await control_plane.stop_worker()
+            await control_plane.stop_server()
+            await api.delete(f"/api/v1/namespaces/{namespace}")
+            await api.close()
+
+
+async def eventually(look: Callable[[], Awaitable[Found | None]], *, seconds: float, otherwise: str) -> Found:
+    """Asks again and again until there is an answer.
+
+    Raises:
+        TrialFailed: with `otherwise`, if there is none for that long.
+    """
+    deadline = time.monotonic() + seconds
+    while not (found := await look()):
+        if time.monotonic() > deadline:
+            raise TrialFailed(f"{otherwise} within {seconds:.0f} s")
+        await asyncio.sleep(0.05)
+    return found
+
+
+async def _none_left(where: Site) -> bool:
+    return await where.pod_count() == 0
+
+
+def _namespace(name: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+
+
+def _alive(record: Any) -> psutil.Process:
+    process = record.process if record else None
+    if process is None:
+        raise TrialFailed("the worker or the Temporal server has ended")
+    return process

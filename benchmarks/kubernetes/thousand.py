@@ -1,0 +1,198 @@
+"""One job of a thousand nodes: made, hurt, and held."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from activities.nodes.kubernetes.pod import INCARNATION
+from benchmarks.recovery.processes import TrialFailed
+from benchmarks.recovery.steady import MEGABYTE, cpu_seconds
+from workflows.messages import JobPhase, NodeView
+from workflows.names import node_name
+
+from .fleet import ROLE, at_once, played_machines, post_bare, post_job
+from .records import Held, Relaunched, Thousand
+from .site import Site, eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAYERS = 2
+"""Processes that play agents: one for each core of a small machine."""
+FORMED_SECONDS = 300.0
+SETTLE_SECONDS = 20.0
+LAST_HEARTBEATS_SECONDS = 5.0
+
+
+async def measure_thousand(
+    site: Site, *, nodes: int, lost: int, lease_seconds: float, say: Callable[[str], None]
+) -> Thousand:
+    """Makes the same pods by a bare loop and by a job, loses some of the job's, and has the leases held for a while."""
+    name = f"thousand-{secrets.token_hex(3)}"
+    async with played_machines(site.api, nodes):
+        bare = await post_bare(site, nodes)
+        say(f"bare loop: {nodes} pods requested in {bare.requested:.1f} s, running in {bare.running:.1f} s")
+        try:
+            job = await post_job(site, name, nodes)
+            say(f"job: {nodes} pods requested in {job.requested:.1f} s, running in {job.running:.1f} s")
+            thousand = Thousand(bare=bare, job=job)
+            try:
+                async with played_agents(site) as players:
+                    began = time.monotonic()
+                    await _whole(site, name, nodes)
+                    say(f"all {nodes} agents are in the world, {time.monotonic() - began:.0f} s after they began")
+                    relaunched = await _lose(site, name, nodes=nodes, lost=lost)
+                    say(f"{lost} nodes lost, requested again in {relaunched.requested:.2f} s")
+                    say(f"all {nodes} in the world again {relaunched.whole:.1f} s after that loss")
+                    thousand = thousand.model_copy(update={"relaunched": relaunched})
+                    held = await _hold(site, players, name, nodes=nodes, seconds=lease_seconds)
+                    say(f"{nodes} leases held for {held.seconds:.0f} s: {held.lost} lost, {held.late} late")
+                    return thousand.model_copy(update={"held": held})
+            except TrialFailed as failed:
+                say(f"stopped here: {failed}")
+                return thousand
+        finally:
+            await site.end(name)
+            await site.clear()
+
+
+@dataclass
+class Players:
+    """The processes that play agents, and what each said last."""
+
+    processes: list[asyncio.subprocess.Process] = field(default_factory=list[asyncio.subprocess.Process])
+    said: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
+
+    def total(self, what: str) -> int:
+        """Of a figure that all report."""
+        return sum(said[what] for said in self.said.values())
+
+    @property
+    def sent(self) -> dict[str, int]:
+        """Heartbeats by rank and incarnation."""
+        return {node: sent for said in self.said.values() for node, sent in said["sent"].items()}
+
+
+@asynccontextmanager
+async def played_agents(site: Site) -> AsyncGenerator[Players]:
+    """Agents for all pods that run or will; they end without a word."""
+    players = Players()
+    command = [sys.executable, "-m", "benchmarks.kubernetes.agents", str(site.pods.kubeconfig), site.namespace]
+    listening: list[asyncio.Task[None]] = []
+    try:
+        for share in range(PLAYERS):
+            process = await asyncio.create_subprocess_exec(
+                *(*command, str(share), str(PLAYERS)),
+                cwd=ROOT,
+                env=os.environ | {"TEMPORAL_ADDRESS": site.address, "TEMPORAL_NAMESPACE": "default"},
+                stdout=asyncio.subprocess.PIPE,
+                limit=2**20,
+            )
+            players.processes.append(process)
+            listening.append(asyncio.create_task(_listen(players, share, process)))
+        yield players
+    finally:
+        for process in players.processes:
+            process.kill()
+            await process.wait()
+        await asyncio.gather(*listening)
+
+
+async def _listen(players: Players, share: int, process: asyncio.subprocess.Process) -> None:
+    assert process.stdout
+    async for line in process.stdout:
+        players.said[share] = json.loads(line)
+
+
+async def _whole(site: Site, name: str, nodes: int) -> None:
+    async def whole() -> bool:
+        status = await site.client.status(name)
+        return status.phase is JobPhase.RUNNING and status.nodes == nodes and not status.unreachable
+
+    await eventually(whole, seconds=FORMED_SECONDS, otherwise=f"the job does not run with {nodes} nodes")
+
+
+async def _lose(site: Site, name: str, *, nodes: int, lost: int) -> Relaunched:
+    """Nodes of all groups at once: their pods are deleted without grace, and their agents end with them."""
+    victims = [f"{site.pods_path}/{node}" for node in await _pod_names(site, name, nodes, lost)]
+    began = time.monotonic()
+    losing = asyncio.create_task(at_once(site.api.delete(victim, grace=0) for victim in victims))
+
+    async def requested() -> bool:
+        return len(await site.api.list(site.pods_path, labels=f"{INCARNATION}=2")) >= lost
+
+    await eventually(requested, seconds=120, otherwise=f"{lost} lost nodes were not asked for again")
+    requested_after = time.monotonic() - began
+    await losing
+    await _whole(site, name, nodes)
+    return Relaunched(nodes=lost, of=nodes, requested=requested_after, whole=time.monotonic() - began)
+
+
+async def _pod_names(site: Site, name: str, nodes: int, lost: int) -> list[str]:
+    ranks = {round(number * nodes / lost) for number in range(lost)}
+    uid = (await site.client.status(name)).uid
+    return [node_name(name, ROLE, rank, uid, 1) for rank in sorted(ranks)]
+
+
+async def _hold(site: Site, players: Players, name: str, *, nodes: int, seconds: float) -> Held:
+    """Nothing but leases and heartbeats, for as long as was asked."""
+    await asyncio.sleep(SETTLE_SECONDS)
+    lost, late = players.total("lost"), players.total("late")
+    processes: dict[str, psutil.Process] = {"worker": site.worker, "server": site.server}
+    before = {what: cpu_seconds(process) for what, process in processes.items()}
+    peak = dict.fromkeys(processes, 0.0)
+    began = time.monotonic()
+    while (left := began + seconds - time.monotonic()) > 0:
+        await asyncio.sleep(min(left, 5.0))
+        for what, process in processes.items():
+            peak[what] = max(peak[what], process.memory_info().rss / MEGABYTE)
+    elapsed = time.monotonic() - began
+    used = {what: 100 * (cpu_seconds(process) - before[what]) / elapsed for what, process in processes.items()}
+    given_up = nodes - await _most_held(players, nodes)
+    sent = players.sent
+    await asyncio.sleep(LAST_HEARTBEATS_SECONDS)
+    taken = await _heartbeats_taken(site, name)
+    return Held(
+        leases=nodes,
+        seconds=elapsed,
+        lost=players.total("lost") - lost + given_up,
+        late=players.total("late") - late,
+        heartbeats=sum(sent.values()),
+        heartbeats_lost=sum(max(0, number - taken.get(node, 0)) for node, number in sent.items() if node in taken),
+        unreachable=len((await site.client.status(name)).unreachable),
+        worker_cpu_percent=used["worker"],
+        worker_rss_mb=peak["worker"],
+        server_cpu_percent=used["server"],
+        server_rss_mb=peak["server"],
+    )
+
+
+async def _most_held(players: Players, nodes: int) -> int:
+    """Within a few seconds: a group that continues as new gives its leases again."""
+    most = 0
+    for _ in range(round(LAST_HEARTBEATS_SECONDS)):
+        most = max(most, players.total("held"))
+        if most >= nodes:
+            break
+        await asyncio.sleep(1)
+    return min(most, nodes)
+
+
+async def _heartbeats_taken(site: Site, name: str) -> dict[str, int]:
+    """By rank and incarnation, the newest that the groups know: each says how many there were."""
+    temporal = await site.client.connect()
+    found: dict[str, int] = {}
+    for group in (await site.client.status(name)).groups:
+        views = await temporal.get_workflow_handle(group).query("nodes", result_type=list[NodeView])
+        found |= {f"{view.rank}.{view.incarnation}": view.progress.step if view.progress else 0 for view in views}
+    return found
