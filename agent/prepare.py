@@ -7,6 +7,7 @@ inside it.
     <shared>/lib            for the training container's Python to run: `python <shared>/lib`
     <shared>/launcher.json
     <shared>/run            the run directory of docs/node-protocol.md
+    <shared>/workdir        the job's code, where it was uploaded
     <agent>/agent.json      readable for the agent alone
 """
 
@@ -15,9 +16,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import perdure_launcher
+from agent.workdir import WrongArchive, unpack_workdir
 
 _PREFIX = "PERDURE_PREPARE_"
 
@@ -49,6 +52,12 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         # Two users share it, and neither is root with root's powers. The mode holds whatever the umask is.
         folder.chmod(0o777)
+    if parts := os.environ.get(f"{_PREFIX}ARCHIVE"):
+        digest, workdir = os.environ[f"{_PREFIX}ARCHIVE_DIGEST"], os.environ[f"{_PREFIX}WORKDIR"]
+        try:
+            unpack_workdir(Path(parts), digest, Path(workdir))
+        except WrongArchive as wrong:
+            sys.exit(str(wrong))
     launcher = json.loads(os.environ[f"{_PREFIX}LAUNCHER_CONFIG"]) | {"address": address}
     (shared / "launcher.json").write_text(json.dumps(launcher), encoding="utf-8")
     agent = json.loads(os.environ[f"{_PREFIX}AGENT_CONFIG"]) | {"address": address, "host": host}

@@ -6,7 +6,6 @@ A client only asks and tells; jobs run whether or not one exists. All state is t
 from __future__ import annotations
 
 import asyncio
-import getpass
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import suppress
@@ -25,14 +24,8 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
-from temporalio.common import (
-    SearchAttributePair,
-    TypedSearchAttributes,
-    WorkflowIDConflictPolicy,
-    WorkflowIDReusePolicy,
-)
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 
 from perdure.connection import CALL_TIMEOUT, Endpoint, connect, find_endpoint
 from perdure.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWorker, PerdureError, Refused
@@ -42,8 +35,10 @@ from perdure.logs import LogLine, read_logs
 from perdure.outcome import outcome_of
 from perdure.spec.job import JobSpec
 from perdure.spec.load import validate_file
-from perdure.spec.validate import to_mapping, validate_spec
+from perdure.spec.validate import validate_spec, validate_started
+from perdure.starting import start_job
 from perdure.summaries import phase_of, summary_of
+from perdure.uploading import Report, uploaded
 from perdure.views import JobSnapshot, JobSummary, LeaseHeard, Submission, merge_nodes, overall_progress
 from workflows.messages import (
     Accepted,
@@ -56,7 +51,6 @@ from workflows.messages import (
     ScaleRequest,
 )
 from workflows.names import TRAINING_JOB, job_workflow_id
-from workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_OWNER
 
 WATCH_INTERVAL = timedelta(seconds=1)
 """Between two snapshots; agents tell of their progress every two seconds."""
@@ -139,28 +133,39 @@ class Client:
         overrides: Mapping[str, Any] | None = None,
         again: bool = True,
         memo: Mapping[str, Any] | None = None,
+        upload: bool = True,
+        report: Report | None = None,
     ) -> Submission:
-        """Starts a job.
+        """Starts a job; one whose nodes need a folder of this machine gets it uploaded first.
 
         Args:
             spec: A specification: a model, plain data, a file's path, or a text in YAML or JSON.
             overrides: Top-level fields that replace the file's.
             again: Whether a name may be used again after its job has ended.
             memo: What the workflow shows beside itself: for those who start jobs and must know them again.
+            upload: Whether folders of this machine may be sent; whoever submits for others must not send its own.
+            report: Takes lines about what goes on, for people.
 
         Raises:
-            SpecError: if the specification is wrong.
+            SpecError: if the specification is wrong, or the folder cannot be uploaded.
             JobAlreadyRunning: if a job of that name runs, or has run and may not run again.
+            NoWorker: if a folder has to be uploaded and no worker takes it.
         """
         if isinstance(spec, str | Path):
             job, warnings = validate_file(spec, overrides=overrides)
         else:
             job, warnings = validate_spec(spec if isinstance(spec, JobSpec) else {**spec, **(overrides or {})})
+        if not upload:
+            validate_started(job)
         workflow_id = job_workflow_id(job.namespace, job.name)
         temporal = await self.connect()
         async with explained(self, job.name, job.namespace):
             try:
-                handle = await self._start(temporal, job, workflow_id, again=again, memo=memo)
+                queue = self.endpoint.task_queue
+                async with uploaded(temporal, job, task_queue=queue, report=report) as complete:
+                    handle = await start_job(
+                        temporal, complete, workflow_id, task_queue=queue, again=again, memo=memo or {}
+                    )
             except WorkflowAlreadyStartedError:
                 flag = "" if job.namespace == "default" else f" -n {job.namespace}"
                 raise JobAlreadyRunning(
@@ -177,44 +182,6 @@ class Client:
             page=self.endpoint.workflow_page(workflow_id, run_id),
             warnings=tuple(str(warning) for warning in warnings),
         )
-
-    async def _start(
-        self,
-        temporal: TemporalClient,
-        job: JobSpec,
-        workflow_id: str,
-        *,
-        again: bool,
-        memo: Mapping[str, Any] | None,
-    ) -> WorkflowHandle[Any, Any]:
-        """Starts the workflow; without search attributes where the namespace does not have them."""
-        _, role = job.role
-        attributes = TypedSearchAttributes(
-            [
-                SearchAttributePair(JOB_OWNER, _user()),
-                SearchAttributePair(JOB_NAMESPACE, job.namespace),
-                SearchAttributePair(JOB_BACKEND, job.backend.value),
-            ]
-        )
-        reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE if again else WorkflowIDReusePolicy.REJECT_DUPLICATE
-        for search_attributes in (attributes, TypedSearchAttributes.empty):
-            try:
-                return await temporal.start_workflow(
-                    TRAINING_JOB,
-                    to_mapping(job),
-                    id=workflow_id,
-                    task_queue=self.endpoint.task_queue,
-                    id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
-                    id_reuse_policy=reuse,
-                    search_attributes=search_attributes,
-                    memo=memo,
-                    static_summary=f"{role.nodes} nodes: {' '.join(role.command or ['(the image)'])}"[:200],
-                    rpc_timeout=CALL_TIMEOUT,
-                )
-            except RPCError as error:
-                if error.status is not RPCStatusCode.INVALID_ARGUMENT or "search attribute" not in error.message:
-                    raise
-        raise Refused("the namespace has only some of Perdure's search attributes", remedy="Run `perdure doctor`.")
 
     # Asking
 
@@ -459,10 +426,3 @@ class Client:
         except RPCError:
             return [], []
         return views, await leases_of(temporal, description)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"

@@ -34,7 +34,9 @@ from activities.nodes.activities import NodeActivities
 from activities.nodes.backend import NodeBackend
 from activities.nodes.joined import JoinedBackend
 from activities.nodes.local import LocalBackend
+from activities.runtime import RuntimeActivities
 from activities.site import SiteActivities
+from activities.workdir import WorkdirActivities
 from perdure.connection import configured_task_queue, connect, find_endpoint
 from perdure.errors import ExitCode, PerdureError, Refused
 from perdure.local.control_plane import worker_identity
@@ -45,6 +47,7 @@ from workflows.names import watch_task_queue
 from workflows.node_group import NodeGroup
 from workflows.read_log import ReadNodeLog
 from workflows.training_job import TrainingJob
+from workflows.workdir_upload import WorkdirUpload
 
 WATCH_SLOTS = 2000
 """Groups that one worker can watch at a time; a waiting watch costs next to nothing."""
@@ -80,14 +83,15 @@ async def running_worker(
         logger.warning("jobs run without search attributes, so they cannot be searched for: %s", problem)
     served = tuple(backends) if backends is not None else (_local_backend(client), JoinedBackend())
     nodes = NodeActivities(client, served)
+    workdirs = WorkdirActivities(client, served)
     task_queue = task_queue or configured_task_queue()
     facts = SiteFacts(search_attributes=not problem, backends=tuple(backend.name for backend in served))
     async with (
         Worker(
             client,
             task_queue=task_queue,
-            workflows=[TrainingJob, NodeGroup, ReadNodeLog],
-            activities=[*nodes.short, SiteActivities(facts).site_facts],
+            workflows=[TrainingJob, NodeGroup, ReadNodeLog, WorkdirUpload],
+            activities=[*nodes.short, *workdirs.all, *RuntimeActivities(served).all, SiteActivities(facts).site_facts],
             graceful_shutdown_timeout=SHUTDOWN_GRACE,
             sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         ),

@@ -19,6 +19,10 @@ def watch_task_queue(worker_task_queue: str) -> str:
 TRAINING_JOB = "TrainingJob"
 NODE_GROUP = "NodeGroup"
 READ_NODE_LOG = "ReadNodeLog"
+WORKDIR_UPLOAD = "WorkdirUpload"
+
+WORKDIR_MEMO = "perdure-workdir"
+"""The key of a job's memo that names the archive of its code."""
 
 NODES_PER_GROUP = 128
 """Nodes that one NodeGroup leads: 128 leases are re-held in about a second after continue-as-new."""
@@ -26,6 +30,11 @@ NODES_PER_GROUP = 128
 
 def job_workflow_id(namespace: str, name: str) -> str:
     return f"job/{namespace}/{name}"
+
+
+def workdir_workflow_id(namespace: str, archive: str) -> str:
+    """Of the upload of one submission's code."""
+    return f"workdir/{namespace}/{archive}"
 
 
 def uid_of(first_run_id: str) -> str:

@@ -53,3 +53,14 @@ LAST_WORDS = timedelta(seconds=15)
 
 LOG_PATIENCE = timedelta(seconds=10)
 """How long somebody waits for a piece of a node's log: longer than agents take to poll again after an outage."""
+
+UPLOAD_LIMIT = timedelta(minutes=15)
+"""From the start of an upload to that of its job: 8 MB over a slow line, and a client that vanished is noticed."""
+
+UPLOAD_PART = timedelta(seconds=20)
+"""For one part of an upload to be kept, the API server's repeats included: somebody waits."""
+
+SETTLE_RETRY = RetryPolicy(
+    initial_interval=timedelta(seconds=1), backoff_coefficient=2, maximum_interval=timedelta(minutes=1)
+)
+"""For ever: a job that has started takes its code when its first node is created, and workers may be away."""

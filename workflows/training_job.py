@@ -25,8 +25,8 @@ with workflow.unsafe.imports_passed_through():
     from perdure.spec.errors import SpecError
     from perdure.spec.job import JobSpec
     from perdure.spec.roles import NodeCount
-    from perdure.spec.validate import parse_spec, validate_spec
-    from workflows import options
+    from perdure.spec.validate import parse_spec, validate_started
+    from workflows import options, preset
     from workflows.messages import (
         Accepted,
         Adopt,
@@ -96,12 +96,15 @@ class TrainingJob:
         self._shown: dict[str, str | int] = {}
         self._facts = SiteFacts(search_attributes=False)
         self._closed: JobPhase | None = None
+        self._resolved = True
         try:
             # A job that runs is not checked again: a later release may be stricter.
-            self._job = parse_spec(spec) if carried else validate_spec(spec)[0]
+            self._job = parse_spec(spec) if carried else validate_started(spec)
         except SpecError as error:
             self._spec_error = error
             return
+        # Once it is, the preset is part of the specification that is carried on.
+        self._resolved = carried is not None or self._job.runtime is None
         self._state = carried or _new_state(self._job)
         self._started_groups: set[int] = set(wanted.groups_of(self._state)) if carried else set()
 
@@ -113,6 +116,9 @@ class TrainingJob:
             self._facts = await workflow.execute_local_activity(
                 "site_facts", result_type=SiteFacts, start_to_close_timeout=timedelta(seconds=10)
             )
+            if not self._resolved:
+                spec = await preset.laid_under(spec)
+                self._job, self._resolved = parse_spec(spec), True
             self._take(TimePassed())
             while not self._is_over():
                 await self._wait()
@@ -428,6 +434,8 @@ class TrainingJob:
         state = self._known_state()
         if state.outcome is not None:
             raise ApplicationError(f"the job is ending: {state.outcome.reason}")
+        if not self._resolved:
+            raise ApplicationError(f"the job waits for its preset {self._job.runtime}; ask again")
 
 
 def _new_state(job: JobSpec) -> JobState:

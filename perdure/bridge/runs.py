@@ -84,7 +84,7 @@ class Runs:
         Raises:
             JobAlreadyRunning: if a job of that name runs.
         """
-        return await self._client.submit(job, memo={MEMO: resource.metadata.uid})
+        return await self._client.submit(job, upload=False, memo={MEMO: resource.metadata.uid})
 
     async def spec_of(self, run: Run) -> JobSpec:
         """What the run was started with."""

@@ -161,7 +161,7 @@ async def _submit(here: Session, spec: JobSpec, *, wait: bool) -> int:
     from perdure.client import Client
 
     async with Client(address=here.address, namespace=here.namespace) as client:
-        submission = await client.submit(spec)
+        submission = await client.submit(spec, report=None if here.json else say)
         if wait:
             if not here.json:
                 out.print(f"Submitted [bold]{submission.name}[/] to {_where(client.endpoint)}")
@@ -285,7 +285,10 @@ def _show_spec(here: Session, spec: JobSpec) -> None:
     import yaml
 
     from perdure.spec.validate import to_mapping
+    from perdure.workdir import packed_workdir
 
+    if packed := packed_workdir(spec):
+        say(f"The working directory would be uploaded: {packed}")
     if here.json:
         here.show(to_mapping(spec))
     else:

@@ -71,12 +71,7 @@ _PODS = (Backend.KUBERNETES,)
 _CONTAINERS = (Backend.KUBERNETES, Backend.RAY)
 
 FIELD_SUPPORT: tuple[FieldSupport, ...] = (
-    _field("runtime", available=False, remedy="write the preset's fields into the specification"),
-    _field(
-        "workdir.path",
-        *(backend for backend in Backend if backend is not Backend.KUBERNETES),
-        remedy="put the code into the image or on a volume, and name its folder as workingDir in pod_template",
-    ),
+    _field("runtime", *_PODS, remedy="write the preset's fields into the specification"),
     _field("workdir.git", available=False, remedy="check the commit out and use workdir.path"),
     _field("recovery.spares", available=False, remedy="remove it; a lost node is replaced by a new one"),
     _field("outputs.archive", available=False, remedy="remove it"),
@@ -90,6 +85,7 @@ FIELD_SUPPORT: tuple[FieldSupport, ...] = (
     _field("priority_class", *_PODS, harmless=True),
     _field("limits.queue_timeout", *_PODS, harmless=True),
     _field("workdir.exclude", *_CONTAINERS, harmless=True),
+    _field("workdir.archive", *_PODS, harmless=True),
     _field("roles.*.python", *_CONTAINERS, harmless=True),
     _field("roles.*.image_pull_policy", *_PODS, harmless=True),
     _field("roles.*.image_pull_secrets", *_PODS, harmless=True),
@@ -143,7 +139,7 @@ def find_unsupported(
                     problems.append(SpecProblem(location=location, message=message, hint=support.remedy))
     if backend is Backend.KUBERNETES:
         problems += _without_image(mapping)
-    if backend in (Backend.LOCAL, Backend.JOINED):
+    if backend in AVAILABLE_BACKENDS:
         for location in _occurrences(mapping, ("workdir", "path")):
             path = mapping["workdir"]["path"]
             if isinstance(path, str) and not path.startswith("/"):
@@ -159,7 +155,8 @@ def find_unsupported(
 
 
 def _without_image(mapping: Mapping[str, Any]) -> Iterator[SpecProblem]:
-    roles = mapping.get("roles")
+    # So may a preset, which is known where the job starts.
+    roles = None if mapping.get("runtime") else mapping.get("roles")
     for name, role in cast("Mapping[str, Any]", roles).items() if isinstance(roles, Mapping) else ():
         # A pod template may name it, for the training container.
         if isinstance(role, Mapping) and not {"image", "pod_template"} & set(cast("Mapping[str, Any]", role)):

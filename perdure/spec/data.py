@@ -7,7 +7,20 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from .base import AbsolutePath, SecretReference, Section, Template
+from .base import AbsolutePath, Integer, Matching, SecretReference, Section, Template
+
+Digest = Annotated[str, Matching(pattern=r"sha256:[0-9a-f]{64}", expected="sha256: and 64 hexadecimal digits")]
+
+
+class WorkdirArchive(Section):
+    """What was uploaded of `path`. Perdure's client writes it when a job is submitted; nobody else does."""
+
+    name: Annotated[str, Matching(pattern=r"perdure-workdir-[0-9a-f]{16}", expected="a name that Perdure has given")]
+    """The ConfigMap in the job's namespace that its parts belong to; each submission has its own."""
+    parts: Integer = Field(ge=1)
+    """How many there are."""
+    digest: Digest
+    """Of the unpacked tar archive: the same files have the same digest."""
 
 
 class Workdir(Section):
@@ -16,7 +29,9 @@ class Workdir(Section):
     path: str | None = None
     """A folder, carried to the nodes where they are elsewhere; relative paths count from the specification's file."""
     exclude: list[str] = Field(default=[])
-    """Patterns as in .gitignore of what is not carried along."""
+    """Patterns as in .gitignore of what is not carried along, beside `.git/`, `.venv/` and `__pycache__/`."""
+    archive: WorkdirArchive | None = None
+    """What was uploaded of `path`; written by Perdure."""
     git: str | None = None
     """URL of a repository that nodes check out instead."""
     ref: str | None = None

@@ -81,7 +81,7 @@ class JobSpec(Section):
     backend: Backend = Backend.LOCAL
     """Where nodes come from. Usually the site says so (a context of the command line, or `--backend`)."""
     runtime: DnsLabel | None = None
-    """The name of an administrator's preset, merged under this specification."""
+    """The name of an administrator's preset, laid under this specification when the job starts."""
     queue: str | None = None
     """The queue of Kueue or Volcano that admits the job."""
     priority_class: str | None = None

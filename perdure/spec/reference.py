@@ -74,7 +74,8 @@ temporal workflow start --type TrainingJob --task-queue perdure --workflow-id jo
 ```
 
 A wrong specification fails the workflow once, with the text that `perdure validate` prints. Relative paths are known
-only where Perdure reads the file: plain JSON names `workdir.path` in full.
+only where Perdure reads the file: plain JSON names `workdir.path` in full. Pods get the folder only from Perdure's own
+commands and `perdure.Client`, which upload it.
 """
 
 

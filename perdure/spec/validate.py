@@ -75,6 +75,27 @@ def validate_spec(data: Mapping[str, Any] | JobSpec) -> tuple[JobSpec, tuple[Spe
     return spec, check_backend(spec)
 
 
+def validate_started(data: Any) -> JobSpec:
+    """Checks what a workflow was started with as `validate_spec` does, and that what it needs of the submitting
+    machine has come along.
+
+    Raises:
+        SpecError: with all that is wrong.
+    """
+    spec, _ = validate_spec(data)
+    workdir = spec.workdir
+    if spec.backend is Backend.KUBERNETES and workdir and workdir.path and not workdir.archive:
+        problem = SpecProblem(
+            location=("workdir", "path"),
+            value=format_value(workdir.path),
+            message="was not uploaded, and pods cannot see the machine that it is on",
+            hint="start the job by `perdure submit` or perdure.Client, which upload it; or put the code into the image "
+            "or on a volume, and name its folder as workingDir in pod_template",
+        )
+        raise SpecError([problem])
+    return spec
+
+
 def _unsupported(data: Any, error: SpecError) -> list[SpecProblem]:
     """What can be said about a backend's fields in a specification that is wrong otherwise."""
     if not isinstance(data, Mapping):
@@ -176,5 +197,10 @@ def default_name(command: Sequence[str]) -> str:
 
 
 def to_mapping(spec: JobSpec) -> dict[str, Any]:
-    """The specification as plain data without what is default: what people read, and workflows are started with."""
+    """The specification as plain data without what is default: what people read, and workflows are started with.
+
+    Over a preset what was said counts, though it is the default.
+    """
+    if spec.runtime:
+        return json.loads(spec.model_dump_json(exclude_unset=True, exclude_none=True))
     return json.loads(spec.model_dump_json(exclude_defaults=True))

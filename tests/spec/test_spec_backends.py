@@ -10,7 +10,7 @@ from perdure.spec.errors import SpecError
 from perdure.spec.fields import field_at, is_model, strip
 from perdure.spec.job import JobSpec
 from perdure.spec.load import load_spec, validate_file
-from perdure.spec.validate import validate_spec
+from perdure.spec.validate import validate_spec, validate_started
 
 WORKER = {"nodes": 1, "command": ["a"]}
 
@@ -45,13 +45,13 @@ def test_an_elastic_job_is_told_about_its_batch():
     [
         (spec(backend="kubernetes"), "roles.worker.image: is missing; expected the name of a container image"),
         (
-            spec({"image": "x"}, backend="kubernetes", workdir={"path": "/x"}),
-            "workdir.path: has no meaning on the backend",
+            spec({"image": "x"}, backend="kubernetes", workdir={"path": "x"}),
+            'workdir.path: got "x"; expected an absolute path',
         ),
         (spec(backend="ray"), 'not available in this release; got "ray"; expected joined, kubernetes or local'),
         (spec(backend="joined", workdir={"path": "x"}), 'workdir.path: got "x"; expected an absolute path'),
         (spec(recovery={"spares": 1}), "recovery.spares: not available in this release"),
-        (spec(runtime="x"), "runtime: not available in this release; write the preset's fields"),
+        (spec(runtime="x"), "runtime: has no meaning on the backend local; write the preset's fields"),
         (spec(workdir={"git": "u", "ref": "r"}), "workdir.git: not available in this release"),
         (spec(outputs={"archive": "s3://x"}), "outputs.archive: not available in this release"),
         (spec(ttl_after_finished="1h"), "ttl_after_finished: not available in this release"),
@@ -70,6 +70,17 @@ def test_what_cannot_be_done_is_refused_by_name(data: dict[str, Any], text: str)
     assert text in str(again.value)
 
 
+def test_a_workflow_of_pods_needs_the_folder_and_not_only_its_name():
+    data = spec({"image": "x"}, backend="kubernetes", workdir={"path": "/x"})
+    assert validate_spec(data)[1] == ()
+    with pytest.raises(
+        SpecError, match=r'workdir.path: was not uploaded, .* got "/x"; start the job by `perdure submit`'
+    ):
+        validate_started(data)
+    data["workdir"]["archive"] = {"name": f"perdure-workdir-{'0' * 16}", "parts": 1, "digest": f"sha256:{'0' * 64}"}
+    assert validate_started(data).workdir
+
+
 def test_what_only_places_nodes_is_ignored_with_a_warning_and_its_line():
     _, warnings = validate_file(
         "name: a\nqueue: q\nroles:\n  worker:\n    nodes: 1\n    command: [a]\n    resources: {gpu: 8}\n"
@@ -85,8 +96,6 @@ def test_the_full_example_has_all_that_it_lacks_named():
     with pytest.raises(SpecError) as caught:
         check_backend(load_spec(path))
     assert [problem.path for problem in caught.value.problems] == [
-        "runtime",
-        "workdir.path",
         "outputs.archive",
         "ttl_after_finished",
         "notifications",

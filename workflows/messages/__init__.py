@@ -9,6 +9,7 @@
 | `logs` | users to agents, for what nodes printed |
 | `joining` | machines that somebody else started to jobs |
 | `users` | users to jobs |
+| `workdirs` | clients to uploads of code, and on to backends |
 | `views` | jobs and groups to users |
 | `vocabulary` | words of all of them |
 | `base` | what every model is |
@@ -61,6 +62,7 @@ from workflows.messages.logs import LogChunk, LogPosition, ReadLog
 from workflows.messages.users import Accepted, ReasonRequest, RelaunchRequest, ScaleRequest
 from workflows.messages.views import Considered, Evidence, IncidentView, JobResult, JobStatus, NodeView
 from workflows.messages.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase, ProgressSource
+from workflows.messages.workdirs import WorkdirRequest
 
 __all__ = [
     "Accepted",
@@ -124,5 +126,6 @@ __all__ = [
     "Stepping",
     "StopNode",
     "WatchRequest",
+    "WorkdirRequest",
     "World",
 ]

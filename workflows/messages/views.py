@@ -107,6 +107,8 @@ class JobStatus(Message):
     """Why it is in this phase, in a sentence."""
     role: str
     backend: str
+    workdir_digest: str = ""
+    """Of the code that was uploaded with the job; empty where none was."""
     generation: int
     nodes: int
     """Members of the current world."""

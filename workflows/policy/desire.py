@@ -73,6 +73,7 @@ def _reason(state: JobState) -> str:
 def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: JobPhase, now: datetime) -> JobStatus:
     """The answer to the query `status`."""
     world = state.world
+    archive = job.workdir.archive if job.workdir else None
     return JobStatus(
         name=state.name,
         namespace=state.namespace,
@@ -81,6 +82,7 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
         reason=state.reason,
         role=state.role,
         backend=job.backend,
+        workdir_digest=archive.digest if archive else "",
         generation=state.generation,
         nodes=world.nodes if world else 0,
         nodes_min=state.nodes_min,

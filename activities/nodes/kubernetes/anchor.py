@@ -14,6 +14,7 @@ from activities.nodes.backend import NodeRefused
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError, Object
 from activities.nodes.kubernetes.gangs import SharedObject
 from activities.nodes.kubernetes.naming import JOB, UID, run_name
+from activities.nodes.kubernetes.workdir import adopt, archive_of
 from workflows.messages import NodeRequest
 
 _REMEMBERED = 10.0
@@ -40,7 +41,7 @@ class Anchors:
 
         Raises:
             KubernetesError: if the anchor can neither be found nor made.
-            NodeRefused: if the cluster does not know what else is to be made.
+            NodeRefused: if the cluster does not know what else is to be made, or the job's code is not there.
         """
         key, now = (request.node.uid, request.minimum), asyncio.get_running_loop().time()
         asked_at, asking = self._owners.get(key, (0.0, None))
@@ -108,6 +109,8 @@ class Anchors:
         }
         for shared in self._shared(request):
             await self._ensure_shared(shared, owner)
+        if archive := archive_of(request.spec):
+            await adopt(self._api, request.spec.namespace, archive.name, owner)
         return owner
 
     async def _ensure_shared(self, shared: SharedObject, owner: dict[str, Any]) -> None:

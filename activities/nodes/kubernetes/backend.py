@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from typing import NoReturn
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, NoReturn
 
 from activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeRefused
+from activities.nodes.kubernetes import workdir
 from activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
 from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed, Removed
 from activities.nodes.kubernetes.facts import event_of, is_held, machine_is_silent
@@ -20,9 +21,10 @@ from activities.nodes.kubernetes.gangs import SharedObject
 from activities.nodes.kubernetes.naming import INCARNATION, RANK, ROLE, UID
 from activities.nodes.kubernetes.objects import Pod
 from activities.nodes.kubernetes.pod import BEYOND_GRACE, pod_of
+from activities.nodes.kubernetes.presets import find_presets, with_preset
 from activities.nodes.kubernetes.settings import KubernetesSettings
 from activities.nodes.kubernetes.watch import GroupWatch, pods_of
-from workflows.messages import CreatedNode, NodeEvent, NodeRef, NodeRequest, WatchRequest
+from workflows.messages import CreatedNode, NodeEvent, NodeRef, NodeRequest, WatchRequest, WorkdirRequest
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +97,26 @@ class KubernetesBackend:
         async with contextlib.aclosing(watch.batches()) as batches:
             async for batch in batches:
                 yield batch
+
+    async def keep_part(self, request: WorkdirRequest, index: int, content: bytes) -> None:
+        """Keeps one part of a submission's code; see `WorkdirBackend`."""
+        api, _ = await self._connection()
+        await workdir.keep_part(api, request, index, content)
+
+    async def is_adopted(self, request: WorkdirRequest) -> bool:
+        """Whether a job has the code."""
+        api, _ = await self._connection()
+        return await workdir.is_adopted(api, request.namespace, request.archive.name)
+
+    async def remove_archive(self, request: WorkdirRequest) -> None:
+        """Removes the code."""
+        api, _ = await self._connection()
+        await workdir.remove(api, request.namespace, request.archive.name)
+
+    async def with_preset(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A specification over the preset that it names; see `PresetBackend`."""
+        api, _ = await self._connection()
+        return with_preset(data, await find_presets(api, self._settings.presets_namespace))
 
     async def close(self) -> None:
         """Closes the connections to the API server."""

@@ -34,6 +34,11 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def key_of(field: str) -> str | None:
+    """What tells the items of a list apart, by the field that holds it; None where nothing does."""
+    return _KEYS.get(field)
+
+
 def _merged_value(field: str, under: Any, over: Any) -> Any:
     if isinstance(under, Mapping) and isinstance(over, Mapping):
         return merged(cast("Mapping[str, Any]", under), cast("Mapping[str, Any]", over))
@@ -41,7 +46,7 @@ def _merged_value(field: str, under: Any, over: Any) -> Any:
         old, new = cast("list[Any]", under), cast("list[Any]", over)
         if field in _JOINED:
             return [*old, *(item for item in new if item not in old)]
-        if key := _KEYS.get(field):
+        if key := key_of(field):
             return _merged_items(key, old, new)
     return cast("Any", over)
 

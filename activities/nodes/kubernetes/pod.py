@@ -22,6 +22,7 @@ from activities.nodes.containers import SHARED, TRAINING
 from activities.nodes.kubernetes.merge import merged
 from activities.nodes.kubernetes.naming import GROUP, INCARNATION, JOB, RANK, ROLE, UID
 from activities.nodes.kubernetes.settings import KubernetesSettings
+from activities.nodes.kubernetes.workdir import UNPACKED, archive_of, carry
 from perdure.spec.roles import Role
 from workflows.messages import NodeRequest
 from workflows.names import group_index
@@ -183,7 +184,7 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
         "volumeMounts": [shared, private],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    prepare = ours | {
+    prepare: dict[str, Any] = ours | {
         "name": PREPARE,
         "command": ["python3", "-m", "agent.prepare"],
         "env": [
@@ -196,6 +197,9 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
         ],
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
     }
+    volumes: list[dict[str, Any]] = [{"name": "perdure", "emptyDir": {}}, {"name": "perdure-agent", "emptyDir": {}}]
+    if archive := archive_of(spec):
+        carry(archive, prepare=prepare, volumes=volumes)
     agent: dict[str, Any] = ours | {
         "name": AGENT,
         "restartPolicy": "Always",
@@ -237,7 +241,7 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
         "spec": {
             "initContainers": [prepare, agent],
             "containers": [training],
-            "volumes": [{"name": "perdure", "emptyDir": {}}, {"name": "perdure-agent", "emptyDir": {}}],
+            "volumes": volumes,
             # An incarnation that has ended is replaced by another one, never started again.
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": grace + BEYOND_GRACE,
@@ -251,5 +255,6 @@ def _agent_configuration(request: NodeRequest) -> str:
 
 
 def _launcher_configuration(request: NodeRequest) -> str:
+    place = UNPACKED if archive_of(request.spec) else None
     # Its output is for `kubectl logs`, too.
-    return json.dumps(launcher_configuration(request, address=_ADDRESS_LATER) | {"stdout": True})
+    return json.dumps(launcher_configuration(request, address=_ADDRESS_LATER, workdir=place) | {"stdout": True})

@@ -6,8 +6,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from activities.nodes.kubernetes.gangs import GangAdapter, OneByOne, adapter_of
+
+_OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 VARIABLES = "PERDURE_KUBERNETES_"
 """How the environment variables of these settings begin."""
@@ -32,6 +35,8 @@ class KubernetesSettings:
     need that is no secret."""
     connection_secret: str | None = None
     """A Secret in the job's namespace whose keys are Temporal's environment variables, such as `TEMPORAL_API_KEY`."""
+    presets_namespace: str = "default"
+    """Where administrators keep presets, which `runtime` names; whoever may write there decides about all jobs."""
     creates_at_once: int = 64
     """Requests for pods that are under way at the same time."""
     gangs: GangAdapter = field(default_factory=OneByOne)
@@ -70,6 +75,7 @@ class KubernetesSettings:
             agent_pull_policy=environment.get(f"{VARIABLES}AGENT_PULL_POLICY", cls.agent_pull_policy),
             connection=connection,
             connection_secret=secret or None,
+            presets_namespace=environment.get(f"{VARIABLES}PRESETS_NAMESPACE") or own_namespace(),
             gangs=_gangs(environment),
         )
 
@@ -81,3 +87,8 @@ def _gangs(environment: Mapping[str, str]) -> GangAdapter:
         return adapter_of(system, elastic_priority_class=priority_class)
     except ValueError as error:
         raise ValueError(f"{VARIABLES}GANGS: {error}") from error
+
+
+def own_namespace() -> str:
+    """The namespace of the pod that this process runs in; `default` elsewhere."""
+    return _OWN_NAMESPACE.read_text(encoding="utf-8").strip() if _OWN_NAMESPACE.exists() else "default"

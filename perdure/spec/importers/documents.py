@@ -233,11 +233,12 @@ def _fit(draft: Draft, backend: Backend, folder: Path | None) -> list[SpecProble
         What is left to do before the specification is valid.
     """
     path = draft.get(("workdir", "path"))
-    if backend is Backend.LOCAL and isinstance(path, str) and folder is not None:
+    carried = backend in (Backend.LOCAL, Backend.KUBERNETES)
+    if carried and isinstance(path, str) and folder is not None:
         draft.data["workdir"]["path"] = str((folder / path).resolve())
     problems, warnings = find_unsupported(copy.deepcopy(draft.data), backend=backend)
     for problem in problems:
-        if problem.location == ("backend",) or (problem.location == ("workdir", "path") and backend is Backend.LOCAL):
+        if problem.location == ("backend",) or (problem.location == ("workdir", "path") and carried):
             continue
         # A folder that is not carried along needs no list of what to leave behind.
         location = ("workdir",) if problem.location[0] == "workdir" else problem.location

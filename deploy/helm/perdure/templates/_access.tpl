@@ -4,10 +4,10 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [create, get, list, watch, delete]
-# A job's anchor, which its pods belong to.
+# A job's anchor, which its pods belong to, and uploaded code, which is given to the anchor by a patch.
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [create, get, list, delete]
+  verbs: [create, get, list, patch, delete]
 {{- $groups := dict "volcano" "scheduling.volcano.sh" "coscheduling" "scheduling.x-k8s.io" "workload" "scheduling.k8s.io" }}
 {{- with .Values.gangs.system }}
 # What its gang system asks for: docs/gangs.md.

@@ -1,0 +1,162 @@
+"""An administrator's preset, laid under a job's specification.
+
+Whoever runs a cluster knows which interfaces, tolerations, limits and timeouts its machines need; whoever trains should
+not have to. A preset is a part of a job, and says how much of the pod a user may still change:
+
+    job: {env: {NCCL_NET: ofi}, timing: {lease: {timeout: 10s}}}        # any of `JOB_FIELDS`
+    role: {resources: {gpu: 8}, pod_template: {spec: {…}}}              # any of `ROLE_FIELDS`, for the job's one role
+    allow: [spec.nodeSelector, spec.containers.training.env]            # of the user's pod_template; all if left out
+
+The user's own words win. They are laid over the preset once, when the job starts: what came of it is in the job's
+history, and a preset that is changed later changes later jobs only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import yaml
+from pydantic import Field, JsonValue, ValidationError, field_validator
+
+from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
+from activities.nodes.kubernetes.merge import key_of, merged
+from activities.runtime import PresetRefused
+from perdure.spec.base import Section
+from perdure.spec.errors import format_path, format_value, unknown_name
+from perdure.spec.fields import Location
+
+JOB_FIELDS = (
+    *("labels", "queue", "priority_class", "env", "secrets", "network"),
+    *("recovery", "retry", "limits", "outputs", "timing"),
+)
+ROLE_FIELDS = (
+    *("nproc_per_node", "image", "image_pull_policy", "image_pull_secrets", "python", "resources"),
+    *("ports", "tolerations", "topology", "pod_template"),
+)
+
+
+class PresetContent(Section):
+    """What an administrator writes."""
+
+    job: dict[str, JsonValue] = Field(default={})
+    role: dict[str, JsonValue] = Field(default={})
+    allow: list[str] | None = None
+
+    @field_validator("job", "role")
+    @classmethod
+    def _has_known_fields(cls, fields: dict[str, JsonValue], info: Any) -> dict[str, JsonValue]:
+        known = JOB_FIELDS if info.field_name == "job" else ROLE_FIELDS
+        for name in fields:
+            if name not in known:
+                raise ValueError(f"{name}: {unknown_name(name, known, what='field of a preset')}")
+        return fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A preset as it was found."""
+
+    name: str
+    place: str
+    """Where its administrators change it, in words."""
+    text: str
+    """In YAML."""
+
+
+RUNTIME = "perdure.dev/runtime"
+"""The label by which a ConfigMap is a preset, and whose value is its name."""
+_KEY = "preset.yaml"
+
+
+async def find_presets(api: KubernetesApi, namespace: str) -> dict[str, Preset]:
+    """The presets of a site, by name.
+
+    Raises:
+        PresetRefused: if they cannot be read for want of a right, or two have the same name.
+        KubernetesError: if the API server does not answer.
+    """
+    try:
+        found = await api.list(f"/api/v1/namespaces/{namespace}/configmaps", labels=RUNTIME)
+    except KubernetesError as error:
+        if error.status == 403:
+            raise PresetRefused(f"runtime: the API server forbids reading presets: {error.message}") from error
+        raise
+    presets: dict[str, Preset] = {}
+    for one in found:
+        metadata = one["metadata"]
+        name, place = metadata["labels"][RUNTIME], f"the ConfigMap {namespace}/{metadata['name']}"
+        if name in presets:
+            raise PresetRefused(f"runtime: {presets[name].place} and {place} are both labelled {RUNTIME}={name}")
+        presets[name] = Preset(name=name, place=place, text=one.get("data", {}).get(_KEY, ""))
+    return presets
+
+
+def with_preset(data: Mapping[str, Any], presets: Mapping[str, Preset]) -> dict[str, Any]:
+    """Lays a specification over the preset that it names.
+
+    Args:
+        data: the specification as plain data; it is valid but for what the preset adds.
+        presets: those that there are, by name.
+
+    Returns:
+        The whole specification, which still has to be validated.
+
+    Raises:
+        PresetRefused: if there is no such preset, it is wrong, or it does not allow what the specification says.
+    """
+    name = str(data["runtime"])
+    preset = presets.get(name)
+    if preset is None:
+        known = sorted(presets)
+        what = unknown_name(name, known, what="preset") if known else "there are no presets here"
+        raise PresetRefused(f"runtime: got {format_value(name)}; {what}")
+    content = _read(preset)
+    ((role_name, role),) = data["roles"].items()
+    _check_allowed(preset, content, ("roles", role_name, "pod_template"), role.get("pod_template") or {})
+    whole = _over(content.job, {key: value for key, value in data.items() if key != "roles"})
+    return {**whole, "roles": {role_name: _over(content.role, role)}}
+
+
+def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Field by field; one of the two forms of a topology replaces the other."""
+    under = {key: value for key, value in under.items() if not (key == "topology" and over.get(key))}
+    return merged(under, over)
+
+
+def _read(preset: Preset) -> PresetContent:
+    try:
+        return PresetContent.model_validate(yaml.safe_load(preset.text) or {})
+    except ValidationError as error:
+        why = "; ".join(f"{format_path(one['loc'])}: {one['msg']}" for one in error.errors(include_url=False))
+    except yaml.YAMLError as error:
+        why = " ".join(str(error).split())
+    raise PresetRefused(
+        f"runtime: the preset {format_value(preset.name)} is wrong: {why}; ask whoever administers {preset.place}"
+    )
+
+
+def _check_allowed(preset: Preset, content: PresetContent, place: Location, template: Mapping[str, Any]) -> None:
+    allowed = content.allow
+    if allowed is None:
+        return
+    refused = [path for path in _paths(template) if not any(f"{path}.".startswith(f"{one}.") for one in allowed)]
+    if refused:
+        raise PresetRefused(
+            f"{format_path(place)}: {', '.join(refused)} may not be set with the preset {format_value(preset.name)}, "
+            f"which allows {', '.join(allowed) or 'nothing'}; remove it, or ask whoever administers {preset.place}"
+        )
+
+
+def _paths(value: Any, path: str = "", field: str = "") -> Iterator[str]:
+    """The paths of all that a template says; what has a name is called by it: spec.containers.training.image."""
+    if isinstance(value, Mapping):
+        for key, item in cast("Mapping[str, Any]", value).items():
+            yield from _paths(item, f"{path}.{key}" if path else key, key)
+    elif isinstance(value, list) and (key := key_of(field)):
+        for item in cast("list[Mapping[str, Any]]", value):
+            rest = {name: inner for name, inner in item.items() if name != key}
+            yield from _paths(rest, f"{path}.{item.get(key)}") if rest else [f"{path}.{item.get(key)}"]
+    else:
+        yield path

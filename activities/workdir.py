@@ -1,0 +1,108 @@
+"""Keeps the code of a submission where its job's nodes will find it: the activities of `WorkdirUpload`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol, runtime_checkable
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.nodes.backend import NodeBackend, NodeRefused
+from workflows.messages import WorkdirRequest
+from workflows.names import WORKDIR_MEMO
+
+_CALL_TIMEOUT = timedelta(seconds=5)
+
+
+@runtime_checkable
+class WorkdirBackend(Protocol):
+    """A backend whose nodes cannot see the submitting machine.
+
+    An archive belongs to nobody until a node of its job is created, and then goes with that job.
+    """
+
+    name: str
+
+    async def keep_part(self, request: WorkdirRequest, index: int, content: bytes) -> None:
+        """Keeps one part; the same part twice is one.
+
+        Raises:
+            NodeRefused: if that can never succeed.
+        """
+        ...
+
+    async def is_adopted(self, request: WorkdirRequest) -> bool:
+        """Whether a job has the archive."""
+        ...
+
+    async def remove_archive(self, request: WorkdirRequest) -> None:
+        """Removes whatever there is of it."""
+        ...
+
+
+class WorkdirActivities:
+    """Activities over the backends of this worker."""
+
+    def __init__(self, client: Client, backends: Iterable[NodeBackend]) -> None:
+        self._client = client
+        self._backends = {backend.name: backend for backend in backends if isinstance(backend, WorkdirBackend)}
+
+    @property
+    def all(self) -> Sequence[Callable[..., Any]]:
+        return (self.keep_workdir_part, self.settle_workdir)
+
+    @activity.defn(name="keep_workdir_part")
+    async def keep_workdir_part(self, request: WorkdirRequest, index: int, content: bytes) -> None:
+        """Keeps one part of the archive.
+
+        Raises:
+            ApplicationError: `WorkdirRefused`, not retried, if the backend never will.
+        """
+        try:
+            await self._backend(request).keep_part(request, index, content)
+        except NodeRefused as refused:
+            raise ApplicationError(str(refused), type="WorkdirRefused", non_retryable=True) from refused
+
+    @activity.defn(name="settle_workdir")
+    async def settle_workdir(self, request: WorkdirRequest) -> str:
+        """Leaves the archive to its job once that has taken it, and removes it where there is no such job.
+
+        Raises:
+            ApplicationError: while the job runs and has not taken it: asked again later.
+        """
+        name = request.archive.name
+        if request.backend not in self._backends:
+            return "nothing was kept"
+        backend = self._backend(request)
+        if await backend.is_adopted(request):
+            return f"{name} belongs to {request.job_id}"
+        if await self._job_waits(request):
+            raise ApplicationError(f"{request.job_id} has not taken {name} yet", type="NotTakenYet")
+        await backend.remove_archive(request)
+        return f"{name} was removed: no job has taken it"
+
+    async def _job_waits(self, request: WorkdirRequest) -> bool:
+        """Whether the job that was started with this very archive is open; another one may have the name."""
+        try:
+            job = await self._client.get_workflow_handle(request.job_id).describe(rpc_timeout=_CALL_TIMEOUT)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return False
+            raise
+        named = await job.memo_value(WORKDIR_MEMO, default=None)
+        return job.status is WorkflowExecutionStatus.RUNNING and named == request.archive.name
+
+    def _backend(self, request: WorkdirRequest) -> WorkdirBackend:
+        backend = self._backends.get(request.backend)
+        if backend is None:
+            raise ApplicationError(
+                f"backend is {str(request.backend)!r}, which this worker does not serve; start a worker with it: "
+                f"python -m perdure.worker --backend {request.backend}",
+                type="WorkdirRefused",
+                non_retryable=True,
+            )
+        return backend

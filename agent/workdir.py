@@ -1,0 +1,72 @@
+"""Unpacks the code that was carried to a node. Standard library only, as all that runs before the agent.
+
+The archive is a gzipped tar file in parts. Its digest is that of the tar file, so it does not depend on who compressed
+it. Whoever the training container runs as may change what is unpacked: it is the node's own copy.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+import zlib
+from pathlib import Path
+
+
+class WrongArchive(Exception):
+    """The parts are not what was sent."""
+
+
+def unpack_workdir(parts: Path, digest: str, folder: Path) -> None:
+    """Unpacks an archive.
+
+    Args:
+        parts: a folder with the archive's parts, in the order of their names.
+        digest: `sha256:` and that of the tar file.
+        folder: where to; what is there already is overwritten.
+
+    Raises:
+        WrongArchive: if the parts are damaged, incomplete, or lead out of the folder.
+    """
+    packed = b"".join(part.read_bytes() for part in sorted(parts.iterdir()) if not part.name.startswith("."))
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o777)
+    with gzip.open(io.BytesIO(packed)) as content:
+        reading = _Digesting(content)
+        try:
+            with tarfile.open(fileobj=reading, mode="r|") as archive:
+                archive.extractall(folder, filter=_for_anybody)
+            while reading.read(io.DEFAULT_BUFFER_SIZE):
+                pass
+        except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise WrongArchive(f"the uploaded workdir cannot be unpacked: {error}") from error
+    if reading.digest != digest:
+        raise WrongArchive(f"the uploaded workdir is damaged: its digest is {reading.digest}, expected {digest}")
+
+
+class _Digesting(io.RawIOBase):
+    """Reads on behalf of tarfile, and knows the digest of what was read."""
+
+    def __init__(self, source: gzip.GzipFile) -> None:
+        self._source = source
+        self._hash = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._source.read(size)
+        self._hash.update(data)
+        return data
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"
+
+
+def _for_anybody(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """Keeps members within the folder, and lets every user of the pod write to them."""
+    safe = tarfile.data_filter(member, folder)
+    runs = member.isdir() or bool(member.mode & 0o100)
+    return safe.replace(mode=0o777 if runs else 0o666, deep=False)

@@ -1,0 +1,242 @@
+"""Packs a folder of code for nodes that cannot see this machine.
+
+The same files make the same archive: times, owners and the order of a folder say nothing. It is meant for code. Data
+and environments belong into the image or on a volume, so a folder that is too large is refused, with the names of what
+makes it so.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import stat
+import tarfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from pathspec import GitIgnoreSpec
+from rich.filesize import decimal
+
+from perdure.spec.errors import SpecError, SpecProblem, format_value
+from perdure.spec.job import Backend, JobSpec
+
+MAX_PACKED = 8_000_000
+"""Bytes: every node fetches them from the API server."""
+MAX_UNPACKED = 256_000_000
+"""Bytes: they take space on every node's disk."""
+
+LEFT_OUT = (".git/", ".venv/", "__pycache__/")
+"""Never meant to run elsewhere, unless `exclude` takes it back (`!.git/`)."""
+
+_LATE_ENOUGH = 315_532_800
+"""1980-01-01: the first time that zip files, and so wheels, can hold."""
+_NAMED = 3
+"""As many of the largest files and folders."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedWorkdir:
+    """A folder as it is sent."""
+
+    content: bytes
+    """A gzipped tar archive."""
+    digest: str
+    """Of the tar archive: how it was compressed does not matter."""
+    files: int
+    size: int
+    """Bytes of its files."""
+
+    def __str__(self) -> str:
+        return f"{self.files} files, {decimal(self.size)} ({decimal(len(self.content))} compressed)"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    path: str
+    """Within the folder, with slashes; a folder's without one at its end."""
+    place: str
+    """On this machine."""
+    status: os.stat_result
+
+
+def packed_workdir(job: JobSpec) -> PackedWorkdir | None:
+    """The code that has to be carried along, if any has to.
+
+    Raises:
+        SpecError: if it cannot be.
+    """
+    workdir = job.workdir
+    if job.backend is not Backend.KUBERNETES or workdir is None or workdir.path is None or workdir.archive:
+        return None
+    return pack_workdir(workdir.path, workdir.exclude)
+
+
+def pack_workdir(folder: str | Path, exclude: Sequence[str] = ()) -> PackedWorkdir:
+    """Packs a folder.
+
+    Args:
+        folder: That is to be the working directory.
+        exclude: Patterns as in .gitignore, after those of `LEFT_OUT`.
+
+    Raises:
+        SpecError: if the folder cannot be packed, or is too large.
+    """
+    root = os.path.realpath(folder)
+    if not os.path.isdir(root):
+        raise _wrong(format_value(str(folder)), "is no folder on this machine")
+    entries: list[_Entry] = []
+    try:
+        entries += _walk(root, "", _patterns(exclude))
+        size = sum(entry.status.st_size for entry in entries if stat.S_ISREG(entry.status.st_mode))
+        if size > MAX_UNPACKED:
+            raise _TooLarge
+        packed = _Limited()
+        with gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0) as compressed:
+            digest = _write(entries, root, compressed)
+    except _TooLarge:
+        raise _too_large(str(folder), entries) from None
+    except OSError as error:
+        place = os.path.relpath(error.filename, root) if error.filename else str(folder)
+        message = f"{format_value(place)} cannot be read: {error.strerror or error}"
+        raise _wrong("", message, "make it readable, or name it in workdir.exclude") from error
+    return PackedWorkdir(
+        content=packed.getvalue(),
+        digest=digest,
+        files=sum(not stat.S_ISDIR(entry.status.st_mode) for entry in entries),
+        size=size,
+    )
+
+
+def _patterns(exclude: Sequence[str]) -> GitIgnoreSpec:
+    for index, pattern in enumerate(exclude):
+        try:
+            GitIgnoreSpec.from_lines([pattern])
+        except ValueError:
+            raise SpecError(
+                [
+                    SpecProblem(
+                        location=("workdir", "exclude", index),
+                        value=format_value(pattern),
+                        expected="a pattern as in .gitignore",
+                    )
+                ]
+            ) from None
+    return GitIgnoreSpec.from_lines([*LEFT_OUT, *exclude])
+
+
+def _walk(root: str, inside: str, patterns: GitIgnoreSpec) -> Iterator[_Entry]:
+    """All that is to be packed, each folder before what is in it."""
+    with os.scandir(os.path.join(root, inside)) as found:
+        items = sorted(found, key=lambda item: os.fsencode(item.name))
+    for item in items:
+        path = f"{inside}/{item.name}" if inside else item.name
+        is_folder = item.is_dir(follow_symlinks=False)
+        # As with git, nothing below an excluded folder can be taken back.
+        if patterns.match_file(f"{path}/" if is_folder else path):
+            continue
+        status = item.stat(follow_symlinks=False)
+        if item.is_symlink():
+            _check_link(root, path, item.path)
+        elif not is_folder and not item.is_file(follow_symlinks=False):
+            raise _wrong(format_value(path), "is neither a file nor a folder nor a link", "name it in workdir.exclude")
+        yield _Entry(path, item.path, status)
+        if is_folder:
+            yield from _walk(root, path, patterns)
+
+
+def _check_link(root: str, path: str, place: str) -> None:
+    """A link means elsewhere what it means here only if it stays within the folder."""
+    target = os.readlink(place)
+    real = os.path.realpath(place)
+    if os.path.isabs(target) or not (real == root or real.startswith(f"{root}/")):
+        raise _wrong(
+            format_value(path),
+            f"is a link to {target}, which nodes do not have",
+            "make it a relative link within the folder, put a copy there, or name it in workdir.exclude",
+        )
+
+
+def _write(entries: Sequence[_Entry], root: str, compressed: gzip.GzipFile) -> str:
+    """Writes the archive, and returns its digest."""
+    content = _Digesting(compressed)
+    with tarfile.open(fileobj=cast("IO[bytes]", content), mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for entry in entries:
+            info = tarfile.TarInfo(entry.path)
+            info.mtime = _LATE_ENOUGH
+            mode = entry.status.st_mode
+            info.mode = 0o755 if stat.S_ISDIR(mode) or mode & stat.S_IXUSR else 0o644
+            if stat.S_ISLNK(mode):
+                info.type, info.linkname, info.mode = tarfile.SYMTYPE, os.readlink(entry.place), 0o777
+                archive.addfile(info)
+            elif stat.S_ISDIR(mode):
+                info.type = tarfile.DIRTYPE
+                archive.addfile(info)
+            else:
+                with open(entry.place, "rb") as file:
+                    info.size = os.fstat(file.fileno()).st_size
+                    try:
+                        archive.addfile(info, file)
+                    except OSError as error:
+                        why = error.strerror or "it became shorter while it was packed"
+                        raise OSError(error.errno, why, entry.place) from error
+    return content.digest
+
+
+class _TooLarge(Exception):
+    """Beyond a limit."""
+
+
+class _Limited(io.BytesIO):
+    """Ends packing where there is too much: it may have been a disk full of data."""
+
+    def write(self, data: bytes, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.tell() + len(data) > MAX_PACKED:
+            raise _TooLarge
+        return super().write(data)
+
+
+class _Digesting:
+    """Passes on what tarfile writes, and knows its digest."""
+
+    def __init__(self, sink: gzip.GzipFile) -> None:
+        self._sink = sink
+        self._hash = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self._hash.update(data)
+        return self._sink.write(data)
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"
+
+
+def _too_large(folder: str, entries: Sequence[_Entry]) -> SpecError:
+    files: Counter[str] = Counter()
+    folders: Counter[str] = Counter()
+    for entry in entries:
+        if stat.S_ISREG(entry.status.st_mode):
+            files[entry.path] = entry.status.st_size
+            top, below, _ = entry.path.partition("/")
+            if below:
+                folders[f"{top}/"] += entry.status.st_size
+    largest = [
+        f"{path} ({decimal(size)})" for counted in (folders, files) for path, size in counted.most_common(_NAMED)
+    ]
+    return _wrong(
+        "",
+        f"{folder} is too large to be carried along: {decimal(files.total())} in {len(files)} files; the largest: "
+        + ", ".join(largest),
+        "name what the command does not need in workdir.exclude; put data and packages into the image or on a volume",
+        expected=f"at most {decimal(MAX_PACKED)} compressed, and {decimal(MAX_UNPACKED)} unpacked",
+    )
+
+
+def _wrong(value: str, message: str, hint: str = "", *, expected: str = "") -> SpecError:
+    text = f"{value} {message}".strip()
+    return SpecError([SpecProblem(location=("workdir", "path"), message=text, expected=expected, hint=hint)])

@@ -1,0 +1,71 @@
+"""WorkdirUpload: keeps the code of one submission until a job has it, and removes it where none does.
+
+Those who submit jobs reach Temporal and not the cluster, so the code comes through here: in parts, since a message to
+Temporal is small, and before the job starts, since nodes should not wait for a folder that is too large or an upload
+that was interrupted. Clients may vanish at any moment: what they leave behind has an end of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+
+with workflow.unsafe.imports_passed_through():
+    from workflows import options
+    from workflows.messages import WorkdirRequest
+    from workflows.names import WORKDIR_UPLOAD
+
+
+@workflow.defn(name=WORKDIR_UPLOAD)
+class WorkdirUpload:
+    """See the module."""
+
+    @workflow.init
+    def __init__(self, request: WorkdirRequest) -> None:
+        self._request = request
+        self._job_started = False
+        self._over = False
+
+    @workflow.run
+    async def run(self, request: WorkdirRequest) -> str:
+        # A client that gives up, on Ctrl-C say, cancels; one that has vanished says nothing any more.
+        with suppress(asyncio.CancelledError, TimeoutError):
+            await workflow.wait_condition(
+                lambda: self._job_started, timeout=options.UPLOAD_LIMIT, timeout_summary="end of the upload"
+            )
+        self._over = True
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        return await workflow.execute_activity(
+            "settle_workdir",
+            request,
+            result_type=str,
+            start_to_close_timeout=options.SHORT_ACTIVITY,
+            retry_policy=options.SETTLE_RETRY,
+            summary=f"leave the code to {request.job_id}, or remove it",
+        )
+
+    @workflow.update(description="One part of the archive")
+    async def part(self, index: int, content: bytes) -> None:
+        """Returns when the part is where nodes will find it."""
+        # Local: the arguments of an activity would put the code into the history once more.
+        await workflow.execute_local_activity(
+            "keep_workdir_part",
+            args=[self._request, index, content],
+            start_to_close_timeout=options.UPLOAD_PART,
+            schedule_to_close_timeout=options.UPLOAD_PART,
+            summary=f"part {index + 1} of {self._request.archive.parts}",
+        )
+
+    @part.validator
+    def _part_is_wanted(self, index: int, content: bytes) -> None:
+        if self._over:
+            raise ApplicationError("the upload is over; submit the job again")
+        if not 0 <= index < self._request.archive.parts:
+            raise ApplicationError(f"index: got {index}; the archive has {self._request.archive.parts} parts")
+
+    @workflow.signal(description="The job runs: leave the code to it")
+    def job_started(self) -> None:
+        self._job_started = True
