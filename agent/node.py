@@ -342,8 +342,7 @@ class Node:
             self._tell_node_ended(generation, body.time)
             return
         if body.exit_code == 0:
-            if not body.interrupted:
-                self.finished(FinishedBody(generation=generation, time=body.time))
+            self.finished(FinishedBody(generation=generation, time=body.time))
             return
         ranks = tuple(_shortened(rank) for rank in body.ranks)
         self._fail(

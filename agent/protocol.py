@@ -82,8 +82,6 @@ class ExitedBody(Body):
     out_of_memory: bool = False
     time: EpochTime
     superseded: bool = False
-    interrupted: bool = False
-    """It was asked to end, by whoever ends the node: an exit code of 0 does not mean that it has finished."""
     message: str = ""
 
 

@@ -50,8 +50,6 @@ class _Ranks:
     failures: list[RankExit] = field(default_factory=list[RankExit])
     superseded: bool = False
     """Ended by us, for another generation."""
-    interrupted: bool = False
-    """Some were still running when all were asked to end: ranks that save and leave with 0 then have not finished."""
 
 
 class EnvMode:
@@ -104,7 +102,6 @@ class EnvMode:
             if local_rank is None:
                 continue
             current.codes[local_rank] = ended.code
-            current.interrupted = current.interrupted or tree.ending
             ended_by_us = tree.ending and ended.code in (-signal.SIGTERM, -signal.SIGKILL)
             if ended.code != 0 and not ended_by_us and not current.superseded:
                 current.failures.append(self._failure(current, ended, local_rank))
@@ -130,7 +127,7 @@ class EnvMode:
             return
         self._over = True
         codes = [current.codes.get(local_rank, -signal.SIGKILL) for local_rank in current.local_ranks.values()]
-        if not any(codes) and not current.interrupted:
+        if not any(codes):
             self._node.outbox.post(
                 "/v1/rendezvous/finished", {"generation": current.world.generation, "time": time.time()}
             )
@@ -302,6 +299,5 @@ class EnvMode:
                 "out_of_memory": False,
                 "time": time.time(),
                 "superseded": False,
-                "interrupted": current.interrupted,
             },
         )

@@ -43,8 +43,6 @@ class _Attempt:
     out_of_memory_kills: int
     code: int | None = None
     ended_at: float = 0.0
-    interrupted: bool = False
-    """It was asked to end: one that saves and leaves with 0 then has not finished."""
 
 
 class TorchrunMode:
@@ -82,7 +80,7 @@ class TorchrunMode:
         for ended in exits:
             if current is None or ended.pid != current.root:
                 continue
-            current.code, current.ended_at, current.interrupted = ended.code, time.time(), tree.ending
+            current.code, current.ended_at = ended.code, time.time()
             if tree.empty:
                 continue
             if tree.ending:
@@ -121,7 +119,6 @@ class TorchrunMode:
                 "out_of_memory": self._node.memory.out_of_memory_kills > current.out_of_memory_kills,
                 "time": current.ended_at or time.time(),
                 "superseded": code == SUPERSEDED_EXIT_CODE,
-                "interrupted": current.interrupted,
                 "message": message,
             },
         )
