@@ -11,8 +11,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.temporal_server import DevServer, shared_dev_server
 
-_WITH_RANKS = ("tests/system/", "tests/launcher/")
-"""Folders with most of the tests that start torch again and again, which takes a core each time."""
+_WITH_RANKS = ("tests/system/test_survival.py", "tests/launcher/")
+"""Most of the tests that start torch again and again, which takes a core each time; half the time of all tests."""
 
 
 class _TwoGroups(LoadScopeScheduling):
