@@ -174,7 +174,7 @@ async def test_the_elastic_part_comes_after_the_base_and_goes_without_it(
         command=["sh", "-c", f"touch {tmp_path}/$HOSTNAME; exec sleep 600"],
         pod_template=ADMITTED_LATER,
     )
-    job = job.changed(given, marks=tmp_path, queue="research")
+    job = job.changed(given, queue="research")
     async with watching(backend, job.watch()) as watch:
         await asyncio.gather(backend.create(job.request(0)), backend.create(job.request(1)))
         await watch.until(NodeEventKind.PENDING, saying="its queue has not admitted it (SchedulingGated")
