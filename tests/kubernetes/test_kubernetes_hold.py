@@ -34,7 +34,7 @@ async def test_a_shell_in_the_pod_of_a_failed_job(
         )
         await Job(client, name, (await client.status(name)).uid, tmp_path).until(lambda s: s.phase is JobPhase.HELD)
         command_line = CommandLine(tmp_path, {**server.environment, "KUBECONFIG": cluster.kubeconfig})
-        looks = ("sh", "-c", "ls; echo $MODEL; env | grep ^PERDURE_")
+        looks = ("sh", "-c", "ls -d failed-here; echo $MODEL; env | grep ^PERDURE_")
         # In a thread: the worker that answers is in this process.
         shown = await asyncio.to_thread(command_line.run, "shell", name, "-n", job.namespace, "--", *looks)
         assert shown.out.splitlines() == ["failed-here", "llama"], shown
