@@ -63,10 +63,10 @@ class Commands:
 
     @activity.defn(name="check_connection")
     async def check_connection(self, command: CheckConnection) -> None:
-        """Connects to another node and hangs up.
+        """Finds out whether another node's machine answers.
 
         Raises:
-            ApplicationError: if that fails.
+            ApplicationError: if it does not.
         """
         if refusal := self._node.refusal(command.node):
             raise ApplicationError(refusal, type="WrongIncarnation", non_retryable=True)

@@ -43,7 +43,7 @@ class CommandAnswer(Message):
 
 
 class CheckConnection(Message):
-    """Argument of `check_connection`, which fails while this node cannot connect to that address."""
+    """Argument of `check_connection`, which fails while no machine answers this node at that address."""
 
     node: NodeIdentity
     address: str
