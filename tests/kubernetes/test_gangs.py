@@ -37,7 +37,7 @@ ADMITTED_LATER: dict[str, Any] = {
 """What Kueue's webhook adds to a pod that has a queue."""
 
 SAVES_WHEN_ASKED_TO_END = """
-import os, pathlib, signal, socket, sys, time
+import os, pathlib, signal, sys, time
 
 folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
 
@@ -49,8 +49,6 @@ def save(*_):
 
 
 signal.signal(signal.SIGTERM, save)
-# Where a world of processes meets, which a node that joins tries first.
-store = socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) if rank == "0" else None
 (folder / f"ready-{os.environ['PERDURE_GENERATION']}-{rank}").touch()
 while True:
     signal.pause()
