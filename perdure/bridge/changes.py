@@ -14,21 +14,22 @@ _NAMED = 5
 
 
 def refusal_of_changes(running: JobSpec, wanted: JobSpec) -> str:
-    """Why a running job cannot become another one; empty where only the number of its nodes differs."""
+    """Why a running job cannot become another one; empty where only what may change while it runs differs."""
     fields = [format_path(location) for location in _differences(running.model_dump(), wanted.model_dump())]
     fields = [field for field in fields if not _changes_live(field, running)]
     if not fields:
         return ""
     more = f" and {len(fields) - _NAMED} more" if len(fields) > _NAMED else ""
     return (
-        f"{', '.join(fields[:_NAMED])}{more}: cannot change while the job runs; only nodes (not their unit) and "
-        "suspend can. The job goes on as it was: undo the change, or delete the object and apply it again"
+        f"{', '.join(fields[:_NAMED])}{more}: cannot change while the job runs; only nodes (not their unit), suspend "
+        "and ttl_after_finished can. The job goes on as it was: undo the change, or delete the object and apply it "
+        "again"
     )
 
 
 def _changes_live(field: str, job: JobSpec) -> bool:
     name, _ = job.role
-    return field in (f"roles.{name}.nodes.min", f"roles.{name}.nodes.max")
+    return field in (f"roles.{name}.nodes.min", f"roles.{name}.nodes.max", "ttl_after_finished")
 
 
 def _differences(before: Any, after: Any, location: Location = ()) -> Iterator[Location]:

@@ -111,7 +111,8 @@ class Reconciler:
             result, job = await self._runs.result(resource)
             logger.info("%s: %s", run.workflow_id, result.phase)
             status = statuses.changed(status, observed_generation=generation)
-            return await self._show(resource, statuses.ended(status, result, job, generation=generation, now=_now()))
+            status = statuses.ended(status, result, job, generation=generation, now=_now())
+            return await self._show(resource, status, again=SOON)
         if resource.status.observed_generation != generation:
             status = await self._judge(resource, run, status)
         job = await self._runs.status(resource)
@@ -170,10 +171,15 @@ class Reconciler:
         return Looked(resource=await self._with_finalizers(resource, left))
 
     async def _stay_ended(self, resource: TrainingJobResource) -> Looked:
-        if resource.status.observed_generation == resource.metadata.generation:
+        left = _time_left(resource)
+        if left is not None and left <= 0:
+            logger.info("%s: its object is deleted, as its ttl_after_finished says", resource.workflow_id)
+            await self._api.delete(resource.path, uid=resource.metadata.uid)
             return Looked(resource=resource)
-        text = "the job has ended; delete the object and apply it again to run another one"
-        return await self._refuse(resource, "Ended", text)
+        if resource.status.observed_generation == resource.metadata.generation:
+            return Looked(resource=resource, again=left)
+        text = "the job has ended, and of its object only ttl_after_finished counts; delete it to apply it again"
+        return await self._refuse(resource, "Ended", text, again=left)
 
     async def _refuse(
         self, resource: TrainingJobResource, reason: str, message: str, *, again: float | None = None
@@ -216,6 +222,12 @@ def _name_taken(resource: TrainingJobResource) -> str:
         f'a job named "{name}" that this object did not start runs in the namespace {namespace}; '
         f"it is waited for. End it: perdure cancel {name} -n {namespace} --wait. Or give the object another name"
     )
+
+
+def _time_left(resource: TrainingJobResource) -> float | None:
+    """Seconds for which the object of an ended job still stays; None where it does for ever."""
+    lifetime, finished_at = resource.time_to_live, resource.status.finished_at
+    return None if lifetime is None or finished_at is None else (lifetime - (_now() - finished_at)).total_seconds()
 
 
 def _now() -> datetime:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import Field, JsonValue
 
 from perdure.bridge.status import Part, ResourceStatus
 from perdure.spec.backends import SpecWarning
+from perdure.spec.durations import parse_duration
 from perdure.spec.errors import SpecError, SpecProblem, format_value
 from perdure.spec.job import Backend, JobSpec
 from perdure.spec.validate import validate_spec
@@ -64,6 +65,15 @@ class TrainingJobResource(Part):
     def suspended(self) -> bool:
         """Whether the job should have no nodes."""
         return self.spec.get("suspend") is True
+
+    @property
+    def time_to_live(self) -> timedelta | None:
+        """How long the object stays once its job has ended; None where it does for ever."""
+        try:
+            return parse_duration(self.spec.get("ttl_after_finished"))
+        except ValueError:
+            # None is given, or one that is refused elsewhere.
+            return None
 
     def job(self) -> tuple[JobSpec, tuple[SpecWarning, ...]]:
         """The job that it describes, and what is worth saying of it.

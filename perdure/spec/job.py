@@ -110,7 +110,8 @@ class JobSpec(Section):
     """How long the nodes of a failed job are kept for looking at, as they are: `perdure shell` opens a shell in one,
     `perdure cancel` lets them go before. None is not at all."""
     ttl_after_finished: Duration | None = None
-    """How long after its end the job's leftovers are deleted; none is never."""
+    """How long after its end the TrainingJob object that the job was made of is deleted; none is never. Of other jobs
+    nothing is left in a cluster."""
     notifications: list[Notification] = Field(default=[])
     """Whom to tell of what."""
     timing: Timing = Timing()

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
@@ -307,7 +308,7 @@ async def test_a_wrong_object_says_so_and_can_be_mended(
         await resources.apply("j" * 41, sleeping())
     client = Client(temporal=temporal_client, namespace=resources.namespace)
     async with Bridge(cluster.kubeconfig, resources.namespace, address_of(temporal_client), tmp_path / "bridge.log"):
-        typo = await resources.apply("job", sleeping("exit 7", retry={"max_restart": 1}))
+        typo = await resources.apply("job", sleeping("exit 7", retry={"max_restart": 1}, ttl_after_finished="1h"))
         known = await resources.until("job", refused(1))
         with pytest.raises(ValueError, match="max_restart") as said:
             typo.job()
@@ -322,6 +323,10 @@ async def test_a_wrong_object_says_so_and_can_be_mended(
         assert why is not None
         assert (why.status, why.reason) == ("True", "UserCode")
         assert why.message == (await client.wait("job")).reason
+        await resources.patch("job", {"ttl_after_finished": "3s"})
+        await resources.until_gone("job")
+        assert failed.status.finished_at is not None
+        assert datetime.now(UTC) - failed.status.finished_at >= timedelta(seconds=3)
 
         await client.submit({"name": "taken", "namespace": resources.namespace, **sleeping()})
         await resources.apply("taken", sleeping())

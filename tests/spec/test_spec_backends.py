@@ -54,7 +54,6 @@ def test_an_elastic_job_is_told_about_its_batch():
         (spec(runtime="x"), "runtime: has no meaning on the backend local; write the preset's fields"),
         (spec(workdir={"git": "u", "ref": "r"}), "workdir.git: not available in this release"),
         (spec(outputs={"archive": "s3://x"}), "outputs.archive: not available in this release"),
-        (spec(ttl_after_finished="1h"), "ttl_after_finished: not available in this release"),
         (spec(secrets={"A": "b/c"}), "secrets: has no meaning on the backend local; set the variables where"),
         (spec(volumes=[{"mount_path": "/a", "pvc": "b"}]), "volumes: has no meaning on the backend local; use paths"),
         (spec({"image": "x"}), "roles.worker.image: has no meaning on the backend local; the command runs with"),
@@ -97,7 +96,6 @@ def test_the_full_example_has_all_that_it_lacks_named():
         check_backend(load_spec(path))
     assert [problem.path for problem in caught.value.problems] == [
         "outputs.archive",
-        "ttl_after_finished",
         "notifications",
     ]
 

@@ -36,7 +36,7 @@ recovery: {on_capacity_loss: shrnk, spares: -1, replace_timeout: soon}
 retry: {max_restarts: "3", window: 0s, fatal_exit_codes: 2}
 limits: [1]
 outputs: {logs: "s3://logs/${job.nam}"}
-ttl_after_finished: 30m
+ttl_after_finished: later
 timing: {lease: {heartbeat: 2s, timeout: 3s}}
 """
 
@@ -81,7 +81,7 @@ retry.window: got "0s"; expected a duration longer than 0 (line 24)
 retry.fatal_exit_codes: got 2; expected a list (line 24)
 limits: got a list; expected a mapping (line 25)
 outputs.logs: ${job.nam} is unknown; expected ${job.name} or ${job.namespace} (line 26)
-ttl_after_finished: not available in this release; remove it (line 27)
+ttl_after_finished: got "later"; expected a duration such as 30s, 10m, 1h30m or 2d (line 27)
 timing.lease: lease.timeout must be at least twice lease.heartbeat, or one late heartbeat loses the lease (line 28)
 """
 

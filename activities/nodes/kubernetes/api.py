@@ -167,11 +167,22 @@ class KubernetesApi:
         except _Absent:
             return None
 
-    async def delete(self, path: str, *, grace: int | None = None) -> Object | None:
-        """Asks for the object's end; returns what the server says of it, None where there is none."""
+    async def delete(self, path: str, *, grace: int | None = None, uid: str = "") -> Object | None:
+        """Asks for the object's end; returns what the server says of it, None where there is none.
+
+        Args:
+            path: the object's.
+            grace: seconds for a pod's processes; the pod's own where it is None.
+            uid: the object's, where one that was made anew under its name must stay.
+
+        Raises:
+            KubernetesError: if it is refused; 409 where the object is another one.
+        """
         content: Object = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if grace is not None:
             content["gracePeriodSeconds"] = grace
+        if uid:
+            content["preconditions"] = {"uid": uid}
         try:
             return await self._request("DELETE", path, content=content)
         except _Absent:

@@ -27,7 +27,7 @@
 {{- define "perdure.bridgeRules" -}}
 - apiGroups: [perdure.dev]
   resources: [trainingjobs]
-  verbs: [list, watch, patch]
+  verbs: [list, watch, patch, delete]
 - apiGroups: [perdure.dev]
   resources: [trainingjobs/status]
   verbs: [patch]
