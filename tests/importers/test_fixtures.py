@@ -65,6 +65,17 @@ DOCUMENTS = {
 }
 
 
+def test_a_list_is_as_good_as_several_documents():
+    apart = import_documents(DOCUMENTS["trainjob"])
+    items = [document.data for document in DOCUMENTS["trainjob"]]
+    listed = import_documents(
+        read_documents(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=1))
+    )
+    assert listed.spec == apart.spec
+    assert {warning.path for warning in listed.warnings} == {warning.path for warning in apart.warnings}
+    assert all(warning.line for warning in listed.warnings)
+
+
 def mappings(value: Any, location: Location = ()) -> list[Location]:
     """All places of a document where a field can be added."""
     if isinstance(value, dict):

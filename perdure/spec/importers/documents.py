@@ -5,7 +5,7 @@ a backend of this release.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +24,7 @@ from .jobset import read_indexed_job, read_job_set
 from .metadata import to_name
 from .pytorchjob import read_pytorch_job
 from .ray import is_ray_job_file, read_job_file, read_ray_job
-from .reader import Field, Source, SourceWarning
+from .reader import Field, Source, SourceWarning, as_list, as_mapping
 from .trainjob import RUNTIMES, read_train_job
 
 
@@ -145,6 +145,8 @@ def import_documents(
     Raises:
         SpecError: if there is not one job, or it is invalid, with paths in the documents.
     """
+    documents = [one for document in documents for one in _unpacked(document)]
+    others = [one for document in others for one in _unpacked(document)]
     jobs = [(document, found) for document in documents if (found := _format_of(document)) is not None]
     if len(jobs) != 1:
         names = ", ".join(str(_named(document.data)) for document, _ in jobs)
@@ -291,6 +293,18 @@ def _ordered(data: dict[str, Any]) -> dict[str, Any]:
             for role, fields in top["roles"].items()
         }
     return top
+
+
+def _unpacked(document: SpecDocument) -> Iterator[SpecDocument]:
+    """The objects of a List, as `kubectl get -o yaml` prints several; any other document as it is."""
+    listed = as_mapping(document.data)
+    items = as_list(listed.get("items")) if listed and listed.get("kind") == "List" else None
+    if items is None:
+        yield document
+        return
+    for index, item in enumerate(items):
+        lines = {place[2:]: line for place, line in document.lines.items() if place[:2] == ("items", index)}
+        yield SpecDocument(data=item, lines=lines, folder=document.folder)
 
 
 def _format_of(document: SpecDocument) -> Format | None:
