@@ -52,9 +52,15 @@ class ProgressReader:
         if not starts:
             reason = read_why_all_cold(self._warm_folder)
             return RankStarts(cold=processes, reason=reason) if reason else None
-        warm = sum(start.warm for start in starts)
-        reason = next((start.reason for start in starts if not start.warm), "")
-        return RankStarts(warm=warm, cold=len(starts) - warm, reason=reason)
+        cold = [start.reason for start in starts if not start.warm]
+        standbys = [start.reason for start in starts if start.standby]
+        return RankStarts(
+            warm=len(starts) - len(cold),
+            cold=len(cold),
+            reason=next(iter(cold), ""),
+            standbys=len(standbys),
+            standby_reason=next(iter(standbys), ""),
+        )
 
     def sample(self, *, generation: int, base_rank: int, processes: int, now: float) -> None:
         """Looks at the ranks of a generation; `now` is of the monotonic clock."""

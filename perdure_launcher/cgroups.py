@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
@@ -19,15 +20,20 @@ class MemoryController:
     @property
     def limit_bytes(self) -> int | None:
         """The smallest limit from our cgroup upwards; None where there is none."""
-        limits: list[int] = []
-        directory = self._directory
-        name = "memory.max" if self._version == 2 else "memory.limit_in_bytes"
-        while directory is not None and directory.is_relative_to(self._root):
-            text = _read(directory / name).strip()
-            if text.isdecimal() and int(text) < _NO_LIMIT:
-                limits.append(int(text))
-            directory = directory.parent
-        return min(limits, default=None)
+        return min((limit for _, limit in self._limits()), default=None)
+
+    @property
+    def free_bytes(self) -> int | None:
+        """What may still be used below the nearest limit, with what files have cached; None where there is no limit."""
+        usage, cached = ("memory.current", "inactive_file")
+        if self._version == 1:
+            usage, cached = ("memory.usage_in_bytes", "total_inactive_file")
+        free: list[int] = []
+        for directory, limit in self._limits():
+            used = _read(directory / usage).strip()
+            if used.isdecimal():
+                free.append(limit - int(used) + _entry(directory / "memory.stat", cached))
+        return min(free, default=None)
 
     @property
     def out_of_memory_kills(self) -> int:
@@ -35,11 +41,17 @@ class MemoryController:
         if self._directory is None:
             return 0
         name = "memory.events" if self._version == 2 else "memory.oom_control"
-        for line in _read(self._directory / name).splitlines():
-            key, _, value = line.partition(" ")
-            if key == "oom_kill" and value.strip().isdecimal():
-                return int(value)
-        return 0
+        return _entry(self._directory / name, "oom_kill")
+
+    def _limits(self) -> Iterator[tuple[Path, int]]:
+        """Each cgroup from ours upwards that has a limit, and that."""
+        directory = self._directory
+        name = "memory.max" if self._version == 2 else "memory.limit_in_bytes"
+        while directory is not None and directory.is_relative_to(self._root):
+            text = _read(directory / name).strip()
+            if text.isdecimal() and int(text) < _NO_LIMIT:
+                yield directory, int(text)
+            directory = directory.parent
 
 
 def _find(root: Path, membership: Path) -> tuple[Path | None, int]:
@@ -58,6 +70,15 @@ def _existing(mount: Path, path: str) -> Path | None:
         if directory.is_dir():
             return directory
     return None
+
+
+def _entry(path: Path, name: str) -> int:
+    """A number in a file of names and numbers; 0 where it is not there."""
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdecimal():
+            return int(value)
+    return 0
 
 
 def _read(path: Path) -> str:

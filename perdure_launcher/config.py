@@ -55,7 +55,7 @@ class LauncherConfig:
     log_max_bytes: int = 64 * 1024 * 1024
     """Size at which the log is rotated."""
     warm_starts: bool = True
-    """Ranks are forked from an interpreter that has already imported torch, where that makes no difference to them."""
+    """Ranks start from a process that has already imported torch, where that makes no difference to them."""
     stdout: bool = False
     """Also copy the command's output to the launcher's own stdout."""
 

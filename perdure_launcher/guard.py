@@ -89,7 +89,7 @@ def ranks_up_to(generation: int) -> list[processes.Process]:
             continue
         environment = processes.environment_of(process.pid)
         number = environment.get(GENERATION_VARIABLE, "").strip()
-        # torchrun's own helpers inherit the generation, but no rank. A forked rank has no place but this to show it.
+        # torchrun's own helpers inherit the generation, but no rank. A warm rank has no place but this to show it.
         of_rank = "RANK" in environment or LISTENING_VARIABLE in environment
         if of_rank and number.isdecimal() and int(number) <= generation:
             found.append(process)

@@ -135,6 +135,16 @@ def resident_bytes(pid: int) -> tuple[int, int]:
     return int(fields[1]) * PAGE_SIZE, int(fields[2]) * PAGE_SIZE
 
 
+def available_bytes() -> int | None:
+    """Memory of this machine that can be used without taking any away; None where the kernel does not say so."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            sizes = dict(line.split(":", 1) for line in file)
+        return int(sizes["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
 def send(pids: Iterable[int], number: signal.Signals) -> None:
     """Signals processes; the ones that are gone are no error."""
     for pid in pids:

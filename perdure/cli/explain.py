@@ -113,10 +113,12 @@ def _starts(incident: IncidentView) -> str:
     starts = incident.starts
     if starts is None:
         return ""
-    if not starts.cold:
-        return f"; {text.count(starts.warm, 'rank')} started warm"
-    some = f"{starts.warm} started warm, " if starts.warm else ""
-    return f"; {some}{text.count(starts.cold, 'rank')} started cold: {starts.reason}"
+    said = f"; {text.count(starts.warm, 'rank')} started warm" if starts.warm else ""
+    if starts.standbys:
+        said += f" ({starts.standbys} from standbys: {starts.standby_reason})"
+    if starts.cold:
+        said += f"{', ' if said else '; '}{text.count(starts.cold, 'rank')} started cold: {starts.reason}"
+    return said
 
 
 def _advice(incident: IncidentView, *, job: str, flag: str) -> str:

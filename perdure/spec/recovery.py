@@ -37,8 +37,9 @@ class Recovery(Section):
     `timing.rendezvous.join_timeout`."""
     warm_starts: bool = True
     """Ranks are forked from an interpreter of the node that has already imported torch, which saves seconds per
-    restart and takes about 0.6 GB of memory per node. Where that would make a difference to the script they are
-    started in the ordinary way, and `perdure explain` says why."""
+    restart and takes about 0.6 GB of memory per node. Beside GPUs, and where a fork would lose what ranks import, a
+    process per rank waits instead, which takes that memory once more per rank, where it is free. Where a warm start
+    would make a difference to the script, ranks are started in the ordinary way, and `perdure explain` says why."""
 
 
 class Retry(Section):

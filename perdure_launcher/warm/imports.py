@@ -1,8 +1,8 @@
-"""Imports ahead what ranks will import, and finds what a fork could not carry over.
+"""Imports ahead what ranks will import, and finds what would come out otherwise in the rank itself.
 
 A module may be imported before its rank exists only if it would have come out the same in the rank. So imports run with
-the script's place on the path, as theirs would, and are watched: threads, processes, open files and CUDA do not survive
-a fork, and a variable that places the rank, or that the script sets, has another value there.
+the script's place on the path, as theirs would, and are watched: threads, open files and devices do not survive a fork,
+a process would belong to no rank, a variable that the script sets, or that places the rank, has another value there.
 """
 
 from __future__ import annotations
@@ -12,44 +12,48 @@ import gc
 import importlib
 import os
 import re
-import signal
 import sys
-import sysconfig
 from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from .learning import Learned, installed_roots
-from .names import DEVICES, of_one_rank
+from .marks import Marks, holds_devices, list_children
+from .names import of_one_rank
 from .plan import Plan
+from .reading import ALL, reading
 from .traces import changes
+from .ways import FORK, STANDBY, Way
 
 _ALWAYS = ("torch", "torch._dynamo")
 """torch._dynamo is imported by the first optimizer, and costs as much again as torch."""
 
 _READ_BY_LIBRARIES = re.compile(r"(?:OMP|KMP|GOMP|MKL|OPENBLAS|NUMEXPR|VECLIB|MALLOC|LD|GLIBC)_\w+")
 """Variables that native libraries read when they are loaded, which cannot be watched."""
-_ALL = "*"
+_READ_BY_DRIVERS = re.compile(r"(?:CUDA|NVIDIA|HIP|ROCR|HSA|GPU)_\w+")
+"""The same, of the drivers of GPUs, when they are woken."""
 _HARMLESS_READERS = frozenset({"perdure_launcher", "networkx", "fsspec"})
 """Ours, whose variables ranks do not have; those that go through all variables for the ones with their own prefix."""
 _LONGEST_SCRIPT = 1 << 20
 
-_PATHS = sysconfig.get_paths()
-_STANDARD = (_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep)
-_INSTALLED = (_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep)
-
 
 class Unfit(Exception):
-    """This interpreter cannot be forked from; the message says why."""
+    """No rank can come from this interpreter; the message says why."""
+
+    def __init__(self, reason: str, *, for_forks_only: bool = False) -> None:
+        super().__init__(reason)
+        self.for_forks_only = for_forks_only
+        """A standby may do the same."""
 
 
 class Refused(Exception):
     """A package cannot be imported ahead; the message says why."""
 
-    def __init__(self, package: str, reason: str) -> None:
+    def __init__(self, package: str, reason: str, *, by_forks_only: bool = False) -> None:
         super().__init__(reason)
         self.package = package
+        self.by_forks_only = by_forks_only
+        """A standby may import it."""
 
 
 @dataclass
@@ -57,6 +61,8 @@ class Imports:
     """What was imported, and the variables that were read meanwhile."""
 
     plan: Plan
+    way: Way = FORK
+    """To the rank."""
     _always: set[str] = field(default_factory=set[str])
     """Variables read by what is always imported."""
     _learned: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
@@ -69,17 +75,19 @@ class Imports:
             Unfit: if the result cannot be forked, or the script would have prepared the import in its own way.
         """
         known = set(sys.modules)
-        with _as_in_the_rank(self.plan), _reading(lambda _, name: self._always.add(name)):
+        with _as_in_the_rank(self.plan), reading(lambda _, name: self._always.add(name)):
             for name in _ALWAYS:
                 importlib.import_module(name)
         if names := _from_script(self.plan, set(sys.modules) - known):
             raise Unfit(f"torch imports {', '.join(names)} from the script's own folder")
         if names := _set_before_torch(self.plan, self._always):
             raise Unfit(f"the script sets {', '.join(names)}, which is read when torch is imported")
-        if threads := _threads():
-            raise Unfit(f"its imports started {threads} threads, which a fork would lose")
-        if _cuda_is_initialised():
-            raise Unfit("its imports initialised CUDA, which cannot be used after a fork")
+        if self.way.same_process:
+            return
+        if threads := Marks.now().threads:
+            raise Unfit(f"its imports started {threads} threads, which a fork would lose", for_forks_only=True)
+        if _has_touched_devices():
+            raise Unfit("its imports initialised CUDA, which cannot be used after a fork", for_forks_only=True)
         _freeze()
 
     def learned(self, learned: Learned, *, without: Collection[str], attend: Callable[[], None] | None = None) -> None:
@@ -88,15 +96,15 @@ class Imports:
         Args:
             learned: What that is.
             without: Packages to leave out.
-            attend: Called before each import, by a process that has ranks to look after. One that only tries has none,
-                and so can tell what an import leaves behind.
+            attend: Called before each import, by a process that has ranks to look after. One that has none can tell
+                what an import leaves behind.
 
         Raises:
             Refused: if one of them cannot be imported ahead. This process is then of no use any more.
         """
         before = dict(os.environ)
-        with _as_in_the_rank(self.plan), _reading(self._note):
-            marks = _Marks.now()
+        with _as_in_the_rank(self.plan), reading(self._note):
+            leftovers = _Leftovers(self.way, learned)
             for name in learned.modules:
                 package = name.partition(".")[0]
                 if name in sys.modules or package in without:
@@ -110,20 +118,22 @@ class Imports:
                     raise Refused(package, f"{name} cannot be imported by itself: {error!r}") from error
                 if names := _from_script(self.plan, set(sys.modules) - known):
                     raise Refused(package, f"it imports {', '.join(names)} from the script's own folder")
-                if attend is None and (found := _Marks.now().beyond(marks)):
-                    raise Refused(package, found)
+                if attend is None:
+                    leftovers.refuse(package)
                 self._refuse_what_read_its_place(package, without)
         own = changes(before, dict(os.environ))
-        set_by_script = {name for name, value in learned.changed.items() if own.get(name, _ALL) != value}
+        set_by_script = {name for name, value in learned.changed.items() if own.get(name, ALL) != value}
         for package, names in self._learned.items():
             if package not in without and (read := names & set_by_script):
                 raise Refused(package, f"it reads {', '.join(sorted(read))}, which the script sets")
-        if _cuda_is_initialised():
+        if self.way.same_process:
+            return
+        if _has_touched_devices():
             raise Refused("torch", "imports initialised CUDA")
         _freeze()
 
     def contradicted_by(self, changed: Iterable[str]) -> str:
-        """Why ranks that set these variables themselves must not be forked; empty where they may."""
+        """Why ranks that set these variables themselves must not come from here; empty where they may."""
         read = self._always.union(*self._learned.values())
         names = sorted(
             name for name in changed if not of_one_rank(name) and (name in read or _READ_BY_LIBRARIES.fullmatch(name))
@@ -131,74 +141,55 @@ class Imports:
         return f"the script sets {', '.join(names)}, which is read while modules are imported" if names else ""
 
     @property
-    def read_of_devices(self) -> frozenset[str]:
+    def read_of_place(self) -> frozenset[str]:
         """Variables that may differ between ranks, and that must not any more."""
-        return DEVICES & self._always.union(*self._learned.values())
+        return self.way.places & self._always.union(*self._learned.values())
 
     def _refuse_what_read_its_place(self, package: str, without: Collection[str]) -> None:
         for reader, names in self._learned.items():
             if reader in _HARMLESS_READERS:
                 continue
-            places = sorted(name for name in names if of_one_rank(name) and name not in DEVICES)
-            if _ALL in names or places:
-                what = "the whole environment" if _ALL in names else ", ".join(places)
+            places = {name for name in names if of_one_rank(name)} - self.way.places
+            if ALL in names or places:
+                what = "the whole environment" if ALL in names else ", ".join(sorted(places))
                 # One that is left out may still be imported by another, which then is left out too.
-                raise Refused(package if reader in without else reader, f"{reader} reads {what} when it is imported")
+                raise Refused(
+                    package if reader in without else reader,
+                    f"{reader} reads {what} when it is imported",
+                    by_forks_only=ALL not in names and places <= STANDBY.places,
+                )
 
     def _note(self, package: str, name: str) -> None:
         self._learned.setdefault(package, set()).add(name)
 
 
-@dataclass(frozen=True)
-class _Marks:
-    """What an import may leave in a process, that a fork does not have or shares."""
+class _Leftovers:
+    """Refuses packages for what their import has left behind."""
 
-    threads: int
-    files: int
-    children: str
+    def __init__(self, way: Way, learned: Learned) -> None:
+        self._way = way
+        self._marks = None if way.same_process else Marks.now()
+        self._children = list_children()
+        self._set_for_drivers = sorted(name for name in learned.changed if _READ_BY_DRIVERS.fullmatch(name))
 
-    @classmethod
-    def now(cls) -> _Marks:
-        return cls(_threads(), len(os.listdir("/proc/self/fd")), _children())
+    def refuse(self, package: str) -> None:
+        """Refuses the package that was imported last.
 
-    def beyond(self, before: _Marks) -> str:
-        """Names what is there now and was not before."""
-        if self.threads > before.threads:
-            return f"its import started {self.threads - before.threads} threads"
-        if self.files > before.files:
-            return f"its import left {self.files - before.files} files open"
-        return "its import left a process running" if self.children != before.children else ""
-
-
-def _threads() -> int:
-    """Threads beside this one, as a fork would lose them."""
-    if len(os.listdir("/proc/self/task")) == 1:
-        return 0
-    # Libraries that know forks, as OpenBLAS does, put their threads away at the first one.
-    if (pid := os.fork()) == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    return len(os.listdir("/proc/self/task")) - 1
+        Raises:
+            Refused: if the rank would be without something that its own import leaves behind, or not its owner.
+        """
+        if self._marks is not None and (lost := Marks.now().beyond(self._marks)):
+            raise Refused(package, lost, by_forks_only=True)
+        if list_children() != self._children:
+            raise Refused(package, "its import left a process running")
+        if self._set_for_drivers and self._way.same_process and holds_devices():
+            raise Refused(package, f"its import wakes a GPU, and the script sets {', '.join(self._set_for_drivers)}")
 
 
-def end_children() -> None:
-    """Ends what imports have started, in a process that was only to try them."""
-    for pid in _children().split():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
-
-
-def _children() -> str:
-    try:
-        return Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
-    except OSError:
-        return ""
-
-
-def _cuda_is_initialised() -> bool:
+def _has_touched_devices() -> bool:
     import torch
 
-    return torch.cuda.is_initialized()
+    return torch.cuda.is_initialized() or holds_devices()
 
 
 def _freeze() -> None:
@@ -260,52 +251,3 @@ def _set_before_torch(plan: Plan, read: Collection[str]) -> list[str]:
     above = text[: torch.start()] if torch else text
     names = re.findall(r"environ(?:\[\s*|\.setdefault\(\s*)['\"](\w+)['\"](?:\]\s*=(?!=)|\s*,)", above)
     return sorted({name for name in names if name in read or _READ_BY_LIBRARIES.fullmatch(name)})
-
-
-class _Watched(os._Environ[str]):  # pyright: ignore[reportPrivateUsage]
-    """`os.environ`, telling what is read of it."""
-
-    def __getitem__(self, key: str) -> str:
-        if not _walks:
-            _note_reading(key)
-        return super().__getitem__(key)
-
-    def __iter__(self) -> Generator[str]:
-        _note_reading(_ALL)
-        _walks.append(self)
-        try:
-            yield from super().__iter__()
-        finally:
-            _walks.pop()
-
-
-_walks: list[_Watched] = []
-"""Somebody goes through all variables, and what is read meanwhile is a part of that."""
-_notes: list[Callable[[str, str], None]] = []
-
-
-@contextlib.contextmanager
-def _reading(note: Callable[[str, str], None]) -> Generator[None]:
-    """Has `note` called with package and variable for what is read of `os.environ` within."""
-    original = type(os.environ)
-    _notes.append(note)
-    os.environ.__class__ = _Watched
-    try:
-        yield
-    finally:
-        os.environ.__class__ = original
-        _notes.pop()
-
-
-def _note_reading(name: str) -> None:
-    """Tells who reads: the nearest caller that is no part of Python, which reads on behalf of others."""
-    frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and _is_pythons_own(frame.f_code.co_filename):
-        frame = frame.f_back
-    package = str(frame.f_globals.get("__name__", "")).partition(".")[0] if frame is not None else ""
-    for note in _notes:
-        note(package, name)
-
-
-def _is_pythons_own(file: str) -> bool:
-    return file.startswith("<") or (file.startswith(_STANDARD) and not file.startswith(_INSTALLED))

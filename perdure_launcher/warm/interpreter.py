@@ -1,55 +1,74 @@
-"""The warm interpreter: Python, stopped in its own start with torch imported, which forks the ranks of its node.
+"""The warm interpreter: Python, stopped in its own start with torch imported, which starts the ranks of its node.
 
-It is started with the ranks' command line and calls `wait_to_be_forked` from a `sitecustomize` that stands first on its
-path. There it imports, serves requests, and returns only in processes that it forked: those go on with their start and
-run the script. It has one thread, has run no operation and touched no device, so that a fork of it is as good as new.
+It is started with the ranks' command line and calls `wait_to_become_a_rank` from a `sitecustomize` that stands first on
+its path. There it imports, serves requests, and returns only in processes that it forked: those go on with their start
+and run the script. It has one thread, has run no operation and touched no device, so that a fork of it is as good as
+new. A standby is started in the same way, and returns once it is that rank.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import importlib.machinery
 import importlib.util
 import os
 import socket
 import sys
+from collections.abc import Mapping
 
 from ..processes import die_with_parent
 from . import learning
 from .imports import Imports, Unfit
-from .names import FOLDER_VARIABLE, LISTENING_VARIABLE, REFUSAL, SOCKET, STARTED, record_start
+from .messages import Request, answer
+from .names import FOLDER_VARIABLE, LISTENING_VARIABLE, REFUSAL, SOCKET, STANDBY_VARIABLE, STARTED, record_start
 from .plan import AUTOLOAD_VARIABLE, START, Plan
-from .server import Request, Server, answer
+from .server import Server
 from .shown import GENERATION_VARIABLE, show_generation
+from .standby import wait_for_request
 from .traces import Traces
 
 _REFUSED = 1
 
 
-def wait_to_be_forked() -> None:
-    """Serves until the process is killed. Returns in forked ranks, which then are as if they had just been started.
+def wait_to_become_a_rank() -> None:
+    """Serves until the process is killed. Returns in ranks, which then are as if they had just been started.
 
     The caller must end the process where this raises: to go on would run the script outside any world.
     """
-    # Killed with the torchrun that started it, and its ranks with it, as torchrun's own would be.
+    # Killed with the process that started it, and its ranks with it, as torchrun's own would be.
     die_with_parent()
     folder = os.environ[FOLDER_VARIABLE]
-    plan = Plan.of_process(os.getpid())
-    listening = socket.socket(fileno=int(os.environ[LISTENING_VARIABLE]))
-    listening.set_inheritable(False)
-    imports, traces = Imports(plan), Traces()
-    try:
-        with traces.kept():
-            _leave_path(f"{folder}/{START}")
-            imports.always()
-    except Unfit as unfit:
-        _refuse(folder, str(unfit))
-    except Exception as error:
-        _refuse(folder, f"the warm interpreter could not prepare: {type(error).__name__}: {error}")
-        raise
-    request = Server(plan, folder, listening, imports, traces).serve()
-    _become(plan, folder, request, traces)
+    plan, traces = Plan.of_process(os.getpid()), Traces()
+    connection = socket.socket(fileno=int(os.environ[LISTENING_VARIABLE]))
+    connection.set_inheritable(False)
+    leave_path = functools.partial(_leave_path, f"{folder}/{START}")
+    if STANDBY_VARIABLE in os.environ:
+        request, reason = wait_for_request(plan, connection, traces, leave_path)
+        _become(plan, request, traces)
+        record_start(folder, warm=True, standby=True, reason=reason)
+    else:
+        imports, unfit_for_forks = Imports(plan), ""
+        try:
+            with traces.kept():
+                leave_path()
+                imports.always()
+        except Unfit as unfit:
+            if not unfit.for_forks_only:
+                _refuse(folder, str(unfit))
+            unfit_for_forks = str(unfit)
+        except Exception as error:
+            _refuse(folder, f"the warm interpreter could not prepare: {type(error).__name__}: {error}")
+            raise
+        request = Server(plan, folder, connection, imports, traces, unfit_for_forks).serve()
+        _become(plan, request, traces)
+        _shed_the_fork()
+        record_start(folder, warm=True)
+    _load_plugins()
+    learning.begin(folder)
+    answer(request.connection, STARTED)
+    request.connection.close()
 
 
 def _refuse(folder: str, reason: str) -> None:
@@ -72,36 +91,37 @@ def _leave_path(ours: str) -> None:
         spec.loader.exec_module(module)
 
 
-def _become(plan: Plan, folder: str, request: Request, traces: Traces) -> None:
-    """Makes the forked process the rank that was asked for, and says so."""
+def _become(plan: Plan, request: Request, traces: Traces) -> None:
+    """Makes this process the rank that was asked for, as far as it is the same for a fork and for a standby."""
     die_with_parent()
     os.setsid()
     for number, file in enumerate(request.files):
         os.dup2(file, number)
         os.close(file)
-    os.environ.clear()
-    os.environ.update(request.environment)
+    _set_environment(request.environment)
     show_generation(request.environment.get(GENERATION_VARIABLE, ""))
     # Arguments may differ from rank to rank (torchrun's macros); the script was not looked at yet.
     own = request.arguments[plan.script_index + 1 :]
     sys.argv[1:] = own
     sys.orig_argv[1:] = request.arguments
     traces.leave()
-    _reseed()
-    _load_plugins()
-    # What a collection at the end finds and reports is then as ever.
-    atexit.register(gc.unfreeze)
-    record_start(folder, warm=True)
-    learning.begin(folder)
-    answer(request.connection, STARTED)
-    request.connection.close()
 
 
-def _reseed() -> None:
-    """As Python does with its own generator at a fork: those of a script that sets no seed differ in all ranks."""
+def _set_environment(environment: Mapping[str, str]) -> None:
+    """Not emptied and filled again: threads that imports have started may be reading what stays."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})
+
+
+def _shed_the_fork() -> None:
+    """Undoes what only a forked process has of its interpreter."""
+    # As Python does with its own generator at a fork: those of a script that sets no seed differ in all ranks.
     sys.modules["torch"].default_generator.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
+    # What a collection at the end finds and reports is then as ever.
+    atexit.register(gc.unfreeze)
 
 
 def _load_plugins() -> None:

@@ -48,9 +48,9 @@ main()
 # Python itself would go on to the script where this raised, which then ran outside any world.
 _SITECUSTOMIZE = """\
 try:
-    from perdure_launcher.warm.interpreter import wait_to_be_forked
+    from perdure_launcher.warm.interpreter import wait_to_become_a_rank
 
-    wait_to_be_forked()
+    wait_to_become_a_rank()
 except BaseException:
     import os
     import traceback

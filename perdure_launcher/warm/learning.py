@@ -42,6 +42,9 @@ class Learned:
         """
         return cls(tuple(map(str, body["modules"])), dict(body["changed"]))
 
+    def as_json(self) -> dict[str, Any]:
+        return {"modules": self.modules, "changed": self.changed}
+
 
 class _Rank:
     """This process, where it was forked and has not told yet."""

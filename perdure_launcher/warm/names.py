@@ -11,7 +11,9 @@ FOLDER_VARIABLE = "PERDURE_WARM"
 PYTHON_VARIABLE = "PERDURE_WARM_PYTHON"
 """The interpreter that would be started without us."""
 LISTENING_VARIABLE = "PERDURE_WARM_LISTENING"
-"""For the warm interpreter: the descriptor of its socket."""
+"""For the warm interpreter and for standbys: the descriptor on which they are asked for ranks."""
+STANDBY_VARIABLE = "PERDURE_WARM_STANDBY"
+"""For a standby: the local rank that it is for."""
 EXECUTABLE_VARIABLE = "PYTHON_EXEC"
 """What torchrun starts ranks with."""
 
@@ -25,6 +27,9 @@ REFUSAL = "refusal"
 
 LEARNED = "learned"
 """A file that says what was imported ahead because ranks import it, and what could not be, as JSON."""
+
+STANDBYS = "standbys"
+"""A file that says which standbys there are, and why, as JSON."""
 
 ALL_COLD = "all-cold"
 """A file that says why no rank goes through the stand-in."""
@@ -41,10 +46,18 @@ DEVICES = frozenset({"CUDA_VISIBLE_DEVICES"})
 """Read when CUDA is initialised, and by some packages when they are imported. With torchrun's --virtual-local-rank each
 rank has its own."""
 
+PLACES_THAT_STAY = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "ROLE_NAME"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    }
+)
+"""What a rank that is started again finds as before, unless its world has changed."""
+
 _OF_ONE_RANK = frozenset(
     {
-        *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
-        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        *PLACES_THAT_STAY,
+        *("MASTER_ADDR", "MASTER_PORT"),
         # Set by torchrun for each rank, read when a process group is made.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
         *DEVICES,
@@ -61,13 +74,14 @@ def of_one_rank(variable: str) -> bool:
     return variable in _OF_ONE_RANK or variable.startswith(_OF_ONE_RANK_PREFIXES)
 
 
-def record_start(folder: str, *, warm: bool, reason: str = "") -> None:
+def record_start(folder: str, *, warm: bool, standby: bool = False, reason: str = "") -> None:
     """Writes down how this process's rank was started; best effort, as nothing may keep a rank from starting."""
     generation = os.environ.get("PERDURE_GENERATION", "")
     start = {
         "generation": int(generation) if generation.isdecimal() else 0,
         "pid": os.getpid(),
         "warm": warm,
+        "standby": standby,
         "reason": reason,
     }
     path = f"{folder}/{START_PREFIX}{os.environ.get('LOCAL_RANK', '0')}"

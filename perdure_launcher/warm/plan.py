@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..processes import environment_of
 from .context import difference
-from .names import FOLDER_VARIABLE, LISTENING_VARIABLE, OURS, of_one_rank
+from .names import FOLDER_VARIABLE, LISTENING_VARIABLE, OURS, STANDBY_VARIABLE, of_one_rank
 from .shown import GENERATION_VARIABLE, ROOM
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -54,7 +54,7 @@ class Plan:
         _, _, path = environment.pop("PYTHONPATH", "").partition(os.pathsep)
         if path:
             environment["PYTHONPATH"] = path
-        for name in (*OURS, LISTENING_VARIABLE, GENERATION_VARIABLE):
+        for name in (*OURS, LISTENING_VARIABLE, STANDBY_VARIABLE, GENERATION_VARIABLE):
             environment.pop(name, None)
         return cls(tuple(map(os.fsdecode, words)), environment)
 

@@ -1,4 +1,4 @@
-"""What torchrun starts instead of Python: has a rank forked, and stands in for it.
+"""What torchrun starts instead of Python: has a rank made of what was imported ahead, and stands in for it.
 
 It lives as long as the rank, passes signals on, and ends as the rank has ended. Where there is no warm interpreter to
 be had it becomes the Python that torchrun would have started. It runs once per rank and start, so it imports little.
@@ -76,6 +76,8 @@ def _ask(folder: str, arguments: list[str], environment: dict[str, str]) -> sock
         raise NotWarm(_refusal(folder) or f"there is no warm interpreter ({error.strerror})") from None
     if word == STARTED:
         return connection
+    if word == ENDED:
+        raise NotWarm("the process that was to be the rank ended before it was")
     raise NotWarm(detail if word == COLD else _refusal(folder) or "the warm interpreter has ended")
 
 

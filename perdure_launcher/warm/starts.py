@@ -19,7 +19,9 @@ class Start:
     """The rank's own; torchrun knows that of the stand-in."""
     warm: bool
     reason: str = ""
-    """Why it was not warm."""
+    """Why it was not warm, or why it was a standby."""
+    standby: bool = False
+    """It was started ahead, and not forked."""
 
 
 def say_all_cold(folder: Path, reason: str) -> None:

@@ -54,9 +54,12 @@ def test_cgroup_version_2(tmp_path: Path) -> None:
     (tmp_path / "membership").write_text("0::/pod/container\n")
     (group / "memory.max").write_text("max\n")
     (group.parent / "memory.max").write_text("2000000\n")
+    (group.parent / "memory.current").write_text("1500000\n")
+    (group.parent / "memory.stat").write_text("file 700000\ninactive_file 400000\nactive_file 300000\n")
     (group / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
     controller = MemoryController(root, tmp_path / "membership")
     assert (controller.limit_bytes, controller.out_of_memory_kills) == (2_000_000, 2)
+    assert controller.free_bytes == 900_000
 
 
 def test_cgroup_version_1_and_a_path_that_is_the_hosts(tmp_path: Path) -> None:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import sysconfig
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure_launcher.warm.names import LEARNED
 from tests.launcher.nodes import SCRIPTS
-from tests.launcher.warmth import Warmth, warmth
+from tests.launcher.warmth import Warmth, interpreter_with, warmth
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -39,27 +33,7 @@ PACKAGES = {
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An interpreter of an environment that has these packages installed, and all that this one has."""
-    folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    program = folder / "bin" / "python"
-    paths = subprocess.check_output(
-        [str(program), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], text=True
-    )
-    installed = Path(paths.strip())
-    for name, source in PACKAGES.items():
-        (installed / f"{name}.py").write_text(source)
-    (installed / "all_others.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    return str(program)
-
-
-def learn(script: Warmth) -> dict[str, Any]:
-    """Waits until the interpreter has tried to import what a rank told it."""
-    deadline = time.monotonic() + 60
-    while not (script.folder / LEARNED).exists():
-        assert time.monotonic() < deadline, script.log()
-        time.sleep(0.02)
-    return json.loads((script.folder / LEARNED).read_text())
+    return interpreter_with(PACKAGES, tmp_path_factory.mktemp("environment"))
 
 
 def looked(script: Warmth) -> dict[str, Any]:
@@ -72,7 +46,7 @@ def test_what_a_rank_imports_is_there_when_the_next_one_starts(python: str) -> N
     with warmth("learns.py", "plain", "asks_main:file", "asks_path:first", executable=python) as script:
         first = looked(script)
         assert script.last.warm, script.log()
-        learned = learn(script)
+        learned = script.learn()
         assert (learned["left_out"], learned["failure"]) == ({}, "")
         second = looked(script)
         assert script.last.warm, script.log()
@@ -87,7 +61,7 @@ def test_what_an_import_prints_and_sets_is_repeated_in_each_rank(python: str) ->
     with warmth("learns.py", "prints", "sets_setting", executable=python) as script:
         for _ in range(2):
             assert script.run().stdout.count("imported") == 1
-            learn(script)
+            script.learn()
 
 
 LEFT_OUT = [
@@ -109,7 +83,7 @@ LEFT_OUT = [
 def test_what_a_fork_could_not_carry_over_is_left_out(python: str, reasons: dict[str, str]) -> None:
     with warmth("learns.py", "SETTING=yes", *reasons, "plain", executable=python) as script:
         looked(script)
-        assert learn(script)["left_out"] == reasons
+        assert script.learn()["left_out"] == reasons
         assert {"plain", *reasons} & set(looked(script)["ahead"]) == {"plain"}
         assert script.last.warm, script.log()
 
@@ -117,14 +91,14 @@ def test_what_a_fork_could_not_carry_over_is_left_out(python: str, reasons: dict
 def test_what_imports_something_left_out_is_left_out_too(python: str) -> None:
     with warmth("learns.py", "imports_reader", "plain", executable=python) as script:
         looked(script)
-        assert set(learn(script)["left_out"]) == {"reads_rank", "imports_reader"}
+        assert set(script.learn()["left_out"]) == {"reads_rank", "imports_reader"}
         assert {"plain", "imports_reader", "reads_rank"} & set(looked(script)["ahead"]) == {"plain"}
 
 
 def test_what_reads_the_visible_devices_is_imported_for_ranks_that_see_the_same(python: str) -> None:
     with warmth("learns.py", "reads_devices", executable=python, CUDA_VISIBLE_DEVICES="") as script:
         looked(script)
-        assert learn(script)["left_out"] == {}
+        assert script.learn()["left_out"] == {}
         assert "reads_devices" in looked(script)["ahead"]
         script.run(environment={"CUDA_VISIBLE_DEVICES": "none"})
         assert script.last.reason == "its environment differs in CUDA_VISIBLE_DEVICES"
@@ -133,7 +107,7 @@ def test_what_reads_the_visible_devices_is_imported_for_ranks_that_see_the_same(
 def test_a_script_that_sets_what_torch_reads_starts_cold_from_then_on(python: str) -> None:
     with warmth("learns.py", "OMP_NUM_THREADS=2", executable=python) as script:
         looked(script)
-        assert "OMP_NUM_THREADS" in learn(script)["failure"]
+        assert "OMP_NUM_THREADS" in script.learn()["failure"]
         looked(script)
         assert script.last.reason == "the script sets OMP_NUM_THREADS, which is read while modules are imported"
 

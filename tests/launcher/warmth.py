@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from perdure_launcher.processes import begin_child
 from perdure_launcher.warm.keeper import WarmKeeper, offer
+from perdure_launcher.warm.names import LEARNED, STANDBYS
 from perdure_launcher.warm.plan import Plan
 from perdure_launcher.warm.starts import Start, read_starts
 from tests.launcher.nodes import ROOT, SCRIPTS
@@ -66,6 +71,24 @@ class Warmth:
         stdout, stderr = process.communicate(timeout=120)
         return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
 
+    def learn(self) -> dict[str, Any]:
+        """Waits until the interpreter has tried to import what a rank told it."""
+        return self._said(LEARNED, lambda _: True)
+
+    def standby(self, *, local_rank: int = 0) -> int:
+        """Waits for the standby of a rank; returns its process."""
+        return self._said(STANDBYS, lambda said: str(local_rank) in said["ready"])["ready"][str(local_rank)]
+
+    def _said(self, name: str, enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                said = json.loads((self.folder / name).read_text())
+                if enough(said):
+                    return said
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.02)
+
     @property
     def last(self) -> Start:
         [start] = read_starts(self.folder, generation=GENERATION, processes=1)
@@ -94,3 +117,22 @@ def warmth(*arguments: str, executable: str = sys.executable, **environment: str
         found.keeper.close()
         os.chdir(before)
         shutil.rmtree(found.folder.parent, ignore_errors=True)
+
+
+def interpreter_with(packages: Mapping[str, str], folder: Path) -> str:
+    """An interpreter of an environment that has these packages installed, and all that this one has.
+
+    Args:
+        packages: Their sources, by name.
+        folder: Where the environment is made.
+    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    program = folder / "bin" / "python"
+    paths = subprocess.check_output(
+        [str(program), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], text=True
+    )
+    installed = Path(paths.strip())
+    for name, source in packages.items():
+        (installed / f"{name}.py").write_text(source)
+    (installed / "all_others.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return str(program)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perdure.cli.explain import explanation
 from tests.policy.scenario import Scenario
 from workflows.messages import EdgeKind, RankStarts
 
@@ -16,9 +17,14 @@ def recovered(*starts: RankStarts | None) -> Scenario:
 
 def test_starts_of_all_members_are_added_up() -> None:
     cold = RankStarts(warm=1, cold=1, reason="its environment differs in OMP_NUM_THREADS")
-    [incident] = recovered(RankStarts(warm=2), cold).state.incidents
+    standby = RankStarts(warm=2, standbys=1, standby_reason="the node has GPUs")
+    [incident] = recovered(standby, cold).state.incidents
     assert incident.stepping_at is not None
-    assert incident.starts == RankStarts(warm=3, cold=1, reason="its environment differs in OMP_NUM_THREADS")
+    assert incident.starts == RankStarts(
+        warm=3, cold=1, reason=cold.reason, standbys=1, standby_reason=standby.standby_reason
+    )
+    told = explanation(incident, job="j", flag="").plain
+    assert "; 3 ranks started warm (1 from standbys: the node has GPUs), 1 rank started cold: its environment" in told
 
 
 def test_a_member_that_says_it_twice_counts_once() -> None:

@@ -88,13 +88,23 @@ class RankStarts(Message):
     """How ranks were started for a generation."""
 
     warm: int = 0
-    """Ranks that were forked from an interpreter that had imported torch."""
+    """Ranks whose process had imported torch before they were started."""
     cold: int = 0
     reason: str = ""
     """Why the first of the cold ones was not warm."""
+    standbys: int = 0
+    """Those of the warm ones that had waited as a process of their own; the others were forked."""
+    standby_reason: str = ""
+    """Why the first of these was not forked."""
 
     def __add__(self, other: RankStarts) -> RankStarts:
-        return RankStarts(warm=self.warm + other.warm, cold=self.cold + other.cold, reason=self.reason or other.reason)
+        return RankStarts(
+            warm=self.warm + other.warm,
+            cold=self.cold + other.cold,
+            reason=self.reason or other.reason,
+            standbys=self.standbys + other.standbys,
+            standby_reason=self.standby_reason or other.standby_reason,
+        )
 
 
 class Stepping(AgentMessage):

@@ -1,0 +1,173 @@
+"""Forks ranks from this process, which imports for them what they have told to import.
+
+A forked process tries the imports first: what it fails in, or finds unfit for a fork, is nobody's loss, and left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+
+from ..processes import die_with_parent
+from .imports import Imports, Refused
+from .learning import Learned
+from .loop import Loop
+from .marks import end_children
+from .messages import Request, leave_word, log
+from .names import LEARNED
+from .traces import Traces
+
+_MOST_TRIALS = 5
+"""Each one that fails names a package to leave out; what needs more is not worth its processor time."""
+_LARGEST_RESULT = 1 << 20
+
+Tried = Callable[[Mapping[str, str], Mapping[str, str]], None]
+"""Is told the packages that only a fork cannot carry over, and those that cannot be imported ahead at all, with why."""
+
+
+class CannotFork(Exception):
+    """The rank must be started in the ordinary way; the message says why."""
+
+
+class Forks:
+    """The forks of this process. It has one thread and has touched no device, so that they are as good as new."""
+
+    def __init__(
+        self, *, folder: str, imports: Imports, traces: Traces, loop: Loop, let_go: Callable[[], None], unfit: str = ""
+    ) -> None:
+        """Creates them.
+
+        Args:
+            folder: Where word is left of what was imported.
+            imports: What this process has imported.
+            traces: What that has left behind.
+            loop: Waits for what this process has begun.
+            let_go: Called in each fork: closes what belongs to this process and its other ranks.
+            unfit: Why nothing can be forked at all; empty where it can.
+        """
+        self._folder = folder
+        self._imports = imports
+        self._traces = traces
+        self._loop = loop
+        self._let_go = let_go
+        self._unfit = unfit
+        self._trials = 0
+        self._trial_result: int | None = None
+        """The descriptor on which a trial will tell its result."""
+        self._left_out: dict[str, str] = {}
+        """Packages that cannot be imported ahead, and why."""
+        self._lost: set[str] = set()
+        """Those of them that only a fork cannot carry over."""
+
+    def fork(self, request: Request) -> int:
+        """Forks the rank that is asked for.
+
+        Returns:
+            Its process; 0 in the fork, which has nothing open any more that is not its own.
+
+        Raises:
+            CannotFork: if it would differ from the rank, or the system has no room for another process.
+        """
+        problem = self._unfit or self._imports.plan.difference(
+            request.arguments, request.environment, read=self._imports.read_of_place
+        )
+        if problem:
+            raise CannotFork(problem)
+        try:
+            return self._fork()
+        except OSError as error:
+            raise CannotFork(f"fork: {error.strerror}") from error
+
+    def learn(self, learned: Learned, then: Tried) -> None:
+        """Imports what ranks have imported, once; they are forked as they were until that is done.
+
+        Args:
+            learned: What that is.
+            then: Called when that is done.
+        """
+        if not self._trials:
+            self._try(learned, then)
+
+    def contradicted_by(self, learned: Learned) -> str:
+        """Why ranks that do this cannot come from imports that were made ahead; empty where they can."""
+        reason = self._imports.contradicted_by(learned.changed)
+        if reason:
+            self.leave_word(reason)
+        return reason
+
+    def leave_word(self, failure: str = "") -> None:
+        """Says for others what was imported, and how it failed if it did."""
+        content = {"modules": len(sys.modules), "left_out": self._left_out, "failure": failure}
+        log(f"imports of ranks: {content}")
+        leave_word(f"{self._folder}/{LEARNED}", content)
+
+    def _fork(self) -> int:
+        pid = os.fork()
+        if pid == 0:
+            if self._trial_result is not None:
+                os.close(self._trial_result)
+            self._let_go()
+        return pid
+
+    def _try(self, learned: Learned, then: Tried) -> None:
+        """Has a forked process try the imports."""
+        self._trials += 1
+        reading, writing = os.pipe()
+        try:
+            pid = self._fork()
+        except OSError as error:
+            os.close(reading)
+            os.close(writing)
+            self.leave_word(f"fork: {error.strerror}")
+            return
+        if pid == 0:
+            code = 1
+            try:
+                die_with_parent()
+                os.close(reading)
+                os.write(writing, json.dumps(self._trial(learned)).encode())
+                end_children()
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(writing)
+        self._trial_result = reading
+        self._loop.watch(reading, lambda: self._end_trial(pid, reading, learned, then))
+
+    def _trial(self, learned: Learned, attend: Callable[[], None] | None = None) -> dict[str, object]:
+        """Names the package that cannot be imported ahead, and why; nothing where all can."""
+        try:
+            with self._traces.kept():
+                self._imports.learned(learned, without=self._left_out, attend=attend)
+        except Refused as refused:
+            return {"package": refused.package, "reason": str(refused), "by_forks_only": refused.by_forks_only}
+        return {}
+
+    def _end_trial(self, pid: int, reading: int, learned: Learned, then: Tried) -> None:
+        content = os.read(reading, _LARGEST_RESULT)
+        self._loop.forget(reading)
+        os.close(reading)
+        self._trial_result = None
+        os.waitpid(pid, 0)
+        if not content:
+            self.leave_word("the process that tried to import more died")
+            return
+        if refused := json.loads(content):
+            self._left_out[refused["package"]] = refused["reason"]
+            if refused["by_forks_only"]:
+                self._lost.add(refused["package"])
+            if self._trials < _MOST_TRIALS:
+                self._try(learned, then)
+                return
+            self.leave_word("too much cannot be imported ahead")
+        else:
+            self._import(learned)
+        lost = {package: reason for package, reason in self._left_out.items() if package in self._lost}
+        then(lost, {package: reason for package, reason in self._left_out.items() if package not in lost})
+
+    def _import(self, learned: Learned) -> None:
+        if refused := self._trial(learned, attend=lambda: self._loop.attend(0)):
+            self._unfit = f"its imports had another result than when they were tried: {refused['reason']}"
+        self.leave_word(self._unfit)

@@ -1,0 +1,66 @@
+"""Tells which package reads which variable of `os.environ`: what is read at an import must be as in the rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Generator
+from types import FrameType
+
+ALL = "*"
+"""In the place of a name: somebody goes through all variables."""
+
+_PATHS = sysconfig.get_paths()
+_STANDARD = (_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep)
+_INSTALLED = (_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep)
+
+
+class _Watched(os._Environ[str]):  # pyright: ignore[reportPrivateUsage]
+    """`os.environ`, telling what is read of it."""
+
+    def __getitem__(self, key: str) -> str:
+        if not _walks:
+            _note_reading(key)
+        return super().__getitem__(key)
+
+    def __iter__(self) -> Generator[str]:
+        _note_reading(ALL)
+        _walks.append(self)
+        try:
+            yield from super().__iter__()
+        finally:
+            _walks.pop()
+
+
+_walks: list[_Watched] = []
+"""Somebody goes through all variables, and what is read meanwhile is a part of that."""
+_notes: list[Callable[[str, str], None]] = []
+
+
+@contextlib.contextmanager
+def reading(note: Callable[[str, str], None]) -> Generator[None]:
+    """Has `note` called with package and variable for what is read of `os.environ` within."""
+    original = type(os.environ)
+    _notes.append(note)
+    os.environ.__class__ = _Watched
+    try:
+        yield
+    finally:
+        os.environ.__class__ = original
+        _notes.pop()
+
+
+def _note_reading(name: str) -> None:
+    """Tells who reads: the nearest caller that is no part of Python, which reads on behalf of others."""
+    frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and _is_pythons_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0] if frame is not None else ""
+    for note in _notes:
+        note(package, name)
+
+
+def _is_pythons_own(file: str) -> bool:
+    return file.startswith("<") or (file.startswith(_STANDARD) and not file.startswith(_INSTALLED))
