@@ -89,6 +89,7 @@ def test_fields_become_what_kubernetes_calls_them():
             "ports": {"tensorboard": 6006},
             "image_pull_secrets": ["registry"],
         },
+        env={"PATH": "/opt/conda/bin:/bin", "MODEL": "llama"},
         secrets={"HF_TOKEN": "hf/token"},
         volumes=[{"mount_path": "/data", "pvc": "corpus", "read_only": True}],
         queue="research",
@@ -102,6 +103,7 @@ def test_fields_become_what_kubernetes_calls_them():
     }
     assert {mount["mountPath"] for mount in training["volumeMounts"]} == {"/data", "/dev/shm", "/perdure"}
     assert env(pod, "training")["HF_TOKEN"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
+    assert env(pod, "training")["PATH"] == "/opt/conda/bin:/bin", "the interpreter may be found there alone"
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "H100"}
     assert spec["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
     assert spec["priorityClassName"] == "high"

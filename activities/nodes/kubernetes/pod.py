@@ -100,8 +100,9 @@ def _suggested(request: NodeRequest, role: Role) -> dict[str, Any]:
         "name": TRAINING,
         "resources": _resources(role),
         "env": [
-            {"name": name, "valueFrom": {"secretKeyRef": dict(zip(("name", "key"), reference.split("/"), strict=True))}}
-            for name, reference in spec.secrets.items()
+            # The launcher hands the others on; by this one its interpreter is found, as the command's is.
+            *({"name": name, "value": value} for name, value in spec.env.items() if name == "PATH"),
+            *(_from_secret(name, reference) for name, reference in spec.secrets.items()),
         ],
         "ports": [{"name": name, "containerPort": port} for name, port in role.ports.items()],
         "volumeMounts": [
@@ -141,6 +142,11 @@ def _suggested(request: NodeRequest, role: Role) -> dict[str, Any]:
     if role.topology:
         pod["affinity"] = _affinity(request, role)
     return {"metadata": {"labels": dict(spec.labels)}, "spec": pod}
+
+
+def _from_secret(variable: str, reference: str) -> dict[str, Any]:
+    name, key = reference.split("/")
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
 
 
 def _resources(role: Role) -> dict[str, Any]:
