@@ -75,7 +75,7 @@ class WarmBench:
                 with self._script_file.open("a", encoding="utf-8") as file:
                     file.write(trial.model_dump_json() + "\n")
                 outcome = f"{trial.seconds:.2f} s" if trial.seconds is not None else trial.error
-                started = "forked" if trial.warm else "cold"
+                started = "warm" if trial.warm else "cold"
                 self.kills.say(f"script {position}/{len(left)} {script} #{number}: {outcome}, {started}")
 
     def report(self) -> None:

@@ -43,7 +43,7 @@ def grids(
             )
             for row in script_rows(script_trials)
         )
-        columns = ("script", "recovered", "forked", "had learned", "median s", "slowest s", "first start s")
+        columns = ("script", "recovered", "warm", "had learned", "median s", "slowest s", "first start s")
         found.append(Grid("A rank killed in a job of two nodes, by kind of script", columns, rows))
     if step_times:
         rows = (

@@ -16,7 +16,7 @@ from benchmarks.recovery.processes import QUIET_NETWORK, TrialFailed, eventually
 from perdure.errors import PerdureError
 from perdure_launcher.progress import RankProgress, read_progress
 from perdure_launcher.warm.names import LEARNED
-from perdure_launcher.warm.starts import Start, read_start
+from perdure_launcher.warm.starts import Start, lacks_standbys, read_start
 from workflows.names import uid_of
 
 SCRIPTS = Path(__file__).parents[2] / "tests" / "launcher" / "scripts" / "kinds"
@@ -37,9 +37,9 @@ class ScriptTrial(BaseModel):
     number: int = Field(ge=1)
     recovered: bool
     warm: bool = False
-    """All ranks of the new world were forked."""
+    """All ranks of the new world were forked, or standbys."""
     learned: bool = False
-    """... from an interpreter that had imported what the script imports."""
+    """... of an interpreter that had imported what the script imports."""
     seconds: float | None = None
     """From the kill to the first step of all ranks."""
     start_seconds: float | None = None
@@ -96,8 +96,9 @@ class ScriptJob:
         return [read_start(folder / "warm", 0) for _, folder in sorted(self._run_directories.items())]
 
     def has_learned(self) -> bool:
-        """Whether the warm interpreters of all nodes have imported what their ranks told them."""
-        return all((folder / "warm" / LEARNED).exists() for folder in self._run_directories.values())
+        """Whether all nodes have imported ahead what their ranks told them."""
+        folders = [folder / "warm" for folder in self._run_directories.values()]
+        return all((folder / LEARNED).exists() and not lacks_standbys(folder, processes=1) for folder in folders)
 
     async def stop(self) -> None:
         if not self._uid:

@@ -81,6 +81,7 @@ class Standbys:
         self._learned, self._reason = learned, reason
         self._left_out.update(without or {})
         self._due = time.monotonic()
+        self._leave_word()
 
     @property
     def wanted(self) -> bool:

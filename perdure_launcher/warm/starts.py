@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from .names import ALL_COLD, START_PREFIX
+from .names import ALL_COLD, STANDBYS, START_PREFIX
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,15 @@ def read_start(folder: Path, local_rank: int) -> Start | None:
         return Start(**json.loads((folder / f"{START_PREFIX}{local_rank}").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def lacks_standbys(folder: Path, *, processes: int) -> bool:
+    """Whether some of so many ranks are to have standbys that do not wait yet."""
+    try:
+        said = json.loads((folder / STANDBYS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return not said["failure"] and len(said["ready"]) < processes
 
 
 def read_starts(folder: Path, *, generation: int, processes: int) -> list[Start]:
