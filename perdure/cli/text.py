@@ -123,6 +123,8 @@ def node_state(node: NodeView) -> tuple[str, str, str]:
     if node.phase == "READY":
         if node.group_rank is None:
             return "P", "cyan", "parked"
+        if node.stalled_since:
+            return "■", "yellow", f"no step for {age(node.stalled_since)}"
         return ("■", "green", "stepping") if node.progress else ("□", "cyan", "in the world")
     return "…", "dim", node.phase.lower()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from perdure.cli import text
 from perdure.cli.live import View
 from perdure.views import JobSnapshot, LeaseHeard, all_warnings, merge_nodes, overall_progress
 from workflows.messages import JobPhase, JobStatus, LeaseView, NodePhase, NodeView, Progress, ProgressSource
@@ -68,6 +69,13 @@ def test_a_lost_node_makes_no_progress() -> None:
     leases = [LeaseHeard(rank=0, incarnation=1, view=LeaseView(epoch=1, progress=Progress(step=5)))]
     (view,) = merge_nodes([node(0, phase=NodePhase.LOST)], [], leases)
     assert view.progress is None
+
+
+def test_a_node_whose_ranks_stand_still_says_for_how_long() -> None:
+    stuck = node(1, group_rank=1, stalled_since=datetime.now(UTC) - timedelta(minutes=3, seconds=10))
+    assert text.node_state(stuck)[1:] == ("yellow", "no step for 3m 10s")
+    assert text.node_state(stuck.model_copy(update={"reachable": False}))[2] == "unreachable"
+    assert text.node_state(stuck.model_copy(update={"phase": NodePhase.LOST}))[2] == "lost"
 
 
 def test_the_world_is_as_far_as_its_slowest_member() -> None:
