@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -90,26 +92,73 @@ def test_a_script_that_always_fails_is_exit_code_1_with_its_own_words(command_li
     assert "its incidents are: 1" in none.err
 
 
-def test_a_job_is_looked_at_from_all_sides(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
-    submit(command_line, jobs, job_name, nodes="2")
-    status = command_line.run("status", job_name)
+@pytest.fixture(scope="module")
+def waiting(
+    control_plane: LocalControlPlane, jobs: SyncClient, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A job of two nodes that runs, for all tests that only look at it."""
+    command_line = CommandLine.local(tmp_path_factory.mktemp("waiting"), control_plane.state.path)
+    name = f"waiting-{secrets.token_hex(4)}"
+    submit(command_line, jobs, name, nodes="2")
+    yield name
+    finish(command_line)
+    assert jobs.wait(name).exit_code == 0
+
+
+def test_a_job_is_looked_at_from_all_sides(command_line: CommandLine, waiting: str) -> None:
+    status = command_line.run("status", waiting)
     assert status.code == 0
-    assert f"{job_name}  RUNNING, 2 nodes" in status.out
+    assert f"{waiting}  RUNNING, 2 nodes" in status.out
     for label in ("GOOD", "CONTROL", "NEXT", "UI"):
         assert f"\n{label} " in status.out
-    nodes = command_line.run("nodes", job_name, "-o", "json").json
+    nodes = command_line.run("nodes", waiting, "-o", "json").json
     assert [(node["rank"], node["phase"], node["group_rank"]) for node in nodes] == [(0, "READY", 0), (1, "READY", 1)]
-    table = command_line.run("nodes", job_name).out
+    table = command_line.run("nodes", waiting).out
     assert table.count(nodes[0]["host"]) == 2
     listed = command_line.run("list", "--running", "-o", "json").json
-    (job,) = [job for job in listed if job["name"] == job_name]
+    (job,) = [job for job in listed if job["name"] == waiting]
     assert (job["phase"], job["namespace"], job["world_size"]) == ("RUNNING", "default", 2)
-    assert job_name in command_line.run("list").out
-    assert job_name not in command_line.run("list", "-n", "other").out
-    uninterrupted = command_line.run("explain", job_name)
-    assert uninterrupted.out.startswith(f"{job_name} was never interrupted")
-    finish(command_line)
-    assert command_line.run("watch", job_name).code == 0
+    assert waiting in command_line.run("list").out
+    assert waiting not in command_line.run("list", "-n", "other").out
+    uninterrupted = command_line.run("explain", waiting)
+    assert uninterrupted.out.startswith(f"{waiting} was never interrupted")
+
+
+def test_a_running_name_is_refused_with_remedies(command_line: CommandLine, waiting: str) -> None:
+    again = command_line.run("run", "--name", waiting, "--", "sh", "-c", "true")
+    assert again.code == 2, again
+    assert f'a job named "{waiting}" runs already' in again.err
+    assert f"perdure cancel {waiting} --wait" in again.err
+    assert "--name" in again.err
+
+
+def test_an_unknown_name_suggests_the_nearest(command_line: CommandLine, waiting: str) -> None:
+    typo = command_line.run("status", waiting[:-1])
+    assert typo.code == 2
+    assert f"Did you mean {waiting}" in typo.err
+    elsewhere = command_line.run("status", waiting, "-n", "other")
+    assert elsewhere.code == 2
+    assert "add -n default" in elsewhere.err
+
+
+def test_what_is_wished_is_refused_or_planned_without_a_change(command_line: CommandLine, waiting: str) -> None:
+    refused = command_line.run("resume", waiting)
+    assert refused.code == 2
+    assert "not suspended" in refused.err
+    for arguments in (
+        ["scale", waiting, "1"],
+        ["suspend", waiting],
+        ["restart", waiting],
+        ["restart", waiting, "--node", "0"],
+    ):
+        plan = command_line.run(*arguments, "--dry-run", "-o", "json")
+        assert plan.code == 0, plan
+        assert plan.json["phase"] == "RUNNING"
+    plan = command_line.run("cancel", waiting, "--dry-run")
+    assert plan.code == 0
+    assert "nothing was changed" in plan.out
+    known = command_line.run("status", waiting, "-o", "json").json
+    assert (known["phase"], known["nodes"], known["generation"]) == ("RUNNING", 2, 1)
 
 
 def test_logs_follow_until_the_job_ends(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
@@ -128,32 +177,8 @@ def test_logs_follow_until_the_job_ends(command_line: CommandLine, jobs: SyncCli
     assert json.loads(tail.out) == {"node": 0, "incarnation": 1, "text": "finishing"}
 
 
-def test_a_running_name_is_refused_with_remedies(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
-    submit(command_line, jobs, job_name)
-    again = command_line.run("run", "--name", job_name, "--", "sh", "-c", "true")
-    assert again.code == 2, again
-    assert f'a job named "{job_name}" runs already' in again.err
-    assert f"perdure cancel {job_name} --wait" in again.err
-    assert "--name" in again.err
-    finish(command_line)
-
-
-def test_an_unknown_name_suggests_the_nearest(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
-    submit(command_line, jobs, job_name)
-    typo = command_line.run("status", job_name[:-1])
-    assert typo.code == 2
-    assert f"Did you mean {job_name}" in typo.err
-    elsewhere = command_line.run("status", job_name, "-n", "other")
-    assert elsewhere.code == 2
-    assert "add -n default" in elsewhere.err
-    finish(command_line)
-
-
 def test_cancel_ends_the_job_and_its_processes(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
     submit(command_line, jobs, job_name)
-    plan = command_line.run("cancel", job_name, "--dry-run")
-    assert plan.code == 0
-    assert "nothing was changed" in plan.out
     watching = command_line.start("watch", job_name)
     done = command_line.run("cancel", job_name, "--wait")
     assert done.code == 0, done
@@ -167,19 +192,6 @@ def test_cancel_ends_the_job_and_its_processes(command_line: CommandLine, jobs: 
 
 def test_suspend_resume_scale_and_restart(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
     submit(command_line, jobs, job_name)
-    refused = command_line.run("resume", job_name)
-    assert refused.code == 2
-    assert "not suspended" in refused.err
-    for arguments in (
-        ["scale", job_name, "2"],
-        ["suspend", job_name],
-        ["restart", job_name],
-        ["restart", job_name, "--node", "0"],
-    ):
-        plan = command_line.run(*arguments, "--dry-run", "-o", "json")
-        assert plan.code == 0, plan
-        assert plan.json["phase"] == "RUNNING"
-
     scaled = command_line.run("scale", job_name, "2")
     assert scaled.code == 0, scaled
     assert f"perdure watch {job_name}" in scaled.out.splitlines()[-1]

@@ -24,6 +24,8 @@ import psutil
 
 PERDURE = (sys.executable, "-P", "-m", "perdure.cli.main")
 
+_UNSET = {"TEMPORAL_ADDRESS": "", "TEMPORAL_NAMESPACE": "", "PERDURE_NAMESPACE": "", "COLUMNS": "100"}
+
 
 @dataclass
 class Finished:
@@ -44,6 +46,11 @@ class CommandLine:
 
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @classmethod
+    def local(cls, folder: Path, state: Path) -> CommandLine:
+        """In a folder, over the local control plane of a state folder."""
+        return cls(folder, {**_UNSET, "PERDURE_STATE": str(state)})
 
     def run(self, *arguments: str, within: float = 120, program: Sequence[str] = PERDURE) -> Finished:
         done = subprocess.run(

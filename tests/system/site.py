@@ -1,14 +1,13 @@
-"""A whole Perdure on one machine, as `perdure run` makes it: server, worker and nodes in a folder of their own."""
+"""A whole Perdure on one machine, as `perdure run` makes it: server, worker and nodes."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,11 +24,12 @@ from workflows.messages import IncidentView, JobPhase, JobStatus
 from workflows.names import group_workflow_id, job_workflow_id
 
 SCRIPT = Path(__file__).with_name("train.py")
+WALK = Path(__file__).with_name("walk.py")
 PATIENCE = 120.0
 """Seconds within which anything happens on a loaded machine of two cores."""
 
 
-LOOK = timedelta(milliseconds=100)
+LOOK = timedelta(milliseconds=250)
 """Between two looks at what announces nothing by itself."""
 
 
@@ -111,6 +111,10 @@ class Job:
     async def _until_steps(self, condition: Callable[[list[Step]], bool], *, what: str) -> None:
         await until_seen(lambda: condition(self.steps()), what=lambda: f"{what}, but {self.steps()[-3:]}")
 
+    def finish(self) -> None:
+        """Has its script end by itself."""
+        (self.out / "finish").touch()
+
     async def ended(self) -> None:
         """None of its processes is left."""
         _, left = await asyncio.to_thread(psutil.wait_procs, self.processes(), PATIENCE)
@@ -172,26 +176,49 @@ def _kind_of(process: psutil.Process, environment: dict[str, str]) -> str:
 class Site:
     """Server and worker, and the jobs of a test."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, control_plane: LocalControlPlane) -> None:
         self.folder = folder
-        self.state = StateFolder(folder / "state")
-        self.control_plane = LocalControlPlane(self.state)
+        self.control_plane = control_plane
         self.client = Client()
         self.jobs: list[Job] = []
 
+    @property
+    def state(self) -> StateFolder:
+        return self.control_plane.state
+
     async def start(self) -> None:
+        """Starts server and worker where they do not run."""
         endpoint = await self.control_plane.ensure()
         self.client = Client(endpoint=endpoint)
         await self.client.connect()
 
     async def submit(
-        self, *arguments: str, name: str = "", nodes: str = "2", command: list[str] | None = None, **spec: Any
+        self,
+        *arguments: str,
+        name: str = "",
+        nodes: str = "2",
+        script: Path = SCRIPT,
+        command: list[str] | None = None,
+        **spec: Any,
     ) -> Job:
-        """Starts a training; each submission writes into a folder of its own, also where it takes a name again."""
+        """Starts a training; each submission writes into a folder of its own, also where it takes a name again.
+
+        Args:
+            arguments: of the script, after the folder that it writes into.
+            name: of the job; by default one of its own.
+            nodes: how many, as a job says it.
+            script: `SCRIPT` under torchrun, or `WALK` without it, which starts in a tenth of the time.
+            command: another one.
+            spec: other fields.
+        """
         name = name or f"s-{uuid4().hex[:8]}"
         out = self.folder / f"out-{uuid4().hex[:8]}"
         out.mkdir()
-        command = command or ["torchrun", str(SCRIPT), str(out), *arguments]
+        if script == WALK:
+            # What is prepared for a second start is an interpreter with torch.
+            spec = {"recovery": {"warm_starts": False}} | spec
+        launcher = "torchrun" if script == SCRIPT else sys.executable
+        command = command or [launcher, str(script), str(out), *arguments]
         await self.client.submit(
             {
                 "name": name,
@@ -228,20 +255,3 @@ class Site:
             for process in job.processes():
                 process.kill()
         self.jobs.clear()
-
-    async def close(self) -> None:
-        await self.end_jobs()
-        await self.control_plane.stop_worker()
-        await self.control_plane.stop_server()
-
-
-@asynccontextmanager
-async def running_site(folder: Path) -> AsyncIterator[Site]:
-    """A site in a folder, gone without a process left when the context closes."""
-    os.environ.pop("TEMPORAL_ADDRESS", None)
-    site = Site(folder)
-    try:
-        await site.start()
-        yield site
-    finally:
-        await site.close()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psutil
 import pytest
 
 from tests.support.command_line import PERDURE
 from tests.system.joined import Machines, Process, machines
-from tests.system.site import SCRIPT, Job, Site, until_seen
+from tests.system.site import SCRIPT, WALK, Job, Site, until_seen
 from workflows.messages import FailureClass, JobPhase
 
 
@@ -23,12 +24,12 @@ async def here(site: Site, tmp_path: Path) -> AsyncIterator[Machines]:
         yield here
 
 
-async def submitted(site: Site, *arguments: str, nodes: str = "2", **spec: Any) -> Job:
-    return await site.submit(*arguments, nodes=nodes, backend="joined", **spec)
+async def submitted(site: Site, *arguments: str, nodes: str = "2", script: Path = WALK, **spec: Any) -> Job:
+    return await site.submit(*arguments, nodes=nodes, script=script, backend="joined", **spec)
 
 
 async def test_machines_train_print_and_end_with_the_job(site: Site, here: Machines):
-    job = await submitted(site, "--steps", "40")
+    job = await submitted(site, "--steps", "40", script=SCRIPT)
     nodes = [here.join(job.name, name) for name in ("a", "b")]
     assert [await node.leave() for node in nodes] == [0, 0]
     result = await site.client.wait(job.name)
@@ -38,7 +39,7 @@ async def test_machines_train_print_and_end_with_the_job(site: Site, here: Machi
 
 
 async def test_whoever_comes_first_starts_the_job_and_who_comes_late_hears_that_it_is_over(site: Site, here: Machines):
-    name = f"made-{os.getpid()}"
+    name = f"made-{uuid4().hex[:8]}"
     wish = ("--nodes", "2", "--", "sh", "-c", "echo hello from $RANK of $WORLD_SIZE")
     nodes = [here.join(name, node_id, *wish) for node_id in ("a", "b")]
     assert [await node.leave() for node in nodes] == [0, 0]
@@ -54,7 +55,7 @@ async def test_whoever_comes_first_starts_the_job_and_who_comes_late_hears_that_
 
 
 async def test_a_rank_killed_restarts_in_place(site: Site, here: Machines):
-    job = await submitted(site)
+    job = await submitted(site, script=SCRIPT)
     for name in ("a", "b"):
         here.join(job.name, name)
     await job.running(nodes=2)
@@ -91,7 +92,9 @@ async def test_a_machine_killed_and_started_again_has_its_place_back(site: Site,
     victim = next(name for name, process in started.items() if is_above(process, job, node=1))
     processes = psutil.Process(started[victim].popen.pid).children(recursive=True)
     for process in (started[victim].popen, *processes):
-        process.kill()
+        # The launcher takes its own along.
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     here.join(job.name, victim)
     await job.running(nodes=2, after=1)
     (incident, *_) = await job.incidents()
@@ -131,7 +134,7 @@ async def test_a_terminated_machine_says_goodbye_and_another_takes_its_place(sit
 async def test_a_scheduler_that_terminates_all_processes_of_a_machine_at_once_is_told_as_one_loss(
     site: Site, here: Machines
 ):
-    job = await submitted(site, nodes="1:2")
+    job = await submitted(site, nodes="1:2", script=SCRIPT)
     started = [here.join(job.name, name) for name in ("a", "b")]
     await job.running(nodes=2)
     leaving = next(process for process in started if is_above(process, job, node=1))
@@ -182,7 +185,7 @@ async def test_what_is_wrong_is_said(site: Site, here: Machines):
     unknown = here.join("no-such-job", "a")
     assert await unknown.leave() == 2
     assert 'no job named "no-such-job"' in unknown.text
-    local = await site.submit(nodes="1")
+    local = await site.submit(nodes="1", script=WALK)
     refused = here.join(local.name, "a")
     assert await refused.leave() == 2
     assert "only jobs with backend: joined are joined" in refused.text

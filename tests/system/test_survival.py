@@ -11,6 +11,9 @@ from perdure.errors import JobAlreadyRunning
 from tests.system.site import Site, until_seen
 from workflows.messages import FailureClass, JobPhase
 
+SHORT_LEASE = {"heartbeat": "500ms", "timeout": "3s", "schedule_to_start": "2s"}
+"""Half of the default, so that what outlasts a lease need not last long."""
+
 
 async def test_a_rank_killed_restarts_in_place(site: Site):
     job = await site.submit()
@@ -63,14 +66,14 @@ async def test_a_whole_node_killed_is_replaced(site: Site):
     assert (incident.failure, incident.culprit) == (FailureClass.NODE_LOST, 0)
 
 
-async def test_a_whole_node_killed_without_capacity_is_gone_on_without(site: Site):
-    job = await site.submit(nodes="1:2")
+async def test_a_whole_node_killed_without_capacity_is_gone_on_without(own_site: Site):
+    job = await own_site.submit(nodes="1:2")
     await job.running(nodes=2)
-    (site.state.path / "capacity").write_text("1")
+    (own_site.state.path / "capacity").write_text("1")
     job.signal(0, None)
     known = await job.running(nodes=1)
     await job.stepping(generation=known.generation, ranks=1)
-    (site.state.path / "capacity").write_text("2")
+    (own_site.state.path / "capacity").write_text("2")
     await job.running(nodes=2)
 
 
@@ -84,7 +87,7 @@ async def test_several_at_once(site: Site):
 
 
 async def test_a_frozen_agent_is_unreachable_and_back_and_nothing_is_restarted(site: Site):
-    job = await site.submit()
+    job = await site.submit(timing={"lease": SHORT_LEASE})
     await job.running(nodes=2)
     job.signal(1, "agent", signal.SIGSTOP)
     await job.until(lambda s: s.unreachable == (1,))
@@ -96,28 +99,28 @@ async def test_a_frozen_agent_is_unreachable_and_back_and_nothing_is_restarted(s
     assert not await job.incidents()
 
 
-async def test_worker_and_server_killed_do_not_stop_training(site: Site):
-    job = await site.submit()
+async def test_worker_and_server_killed_do_not_stop_training(own_site: Site):
+    job = await own_site.submit(timing={"lease": SHORT_LEASE})
     await job.running(nodes=2)
-    site.control_plane.kill_worker()
-    site.control_plane.kill_server()
-    await job.undisturbed(ranks=2, seconds=15)
-    await site.control_plane.ensure()
-    await job.undisturbed(ranks=2, seconds=12)
+    own_site.control_plane.kill_worker()
+    own_site.control_plane.kill_server()
+    await job.undisturbed(ranks=2, seconds=8)
+    await own_site.control_plane.ensure()
+    await job.undisturbed(ranks=2, seconds=6)
     known = await job.until(lambda s: not s.unreachable)
     assert known.generation == 1
     assert not await job.incidents()
 
 
-async def test_a_rank_killed_while_the_server_is_away_is_repaired_when_it_is_back(site: Site):
-    job = await site.submit()
+async def test_a_rank_killed_while_the_server_is_away_is_repaired_when_it_is_back(own_site: Site):
+    job = await own_site.submit()
     await job.running(nodes=2)
-    site.control_plane.kill_server()
+    own_site.control_plane.kill_server()
     job.signal(1, "rank")
     await asyncio.to_thread(lambda: [p.wait(30) for p in job.processes(1, kind="rank")])
-    await site.control_plane.ensure()
+    await own_site.control_plane.ensure()
     await job.running(nodes=2, after=1)
-    assert {node.incarnation for node in await site.client.nodes(job.name)} == {1}
+    assert {node.incarnation for node in await own_site.client.nodes(job.name)} == {1}
 
 
 async def test_a_peer_killed_while_the_other_waits_in_the_exit_barrier(site: Site):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from temporalio.api.enums.v1 import EventType
@@ -11,7 +14,7 @@ from temporalio.api.enums.v1 import EventType
 from perdure.errors import JobAlreadyRunning, Refused
 from perdure.spec.errors import SpecError
 from perdure.spec.validate import validate_spec
-from tests.system.site import Job, Site
+from tests.system.site import SCRIPT, WALK, Job, Site
 from workflows.messages import JobPhase
 from workflows.names import TRAINING_JOB, WORKER_TASK_QUEUE, job_workflow_id
 
@@ -38,15 +41,16 @@ async def start(site: Site, spec: dict[str, Any]) -> None:
 
 
 async def test_a_terminated_job_leaves_nothing_and_its_name_is_free(site: Site):
-    job = await site.submit(timing=SOON)
+    job = await site.submit(script=WALK, timing=SOON)
     await job.running(nodes=2)
     await terminate(site, job)
     result = await site.client.wait(job.name)
     assert result.phase is JobPhase.CANCELLED
     assert "the budget is spent" in result.reason
     await job.wound_down()
-    again = await site.submit("--steps", "20", name=job.name)
+    again = await site.submit(script=WALK, name=job.name)
     assert again.uid != job.uid
+    again.finish()
     assert (await site.client.wait(job.name)).phase is JobPhase.SUCCEEDED
 
 
@@ -73,43 +77,48 @@ async def test_a_name_used_again_while_the_old_nodes_wind_down_never_mixes(site:
 
 
 @pytest.mark.parametrize(
-    ("how", "generation"),
+    ("how", "generation", "script"),
     [
-        (("--type", "FirstWorkflowTask"), 2),
-        (("--type", "FirstWorkflowTask", "--reapply-exclude", "All"), 2),
-        (("--type", "LastWorkflowTask"), 1),
+        (("--type", "FirstWorkflowTask"), 2, SCRIPT),
+        (("--type", "FirstWorkflowTask", "--reapply-exclude", "All"), 2, WALK),
+        (("--type", "LastWorkflowTask"), 1, WALK),
     ],
     ids=["to-the-first-task", "forgetting-signals", "to-the-last-task"],
 )
-async def test_a_reset_job_adopts_its_nodes_and_trains_on(site: Site, how: tuple[str, ...], generation: int):
-    job = await site.submit("--steps", "500")
+async def test_a_reset_job_adopts_its_nodes_and_trains_on(
+    site: Site, how: tuple[str, ...], generation: int, script: Path
+):
+    job = await site.submit(script=script)
     await job.running(nodes=2)
     await job.stepping(generation=1, ranks=2, count=30)
     supervisors = {kind: {p.pid for p in job.processes(kind=kind)} for kind in ("agent", "launcher")}
     step = job.steps()[-1].number
     await reset(site, job, *how)
-    await job.reaching(250)
+    await job.running(nodes=2, after=generation - 1)
+    await job.stepping(generation=generation, ranks=2, since=time.time(), count=50)
     known = await job.status()
     assert (known.phase, known.nodes, known.generation) == (JobPhase.RUNNING, 2, generation)
     assert {kind: {p.pid for p in job.processes(kind=kind)} for kind in supervisors} == supervisors
+    job.finish()
     result = await site.client.wait(job.name)
     assert (result.phase, result.exit_code) == (JobPhase.SUCCEEDED, 0)
     resumed = min(made.number for made in job.steps() if made.generation == generation)
     assert generation == 1 or resumed > step - 25, "no further back than the last checkpoint"
     assert (await job.status()).uid == job.uid
     await job.wound_down()
-    assert len(list(site.state.nodes.iterdir())) == 2, "no node was created again"
+    nodes = [path.name for path in site.state.nodes.iterdir() if job.uid in path.name]
+    assert len(nodes) == 2, "no node was created again"
 
 
 async def test_plain_json_is_enough(site: Site):
-    name = "plain"
+    name = f"plain-{uuid4().hex[:8]}"
     await start(site, {"name": name, "roles": {"worker": {"nodes": 1, "command": ["true"]}}})
     result = await site.client.wait(name)
     assert (result.phase, result.exit_code) == (JobPhase.SUCCEEDED, 0)
 
 
 async def test_a_wrong_field_fails_once_with_the_text(site: Site):
-    name = "wrong"
+    name = f"wrong-{uuid4().hex[:8]}"
     spec: dict[str, Any] = {"name": name, "roles": {"worker": {"nods": 1, "command": ["true"]}}}
     with pytest.raises(SpecError) as of_validate:
         validate_spec(spec)

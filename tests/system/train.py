@@ -1,4 +1,4 @@
-"""A training that a test can break: real ranks over gloo, and a line on disk for every step."""
+"""A training that a test can break, or end by a file: real ranks over gloo, and a line on disk for every step."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ if checkpoint.exists():
     saved = torch.load(checkpoint, weights_only=True)
     model.module.load_state_dict(saved["model"])
     step = saved["step"]
+over = torch.zeros(1)
 with (options.out / "steps").open("a", buffering=1) as log:
-    while step < options.steps:
+    while step < options.steps and not over.item():
+        over.fill_(float((options.out / "finish").exists()))
+        dist.all_reduce(over)
         model(torch.randn(4, 16)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
