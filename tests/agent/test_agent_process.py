@@ -417,8 +417,9 @@ async def test_an_outage_delays_and_loses_nothing(folder: Path) -> None:
         await agent.kill()
         await agent.start()
         await agent.post("/v1/launcher/exited", attempt=1, generation=1, signal=11, time=time.time())
-        await asyncio.sleep(20)
+        await asyncio.sleep(8)
         assert (await agent.get("/v1/launcher/desired?version=0&wait=0"))["run"]
+        back = time.time()
         await server.start()
         failures = await workflows.expect(workflows.job, "failure", count=2, within=60)
         assert [(one["kind"], one["generation"]) for one in failures] == [("RANKS", 1), ("COMMAND", 1)]
@@ -430,9 +431,9 @@ async def test_an_outage_delays_and_loses_nothing(folder: Path) -> None:
         assert sequences == sorted(set(sequences))
         joined = await workflows.expect(workflows.group, "joined", count=2)
         assert len(joined) == 2
-        # Telemetry of the outage is one message, not twenty.
-        beats = await workflows.seen(workflows.group, "heartbeat")
-        assert len(beats) <= 12
+        # Telemetry of the outage is one message of each agent, not one a second.
+        beats = [utc(one.body["time"]).timestamp() for one in await workflows.seen(workflows.group, "heartbeat")]
+        assert len([beat for beat in beats if happened < beat < back]) <= 2
 
 
 async def test_an_agent_that_starts_before_its_server_waits_for_it(folder: Path) -> None:
@@ -455,7 +456,7 @@ async def test_it_is_small_and_quiet(agent: RunningAgent, workflows: Workflows) 
     process = psutil.Process(agent.pid)
     before = sum(process.cpu_times()[:2])
     began = time.monotonic()
-    await asyncio.sleep(10)
+    await asyncio.sleep(6)
     cpu = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
     rss = process.memory_info().rss / 2**20
     print(f"agent: {rss:.0f} MB, {100 * cpu:.2f} % of a core with a lease beat of 0.5 s")

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,9 @@ ELSEWHERE = ["--master-addr=192.0.2.1", "--master-port=29500"]
 """An address that no machine has."""
 
 
-def pair(*command: str, **config: object) -> list[Node]:
-    return [Node(command, run_id="pair", **{"nodes": "2", **config}) for _ in range(2)]
+def pair(*command: str, other: Sequence[str] = (), **config: object) -> list[Node]:
+    """Two nodes of a job of two, with the same command or each with one of its own."""
+    return [Node(one, run_id="pair", **{"nodes": "2", **config}) for one in (command, other or command)]
 
 
 def in_shell(*command: str) -> list[str]:
@@ -46,30 +48,40 @@ def in_shell(*command: str) -> list[str]:
 
 
 async def one_training(nodes: list[Node], *, processes: int = 1, path: str = READY) -> None:
-    """Both nodes step together, and again after a rank was killed; every step is an all-reduce."""
+    """Both nodes step together, and again after each has lost a rank; every step is an all-reduce."""
     ready = await first_world(nodes, processes=processes, path=path)
-    os.kill(nodes[1].ranks()[processes], signal.SIGKILL)
-    await nodes[1].agent.heard(path, lambda body: bool(body["ranks"]))
+    for node, rank in zip(nodes, (0, processes), strict=True):
+        os.kill(node.ranks()[rank], signal.SIGKILL)
+    for node in nodes:
+        await node.agent.heard(path, lambda body: bool(body["ranks"]))
     await form_world(nodes, 2, port=ready[0].body["store_ports"][1], processes=processes)
     await all_step(nodes, 2, processes=processes)
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("command", "other"),
     [
-        [*TORCHRUN, "--standalone", "train.py"],
-        [*TORCHRUN, "--rdzv-backend=c10d", "--rdzv-endpoint=192.0.2.1:29400", "--rdzv-id=mine", "train.py"],
-        [*TORCHRUN, "--rdzv-backend=etcd-v2", "--rdzv-endpoint=192.0.2.1:2379", "train.py"],
-        [*TORCHRUN, "--rdzv_backend", "static", "--node-rank=1", *ELSEWHERE, "train.py"],
-        in_shell(*TORCHRUN, "--rdzv-backend=static", "--node-rank=0", *ELSEWHERE, "train.py"),
-        [*LAUNCH, "--use-env", "--nnodes=2", "--node-rank=0", *ELSEWHERE, "train.py"],
-        in_shell(*LAUNCH, "train.py"),
-        [str(BIN / "fabric"), "run", "--accelerator=cpu", "train.py"],
+        (
+            [*TORCHRUN, "--standalone", "train.py"],
+            [*TORCHRUN, "--rdzv-backend=c10d", "--rdzv-endpoint=192.0.2.1:29400", "--rdzv-id=mine", "train.py"],
+        ),
+        (
+            [*TORCHRUN, "--rdzv-backend=etcd-v2", "--rdzv-endpoint=192.0.2.1:2379", "train.py"],
+            [*TORCHRUN, "--rdzv_backend", "static", "--node-rank=1", *ELSEWHERE, "train.py"],
+        ),
+        (
+            in_shell(*TORCHRUN, "--rdzv-backend=static", "--node-rank=0", *ELSEWHERE, "train.py"),
+            [*LAUNCH, "--use-env", "--nnodes=2", "--node-rank=0", *ELSEWHERE, "train.py"],
+        ),
+        (in_shell(*LAUNCH, "train.py"), [str(BIN / "fabric"), "run", "--accelerator=cpu", "train.py"]),
     ],
-    ids=["standalone", "c10d", "etcd", "static", "static-in-shell", "launch", "launch-in-shell", "fabric"],
+    ids=["standalone-c10d", "etcd-static", "static-in-shell-launch", "launch-in-shell-fabric"],
 )
-async def test_whatever_rendezvous_torchrun_is_told_two_nodes_are_one_training(command: list[str]) -> None:
-    nodes = pair(*command)
+async def test_whatever_rendezvous_torchrun_is_told_two_nodes_are_one_training(
+    command: list[str], other: list[str]
+) -> None:
+    """Each node is told another, so that every kind is held in half as many trainings."""
+    nodes = pair(*command, other=other)
     async with running(*nodes):
         await one_training(nodes)
 
@@ -100,6 +112,7 @@ async def test_a_fixed_number_of_nodes_does_not_keep_an_elastic_job_from_other_s
         await all_step(nodes[:1], 2)
 
 
+RANKS = ["--multi_gpu", "--num_processes=2"]
 MACHINES = ["--num_machines=2", "--machine_rank=0", "--main_process_ip=192.0.2.1", "--main_process_port=29501"]
 CONFIG = """\
 compute_environment: LOCAL_MACHINE
@@ -117,23 +130,22 @@ use_cpu: false
 
 
 @pytest.mark.parametrize(
-    ("options", "processes"),
+    ("options", "other", "processes"),
     [
-        (["--multi_gpu", "--num_processes=2"], 2),
-        (["--multi_gpu", "--num_processes=2", *MACHINES], 1),
-        (["--multi_gpu", "--num_processes=2", "--rdzv_backend=c10d", *MACHINES], 1),
-        (["--config_file=accelerate.yaml"], 2),
+        (RANKS, ["--config_file=accelerate.yaml"], 2),
+        ([*RANKS, *MACHINES], [*RANKS, "--rdzv_backend=c10d", *MACHINES], 1),
     ],
-    ids=["static", "machines", "c10d", "config"],
+    ids=["static-config", "machines-c10d"],
 )
 async def test_accelerate_launch_is_one_training_where_it_uses_torchrun(
-    options: list[str], processes: int, tmp_path: Path
+    options: list[str], other: list[str], processes: int, tmp_path: Path
 ) -> None:
     (tmp_path / "accelerate.yaml").write_text(CONFIG)
     script = Path(__file__).parent / "scripts" / "kinds" / "accelerate_ddp.py"
     # Both nodes share a folder, and the user's own configuration of accelerate is none of the test's.
     env = {"TEST_STEPS_DIR": str(tmp_path), "HF_HOME": str(tmp_path)}
-    nodes = pair(*ACCELERATE, *options, str(script), workdir=str(tmp_path), env=env)
+    command, second = ([*ACCELERATE, *of_node, str(script)] for of_node in (options, other))
+    nodes = pair(*command, other=second, workdir=str(tmp_path), env=env)
     async with running(*nodes):
         await one_training(nodes, processes=processes)
 
@@ -194,15 +206,13 @@ async def test_deepspeeds_launcher_is_stopped_and_torchrun_written_instead(shell
         assert node.processes(lambda environment: "LOCAL_RANK" in environment) == []
 
 
-@pytest.mark.parametrize("how", ["env", "tcp"])
 @pytest.mark.parametrize(("launcher", "path"), [(TORCHRUN, READY), (PYTHON, ENV_READY)], ids=["torchrun", "python"])
-async def test_a_script_that_names_its_own_master_meets_at_the_jobs_store(
-    how: str, launcher: list[str], path: str
-) -> None:
-    nodes = pair(*launcher, "own_master.py", how)
+async def test_a_script_that_names_its_own_master_meets_at_the_jobs_store(launcher: list[str], path: str) -> None:
+    nodes = pair(*launcher, "own_master.py", "env", other=[*launcher, "own_master.py", "tcp"])
     async with running(*nodes):
         await one_training(nodes, path=path)
-        assert "the script names localhost:29511 for its process group; the job's own 127.0.0.1:" in nodes[1].output
+        for node in nodes:
+            assert "the script names localhost:29511 for its process group; the job's own 127.0.0.1:" in node.output
 
 
 async def test_a_script_that_makes_a_world_of_its_own_on_each_of_several_nodes_is_stopped() -> None:

@@ -18,7 +18,7 @@ def main() -> None:
     threading.Thread(target=beats.wait, daemon=True).start()
     weight = torch.nn.Parameter(torch.zeros(512, 512))
     optimizer = torch.optim.SGD([weight], lr=0.01)
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
         while True:
             assert pool.map(square, [2, 3]) == [4, 9]
             optimizer.zero_grad()
