@@ -18,25 +18,20 @@ from perdure.local.state import StateFolder
 from tests.support.command_line import end_nodes
 from tests.support.temporal_server import DevServer, shared_dev_server
 
-_GROUPS = {
-    "tests/kubernetes/": "of a cluster",
-    "tests/launcher/": "with ranks",
-    "tests/system/test_survival.py": "with ranks",
-}
-"""The tests of a group run one after another. Those of a cluster share it, and mostly wait for its pods; most of those
-that start torch again and again, which takes a core each time, do not meet in this way; all others are the third."""
+_WITH_RANKS = ("tests/system/test_survival.py", "tests/launcher/")
+"""Most of the tests that start torch again and again, which takes a core each time; half the time of all tests."""
 
 
-class _Groups(LoadScopeScheduling):
-    """Makes three groups for runs in three processes, about equally long."""
+class _TwoGroups(LoadScopeScheduling):
+    """Makes two groups for runs in two processes, about equally long, and most tests with ranks in one of them."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((group for path, group in _GROUPS.items() if nodeid.startswith(path)), "of neither")
+        return "with ranks" if nodeid.startswith(_WITH_RANKS) else "without"
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Groups:
-    """Has `pytest -n 3` share the tests out in that way."""
-    return _Groups(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _TwoGroups:
+    """Has `pytest -n 2` share the tests out in that way."""
+    return _TwoGroups(config, log)
 
 
 @pytest.fixture(scope="session")
