@@ -10,14 +10,16 @@ from benchmarks.recovery.records import Scenario, SystemName
 from benchmarks.recovery.trial import run_trial
 
 
-@pytest.mark.parametrize("withhold_evidence", [False, True])
-async def test_a_killed_node_is_replaced_and_the_time_is_accounted_for(tmp_path: Path, *, withhold_evidence: bool):
+@pytest.mark.parametrize(("scenario", "withhold_evidence"), [(Scenario.WORKER, False), (Scenario.NODE_REPLACED, True)])
+async def test_what_is_killed_is_made_up_for_and_the_time_is_accounted_for(
+    tmp_path: Path, scenario: Scenario, *, withhold_evidence: bool
+):
     async with control_plane(withhold_evidence=withhold_evidence) as plane:
-        job = PerdureJob(Scenario.NODE_REPLACED, tmp_path, plane)
+        job = PerdureJob(scenario, tmp_path, plane)
         record = await run_trial(
             job,
             system=SystemName.PERDURE,
-            scenario=Scenario.NODE_REPLACED,
+            scenario=scenario,
             number=1,
             folder=tmp_path,
             timeout_seconds=120,
