@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Generator
 from types import FrameType
 
 from .context import process_context
@@ -43,16 +44,45 @@ def main() -> None:
     folder, python = environment[FOLDER_VARIABLE], environment[PYTHON_VARIABLE]
     for name in OURS:
         environment.pop(name, None)
+    passing = _Passing()
     try:
-        connection = _ask(folder, arguments, environment)
+        connection = _ask(folder, arguments, environment, passing)
     except NotWarm as reason:
+        passing.stop()
         record_start(folder, warm=False, reason=str(reason))
         os.execvpe(python, [python, *arguments], environment)
     _stand_in(connection)
 
 
-def _ask(folder: str, arguments: list[str], environment: dict[str, str]) -> socket.socket:
-    """Has the rank forked.
+class _Passing:
+    """Passes signals on to the rank. From before there is one: it may be quicker than we are."""
+
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
+        self._passed: list[signal.Signals] = []
+
+    def begin(self, connection: socket.socket) -> None:
+        """To be called when all of the request is sent, and with signals blocked since before that."""
+
+        def pass_on(number: int, _: FrameType | None) -> None:
+            self._passed.append(signal.Signals(number))
+            with contextlib.suppress(OSError):
+                connection.sendall(f"{number}\n".encode())
+
+        for number in _PASSED_ON:
+            self._before[number] = signal.signal(number, pass_on)
+
+    def stop(self) -> None:
+        """There will be no rank but this process. Ends it where it was told to end meanwhile."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        for number in self._passed:
+            if self._before[number] != signal.SIG_IGN:
+                _die_of(number)
+
+
+def _ask(folder: str, arguments: list[str], environment: dict[str, str], passing: _Passing) -> socket.socket:
+    """Has the rank made, and signals passed on to it.
 
     Raises:
         NotWarm: if it was not, and never will be.
@@ -65,10 +95,12 @@ def _ask(folder: str, arguments: list[str], environment: dict[str, str]) -> sock
     connection.settimeout(_PATIENCE_S)
     message = json.dumps(request).encode() + b"\n"
     try:
-        connection.connect(f"{folder}/{SOCKET}")
-        sent = socket.send_fds(connection, [message], [0, 1, 2])
-        if sent < len(message):
-            connection.sendall(message[sent:])
+        with _signals_blocked():
+            connection.connect(f"{folder}/{SOCKET}")
+            sent = socket.send_fds(connection, [message], [0, 1, 2])
+            if sent < len(message):
+                connection.sendall(message[sent:])
+            passing.begin(connection)
         word, _, detail = _line(connection).partition(" ")
     except TimeoutError:
         raise NotWarm(f"the warm interpreter did not answer within {_PATIENCE_S:.0f} s") from None
@@ -81,15 +113,17 @@ def _ask(folder: str, arguments: list[str], environment: dict[str, str]) -> sock
     raise NotWarm(detail if word == COLD else _refusal(folder) or "the warm interpreter has ended")
 
 
+@contextlib.contextmanager
+def _signals_blocked() -> Generator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _stand_in(connection: socket.socket) -> None:
     connection.settimeout(None)
-
-    def pass_on(number: int, _: FrameType | None) -> None:
-        with contextlib.suppress(OSError):
-            connection.sendall(f"{number}\n".encode())
-
-    for number in _PASSED_ON:
-        signal.signal(number, pass_on)
     try:
         word, _, status = _line(connection).partition(" ")
     except OSError:
