@@ -58,6 +58,9 @@ SHUTDOWN_GRACE = timedelta(seconds=5)
 STICKY_TIMEOUT = timedelta(seconds=5)
 """How long a decision waits for a worker that may have died; half of the SDK's default, since training waits too."""
 
+HEARTBEAT_INTERVAL = timedelta(seconds=3)
+"""How often, at most, short activities let the server know that they live, and hear from it that they are cancelled."""
+
 LOG_BYTES = 10 * 1024 * 1024
 LOG_FILES = 3
 
@@ -93,6 +96,7 @@ async def running_worker(
             workflows=[TrainingJob, NodeGroup, ReadNodeLog, WorkdirUpload],
             activities=[*nodes.short, *workdirs.all, *RuntimeActivities(served).all, SiteActivities(facts).site_facts],
             graceful_shutdown_timeout=SHUTDOWN_GRACE,
+            max_heartbeat_throttle_interval=HEARTBEAT_INTERVAL,
             sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         ),
         Worker(

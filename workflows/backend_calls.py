@@ -6,6 +6,7 @@ cannot do now it may do later, and only what it refuses for good becomes an edge
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from temporalio import workflow
@@ -18,9 +19,11 @@ with workflow.unsafe.imports_passed_through():
         EdgeKind,
         EvidenceSource,
         NodeIdentity,
+        NodeOrder,
         NodePhase,
         NodeRef,
-        NodeRequest,
+        NodesCreated,
+        NodesRequest,
         WatchRequest,
     )
     from workflows.names import watch_task_queue
@@ -30,32 +33,67 @@ with workflow.unsafe.imports_passed_through():
 
 async def create(table: NodeTable, node: NodeIdentity) -> None:
     """Has one incarnation created."""
-    group = table.group
+    [request] = _request(table, [node]).each
     try:
         created = await workflow.execute_activity(
             "create_node",
-            NodeRequest(
-                node=node,
-                name=table.name(node),
-                spec=group.spec,
-                job_id=group.job_id,
-                job_first_run_id=group.job_first_run_id,
-                group_id=workflow.info().workflow_id,
-                task_queue=table.queue(node),
-                nodes_min=table.desire.nodes_min,
-            ),
+            request,
             result_type=CreatedNode,
             start_to_close_timeout=options.SHORT_ACTIVITY,
+            heartbeat_timeout=options.BACKEND_HEARTBEAT,
             retry_policy=options.BACKEND_RETRY,
+            cancellation_type=options.CREATE_CANCELLATION,
             summary=f"create node {node.rank}.{node.incarnation}{table.why}",
         )
     except ActivityError as error:
-        record = table.current(node)
-        if record is not None:
-            reason = str(error.cause or error)
-            table.put(record.changed(phase=NodePhase.LOST, reason=reason, since=workflow.now()))
-            table.edge(record, EdgeKind.CREATE_FAILED, workflow.now(), source=EvidenceSource.BACKEND, detail=reason)
+        _refused(table, node, str(error.cause or error))
+    else:
+        _created(table, node, created)
+
+
+async def create_together(table: NodeTable, nodes: Sequence[NodeIdentity]) -> None:
+    """Has many incarnations created at once; the table says of which nothing has come yet."""
+    try:
+        result = await workflow.execute_activity(
+            "create_nodes",
+            _request(table, nodes),
+            result_type=NodesCreated,
+            start_to_close_timeout=options.SHORT_ACTIVITY,
+            heartbeat_timeout=options.BACKEND_HEARTBEAT,
+            retry_policy=options.BACKEND_RETRY,
+            cancellation_type=options.CREATE_CANCELLATION,
+            summary=f"create {len(nodes)} nodes, {nodes[0].rank} to {nodes[-1].rank}{table.why}",
+        )
+    except ActivityError as error:
+        workflow.logger.warning("%s nodes were not created together: %s", len(nodes), error.cause or error)
         return
+    for node in nodes:
+        if created := result.created.get(node.rank):
+            _created(table, node, created)
+        elif refusal := result.refused.get(node.rank):
+            _refused(table, node, refusal)
+
+
+def _request(table: NodeTable, nodes: Sequence[NodeIdentity]) -> NodesRequest:
+    group = table.group
+    return NodesRequest(
+        orders=tuple(NodeOrder(node=node, name=table.name(node), task_queue=table.queue(node)) for node in nodes),
+        spec=group.spec,
+        job_id=group.job_id,
+        job_first_run_id=group.job_first_run_id,
+        group_id=workflow.info().workflow_id,
+        nodes_min=table.desire.nodes_min,
+    )
+
+
+def _refused(table: NodeTable, node: NodeIdentity, reason: str) -> None:
+    record = table.current(node)
+    if record is not None:
+        table.put(record.changed(phase=NodePhase.LOST, reason=reason, since=workflow.now()))
+        table.edge(record, EdgeKind.CREATE_FAILED, workflow.now(), source=EvidenceSource.BACKEND, detail=reason)
+
+
+def _created(table: NodeTable, node: NodeIdentity, created: CreatedNode) -> None:
     record = table.current(node)
     if record is None:
         return
@@ -92,6 +130,7 @@ async def delete(table: NodeTable, record: NodeRecord) -> None:
             replaced=table.is_replaced(node),
         ),
         start_to_close_timeout=options.SHORT_ACTIVITY + spec.limits.termination_grace_period,
+        heartbeat_timeout=options.BACKEND_HEARTBEAT,
         retry_policy=options.BACKEND_RETRY,
         summary=f"delete node {node.rank}.{node.incarnation}{table.why}",
     )
@@ -140,7 +179,7 @@ async def watch(table: NodeTable) -> None:
                 ),
                 task_queue=watch_task_queue(workflow.info().task_queue),
                 start_to_close_timeout=options.FOREVER,
-                heartbeat_timeout=options.WATCH_HEARTBEAT,
+                heartbeat_timeout=options.BACKEND_HEARTBEAT,
                 retry_policy=options.BACKEND_RETRY,
                 summary=f"watch the nodes of {group.role}/{group.group}",
             )

@@ -20,7 +20,7 @@ from typing import Any
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import agent_calls, backend_calls
+    from workflows import agent_calls, backend_calls, options
     from workflows.messages import (
         Adopt,
         GroupDesire,
@@ -54,6 +54,8 @@ class NodeGroup:
         self._table = NodeTable(group)
         self._tasks: dict[tuple[str, int, int], asyncio.Task[object]] = {}
         """What is under way: its kind, the node's rank, and the incarnation or generation."""
+        self._tried_together: set[NodeIdentity] = set()
+        """Nodes that were asked for with others; what has not come of that is asked for by itself, for ever."""
 
     @workflow.run
     async def run(self, group: GroupInput) -> None:
@@ -147,6 +149,7 @@ class NodeGroup:
                     token=want.token,
                 )
                 table.put(NodeRecord(node=node, since=workflow.now()))
+        self._create_together()
         for record in list(table.records.values()):
             node = record.node
             if record.phase is NodePhase.REQUESTED:
@@ -160,7 +163,9 @@ class NodeGroup:
                     table.connected(node)
                 self._command(record)
         for key, record in list(table.retiring.items()):
-            self._start(("delete", *key), backend_calls.delete(table, record))
+            # A node that is still being made would outlive a delete that comes first.
+            if ("create", *key) not in self._tasks:
+                self._start(("delete", *key), backend_calls.delete(table, record))
 
     def _command(self, record: NodeRecord) -> None:
         table, node = self._table, record.node
@@ -172,6 +177,24 @@ class NodeGroup:
                 self._start(("world", node.rank, generation), agent_calls.apply_world(table, node, generation))
         if self._waits_for_release(record):
             self._release(record)
+
+    def _create_together(self) -> None:
+        """Where many nodes are wanted at once; few are asked for one by one."""
+        new = [
+            record.node
+            for record in self._table.records.values()
+            if record.phase is NodePhase.REQUESTED
+            and record.node not in self._tried_together
+            and ("create", record.node.rank, record.node.incarnation) not in self._tasks
+        ]
+        if len(new) < options.MANY_NODES:
+            return
+        self._tried_together.update(new)
+        for first in range(0, len(new), options.NODES_TOGETHER):
+            together = new[first : first + options.NODES_TOGETHER]
+            task = asyncio.create_task(backend_calls.create_together(self._table, together))
+            for node in together:
+                self._follow(("create", node.rank, node.incarnation), task)
 
     def _waits_for_release(self, record: NodeRecord) -> bool:
         """Its torchrun sits in the exit barrier of a generation that is complete."""
@@ -204,7 +227,9 @@ class NodeGroup:
         if key in self._tasks:
             work.close()
             return self._tasks[key]
-        task = asyncio.create_task(work)
+        return self._follow(key, asyncio.create_task(work))
+
+    def _follow(self, key: tuple[str, int, int], task: asyncio.Task[Any]) -> asyncio.Task[Any]:
         self._tasks[key] = task
         task.add_done_callback(lambda done: self._ended(key, done))
         return task

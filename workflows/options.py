@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from temporalio.common import RetryPolicy
+from temporalio.workflow import ActivityCancellationType
 
 SHORT_ACTIVITY = timedelta(minutes=5)
 """Longest attempt of a backend's short activity: a slow API server with its own retries inside."""
@@ -12,13 +13,23 @@ SHORT_ACTIVITY = timedelta(minutes=5)
 FOREVER = timedelta(days=3650)
 """Leases and watches end by cancellation, lapse or continue-as-new, not by their age."""
 
-WATCH_HEARTBEAT = timedelta(seconds=10)
-"""A watch whose worker died is started elsewhere after this long."""
+MANY_NODES = 8
+"""From so many on, nodes are created together: each activity costs the server a dozen writes. Fewer are created one by
+one, which reads better in the Temporal UI."""
+
+NODES_TOGETHER = 32
+"""Per activity: so few that several workers share a thousand nodes, and that one lost attempt costs little."""
+
+BACKEND_HEARTBEAT = timedelta(seconds=10)
+"""What a worker that died was doing with a backend is done elsewhere after this long."""
 
 BACKEND_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=500), backoff_coefficient=2, maximum_interval=timedelta(seconds=30)
 )
 """For ever: what a backend cannot do now it may do later; what it never will it says by a non-retryable error."""
+
+CREATE_CANCELLATION = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
+"""A node that is not wanted any more is deleted when nobody makes it any more: not before it is made."""
 
 LEASE_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=100), backoff_coefficient=1.5, maximum_interval=timedelta(seconds=1)

@@ -24,6 +24,8 @@ from workflows.messages import (
     NodeEvents,
     NodeRef,
     NodeRequest,
+    NodesCreated,
+    NodesRequest,
     WatchRequest,
 )
 
@@ -47,7 +49,7 @@ class NodeActivities:
     @property
     def short(self) -> Sequence[Callable[..., Any]]:
         """For the queue of workflows and short activities."""
-        return (self.create_node, self.delete_node, self.describe_node)
+        return (self.create_node, self.create_nodes, self.delete_node, self.describe_node)
 
     @property
     def watches(self) -> Sequence[Callable[..., Any]]:
@@ -76,6 +78,29 @@ class NodeActivities:
                 # No error: workers neither log nor count it.
                 benign = ApplicationErrorCategory.BENIGN
                 raise ApplicationError(str(waiting), type="NodeNotYet", category=benign) from None
+
+    @activity.defn(name="create_nodes")
+    async def create_nodes(self, request: NodesRequest) -> NodesCreated:
+        """Makes many nodes exist, as far as that succeeds at once: what does not is asked for again, one by one.
+
+        Raises:
+            ApplicationError: `NodeRefused`, not retried, if this worker does not serve the backend.
+        """
+        backend = self._backend(request.spec.backend)
+        requests = request.each
+        async with _beating():
+            outcomes = await asyncio.gather(*map(backend.create, requests), return_exceptions=True)
+        created: dict[int, CreatedNode] = {}
+        refused: dict[int, str] = {}
+        for one, outcome in zip(requests, outcomes, strict=True):
+            match outcome:
+                case CreatedNode():
+                    created[one.node.rank] = outcome
+                case NodeRefused():
+                    refused[one.node.rank] = str(outcome)
+                case _:
+                    logger.info("%s was not created with the others: %s", one.name, outcome)
+        return NodesCreated(created=created, refused=refused)
 
     @activity.defn(name="delete_node")
     async def delete_node(self, node: NodeRef) -> None:

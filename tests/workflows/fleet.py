@@ -41,6 +41,8 @@ from workflows.messages import (
     NodeEvents,
     NodeRef,
     NodeRequest,
+    NodesCreated,
+    NodesRequest,
     RankExit,
     Ready,
     SiteFacts,
@@ -230,6 +232,15 @@ class Fleet:
         self.become_ready = True
         self.pending: dict[int, str] = {}
         self.refused: dict[int, str] = {}
+        self.endless: set[int] = set()
+        """Ranks whose creation ends only when it is cancelled."""
+        self._making: set[str] = set()
+        self.deleted_too_early: list[str] = []
+        """Nodes that were being made."""
+        self.alone: set[int] = set()
+        """Ranks that are not created together with others."""
+        self.together: list[tuple[int, ...]] = []
+        """Ranks that were asked for together."""
         self.cut_off: dict[int, str] = {}
         """By rank, why the node does not get to the others."""
         self.withhold_events = False
@@ -270,6 +281,8 @@ class Fleet:
         rank = request.node.rank
         if rank in self.refused:
             raise ApplicationError(self.refused[rank], type="NodeRefused", non_retryable=True)
+        if rank in self.endless:
+            await self._make_for_ever(request.name)
         key = (request.job_id, rank, request.node.incarnation)
         if key not in self.nodes or self.nodes[key].request.node.uid != request.node.uid:
             node = self.nodes[key] = PlayedNode(self, request)
@@ -279,9 +292,33 @@ class Fleet:
         self.changed()
         return CreatedNode(name=request.name, address="127.0.0.1", host="here", pending=self.pending.get(rank, ""))
 
+    async def _make_for_ever(self, name: str) -> None:
+        self._making.add(name)
+        try:
+            while True:
+                activity.heartbeat()
+                await asyncio.sleep(0.1)
+        finally:
+            self._making.remove(name)
+
+    @activity.defn(name="create_nodes")
+    async def create_nodes(self, request: NodesRequest) -> NodesCreated:
+        self.together.append(tuple(order.node.rank for order in request.orders))
+        created: dict[int, CreatedNode] = {}
+        refused: dict[int, str] = {}
+        for one in request.each:
+            rank = one.node.rank
+            if rank in self.refused:
+                refused[rank] = self.refused[rank]
+            elif rank not in self.alone:
+                created[rank] = await self.create_node(one)
+        return NodesCreated(created=created, refused=refused)
+
     @activity.defn(name="delete_node")
     async def delete_node(self, ref: NodeRef) -> None:
         self.deleted.append(ref.name)
+        if ref.name in self._making:
+            self.deleted_too_early.append(ref.name)
         for node in self._started:
             if node.request.name == ref.name:
                 await node.die()
@@ -313,8 +350,9 @@ async def running_fleet(client: Client, *, max_cached_workflows: int = 1000) -> 
             client,
             task_queue=fleet.task_queue,
             workflows=[TrainingJob, NodeGroup],
-            activities=[fleet.create_node, fleet.delete_node, facts.site_facts],
+            activities=[fleet.create_node, fleet.create_nodes, fleet.delete_node, facts.site_facts],
             max_cached_workflows=max_cached_workflows,
+            max_heartbeat_throttle_interval=timedelta(seconds=1),
         ),
         Worker(client, task_queue=watch_task_queue(fleet.task_queue), activities=[fleet.watch_nodes]),
     ):

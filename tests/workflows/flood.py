@@ -27,6 +27,8 @@ from workflows.messages import (
     NodeIdentity,
     NodeRef,
     NodeRequest,
+    NodesCreated,
+    NodesRequest,
     NodeView,
     Progress,
     Ready,
@@ -74,6 +76,11 @@ class ListeningJob:
 @activity.defn(name="create_node")
 async def create_node(request: NodeRequest) -> CreatedNode:
     return CreatedNode(name=request.name)
+
+
+@activity.defn(name="create_nodes")
+async def create_nodes(request: NodesRequest) -> NodesCreated:
+    return NodesCreated(created={one.node.rank: await create_node(one) for one in request.each}, refused={})
 
 
 @activity.defn(name="delete_node")
@@ -163,7 +170,12 @@ async def _listening(
     spec = job_spec(str(nodes))
     job_id = f"job/default/{spec['name']}"
     async with (
-        Worker(client, task_queue=queue, workflows=[NodeGroup, ListeningJob], activities=[create_node, delete_node]),
+        Worker(
+            client,
+            task_queue=queue,
+            workflows=[NodeGroup, ListeningJob],
+            activities=[create_node, create_nodes, delete_node],
+        ),
         Worker(client, task_queue=watch_task_queue(queue), activities=[watch_nodes]),
     ):
         job = await client.start_workflow(ListeningJob.run, id=job_id, task_queue=queue)

@@ -355,6 +355,38 @@ async def test_min_not_reached_is_waiting_with_the_reason(fleet: Fleet):
     assert failed.value.cause.details[0]["exit_code"] == 3
 
 
+@also_replayed
+async def test_many_nodes_are_created_together_and_what_is_missing_then_by_itself(fleet: Fleet):
+    fleet.alone = {3, 5}
+    handle = await submit(fleet, job_spec("10"))
+    await running(handle, nodes=10)
+    assert fleet.together == [tuple(range(10))]
+    assert sorted(rank for _, rank, _ in fleet.nodes) == list(range(10))
+    # A few that were lost are asked for one by one.
+    for rank in (1, 2):
+        await fleet.lose(await node(fleet, handle, rank))
+    await until(handle, lambda s: s.phase is JobPhase.RUNNING and s.nodes == 10 and s.generation > 1)
+    assert len(fleet.together) == 1
+
+
+async def test_one_of_many_that_is_refused_ends_the_job(fleet: Fleet):
+    fleet.refused = {7: "no such image"}
+    handle = await submit(fleet, job_spec("10"))
+    with pytest.raises(WorkflowFailureError) as failed:
+        await handle.result()
+    assert "no such image" in str(failed.value.cause)
+    assert len(fleet.deleted) == 9
+
+
+async def test_a_node_that_is_being_made_is_deleted_after_that(fleet: Fleet):
+    fleet.endless = {1}
+    handle = await submit(fleet, job_spec("1:2"))
+    await running(handle, nodes=1)
+    await handle.execute_update("scale", ScaleRequest(nodes="1"))
+    await eventually(lambda: bool(fleet.deleted))
+    assert not fleet.deleted_too_early
+
+
 async def test_a_refused_node_ends_the_job(fleet: Fleet):
     fleet.refused[0] = "workdir.path: no such folder: /nowhere"
     handle = await submit(fleet, job_spec("1"))

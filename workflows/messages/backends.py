@@ -32,6 +32,42 @@ class NodeRequest(Message):
         return self.nodes_min or self.spec.role[1].nodes.min
 
 
+class NodeOrder(Message):
+    """What tells the nodes of one request apart. See `NodeRequest`."""
+
+    node: NodeIdentity
+    name: str
+    task_queue: str
+
+
+class NodesRequest(Message):
+    """Argument of `create_nodes`: many nodes of one group."""
+
+    orders: tuple[NodeOrder, ...]
+    spec: JobSpec
+    job_id: str
+    job_first_run_id: str
+    group_id: str
+    nodes_min: int | None = None
+
+    @property
+    def each(self) -> tuple[NodeRequest, ...]:
+        """One request per node."""
+        return tuple(
+            NodeRequest(
+                node=order.node,
+                name=order.name,
+                task_queue=order.task_queue,
+                spec=self.spec,
+                job_id=self.job_id,
+                job_first_run_id=self.job_first_run_id,
+                group_id=self.group_id,
+                nodes_min=self.nodes_min,
+            )
+            for order in self.orders
+        )
+
+
 class NodeRef(Message):
     """Argument of `delete_node` and part of others: one incarnation of a node."""
 
@@ -57,6 +93,15 @@ class CreatedNode(Message):
     log_path: str = ""
     pending: str = ""
     """Why it cannot run yet; empty where it can."""
+
+
+class NodesCreated(Message):
+    """Result of `create_nodes`. A node in neither of the two is to be asked for again, by itself."""
+
+    created: dict[int, CreatedNode]
+    """By rank."""
+    refused: dict[int, str]
+    """By rank, why it never will be."""
 
 
 class NodeEventKind(StrEnum):
