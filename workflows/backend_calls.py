@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from workflows import agent_calls, options
@@ -159,9 +159,11 @@ async def _let_go(table: NodeTable, record: NodeRecord) -> None:
 
 
 async def watch(table: NodeTable) -> None:
-    """Has the backend watched for as long as the group runs; what the watch sees comes as signals."""
+    """Has the backend watched until this is cancelled; what the watch sees comes as signals."""
     group = table.group
+    pause = options.WATCH_PAUSE
     while True:
+        began = workflow.now()
         try:
             await workflow.execute_activity(
                 "watch_nodes",
@@ -175,14 +177,32 @@ async def watch(table: NodeTable) -> None:
                     backend=group.spec.backend,
                     namespace=group.spec.namespace,
                     owner_check=table.timing.owner_check,
-                    known=table.known,
+                    known=table.begin_watch(),
                 ),
                 task_queue=watch_task_queue(workflow.info().task_queue),
                 start_to_close_timeout=options.FOREVER,
                 heartbeat_timeout=options.BACKEND_HEARTBEAT,
-                retry_policy=options.BACKEND_RETRY,
+                retry_policy=options.WATCH_ONCE,
                 summary=f"watch the nodes of {group.role}/{group.group}",
             )
         except ActivityError as error:
-            workflow.logger.warning("the watch ended and is started again: %s", error)
-        await workflow.sleep(options.LOST_SIGNAL_RETRY)
+            if is_cancelled_exception(error):
+                return
+            workflow.logger.warning("the watch ended and is begun again: %s", error.cause or error)
+        if workflow.now() - began > options.LONGEST_WATCH_PAUSE:
+            pause = options.WATCH_PAUSE
+        await workflow.sleep(pause)
+        pause = min(2 * pause, options.LONGEST_WATCH_PAUSE)
+
+
+async def until_overlooked(table: NodeTable) -> bool:
+    """Whether the watch says nothing of a node that was made: it may have come and gone before anybody looked."""
+    try:
+        await workflow.wait_condition(
+            lambda: not table.overlooks or table.winding_down,
+            timeout=options.OVERLOOKED,
+            timeout_summary="the watch tells of every node that was made",
+        )
+    except TimeoutError:
+        return True
+    return False

@@ -45,6 +45,10 @@ HISTORY_LIMIT = 9_000
 to a run that was sent 10,000."""
 
 
+_WATCH = ("watch", 0, 0)
+_LOOK = ("look", 0, 0)
+
+
 @workflow.defn(name=NODE_GROUP)
 class NodeGroup:
     """See the module."""
@@ -60,7 +64,6 @@ class NodeGroup:
     @workflow.run
     async def run(self, group: GroupInput) -> None:
         table = self._table
-        watch = self._start(("watch", 0, 0), backend_calls.watch(table))
         messenger = asyncio.create_task(table.edges.deliver())
         while True:
             table.dirty = False
@@ -73,7 +76,7 @@ class NodeGroup:
                 await messenger
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(table.carried())
-        watch.cancel()
+        self._tasks[_WATCH].cancel()
         table.edges.wound_down()
         await messenger
 
@@ -134,6 +137,7 @@ class NodeGroup:
     def _reconcile(self) -> None:
         """Starts what the desire asks for and is not under way; never waits."""
         table = self._table
+        self._start(_WATCH, backend_calls.watch(table))
         desired = {} if table.winding_down else table.desire.nodes
         for rank, record in list(table.records.items()):
             want = desired.get(rank)
@@ -162,10 +166,17 @@ class NodeGroup:
                 elif record.joining is not None and not record.cut_off:
                     table.connected(node)
                 self._command(record)
+        if table.overlooks:
+            self._start(_LOOK, self._look_again())
         for key, record in list(table.retiring.items()):
             # A node that is still being made would outlive a delete that comes first.
             if ("create", *key) not in self._tasks:
                 self._start(("delete", *key), backend_calls.delete(table, record))
+
+    async def _look_again(self) -> None:
+        """Where the watch overlooks nodes, it is begun again, and knows of them."""
+        if await backend_calls.until_overlooked(self._table):
+            self._tasks[_WATCH].cancel()
 
     def _command(self, record: NodeRecord) -> None:
         table, node = self._table, record.node
@@ -248,11 +259,11 @@ class NodeGroup:
                 task.cancel()
 
     def _may_continue(self) -> bool:
-        """Whether this is a moment to continue as new: nothing but leases and the watch is under way."""
+        """Whether this is a moment to continue as new: nothing is under way but what the next run begins with."""
         info = workflow.info()
         if self._table.winding_down or not (
             info.is_continue_as_new_suggested() or info.get_current_history_length() > HISTORY_LIMIT
         ):
             return False
-        quiet = all(kind in ("lease", "watch") for kind, _, _ in self._tasks)
+        quiet = all(kind in ("lease", "watch", "look") for kind, _, _ in self._tasks)
         return quiet or info.get_current_history_length() > HISTORY_LIMIT

@@ -30,6 +30,8 @@ class NodeRecord(Message):
     since: datetime
     reason: str = ""
     created: CreatedNode | None = None
+    watched: bool = False
+    """The backend's watch has told of it, or was told of it when it began: it will not miss its end."""
     address: str = ""
     host: str = ""
     log_path: str = ""

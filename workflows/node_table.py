@@ -76,12 +76,11 @@ class NodeTable:
         return self.desire.wind_down or self.owner_closed
 
     @property
-    def known(self) -> tuple[KnownNode, ...]:
-        """What the backend has created and nobody has called gone."""
-        return tuple(
-            KnownNode(rank=record.node.rank, incarnation=record.node.incarnation)
-            for record in (*self.records.values(), *self.retiring.values())
-            if record.created is not None and record.phase is not NodePhase.LOST
+    def overlooks(self) -> bool:
+        """The backend has made nodes that its watch has not told of yet."""
+        return not self.adopts and any(
+            record.created is not None and not record.watched and record.phase is not NodePhase.LOST
+            for record in self.records.values()
         )
 
     @property
@@ -270,6 +269,17 @@ class NodeTable:
 
     # What the backend says
 
+    def begin_watch(self) -> tuple[KnownNode, ...]:
+        """What a watch that begins now must tell the end of: what exists, as far as anybody has said."""
+        for record in list(self.records.values()):
+            if record.created is not None:
+                self.put(record.changed(watched=True))
+        return tuple(
+            KnownNode(rank=record.node.rank, incarnation=record.node.incarnation)
+            for record in (*self.records.values(), *self.retiring.values())
+            if (record.watched or record.created is not None) and record.phase is not NodePhase.LOST
+        )
+
     def watched(self, message: NodeEvents) -> list[NodeRecord]:
         """Takes the watch's facts in.
 
@@ -288,6 +298,9 @@ class NodeTable:
         record = self.records.get(event.rank)
         if record is None or record.node.incarnation != event.incarnation or record.phase is NodePhase.LOST:
             return None
+        if not record.watched:
+            record = record.changed(watched=True)
+            self.put(record)
         match event.kind:
             case NodeEventKind.GONE:
                 self.put(record.changed(phase=NodePhase.LOST, since=event.time, reason=event.reason))

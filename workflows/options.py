@@ -31,6 +31,17 @@ BACKEND_RETRY = RetryPolicy(
 CREATE_CANCELLATION = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 """A node that is not wanted any more is deleted when nobody makes it any more: not before it is made."""
 
+WATCH_ONCE = RetryPolicy(maximum_attempts=1)
+"""A watch that failed is begun again by its group, which knows what exists by then."""
+
+WATCH_PAUSE = timedelta(milliseconds=500)
+"""Before a watch that failed is begun again; twice as long after each that failed soon."""
+
+LONGEST_WATCH_PAUSE = timedelta(seconds=30)
+
+OVERLOOKED = timedelta(seconds=15)
+"""How long a watch may take to tell of a node that was made: it tells within a second, unless its worker has died."""
+
 LEASE_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=100), backoff_coefficient=1.5, maximum_interval=timedelta(seconds=1)
 )

@@ -18,9 +18,7 @@ from activities.nodes.backend import JobRevoked, NodeBackend, NodeNotYet, NodeRe
 from agent.owner import JobFate, ask_fate
 from workflows.messages import (
     CreatedNode,
-    KnownNode,
     NodeEvent,
-    NodeEventKind,
     NodeEvents,
     NodeRef,
     NodeRequest,
@@ -117,12 +115,8 @@ class NodeActivities:
     async def watch_nodes(self, request: WatchRequest) -> None:
         """Signals the group whatever its backend sees, and that its job has closed; ends with the group."""
         backend = self._backend(request.backend)
-        known = {(node.rank, node.incarnation) for node in (*request.known, *_known_to_last_attempt())}
-        request = request.model_copy(
-            update={"known": tuple(KnownNode(rank=rank, incarnation=incarnation) for rank, incarnation in known)}
-        )
-        telling = _Telling(self._client, request.group_id, known=known)
-        async with _beating(lambda: (telling.known,)):
+        telling = _Telling(self._client, request.group_id)
+        async with _beating():
             tasks = [
                 asyncio.create_task(task)
                 for task in (
@@ -205,18 +199,11 @@ class NodeActivities:
 class _Telling:
     """Signals to one group: in order, together where they wait, and again until they have arrived."""
 
-    def __init__(self, client: Client, group_id: str, *, known: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, client: Client, group_id: str) -> None:
         self._group = client.get_workflow_handle(group_id)
-        self._known = set(known)
-        """Incarnations that exist, as far as the group was told."""
         self._waiting: list[NodeEvent] = []
         self._owner_closed = False
         self._changed = asyncio.Event()
-
-    @property
-    def known(self) -> list[KnownNode]:
-        """Incarnations that exist, by rank and incarnation, as far as the group was told."""
-        return [KnownNode(rank=rank, incarnation=incarnation) for rank, incarnation in sorted(self._known)]
 
     def events(self, batch: Iterable[NodeEvent]) -> None:
         self._waiting.extend(batch)
@@ -246,31 +233,19 @@ class _Telling:
             else:
                 pause = _FIRST_PAUSE
                 del self._waiting[: len(message.events)]
-                for event in message.events:
-                    node = (event.rank, event.incarnation)
-                    if event.kind is NodeEventKind.GONE:
-                        self._known.discard(node)
-                    else:
-                        self._known.add(node)
                 if message.owner_closed:
                     self._owner_closed = False
 
 
-def _known_to_last_attempt() -> list[KnownNode]:
-    """What the attempt before this one has told: its own input is older."""
-    details = activity.info().heartbeat_details
-    return [KnownNode.model_validate(node) for node in details[0]] if details else []
-
-
 @contextlib.asynccontextmanager
-async def _beating(details: Callable[[], Sequence[Any]] = lambda: ()) -> AsyncGenerator[None]:
+async def _beating() -> AsyncGenerator[None]:
     """Heartbeats for as long as the body takes, so that a worker's death is noticed and a cancellation heard."""
     timeout = activity.info().heartbeat_timeout
     interval = (min(timeout / 3, _BEAT) if timeout else _BEAT).total_seconds()
 
     async def beat() -> None:
         while True:
-            activity.heartbeat(*details())
+            activity.heartbeat()
             await asyncio.sleep(interval)
 
     beating = asyncio.create_task(beat())

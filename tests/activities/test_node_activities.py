@@ -7,8 +7,8 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -25,9 +25,6 @@ with workflow.unsafe.imports_passed_through():
     from tests.support.temporal_server import DevServer
     from workflows.messages import (
         CreatedNode,
-        KnownNode,
-        NodeEvent,
-        NodeEventKind,
         NodeEvents,
         NodeRef,
         NodeRequest,
@@ -210,73 +207,5 @@ async def test_a_job_that_nobody_knows_is_not_a_closed_one(
         await asyncio.sleep(2)
         assert await group.query("events", result_type=list[NodeEvents]) == []
         # A group that is gone ends its watch, and a cancelled watch ends too.
-        await group.signal(WatchedGroup.close)
-        await group.result()
-
-
-class DyingWatch:
-    """A backend whose first watch tells of a node and dies, as its worker might."""
-
-    name = "local"
-
-    def __init__(self) -> None:
-        self.known: list[tuple[int, int]] = []
-        self.dies = asyncio.Event()
-        self.again = asyncio.Event()
-        self._watches = 0
-
-    async def create(self, request: NodeRequest) -> CreatedNode:
-        raise NotImplementedError
-
-    async def delete(self, node: NodeRef) -> None:
-        raise NotImplementedError
-
-    async def describe(self, node: NodeRef) -> NodeEvent | None:
-        return None
-
-    async def watch(self, request: WatchRequest) -> AsyncGenerator[tuple[NodeEvent, ...]]:
-        self._watches += 1
-        if self._watches == 1:
-            yield (
-                NodeEvent(kind=NodeEventKind.RUNNING, rank=3, incarnation=2, time=datetime.now(UTC)),
-                NodeEvent(kind=NodeEventKind.GONE, rank=0, incarnation=1, time=datetime.now(UTC)),
-            )
-            await self.dies.wait()
-            raise RuntimeError("the watch dies")
-        self.known = [(node.rank, node.incarnation) for node in request.known]
-        self.again.set()
-        await asyncio.Event().wait()
-
-
-async def last_heartbeat(group: WorkflowHandle) -> bytes:
-    """Of the group's watch, as the server has it."""
-    pending = (await group.describe()).raw_description.pending_activities
-    return b"".join(payload.data for activity in pending for payload in activity.heartbeat_details.payloads)
-
-
-async def test_a_watch_that_is_tried_again_knows_what_was_told(temporal_client: Client, tmp_path: Path) -> None:
-    queue = f"watched-{secrets.token_hex(4)}"
-    job, backend = LocalJob(tmp_path), DyingWatch()
-    activities = NodeActivities(temporal_client, [backend])
-    request = job.watch().model_copy(
-        update={"known": (KnownNode(rank=0, incarnation=1), KnownNode(rank=1, incarnation=1))}
-    )
-    async with Worker(
-        temporal_client,
-        task_queue=queue,
-        workflows=[WatchedGroup],
-        activities=[*activities.watches],
-        max_heartbeat_throttle_interval=timedelta(seconds=1),
-    ):
-        group = await temporal_client.start_workflow(
-            WatchedGroup.run, args=[queue, request], id=job.group_id, task_queue=queue
-        )
-        async with asyncio.timeout(30):
-            while b'"rank":3' not in await last_heartbeat(group):
-                await asyncio.sleep(0.05)
-            backend.dies.set()
-            await backend.again.wait()
-        # Of its own input the second attempt knows 0.1 still: to tell of it twice does no harm.
-        assert sorted(backend.known) == [(0, 1), (1, 1), (3, 2)]
         await group.signal(WatchedGroup.close)
         await group.result()

@@ -7,7 +7,6 @@ agent says after its processes did something, so that a test can have it said in
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from workflows.messages import (
     Finished,
     Heartbeat,
     Joined,
+    KnownNode,
     LeaseRequest,
     LeaseTaken,
     NodeEvent,
@@ -51,7 +51,7 @@ from workflows.messages import (
     StopNode,
     WatchRequest,
 )
-from workflows.names import watch_task_queue
+from workflows.names import node_name, watch_task_queue
 from workflows.node_group import NodeGroup
 from workflows.training_job import TrainingJob
 
@@ -243,8 +243,14 @@ class Fleet:
         """Ranks that were asked for together."""
         self.cut_off: dict[int, str] = {}
         """By rank, why the node does not get to the others."""
+        self.unseen: set[int] = set()
+        """Ranks whose first incarnation is taken away before anybody sees it."""
         self.withhold_events = False
-        self._watches: dict[str, set[str]] = defaultdict(set)
+        self.watches = 0
+        """How often one was begun."""
+        self.watches_die = asyncio.Event()
+        self._away: set[str] = set()
+        """Nodes that were made and are no more, though nobody asked for it."""
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
@@ -265,10 +271,9 @@ class Fleet:
     async def lose(self, node: PlayedNode, reason: str = "killed") -> None:
         """The node and its agent are gone; the watch says so unless told not to."""
         await node.die()
+        self._away.add(node.request.name)
         if not self.withhold_events:
-            event = NodeEvent(
-                kind=NodeEventKind.GONE, rank=node.rank, incarnation=node.incarnation, time=now(), reason=reason
-            )
+            event = self._gone(node.rank, node.incarnation, reason)
             await self.client.get_workflow_handle(node.request.group_id).signal(
                 "node_events", NodeEvents(events=(event,))
             )
@@ -281,6 +286,9 @@ class Fleet:
         rank = request.node.rank
         if rank in self.refused:
             raise ApplicationError(self.refused[rank], type="NodeRefused", non_retryable=True)
+        if rank in self.unseen and request.node.incarnation == 1:
+            self._away.add(request.name)
+            return CreatedNode(name=request.name)
         if rank in self.endless:
             await self._make_for_ever(request.name)
         key = (request.job_id, rank, request.node.incarnation)
@@ -326,18 +334,49 @@ class Fleet:
 
     @activity.defn(name="watch_nodes")
     async def watch_nodes(self, request: WatchRequest) -> None:
+        """Tells of nodes that exist, of known ones that do not any more, and that the job has closed."""
+        self.watches += 1
         job = self.client.get_workflow_handle(request.job_id)
-        while True:
+        group = self.client.get_workflow_handle(request.group_id)
+        told: set[tuple[int, int]] = set()
+        waiting = [self._gone(node.rank, node.incarnation) for node in request.known if self._is_away(request, node)]
+        while not self.watches_die.is_set():
             activity.heartbeat()
+            waiting += self._news(request, told)
             described = await job.describe()
-            if described.raw_description.workflow_execution_info.first_run_id != request.job_first_run_id or (
-                described.status is not None and described.status.name != "RUNNING"
-            ):
+            owner_closed = (
+                described.raw_description.workflow_execution_info.first_run_id != request.job_first_run_id
+                or (described.status is not None and described.status.name != "RUNNING")
+            )
+            if waiting or owner_closed:
                 with suppress(RPCError):
-                    await self.client.get_workflow_handle(request.group_id).signal(
-                        "node_events", NodeEvents(owner_closed=True)
-                    )
-            await asyncio.sleep(1)
+                    await group.signal("node_events", NodeEvents(events=tuple(waiting), owner_closed=owner_closed))
+                    waiting.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await self.watches_die.wait()
+        raise ApplicationError("its worker has died")
+
+    def _news(self, request: WatchRequest, told: set[tuple[int, int]]) -> list[NodeEvent]:
+        """What there is to say of nodes of which nothing was said."""
+        events: list[NodeEvent] = []
+        for (job_id, rank, incarnation), node in self.nodes.items():
+            ours = job_id == request.job_id and node.request.group_id == request.group_id
+            if not ours or node.request.name in self._away or (rank, incarnation) in told:
+                continue
+            told.add((rank, incarnation))
+            kind = NodeEventKind.PENDING if rank in self.pending else NodeEventKind.RUNNING
+            reason = self.pending.get(rank, "")
+            events.append(NodeEvent(kind=kind, rank=rank, incarnation=incarnation, time=now(), reason=reason))
+        return events
+
+    def _is_away(self, request: WatchRequest, node: KnownNode) -> bool:
+        name = request.job_id.rpartition("/")[2]
+        return node_name(name, request.role, node.rank, request.uid, node.incarnation) in self._away
+
+    @staticmethod
+    def _gone(rank: int, incarnation: int, reason: str = "deleted while nobody watched") -> NodeEvent:
+        return NodeEvent(kind=NodeEventKind.GONE, rank=rank, incarnation=incarnation, time=now(), reason=reason)
 
 
 @asynccontextmanager

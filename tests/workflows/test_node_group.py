@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from temporalio.client import WorkflowHandle
 
 from tests.support.temporal_server import dev_server
 from tests.workflows.fleet import job_spec, now, running_fleet, submit
 from tests.workflows.flood import flood, heartbeats
 from tests.workflows.jobs import eventually, incidents, node, running, status, until
+from workflows import options
 from workflows.messages import FailureClass, JobPhase, ReasonRequest, ScaleRequest
 
 SHORT_LEASE = {"heartbeat": "1s", "timeout": "3s", "schedule_to_start": "1s"}
@@ -57,6 +59,29 @@ async def test_a_job_at_rest_writes_no_history():
         for _ in range(20):
             await asyncio.gather(heartbeats(nodes), asyncio.sleep(0.5))
         assert await history_length(handle) - before <= 1
+
+
+async def test_a_node_that_came_and_went_before_the_watch_looked_is_replaced(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(options, "OVERLOOKED", timedelta(seconds=2))
+    async with dev_server() as server, running_fleet(await server.client()) as fleet:
+        fleet.unseen = {1}
+        handle = await submit(fleet, job_spec("2"))
+        await running(handle, nodes=2)
+        assert {rank: incarnation for _, rank, incarnation in fleet.nodes} == {0: 1, 1: 2}
+        assert fleet.watches == 2, "begun again once, and it told of all others"
+
+
+async def test_a_watch_that_died_misses_nothing_that_its_group_knows():
+    async with dev_server() as server, running_fleet(await server.client()) as fleet:
+        handle = await submit(fleet, job_spec("2"))
+        await running(handle, nodes=2)
+        fleet.withhold_events = True
+        await fleet.lose(await node(fleet, handle, 1))
+        fleet.watches_die.set()
+        await eventually(lambda: fleet.watches > 1)
+        fleet.watches_die.clear()
+        await node(fleet, handle, 1, incarnation=2)
+        await running(handle, nodes=2)
 
 
 async def history_length(handle: WorkflowHandle[Any, Any]) -> int:

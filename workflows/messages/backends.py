@@ -135,7 +135,7 @@ class NodeEvents(Message):
 
 
 class KnownNode(Message):
-    """One incarnation that exists, as far as whoever says so knows. Also the heartbeat of `watch_nodes`, as a list."""
+    """One incarnation that exists, as far as whoever says so knows."""
 
     rank: int
     incarnation: int
@@ -154,7 +154,7 @@ class WatchRequest(Message):
     namespace: str
     owner_check: Duration
     known: tuple[KnownNode, ...] = ()
-    """Nodes that were created and not lost: the watch tells of those that are there no more."""
+    """Nodes that were there and are not known to be lost: the watch tells of those that are there no more."""
 
 
 class SiteFacts(Message):
