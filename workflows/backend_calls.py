@@ -1,4 +1,4 @@
-"""What a group asks of its backend: to create a node, to delete one, and to watch over all of them.
+"""What a group asks of its backend: to create nodes, to delete some, and to watch over all of them.
 
 Each is an activity of the worker, and its outcome goes into the group's table. A backend is asked for ever: what it
 cannot do now it may do later, and only what it refuses for good becomes an edge.
@@ -6,6 +6,7 @@ cannot do now it may do later, and only what it refuses for good becomes an edge
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -23,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
         NodePhase,
         NodeRef,
         NodesCreated,
+        NodesRef,
         NodesRequest,
         WatchRequest,
     )
@@ -43,7 +45,7 @@ async def create(table: NodeTable, node: NodeIdentity) -> None:
             heartbeat_timeout=options.BACKEND_HEARTBEAT,
             retry_policy=options.BACKEND_RETRY,
             cancellation_type=options.CREATE_CANCELLATION,
-            summary=f"create node {node.rank}.{node.incarnation}{table.why}",
+            summary=f"create {_spoken([node])}{table.why}",
         )
     except ActivityError as error:
         _refused(table, node, str(error.cause or error))
@@ -62,7 +64,7 @@ async def create_together(table: NodeTable, nodes: Sequence[NodeIdentity]) -> No
             heartbeat_timeout=options.BACKEND_HEARTBEAT,
             retry_policy=options.BACKEND_RETRY,
             cancellation_type=options.CREATE_CANCELLATION,
-            summary=f"create {len(nodes)} nodes, {nodes[0].rank} to {nodes[-1].rank}{table.why}",
+            summary=f"create {_spoken(nodes)}{table.why}",
         )
     except ActivityError as error:
         workflow.logger.warning("%s nodes were not created together: %s", len(nodes), error.cause or error)
@@ -110,33 +112,45 @@ def _created(table: NodeTable, node: NodeIdentity, created: CreatedNode) -> None
     table.put(record.changed(created=created, host=record.host or created.host))
 
 
-async def delete(table: NodeTable, record: NodeRecord) -> None:
-    """Has one incarnation deleted that is retiring."""
-    node, spec = record.node, table.group.spec
+async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
+    """Has incarnations deleted that are retiring."""
+    spec = table.group.spec
     if table.adopts:
-        await _let_go(table, record)
-    await workflow.execute_activity(
-        "delete_node",
+        await asyncio.gather(*(_let_go(table, record) for record in records))
+    nodes = tuple(
         NodeRef(
-            name=table.name(node),
-            uid=node.uid,
-            role=node.role,
-            rank=node.rank,
-            incarnation=node.incarnation,
+            name=table.name(record.node),
+            uid=record.node.uid,
+            role=record.node.role,
+            rank=record.node.rank,
+            incarnation=record.node.incarnation,
             backend=spec.backend,
             namespace=spec.namespace,
             grace=spec.limits.termination_grace_period,
             winding_down=table.winding_down,
-            replaced=table.is_replaced(node),
-        ),
+            replaced=table.is_replaced(record.node),
+        )
+        for record in records
+    )
+    await workflow.execute_activity(
+        "delete_nodes",
+        NodesRef(nodes=nodes),
         start_to_close_timeout=options.SHORT_ACTIVITY + spec.limits.termination_grace_period,
         heartbeat_timeout=options.BACKEND_HEARTBEAT,
         retry_policy=options.BACKEND_RETRY,
-        summary=f"delete node {node.rank}.{node.incarnation}{table.why}",
+        summary=f"delete {_spoken([record.node for record in records])}{table.why}",
     )
-    table.retiring.pop((node.rank, node.incarnation), None)
-    table.edge(record, EdgeKind.REMOVED, workflow.now(), source=EvidenceSource.BACKEND)
+    for record in records:
+        table.retiring.pop((record.node.rank, record.node.incarnation), None)
+        table.edge(record, EdgeKind.REMOVED, workflow.now(), source=EvidenceSource.BACKEND)
     table.dirty = True
+
+
+def _spoken(nodes: Sequence[NodeIdentity]) -> str:
+    """For summaries in the Temporal UI."""
+    if len(nodes) == 1:
+        return f"node {nodes[0].rank}.{nodes[0].incarnation}"
+    return f"{len(nodes)} nodes, {nodes[0].rank} to {nodes[-1].rank}"
 
 
 async def _let_go(table: NodeTable, record: NodeRecord) -> None:

@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from temporalio import workflow
@@ -168,10 +168,13 @@ class NodeGroup:
                 self._command(record)
         if table.overlooks:
             self._start(_LOOK, self._look_again())
-        for key, record in list(table.retiring.items()):
-            # A node that is still being made would outlive a delete that comes first.
-            if ("create", *key) not in self._tasks:
-                self._start(("delete", *key), backend_calls.delete(table, record))
+        # A node that is still being made would outlive a delete that comes first.
+        leaving = [
+            record
+            for key, record in table.retiring.items()
+            if ("delete", *key) not in self._tasks and ("create", *key) not in self._tasks
+        ]
+        self._start_together("delete", leaving, lambda some: backend_calls.delete(table, some))
 
     async def _look_again(self) -> None:
         """Where the watch overlooks nodes, it is begun again, and knows of them."""
@@ -191,21 +194,20 @@ class NodeGroup:
 
     def _create_together(self) -> None:
         """Where many nodes are wanted at once; few are asked for one by one."""
+        table = self._table
         new = [
-            record.node
-            for record in self._table.records.values()
+            record
+            for record in table.records.values()
             if record.phase is NodePhase.REQUESTED
             and record.node not in self._tried_together
             and ("create", record.node.rank, record.node.incarnation) not in self._tasks
         ]
         if len(new) < options.MANY_NODES:
             return
-        self._tried_together.update(new)
-        for first in range(0, len(new), options.NODES_TOGETHER):
-            together = new[first : first + options.NODES_TOGETHER]
-            task = asyncio.create_task(backend_calls.create_together(self._table, together))
-            for node in together:
-                self._follow(("create", node.rank, node.incarnation), task)
+        self._tried_together.update(record.node for record in new)
+        self._start_together(
+            "create", new, lambda some: backend_calls.create_together(table, [record.node for record in some])
+        )
 
     def _waits_for_release(self, record: NodeRecord) -> bool:
         """Its torchrun sits in the exit barrier of a generation that is complete."""
@@ -239,6 +241,19 @@ class NodeGroup:
             work.close()
             return self._tasks[key]
         return self._follow(key, asyncio.create_task(work))
+
+    def _start_together(
+        self,
+        kind: str,
+        records: Sequence[NodeRecord],
+        work: Callable[[Sequence[NodeRecord]], Coroutine[Any, Any, object]],
+    ) -> None:
+        """Runs the work in the background, for some of the nodes at a time."""
+        for first in range(0, len(records), options.NODES_TOGETHER):
+            some = records[first : first + options.NODES_TOGETHER]
+            task = asyncio.create_task(work(some))
+            for record in some:
+                self._follow((kind, record.node.rank, record.node.incarnation), task)
 
     def _follow(self, key: tuple[str, int, int], task: asyncio.Task[Any]) -> asyncio.Task[Any]:
         self._tasks[key] = task

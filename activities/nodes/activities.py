@@ -23,6 +23,7 @@ from workflows.messages import (
     NodeRef,
     NodeRequest,
     NodesCreated,
+    NodesRef,
     NodesRequest,
     WatchRequest,
 )
@@ -47,7 +48,7 @@ class NodeActivities:
     @property
     def short(self) -> Sequence[Callable[..., Any]]:
         """For the queue of workflows and short activities."""
-        return (self.create_node, self.create_nodes, self.delete_node, self.describe_node)
+        return (self.create_node, self.create_nodes, self.delete_nodes, self.describe_node)
 
     @property
     def watches(self) -> Sequence[Callable[..., Any]]:
@@ -100,11 +101,11 @@ class NodeActivities:
                     logger.info("%s was not created with the others: %s", one.name, outcome)
         return NodesCreated(created=created, refused=refused)
 
-    @activity.defn(name="delete_node")
-    async def delete_node(self, node: NodeRef) -> None:
-        """Ends the node; returns when nothing of it runs."""
+    @activity.defn(name="delete_nodes")
+    async def delete_nodes(self, request: NodesRef) -> None:
+        """Ends nodes; returns when nothing of them runs."""
         async with _beating():
-            await self._backend(node.backend).delete(node)
+            await self._backend(request.nodes[0].backend).delete(*request.nodes)
 
     @activity.defn(name="describe_node")
     async def describe_node(self, node: NodeRef) -> NodeEvent | None:

@@ -31,7 +31,7 @@ class NodeBackend(Protocol):
     Invariants:
         - Names are deterministic: creating the same incarnation twice makes one node, and an incarnation that has
           ended is never started again under its name.
-        - Deleting what does not exist succeeds. When `delete` returns, no process of the incarnation runs.
+        - Deleting what does not exist succeeds. When `delete` returns, no process of theirs runs.
         - A node outlives the worker that created it.
         - `watch` begins with one event for every node of the group that exists, and for every one that its request
           knows and that does not, so that a new watch learns what the last one missed; events may repeat.
@@ -52,8 +52,8 @@ class NodeBackend(Protocol):
         """
         ...
 
-    async def delete(self, node: NodeRef) -> None:
-        """Ends the node: SIGTERM, the grace, SIGKILL, and everything that it left."""
+    async def delete(self, *nodes: NodeRef) -> None:
+        """Ends nodes of one group: SIGTERM, the grace, SIGKILL, and everything that they left."""
         ...
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:

@@ -28,6 +28,7 @@ with workflow.unsafe.imports_passed_through():
         NodeEvents,
         NodeRef,
         NodeRequest,
+        NodesRef,
         WatchRequest,
     )
 
@@ -94,8 +95,8 @@ class WatchedGroup:
     @workflow.update
     async def delete(self, node: NodeRef) -> None:
         await workflow.execute_activity(
-            "delete_node",
-            node,
+            "delete_nodes",
+            NodesRef(nodes=(node,)),
             start_to_close_timeout=timedelta(seconds=60),
             retry_policy=RetryPolicy(maximum_attempts=3),
         )

@@ -30,7 +30,7 @@ class Moody:
             case _:
                 raise ConnectionError("the API server is away")
 
-    async def delete(self, node: NodeRef) -> None:
+    async def delete(self, *nodes: NodeRef) -> None:
         raise NotImplementedError
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:

@@ -43,10 +43,10 @@ async def test_deleting_waits_for_the_end_and_may_be_repeated(
 ) -> None:
     await backend.delete(job.ref(rank=7))
     async with watching(backend, job.watch()) as watch:
-        await backend.create(job.request())
-        await job.command_started()
-        await backend.delete(job.ref())
-        assert await backend.describe(job.ref()) is None
+        await asyncio.gather(backend.create(job.request(0)), backend.create(job.request(1)))
+        await asyncio.gather(job.command_started(), job.command_started(1))
+        await backend.delete(job.ref(), job.ref(1), job.ref(7))
+        assert await job.pods() == []
         gone = await watch.until(GONE)
         assert "deleted" in gone.reason
         labels = "app.kubernetes.io/managed-by=perdure"

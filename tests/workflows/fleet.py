@@ -39,9 +39,9 @@ from workflows.messages import (
     NodeEvent,
     NodeEventKind,
     NodeEvents,
-    NodeRef,
     NodeRequest,
     NodesCreated,
+    NodesRef,
     NodesRequest,
     RankExit,
     Ready,
@@ -322,14 +322,12 @@ class Fleet:
                 created[rank] = await self.create_node(one)
         return NodesCreated(created=created, refused=refused)
 
-    @activity.defn(name="delete_node")
-    async def delete_node(self, ref: NodeRef) -> None:
-        self.deleted.append(ref.name)
-        if ref.name in self._making:
-            self.deleted_too_early.append(ref.name)
-        for node in self._started:
-            if node.request.name == ref.name:
-                await node.die()
+    @activity.defn(name="delete_nodes")
+    async def delete_nodes(self, request: NodesRef) -> None:
+        names = {ref.name for ref in request.nodes}
+        self.deleted += sorted(names)
+        self.deleted_too_early += sorted(names & self._making)
+        await asyncio.gather(*(node.die() for node in self._started if node.request.name in names))
         self.changed()
 
     @activity.defn(name="watch_nodes")
@@ -389,7 +387,7 @@ async def running_fleet(client: Client, *, max_cached_workflows: int = 1000) -> 
             client,
             task_queue=fleet.task_queue,
             workflows=[TrainingJob, NodeGroup],
-            activities=[fleet.create_node, fleet.create_nodes, fleet.delete_node, facts.site_facts],
+            activities=[fleet.create_node, fleet.create_nodes, fleet.delete_nodes, facts.site_facts],
             max_cached_workflows=max_cached_workflows,
             max_heartbeat_throttle_interval=timedelta(seconds=1),
         ),

@@ -25,9 +25,9 @@ from workflows.messages import (
     GroupEdges,
     Heartbeat,
     NodeIdentity,
-    NodeRef,
     NodeRequest,
     NodesCreated,
+    NodesRef,
     NodesRequest,
     NodeView,
     Progress,
@@ -83,8 +83,8 @@ async def create_nodes(request: NodesRequest) -> NodesCreated:
     return NodesCreated(created={one.node.rank: await create_node(one) for one in request.each}, refused={})
 
 
-@activity.defn(name="delete_node")
-async def delete_node(ref: NodeRef) -> None: ...
+@activity.defn(name="delete_nodes")
+async def delete_nodes(request: NodesRef) -> None: ...
 
 
 @activity.defn(name="watch_nodes")
@@ -174,7 +174,7 @@ async def _listening(
             client,
             task_queue=queue,
             workflows=[NodeGroup, ListeningJob],
-            activities=[create_node, create_nodes, delete_node],
+            activities=[create_node, create_nodes, delete_nodes],
         ),
         Worker(client, task_queue=watch_task_queue(queue), activities=[watch_nodes]),
     ):

@@ -69,7 +69,7 @@ class NodesRequest(Message):
 
 
 class NodeRef(Message):
-    """Argument of `delete_node` and part of others: one incarnation of a node."""
+    """One incarnation of a node, for a backend."""
 
     name: str
     uid: str
@@ -84,6 +84,12 @@ class NodeRef(Message):
     """Its group will create no other: what the job's nodes share may go with the last of them."""
     replaced: bool = False
     """A newer incarnation of it is wanted: what was reserved for it may be kept for that."""
+
+
+class NodesRef(Message):
+    """Argument of `delete_nodes`: nodes of one group."""
+
+    nodes: tuple[NodeRef, ...]
 
 
 class CreatedNode(Message):

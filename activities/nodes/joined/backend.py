@@ -26,8 +26,8 @@ class JoinedBackend:
             name=request.name, pending=f"waiting for somebody to run `perdure join {spec.name}{flag}` on a machine"
         )
 
-    async def delete(self, node: NodeRef) -> None:
-        """Nothing is left to do: the group has had the node's agent end it."""
+    async def delete(self, *nodes: NodeRef) -> None:
+        """Nothing is left to do: the group has had the nodes' agents end them."""
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:
         """Nothing is known here that the node did not say itself."""

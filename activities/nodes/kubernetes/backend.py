@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeRefused
@@ -44,14 +44,14 @@ class KubernetesBackend:
         """
         self._settings = settings
         self._kubeconfig = kubeconfig
-        self._creating = asyncio.Semaphore(settings.creates_at_once)
+        self._at_once = asyncio.Semaphore(settings.creates_at_once)
         self._connecting = asyncio.Lock()
         self._connected: tuple[KubernetesApi, Anchors] | None = None
 
     async def create(self, request: NodeRequest) -> CreatedNode:
         """Makes the pod, unless it has been made before."""
         api, anchors = await self._connection()
-        async with self._creating:
+        async with self._at_once:
             try:
                 await self._await_turn(api, request)
                 pod = pod_of(request, self._settings, anchor=await anchors.owner_reference(request))
@@ -63,26 +63,33 @@ class KubernetesBackend:
                     _refuse(error, request)
         return CreatedNode(name=request.name)
 
-    async def delete(self, node: NodeRef) -> None:
-        """Ends the pod and waits until it is no more; the last one of a job takes the job's anchor along."""
+    async def delete(self, *nodes: NodeRef) -> None:
+        """Ends the pods and waits until they are no more; the last one of a job takes the job's anchor along."""
         api, anchors = await self._connection()
-        path = pods_of(node.namespace)
-        grace = int(node.grace.total_seconds()) + BEYOND_GRACE
         finalizer = self._settings.gangs.finalizer
+        namespace, uid = nodes[0].namespace, nodes[0].uid
         try:
-            if await api.delete(f"{path}/{node.name}", grace=grace) is not None:
-                await _until_gone(api, path, node.name, or_held_by=finalizer)
+            there = await asyncio.gather(*(self._end(api, node) for node in nodes))
+            ending = [node for node, is_there in zip(nodes, there, strict=True) if is_there]
+            await _until_gone(api, ending, or_held_by=finalizer)
         except KubernetesError as error:
-            if error.status != 403 or await _may_create_pods(api, node.namespace):
+            if error.status != 403 or await _may_create_pods(api, namespace):
                 raise
             # A job that was refused for lack of rights has no pods, and must not wait for the right to delete them.
-            logger.warning("%s is not deleted, since pods may not even be created there: %s", node.name, error)
+            logger.warning("%s is not deleted, since pods may not even be created there: %s", nodes[0].name, error)
             return
-        if finalizer and not node.replaced:
-            await self._let_go(api, node, finalizer)
-            await _until_gone(api, path, node.name)
-        if node.winding_down and not await api.list(path, labels=f"{UID}={node.uid}", limit=1):
-            await anchors.remove(node.namespace, node.uid)
+        if finalizer:
+            given_up = [node for node in nodes if not node.replaced]
+            await asyncio.gather(*(self._let_go(api, node, finalizer) for node in given_up))
+            await _until_gone(api, given_up)
+        if nodes[0].winding_down and not await api.list(pods_of(namespace), labels=f"{UID}={uid}", limit=1):
+            await anchors.remove(namespace, uid)
+
+    async def _end(self, api: KubernetesApi, node: NodeRef) -> bool:
+        """Asks for the pod's end; False where there is none."""
+        grace = int(node.grace.total_seconds()) + BEYOND_GRACE
+        async with self._at_once:
+            return await api.delete(f"{pods_of(node.namespace)}/{node.name}", grace=grace) is not None
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:
         """What the pod's object says now."""
@@ -142,17 +149,14 @@ class KubernetesBackend:
         """
         gangs, node = self._settings.gangs, request.node
         if ranks := gangs.needs(request):
-            of_ranks = f"{RANK} in ({','.join(map(str, sorted(ranks)))})"
-            pods = await api.list(
-                pods_of(request.spec.namespace), labels=f"{UID}={node.uid},{ROLE}={node.role},{of_ranks}"
-            )
+            pods = await api.list(pods_of(request.spec.namespace), labels=_labels(node.uid, node.role, ranks))
             if obstacle := gangs.obstacle(request, [Pod.model_validate(one) for one in pods]):
                 raise NodeNotYet(obstacle)
 
     async def _let_go(self, api: KubernetesApi, node: NodeRef, finalizer: str) -> None:
         """Gives up what is held of the node: of this incarnation, and of those that it was to replace."""
         path = pods_of(node.namespace)
-        for one in await api.list(path, labels=f"{UID}={node.uid},{ROLE}={node.role},{RANK}={node.rank}"):
+        for one in await api.list(path, labels=_labels(node.uid, node.role, [node.rank])):
             pod = Pod.model_validate(one)
             if is_held(pod, finalizer):
                 content = {"metadata": {"$deleteFromPrimitiveList/finalizers": [finalizer]}}
@@ -188,19 +192,34 @@ async def _may_create_pods(api: KubernetesApi, namespace: str) -> bool:
     return bool(answer["status"]["allowed"])
 
 
-async def _until_gone(api: KubernetesApi, path: str, name: str, *, or_held_by: str = "") -> None:
-    """Returns when the pod is no more, is out of reach, or has ended and is only held by this finalizer."""
-    async with contextlib.aclosing(api.follow(path, fields=f"metadata.name={name}")) as changes:
+async def _until_gone(api: KubernetesApi, nodes: Sequence[NodeRef], *, or_held_by: str = "") -> None:
+    """Returns when each pod is no more, is out of reach, or has ended and is only held by this finalizer."""
+    if not nodes:
+        return
+    left = {node.name for node in nodes}
+    labels = _labels(nodes[0].uid, nodes[0].role, {node.rank for node in nodes})
+
+    def over(pod: Pod) -> bool:
+        return machine_is_silent(pod) or is_held(pod, or_held_by)
+
+    async with contextlib.aclosing(api.follow(pods_of(nodes[0].namespace), labels=labels)) as changes:
         async for change in changes:
             match change:
-                case Listed(()) | Removed():
-                    return
-                case Listed((pod,)) | Changed(pod) if machine_is_silent(Pod.model_validate(pod)):
-                    return
-                case Listed((pod,)) | Changed(pod) if is_held(Pod.model_validate(pod), or_held_by):
-                    return
-                case _:
-                    pass
+                case Listed(objects):
+                    pods = [Pod.model_validate(one) for one in objects]
+                    left &= {pod.metadata.name for pod in pods if not over(pod)}
+                case Changed(one):
+                    pod = Pod.model_validate(one)
+                    left -= {pod.metadata.name} if over(pod) else set()
+                case Removed(one):
+                    left.discard(one["metadata"]["name"])
+            if not left:
+                return
+
+
+def _labels(uid: str, role: str, ranks: Iterable[int]) -> str:
+    """Selects all incarnations of some nodes."""
+    return f"{UID}={uid},{ROLE}={role},{RANK} in ({','.join(map(str, sorted(ranks)))})"
 
 
 def _refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:

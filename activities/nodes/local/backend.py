@@ -50,9 +50,9 @@ class LocalBackend:
             pending=pending,
         )
 
-    async def delete(self, node: NodeRef) -> None:
-        """Ends the node's processes; its folder stays, with the logs."""
-        await self._keeper.delete(self._folders.folder(node.name), node.grace)
+    async def delete(self, *nodes: NodeRef) -> None:
+        """Ends the nodes' processes; their folders stay, with the logs."""
+        await asyncio.gather(*(self._keeper.delete(self._folders.folder(node.name), node.grace) for node in nodes))
         self._look_again()
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:
