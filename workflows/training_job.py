@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from temporalio import workflow
@@ -76,7 +76,7 @@ with workflow.unsafe.imports_passed_through():
         SuspendAsked,
         TimePassed,
     )
-    from workflows.policy.job import decide
+    from workflows.policy.job import decide, hear
     from workflows.policy.state import JobState, NodeState
     from workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_PHASE, JOB_RESTARTS, WORLD_SIZE
 
@@ -248,9 +248,15 @@ class TrainingJob:
     # What is done
 
     def _take_all(self) -> None:
-        """Decides on all that was heard, one by one, and sends out what follows from all of it."""
+        """Decides on all that was heard, and sends out what follows from all of it."""
         while self._events:
-            self._decide(self._events.popleft())
+            event = self._events.popleft()
+            if isinstance(event, EdgeSeen):
+                # Each decision looks at every node, and a thousand of them speak at once; what is lost at once is one
+                # incident.
+                self._state = hear(self._state, event, self._job, workflow.now())
+            else:
+                self._decide(event)
         self._take(TimePassed())
 
     def _take(self, event: Event) -> None:
@@ -339,13 +345,19 @@ class TrainingJob:
         return True
 
     async def _wait(self) -> None:
-        deadline = next_deadline(self._state, self._job, workflow.now())
+        deadline = self._next_deadline()
         with suppress(TimeoutError):
             await workflow.wait_condition(
-                lambda: bool(self._events) or self._is_over() or self._may_continue(),
+                # An update decides by itself, and may bring another deadline.
+                lambda: (
+                    bool(self._events) or self._is_over() or self._may_continue() or self._next_deadline() != deadline
+                ),
                 timeout=deadline - workflow.now() if deadline is not None else None,
                 timeout_summary="next deadline of the job",
             )
+
+    def _next_deadline(self) -> datetime | None:
+        return next_deadline(self._state, self._job, workflow.now())
 
     def _continue_if_due(self, spec: Any) -> None:
         if self._may_continue() and not self._events:

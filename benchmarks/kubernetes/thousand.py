@@ -62,7 +62,9 @@ async def measure_thousand(
                 say(f"stopped here: {failed}")
                 return thousand
         finally:
+            began = time.monotonic()
             await site.end(name)
+            say(f"job: cancelled, and gone with its pods {time.monotonic() - began:.1f} s after that")
             await site.clear()
 
 

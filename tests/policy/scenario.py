@@ -24,7 +24,7 @@ from workflows.messages import (
 )
 from workflows.policy.deadlines import next_deadline
 from workflows.policy.events import EdgeSeen, Event, FailureReported, NodeFinished, TimePassed
-from workflows.policy.job import decide
+from workflows.policy.job import decide, hear
 from workflows.policy.state import JobState, NodeState
 
 UID = "0123abcd"
@@ -100,7 +100,23 @@ class Scenario:
         return self.ready(*range(self.state.nodes_max)).steps()
 
     def lost(self, rank: int, reason: str = "killed") -> Scenario:
-        return self.edge(rank, EdgeKind.LOST, source=EvidenceSource.BACKEND, detail=reason)
+        return self.take(EdgeSeen(edge=self._loss(rank, reason)))
+
+    def lost_together(self, *ranks: int) -> Scenario:
+        """The job hears of all of them before it decides."""
+        for rank in ranks:
+            self.state = hear(self.state, EdgeSeen(edge=self._loss(rank, "killed")), self.job, self.now)
+        return self.take(TimePassed())
+
+    def _loss(self, rank: int, reason: str) -> NodeEdge:
+        return NodeEdge(
+            kind=EdgeKind.LOST,
+            rank=rank,
+            incarnation=self.node(rank).incarnation,
+            time=self.now,
+            source=EvidenceSource.BACKEND,
+            detail=reason,
+        )
 
     def failure(self, rank: int, **fields: Any) -> Failure:
         return Failure(

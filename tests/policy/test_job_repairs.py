@@ -111,6 +111,12 @@ def test_a_node_that_is_ended_from_outside_is_replaced_once_its_backend_had_time
     assert job.state.incidents[-1].failure is FailureClass.NODE_LOST
 
 
+def test_nodes_that_are_lost_together_are_one_incident_and_one_restart():
+    job = Scenario("2:4").running().lost_together(2, 3)
+    assert job.group_ranks == {0: 0, 1: 1}
+    assert (job.generation, len(job.state.incidents), len(job.state.restarts)) == (2, 1, 1)
+
+
 def test_a_lost_node_of_an_elastic_job_is_gone_on_without():
     job = Scenario("1:3").running().lost(0)
     assert job.generation == 2

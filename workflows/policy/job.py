@@ -1,6 +1,6 @@
 """The brain of one job: `decide(state, event, job, now)` is everything that a TrainingJob ever decides.
 
-It first takes the event's facts in (`observe`), then brings the job as far as the facts allow: judges a broken world,
+It first takes the event's facts in (`hear`), then brings the job as far as the facts allow: judges a broken world,
 replaces what is lost, forms the next world, completes, stops. The second part looks at the state only and never at the
 event, so the same facts lead to the same decision in whatever order they came.
 """
@@ -27,9 +27,14 @@ TokenSource = Callable[[], UUID]
 
 
 def decide(state: JobState, event: Event, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
-    """What the job is after an event: the only way in which it changes."""
+    """What the job is after an event."""
+    return advance(hear(state, event, job, now), job, now, new_token=new_token)
+
+
+def hear(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+    """What the job knows after an event. `advance` must follow: after the last one, where many come at once."""
     state = joining.taken(observe(state, event, now), event, job, now)
-    return advance(wishes.asked(state, event, now), job, now, new_token=new_token)
+    return wishes.asked(state, event, now)
 
 
 def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
