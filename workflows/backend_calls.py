@@ -79,7 +79,10 @@ async def create_together(table: NodeTable, nodes: Sequence[NodeIdentity]) -> No
 def _request(table: NodeTable, nodes: Sequence[NodeIdentity]) -> NodesRequest:
     group = table.group
     return NodesRequest(
-        orders=tuple(NodeOrder(node=node, name=table.name(node), task_queue=table.queue(node)) for node in nodes),
+        orders=tuple(
+            NodeOrder(node=node, name=table.name(node), task_queue=table.queue(node), avoids=table.avoids(node.rank))
+            for node in nodes
+        ),
         spec=group.spec,
         job_id=group.job_id,
         job_first_run_id=group.job_first_run_id,

@@ -67,7 +67,7 @@ class NodeRecord(Message):
     def changed(self, **fields: object) -> NodeRecord:
         return self.model_copy(update=fields)
 
-    def view(self, *, group_rank: int | None, with_token: bool = False) -> NodeView:
+    def view(self, *, group_rank: int | None, avoids: tuple[str, ...], with_token: bool = False) -> NodeView:
         return NodeView(
             rank=self.node.rank,
             incarnation=self.node.incarnation,
@@ -86,6 +86,7 @@ class NodeRecord(Message):
             store_ports=self.store_ports,
             command_nodes=self.command_nodes,
             since=self.since,
+            avoids=avoids,
             log_path=self.log_path or (self.created.log_path if self.created else ""),
         )
 

@@ -304,7 +304,15 @@ class NodeTable:
         match event.kind:
             case NodeEventKind.GONE:
                 self.put(record.changed(phase=NodePhase.LOST, since=event.time, reason=event.reason))
-                self.edge(record, EdgeKind.LOST, event.time, source=EvidenceSource.BACKEND, detail=event.reason)
+                self.edge(
+                    record,
+                    EdgeKind.LOST,
+                    event.time,
+                    source=EvidenceSource.BACKEND,
+                    detail=event.reason,
+                    cause=event.cause,
+                    host=event.host or None,
+                )
                 return record
             case NodeEventKind.PENDING:
                 if record.phase in (NodePhase.CREATED, NodePhase.PENDING) and record.reason != event.reason:
@@ -343,7 +351,16 @@ class NodeTable:
     def _view(self, record: NodeRecord, *, with_token: bool = False) -> NodeView:
         world = self.desire.world
         member = world.members.get(record.node.rank) if world is not None else None
-        return record.view(group_rank=member.group_rank if member else None, with_token=with_token)
+        return record.view(
+            group_rank=member.group_rank if member else None,
+            avoids=self.avoids(record.node.rank),
+            with_token=with_token,
+        )
+
+    def avoids(self, rank: int) -> tuple[str, ...]:
+        """Machines that the node had better not run on."""
+        wanted = self.desire.nodes.get(rank)
+        return wanted.avoids if wanted else ()
 
     def name(self, node: NodeIdentity) -> str:
         return node_name(self.group.spec.name, node.role, node.rank, node.uid, node.incarnation)

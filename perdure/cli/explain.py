@@ -87,7 +87,8 @@ def _deed(incident: IncidentView) -> str:
     if incident.generation_after:
         generation = f"; generation {incident.generation_after} with {text.count(incident.nodes_after or 0, 'node')}"
         generation += f" (before: {incident.nodes_before})" if incident.nodes_after != incident.nodes_before else ""
-    return f"{rule}{incident.action}{generation}"
+    away = f"; new nodes keep away from {', '.join(incident.avoided)} if they can" if incident.avoided else ""
+    return f"{rule}{incident.action}{generation}{away}"
 
 
 def _course(incident: IncidentView) -> str:

@@ -207,7 +207,7 @@ def nodes(
             f"{metrics.cpu_cores:.1f}" if metrics and metrics.cpu_cores is not None else "",
             text.bytes_(metrics.memory_bytes) if metrics and metrics.memory_bytes is not None else "",
             text.age(node.since) if node.since else "",
-            escape(node.reason),
+            escape(node.reason or (f"keeps away from {', '.join(node.avoids)}" if node.avoids else "")),
         )
     out.print(table if views else f"{name} has no nodes now")
     here.hint(

@@ -77,6 +77,13 @@ def test_kueue_is_told_the_topology_in_place_of_the_scheduler(wish: str):
     assert "affinity" not in pod["spec"]
 
 
+def test_pods_of_a_group_of_kueue_s_stay_alike():
+    away = {"avoids": ("gpu-17",)}
+    assert "affinity" not in manifest(request(1).model_copy(update=away), adapter_of("kueue"))["spec"]
+    for alone in (request(2, role={"nodes": "1:3"}), request(1, queue=None)):
+        assert "affinity" in manifest(alone.model_copy(update=away), adapter_of("kueue"))["spec"]
+
+
 def test_jobs_without_a_queue_are_none_of_kueue_s_business():
     asked = request(2, queue=None)
     adapter = adapter_of("kueue")

@@ -19,7 +19,9 @@ from workflows.names import node_name
 SETTINGS = KubernetesSettings(agent_image="perdure:1", connection={"TEMPORAL_ADDRESS": "temporal:7233"})
 
 
-def manifest(role: dict[str, Any] | None = None, *, name: str = "a", **spec: Any) -> dict[str, Any]:
+def manifest(
+    role: dict[str, Any] | None = None, *, name: str = "a", avoids: tuple[str, ...] = (), **spec: Any
+) -> dict[str, Any]:
     role = {"nodes": 2, "command": ["torchrun", "train.py"], "image": "torch:1", **(role or {})}
     job = JobSpec.model_validate({"name": name, "backend": "kubernetes", "roles": {"worker": role}, **spec})
     node = NodeIdentity(uid="0a1b2c3d", role="worker", rank=130, incarnation=3, token="secret-token")
@@ -32,6 +34,7 @@ def manifest(role: dict[str, Any] | None = None, *, name: str = "a", **spec: Any
             job_first_run_id="run",
             group_id="group",
             task_queue="queue",
+            avoids=avoids,
         ),
         SETTINGS,
     )
@@ -159,6 +162,18 @@ def test_what_is_no_pod_is_refused_by_name(role: dict[str, Any], text: str):
         manifest(role)
 
 
+def test_a_suspect_machine_is_kept_away_from_beside_what_the_user_prefers():
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    ssd = {"weight": 1, "preference": {"matchExpressions": [{"key": "ssd", "operator": "Exists"}]}}
+    zone = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}
+    affinity = {"nodeAffinity": {preferred: [ssd], "requiredDuringSchedulingIgnoredDuringExecution": zone}}
+    role = {"topology": {"preferred": "rack"}, "pod_template": {"spec": {"affinity": affinity}}}
+    before, after = (manifest(role, avoids=avoids)["spec"]["affinity"] for avoids in ((), ("gpu-17", "gpu-18")))
+    others = [{"key": "metadata.name", "operator": "NotIn", "values": [machine]} for machine in ("gpu-17", "gpu-18")]
+    away = {"weight": 100, "preference": {"matchFields": others}}
+    assert after == before | {"nodeAffinity": {**affinity["nodeAffinity"], preferred: [ssd, away]}}
+
+
 def test_merging_takes_away_what_is_null_and_replaces_lists_without_names():
     under = {"a": {"b": 1, "c": 2}, "command": ["x"], "env": [{"name": "A", "value": "1"}]}
     over = {"a": {"b": None}, "command": ["y"], "env": [{"name": "B", "value": "2"}]}
@@ -184,11 +199,21 @@ def training_with(**state: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "text"),
+    ("status", "kind", "text", "cause"),
     [
-        ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, "GONE", "evicted it (Evicted: low"),
-        ({"phase": "Failed", "reason": "Preempting"}, "GONE", "made room for another pod (Preempting)"),
-        ({"phase": "Failed", "reason": "Odd", "message": "no one knows"}, "GONE", "its pod failed (Odd: no one knows)"),
+        (
+            {"phase": "Failed", "reason": "Evicted", "message": "low on memory"},
+            "GONE",
+            "evicted it (Evicted: low",
+            "UNKNOWN",
+        ),
+        ({"phase": "Failed", "reason": "Preempting"}, "GONE", "made room for another pod (Preempting)", "WANTED"),
+        (
+            {"phase": "Failed", "reason": "Odd", "message": "no one knows"},
+            "GONE",
+            "its pod failed (Odd: no one knows)",
+            "UNKNOWN",
+        ),
         (
             {
                 "phase": "Failed",
@@ -197,6 +222,7 @@ def training_with(**state: Any) -> dict[str, Any]:
             },
             "GONE",
             "preempted by a pod of higher priority",
+            "WANTED",
         ),
         (
             {
@@ -210,19 +236,28 @@ def training_with(**state: Any) -> dict[str, Any]:
             },
             "GONE",
             "its init container fetch ended with exit code 6 (Error: no host)",
+            "UNKNOWN",
         ),
-        (training_with(terminated={"exitCode": 0, "reason": "Completed"}), "GONE", "ended with exit code 0"),
-        (training_with(running={"startedAt": "2026-01-01T00:00:00Z"}), "RUNNING", ""),
-        (training_with(waiting={"reason": "ImagePullBackOff", "message": "back-off"}), "PENDING", "cannot be pulled"),
-        (training_with(waiting={"reason": "PodInitializing"}), "PENDING", ""),
-        ({}, "PENDING", ""),
+        (training_with(terminated={"exitCode": 0, "reason": "Completed"}), "GONE", "ended with exit code 0", "UNKNOWN"),
+        (training_with(terminated={"exitCode": 137, "reason": "OOMKilled"}), "GONE", "than its limit of", "JOB"),
+        ({"phase": "Failed", "reason": "NodeLost"}, "GONE", "its machine was lost", "MACHINE"),
+        (training_with(running={"startedAt": "2026-01-01T00:00:00Z"}), "RUNNING", "", "UNKNOWN"),
+        (
+            training_with(waiting={"reason": "ImagePullBackOff", "message": "back-off"}),
+            "PENDING",
+            "cannot be pulled",
+            "UNKNOWN",
+        ),
+        (training_with(waiting={"reason": "PodInitializing"}), "PENDING", "", "UNKNOWN"),
+        ({}, "PENDING", "", "UNKNOWN"),
     ],
 )
-def test_what_a_pod_says_of_its_node(status: dict[str, Any], kind: str, text: str):
+def test_what_a_pod_says_of_its_node(status: dict[str, Any], kind: str, text: str, cause: str):
     event = event_of(pod_with(status))
     assert (event.kind, event.rank, event.incarnation) == (NodeEventKind(kind), 1, 2)
     assert text in event.reason
     assert bool(event.reason) == bool(text)
+    assert (event.cause, event.host) == (cause, "gpu-17" if kind == "GONE" else "")
 
 
 def test_a_machine_that_does_not_answer_is_no_loss():

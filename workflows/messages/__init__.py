@@ -65,7 +65,14 @@ from workflows.messages.joining import JoinAnswer, JoinRefusal, JoinRequest
 from workflows.messages.logs import LogChunk, LogPosition, ReadLog
 from workflows.messages.users import Accepted, ReasonRequest, RelaunchRequest, ScaleRequest
 from workflows.messages.views import Considered, Evidence, IncidentView, JobResult, JobStatus, NodeView
-from workflows.messages.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase, ProgressSource
+from workflows.messages.vocabulary import (
+    EvidenceSource,
+    FailureClass,
+    JobPhase,
+    LossCause,
+    NodePhase,
+    ProgressSource,
+)
 from workflows.messages.workdirs import WorkdirRequest
 
 __all__ = [
@@ -104,6 +111,7 @@ __all__ = [
     "LeaseView",
     "LogChunk",
     "LogPosition",
+    "LossCause",
     "Member",
     "Message",
     "Metrics",

@@ -9,6 +9,7 @@ from perdure.spec.durations import Duration
 from perdure.spec.job import JobSpec
 from workflows.messages.agents import NodeIdentity
 from workflows.messages.base import Message
+from workflows.messages.vocabulary import LossCause
 
 
 class NodeRequest(Message):
@@ -25,6 +26,8 @@ class NodeRequest(Message):
     """The node's own."""
     nodes_min: int | None = None
     """The fewest nodes that the job trains with now, where that is not as its spec has it: it was scaled."""
+    avoids: tuple[str, ...] = ()
+    """Machines that it had better not run on."""
 
     @property
     def minimum(self) -> int:
@@ -38,6 +41,7 @@ class NodeOrder(Message):
     node: NodeIdentity
     name: str
     task_queue: str
+    avoids: tuple[str, ...] = ()
 
 
 class NodesRequest(Message):
@@ -58,6 +62,7 @@ class NodesRequest(Message):
                 node=order.node,
                 name=order.name,
                 task_queue=order.task_queue,
+                avoids=order.avoids,
                 spec=self.spec,
                 job_id=self.job_id,
                 job_first_run_id=self.job_first_run_id,
@@ -130,6 +135,10 @@ class NodeEvent(Message):
     and is nobody's failure."""
     exit_code: int | None = None
     signal: int | None = None
+    host: str = ""
+    """Of GONE: the machine that it was on, where that is known."""
+    cause: LossCause = LossCause.UNKNOWN
+    """Of GONE: whose doing it was."""
 
 
 class NodeEvents(Message):

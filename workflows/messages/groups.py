@@ -10,7 +10,7 @@ from pydantic import Field
 from workflows.messages.agents import RankStarts
 from workflows.messages.base import Message
 from workflows.messages.views import NodeView
-from workflows.messages.vocabulary import EvidenceSource
+from workflows.messages.vocabulary import EvidenceSource, LossCause
 
 
 class EdgeKind(StrEnum):
@@ -46,6 +46,8 @@ class NodeEdge(Message):
     time: datetime
     source: EvidenceSource = EvidenceSource.AGENT
     detail: str = ""
+    cause: LossCause = LossCause.UNKNOWN
+    """Of LOST."""
     queued: bool = False
     """Of PENDING: as in `NodeEvent`."""
     generation: int = 0
@@ -78,6 +80,8 @@ class GroupEdges(Message):
 class DesiredNode(Message):
     incarnation: int
     token: str
+    avoids: tuple[str, ...] = ()
+    """Machines that it had better not run on."""
 
 
 class Member(Message):

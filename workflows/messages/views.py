@@ -37,6 +37,8 @@ class NodeView(Message):
     """How many nodes its command asks torchrun for, as MIN:MAX, where that is not what the job asked for."""
     since: datetime | None = None
     """When the phase began."""
+    avoids: tuple[str, ...] = ()
+    """Suspect machines that it was asked to keep away from."""
     log_path: str = ""
     """Where the backend keeps its log, where that is a path."""
     log_end: LogPosition | None = None
@@ -87,6 +89,8 @@ class IncidentView(Message):
     action: str = ""
     waited_for: str = ""
     """Which node did not come at once, and why: the scheduler's words, say."""
+    avoided: tuple[str, ...] = ()
+    """Suspect machines that the new nodes are to keep away from, where others have room."""
     considered: tuple[Considered, ...] = ()
     generation_before: int = 0
     generation_after: int | None = None

@@ -77,6 +77,19 @@ class FailureClass(StrEnum):
     """A member did not enter a world in time."""
 
 
+class LossCause(StrEnum):
+    """Whose doing the loss of a node was, as far as its machine is concerned."""
+
+    WANTED = "WANTED"
+    """Somebody or something wanted it gone: it was deleted, drained, preempted, or asked to be replaced."""
+    JOB = "JOB"
+    """The job's own: it took more than it was allowed."""
+    MACHINE = "MACHINE"
+    """Its machine's."""
+    UNKNOWN = "UNKNOWN"
+    """Nothing is known that explains it."""
+
+
 class EvidenceSource(StrEnum):
     """Who says so. Independent sources raise confidence."""
 

@@ -36,7 +36,7 @@ def desire_for(state: JobState, group: int) -> GroupDesire:
     return GroupDesire(
         version=0,
         nodes={
-            rank: DesiredNode(incarnation=node.incarnation, token=node.token)
+            rank: DesiredNode(incarnation=node.incarnation, token=node.token, avoids=node.avoids)
             for rank, node in sorted(state.nodes.items())
             # One that winds down wants nothing, and is not told again whenever a node has gone.
             if group_index(rank) == group
@@ -173,6 +173,7 @@ def node_views(state: JobState, *, first: int | None = None) -> tuple[NodeView, 
             processes=node.processes,
             since=node.since,
             stalled_since=node.stalled_since if node.rank in stalled else None,
+            avoids=node.avoids,
         )
         for node in sorted(state.nodes.values(), key=lambda node: node.rank)[:first]
     )

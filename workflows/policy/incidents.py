@@ -96,6 +96,14 @@ def decided(
     )
 
 
+def avoiding(state: JobState, machines: tuple[str, ...]) -> JobState:
+    """New nodes were asked for, and are to keep away from these machines."""
+    incident = state.open_incident
+    if incident is None or not machines:
+        return state
+    return _replace_last(state, incident.model_copy(update={"avoided": machines}))
+
+
 def waits(state: JobState, text: str) -> JobState:
     """A node that is needed to go on does not come, and says why; the newest reason stays."""
     incident = state.open_incident

@@ -13,8 +13,8 @@ from uuid import UUID
 
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
-from workflows.messages import EvidenceSource, FailureClass, JobPhase, NodePhase
-from workflows.policy import holding, incidents, joining, waiting, wishes
+from workflows.messages import EvidenceSource, FailureClass, JobPhase, LossCause, NodePhase
+from workflows.policy import holding, incidents, joining, suspicion, waiting, wishes
 from workflows.policy.budget import backoff
 from workflows.policy.events import Event
 from workflows.policy.judge import Verdict, judge, record
@@ -50,7 +50,7 @@ def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSou
         state = _judge(state, job, now)
         if state.outcome is None:
             state = _form(state, job, now)
-            state = _staff(state, now, new_token=new_token)
+            state = _staff(state, job, now, new_token=new_token)
             state = _note_stepping(state, now)
     return _with_phase(holding.begun(state, job, now), job)
 
@@ -72,11 +72,20 @@ def _judge(state: JobState, job: JobSpec, now: datetime) -> JobState:
                     phase=NodePhase.LOST,
                     since=now,
                     reason=verdict.title,
+                    loss_cause=_cause(rank, interruption),
                     # The next one must show that it gets to the rendezvous before a world waits for it.
                     failed_starts=max(node.failed_starts, min(node.missed_worlds, 1)),
                 )
             )
     return state
+
+
+def _cause(rank: int, interruption: Interruption) -> LossCause:
+    """Why a node is given up on that is not known to be gone."""
+    if rank in interruption.ranks_with(FailureClass.NODE_UNRESPONSIVE):
+        return LossCause.MACHINE
+    # Of one that says itself that it is ended, its backend would have said more, if there were more.
+    return LossCause.WANTED if rank in interruption.ranks_with(FailureClass.NODE_LOST) else LossCause.UNKNOWN
 
 
 def _give_up_on_unreachable(state: JobState, job: JobSpec, now: datetime) -> JobState:
@@ -215,11 +224,12 @@ def _is_time(
     return now - ready_since >= job.timing.rendezvous.last_call
 
 
-def _staff(state: JobState, now: datetime, *, new_token: TokenSource) -> JobState:
+def _staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
     """Every slot has a living node, and no other node is kept."""
     for node in list(state.nodes.values()):
         if node.alive and node.rank >= state.nodes_max and not state.is_member(node):
             state = state.with_node(node.changed(phase=NodePhase.REMOVED, since=now, reason="scaled down"))
+    wanted: list[int] = []
     for rank in range(state.nodes_max):
         node = state.nodes.get(rank)
         # One that has finished is needed again where the others' world broke.
@@ -232,6 +242,12 @@ def _staff(state: JobState, now: datetime, *, new_token: TokenSource) -> JobStat
                 state = state.with_node(node)
             if node.not_before is not None and now < node.not_before:
                 continue
+            state = suspicion.remembered(state, node)
+        wanted.append(rank)
+    # Several may have been lost on one machine.
+    avoids = suspicion.avoided(state, job, now) if wanted else ()
+    for rank in wanted:
+        node = state.nodes.get(rank)
         state = state.with_node(
             NodeState(
                 rank=rank,
@@ -241,9 +257,10 @@ def _staff(state: JobState, now: datetime, *, new_token: TokenSource) -> JobStat
                 processes=node.processes if node else 1,
                 failed_starts=node.failed_starts if node else 0,
                 reason=f"replaces: {node.reason}" if node and node.reason else "",
+                avoids=avoids,
             )
         )
-    return state
+    return incidents.avoiding(state, avoids)
 
 
 def _complete(state: JobState, now: datetime) -> JobState:

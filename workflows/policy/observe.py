@@ -15,6 +15,7 @@ from workflows.messages import (
     EvidenceSource,
     FailureClass,
     FailureKind,
+    LossCause,
     NodeEdge,
     NodePhase,
     Progress,
@@ -74,7 +75,7 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
         if in_its_world:
             return state
         # Its command left before it could take part; there is no world to restart it in, so the node is replaced.
-        state = _lose(state, node, now, text)
+        state = _lose(state, node, now, text, LossCause.JOB)
         if state.world is not None:
             return state
     elif state.world is not None and failure.generation < state.world.generation:
@@ -143,6 +144,7 @@ def _(event: GroupAdopted, state: JobState, now: datetime) -> JobState:
                 store_ports=view.store_ports,
                 command_nodes=view.command_nodes,
                 commanded=view.generation,
+                avoids=view.avoids,
             )
         )
     return state
@@ -301,7 +303,7 @@ def _gone(state: JobState, node: NodeState, edge: NodeEdge, now: datetime) -> Jo
     refused = edge.kind is EdgeKind.CREATE_FAILED
     text = f"node {node.rank} {'was refused' if refused else 'lost'}: {edge.detail or 'no reason given'}"
     done = state.world is not None and node.finished >= state.world.generation
-    lost = _lose(state, node, now, edge.detail)
+    lost = _lose(state, node.changed(host=edge.host or node.host), now, edge.detail, edge.cause)
     member = state.is_member(node) and not done
     if state.outcome is not None or not (member or refused):
         return lost
@@ -318,13 +320,14 @@ def _gone(state: JobState, node: NodeState, edge: NodeEdge, now: datetime) -> Jo
     )
 
 
-def _lose(state: JobState, node: NodeState, now: datetime, reason: str) -> JobState:
+def _lose(state: JobState, node: NodeState, now: datetime, reason: str, cause: LossCause) -> JobState:
     never_ready = node.phase is not NodePhase.READY and not state.is_member(node)
     return state.with_node(
         node.changed(
             phase=NodePhase.LOST,
             since=now,
             reason=reason,
+            loss_cause=cause,
             failed_starts=node.failed_starts + 1 if never_ready else 0,
             store_ports=(),
         )

@@ -14,6 +14,7 @@ from workflows.messages import (
     FailureClass,
     IncidentView,
     JobPhase,
+    LossCause,
     Message,
     NodePhase,
     Progress,
@@ -31,6 +32,10 @@ class NodeState(Message):
     since: datetime
     """When the phase began."""
     reason: str = ""
+    loss_cause: LossCause = LossCause.WANTED
+    """Of LOST: whose doing it was."""
+    avoids: tuple[str, ...] = ()
+    """Machines that it was asked to keep away from."""
     queued: bool = False
     """Pending, and no machine is given to it: its queue has not admitted it, or none has room."""
     reachable: bool = True
@@ -87,6 +92,14 @@ class Holder(Message):
     """That it was given, or will be once there is one."""
     displaced: tuple[str, ...] = ()
     """Sessions that came under the same node ID before and are over."""
+
+
+class MachineLoss(Message):
+    """A node that was lost on a machine, and not because it was to go."""
+
+    host: str
+    time: datetime
+    cause: LossCause
 
 
 class NodeFailure(Message):
@@ -169,6 +182,8 @@ class JobState(Message):
     """Since when a (larger) world could be formed: the last call counts from here."""
     incidents: tuple[IncidentView, ...] = ()
     incident_count: int = 0
+    losses: tuple[MachineLoss, ...] = ()
+    """What speaks against machines, in the order that nodes were replaced: see `workflows.policy.suspicion`."""
     restarts: tuple[datetime, ...] = ()
     """Times of restarts that failures caused, within the budget's window."""
     failures_without_progress: int = 0

@@ -8,32 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from activities.nodes.containers import TRAINING
 from activities.nodes.kubernetes.objects import ContainerState, Pod, Terminated
-from workflows.messages import NodeEvent, NodeEventKind
+from workflows.messages import LossCause, NodeEvent, NodeEventKind
 
-ENDINGS: Mapping[str, str] = {
-    "OOMKilled": "it took more memory than its limit of {memory}",
-    "Evicted": "its machine evicted it",
-    "Preempting": "its machine made room for another pod",
-    "Terminated": "its machine shut down",
-    "NodeLost": "its machine was lost",
-    "NodeAffinity": "its machine no longer suits it",
-    "NodeShutdown": "its machine shut down",
-    "UnexpectedAdmissionError": "its machine did not take it",
-    "DeadlineExceeded": "its activeDeadlineSeconds were over",
-    "ContainerStatusUnknown": "its machine does not know what became of it",
-    "PreemptionByScheduler": "preempted by a pod of higher priority",
-    "DeletionByTaintManager": "its machine's taints do not tolerate it any more",
-    "EvictionByEvictionAPI": "evicted, as a drain of its machine does",
-    "DeletionByPodGC": "its machine is no more",
-    "TerminationByKubelet": "its machine ended it",
-    "WorkloadEvicted": "its queue has taken its place back",
-    "NotAdmitted": "its queue no longer admits it",
-    "NoMatchingWorkload": "its queue does not know its group any more",
-    "WorkloadDeleted": "its place in the queue was deleted",
+
+class Ending(NamedTuple):
+    """What a word for how a pod ended means."""
+
+    text: str
+    cause: LossCause = LossCause.WANTED
+
+
+ENDINGS: Mapping[str, Ending] = {
+    "OOMKilled": Ending("it took more memory than its limit of {memory}", LossCause.JOB),
+    "Evicted": Ending("its machine evicted it", LossCause.UNKNOWN),
+    "Preempting": Ending("its machine made room for another pod"),
+    "Terminated": Ending("its machine shut down"),
+    "NodeLost": Ending("its machine was lost", LossCause.MACHINE),
+    "NodeAffinity": Ending("its machine no longer suits it"),
+    "NodeShutdown": Ending("its machine shut down"),
+    "UnexpectedAdmissionError": Ending("its machine did not take it", LossCause.MACHINE),
+    "DeadlineExceeded": Ending("its activeDeadlineSeconds were over", LossCause.JOB),
+    "ContainerStatusUnknown": Ending("its machine does not know what became of it", LossCause.MACHINE),
+    "PreemptionByScheduler": Ending("preempted by a pod of higher priority"),
+    "DeletionByTaintManager": Ending("its machine's taints do not tolerate it any more"),
+    "EvictionByEvictionAPI": Ending("evicted, as a drain of its machine does"),
+    "DeletionByPodGC": Ending("its machine is no more"),
+    "TerminationByKubelet": Ending("its machine ended it"),
+    "WorkloadEvicted": Ending("its queue has taken its place back"),
+    "NotAdmitted": Ending("its queue no longer admits it"),
+    "NoMatchingWorkload": Ending("its queue does not know its group any more"),
+    "WorkloadDeleted": Ending("its place in the queue was deleted"),
 }
 """By Kubernetes' or Kueue's own word for how a pod ended, what it means; the word, and the message beside it, are
 kept."""
@@ -70,13 +78,16 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
     if removed or processes_ended(pod):
         ended = state.terminated or Terminated(exit_code=-1)
         signal = ended.exit_code - 128 if ended.exit_code > 128 else None
+        reason, cause = _why_ended(pod, state.terminated)
         return _event(
             pod,
             NodeEventKind.GONE,
             time=ended.finished_at,
-            reason=_why_ended(pod, state.terminated),
+            reason=reason,
             exit_code=ended.exit_code if signal is None and ended.exit_code >= 0 else None,
             signal=signal,
+            host=pod.spec.node_name,
+            cause=cause,
         )
     if state.running is not None:
         return _event(pod, NodeEventKind.RUNNING, reason=_silence(pod))
@@ -120,16 +131,18 @@ def _event(pod: Pod, kind: NodeEventKind, *, time: datetime | None = None, **fac
     )
 
 
-def _why_ended(pod: Pod, ended: Terminated | None) -> str:
+def _why_ended(pod: Pod, ended: Terminated | None) -> Ending:
     """The most telling word first: who ended it, then how its container ended."""
     for word, message in _words_of_ending(pod, ended):
-        if meaning := ENDINGS.get(word):
-            return _told(meaning.format(memory=_memory_limit(pod)), word, message)
+        if ending := ENDINGS.get(word):
+            return ending._replace(text=_told(ending.text.format(memory=_memory_limit(pod)), word, message))
     if pod.metadata.deletion_timestamp or (ended is None and pod.status.phase != "Failed"):
-        return "its pod was deleted"
+        return Ending("its pod was deleted")
     if ended is None:
-        return _failed_init_container(pod) or _told("its pod failed", pod.status.reason, pod.status.message)
-    return _told(f"its container ended with exit code {ended.exit_code}", ended.reason, ended.message)
+        text = _failed_init_container(pod) or _told("its pod failed", pod.status.reason, pod.status.message)
+    else:
+        text = _told(f"its container ended with exit code {ended.exit_code}", ended.reason, ended.message)
+    return Ending(text, LossCause.UNKNOWN)
 
 
 def _words_of_ending(pod: Pod, ended: Terminated | None) -> Iterator[tuple[str, str]]:

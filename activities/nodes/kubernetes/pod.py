@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,8 @@ def pod_of(
         _refuse_command(template)
         suggested = merged(_suggested(request, role), settings.gangs.template(request))
         pod = merged(merged(suggested, template), _required(request, role, settings))
+        if request.avoids and settings.gangs.may_differ(request):
+            pod["spec"]["affinity"] = _keeping_away(pod["spec"].get("affinity") or {}, request.avoids)
     except (AttributeError, KeyError, TypeError) as error:
         raise NodeRefused(f"roles.{request.node.role}.pod_template is no PodTemplateSpec: {error!r}") from error
     if not next(one for one in pod["spec"]["containers"] if one["name"] == TRAINING).get("image"):
@@ -166,6 +168,15 @@ def _affinity(request: NodeRequest, role: Role) -> dict[str, Any]:
         return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     preferred = [{"weight": 100, "podAffinityTerm": term}]
     return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+
+
+def _keeping_away(affinity: dict[str, Any], machines: Sequence[str]) -> dict[str, Any]:
+    """The affinity with which a pod also prefers all machines but these; it waits for none."""
+    others = [{"key": "metadata.name", "operator": "NotIn", "values": [machine]} for machine in machines]
+    kind = "preferredDuringSchedulingIgnoredDuringExecution"
+    to_machines: dict[str, Any] = affinity.get("nodeAffinity") or {}
+    preferred: list[Any] = [*to_machines.get(kind, ()), {"weight": 100, "preference": {"matchFields": others}}]
+    return affinity | {"nodeAffinity": to_machines | {kind: preferred}}
 
 
 def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) -> dict[str, Any]:

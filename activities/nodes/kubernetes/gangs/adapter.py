@@ -49,6 +49,10 @@ class GangAdapter(Protocol):
         """Of which nodes (ranks) the pods decide whether this one can be made; empty where it always can."""
         ...
 
+    def may_differ(self, request: NodeRequest) -> bool:
+        """Whether the pod may ask for other machines than its siblings do."""
+        ...
+
     def obstacle(self, request: NodeRequest, pods: Sequence[Pod]) -> str:
         """Why the pod must not be made yet; empty where it may.
 
@@ -80,6 +84,9 @@ class OneByOne:
 
     def needs(self, request: NodeRequest) -> frozenset[int]:
         return frozenset()
+
+    def may_differ(self, request: NodeRequest) -> bool:
+        return True
 
     def obstacle(self, request: NodeRequest, pods: Sequence[Pod]) -> str:
         return ""

@@ -68,6 +68,11 @@ class Kueue(OneByOne):
         first = {0} if part.start else set[int]()
         return frozenset(first | ({request.node.rank} if len(part) > 1 else set()))
 
+    def may_differ(self, request: NodeRequest) -> bool:
+        """Kueue knows the pods of a group by what they ask for, and takes one that asks for something else for no part
+        of it."""
+        return not request.spec.queue or len(_part(request)) == 1
+
     def obstacle(self, request: NodeRequest, pods: Sequence[Pod]) -> str:
         """Parts beyond the base wait for it: two jobs that each hold a part without their base would wait for ever.
 
