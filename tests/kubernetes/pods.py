@@ -176,6 +176,11 @@ class PodJob:
     async def pods(self) -> list[dict[str, Any]]:
         return await self.api.list(self.pods_path)
 
+    async def nothing_left(self) -> bool:
+        """Whether the namespace has neither pods nor anchors any more, of whichever job."""
+        anchors = await self.api.list(self.anchors_path, labels="app.kubernetes.io/managed-by=perdure")
+        return not anchors and not await self.pods()
+
     @property
     def anchors_path(self) -> str:
         return f"/api/v1/namespaces/{self.namespace}/configmaps"

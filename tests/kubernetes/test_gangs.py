@@ -6,7 +6,6 @@ Kueue itself cannot run here. `PlayedKueue` does to pods what Kueue does: its we
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -19,13 +18,10 @@ import yaml
 
 from activities.nodes.backend import NodeNotYet, NodeRefused
 from activities.nodes.kubernetes.api import KubernetesError
-from perdure.client import Client
-from perdure.worker import running_worker
+from activities.nodes.kubernetes.gangs import adapter_of
 from scripts.cluster.cluster import Cluster
-from scripts.cluster.machine import API_ADDRESS
 from tests.kubernetes.pods import PodJob, TestCluster, eventually, role, watching
-from tests.support.temporal_server import dev_server
-from tests.system.site import Job
+from tests.kubernetes.site import perdure, start
 from workflows.messages import FailureClass, JobPhase, NodeEventKind, NodePhase
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -204,63 +200,54 @@ async def test_the_elastic_part_comes_after_the_base_and_goes_without_it(
 async def test_a_job_whose_elastic_part_is_preempted_saves_and_goes_on_smaller(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, kueue: PlayedKueue
 ) -> None:
-    name = f"gang-{secrets.token_hex(4)}"
     with tempfile.TemporaryDirectory(prefix="perdure-results-") as folder:
         results = Path(folder)
         script = results / "train.py"
         script.write_text(SAVES_WHEN_ASKED_TO_END)
-        async with dev_server(options=("--ip", "0.0.0.0")) as server:
-            connection = {"TEMPORAL_ADDRESS": f"{API_ADDRESS}:{server.port}", "TEMPORAL_NAMESPACE": server.namespace}
-            backend = cluster.backend(connection=connection, gangs="kueue")
-            async with running_worker(await server.client(), backends=[backend]):
-                client = Client(address=server.address, namespace=job.namespace)
-                given = role(
-                    results,
-                    nodes="1:2",
-                    rendezvous="env",
-                    command=[sys.executable, str(script), str(results)],
-                    pod_template=ADMITTED_LATER,
-                )
-                await client.submit(
-                    {
-                        "name": name,
-                        "namespace": job.namespace,
-                        "backend": "kubernetes",
-                        "queue": "research",
-                        "limits": {"termination_grace_period": "10s"},
-                        "timing": {"rendezvous": {"last_call": "1s"}},
-                        "roles": {"worker": given},
-                    }
-                )
-                training = Job(client, name, (await client.status(name)).uid, results)
-                base = await gated_pod(job, rank=0, incarnation=1)
-                assert len(await job.pods()) == 1
-                await kueue.admit(base)
-                await training.running(nodes=1)
-                await kueue.admit(await gated_pod(job, rank=1, incarnation=1))
-                known = await training.running(nodes=2)
-                await eventually(lambda: exists(results / f"ready-{known.generation}-1"))
+        async with perdure(cluster, job.namespace, gangs=adapter_of("kueue")) as (_, client):
+            given = role(
+                results,
+                nodes="1:2",
+                rendezvous="env",
+                command=[sys.executable, str(script), str(results)],
+                pod_template=ADMITTED_LATER,
+            )
+            training = await start(
+                client,
+                given,
+                results,
+                queue="research",
+                limits={"termination_grace_period": "10s"},
+                timing={"rendezvous": {"last_call": "1s"}},
+            )
+            name = training.name
+            base = await gated_pod(job, rank=0, incarnation=1)
+            assert len(await job.pods()) == 1
+            await kueue.admit(base)
+            await training.running(nodes=1)
+            await kueue.admit(await gated_pod(job, rank=1, incarnation=1))
+            known = await training.running(nodes=2)
+            await eventually(lambda: exists(results / f"ready-{known.generation}-1"))
 
-                (elastic,) = [pod for pod in await names(job) if "-worker-1-" in pod]
-                await kueue.preempt(elastic)
-                smaller = await training.running(nodes=1, after=known.generation)
-                assert await exists(results / f"saved-{known.generation}-1")
-                (incident,) = [one for one in await training.incidents() if one.failure]
-                assert (incident.failure, incident.culprit) == (FailureClass.NODE_LOST, 1)
-                assert any("its queue has taken its place back" in sign.text for sign in incident.evidence)
+            (elastic,) = [pod for pod in await names(job) if "-worker-1-" in pod]
+            await kueue.preempt(elastic)
+            smaller = await training.running(nodes=1, after=known.generation)
+            assert await exists(results / f"saved-{known.generation}-1")
+            (incident,) = [one for one in await training.incidents() if one.failure]
+            assert (incident.failure, incident.culprit) == (FailureClass.NODE_LOST, 1)
+            assert any("its queue has taken its place back" in sign.text for sign in incident.evidence)
 
-                # Its replacement waits in the queue, and the job grows again when that admits it.
-                replacement = await gated_pod(job, rank=1, incarnation=2)
-                await kueue.let_go(elastic)
-                (waiting,) = [node for node in await client.nodes(name) if node.rank == 1]
-                assert waiting.phase in (NodePhase.REQUESTED, NodePhase.CREATED, NodePhase.PENDING)
-                await kueue.admit(replacement)
-                await training.running(nodes=2, after=smaller.generation)
+            # Its replacement waits in the queue, and the job grows again when that admits it.
+            replacement = await gated_pod(job, rank=1, incarnation=2)
+            await kueue.let_go(elastic)
+            (waiting,) = [node for node in await client.nodes(name) if node.rank == 1]
+            assert waiting.phase in (NodePhase.REQUESTED, NodePhase.CREATED, NodePhase.PENDING)
+            await kueue.admit(replacement)
+            await training.running(nodes=2, after=smaller.generation)
 
-                await client.cancel(name)
-                assert (await client.wait(name)).phase is JobPhase.CANCELLED
-                await eventually(lambda: nothing_left(job))
-            await backend.close()
+            await client.cancel(name)
+            assert (await client.wait(name)).phase is JobPhase.CANCELLED
+            await eventually(job.nothing_left)
 
 
 async def names(job: PodJob) -> list[str]:
@@ -283,8 +270,3 @@ async def gated_pod(job: PodJob, *, rank: int, incarnation: int) -> str:
 
 async def exists(path: Path) -> bool:
     return path.exists()
-
-
-async def nothing_left(job: PodJob) -> bool:
-    anchors = await job.api.list(job.anchors_path, labels="app.kubernetes.io/managed-by=perdure")
-    return not anchors and not await job.pods()

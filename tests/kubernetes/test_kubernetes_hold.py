@@ -3,46 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from pathlib import Path
 
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, eventually, role
-from tests.kubernetes.site import perdure
+from tests.kubernetes.site import perdure, start
 from tests.support.command_line import CommandLine
-from tests.system.site import Job
 from workflows.messages import JobPhase
 
 
 async def test_a_shell_in_the_pod_of_a_failed_job(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, tmp_path: Path
 ) -> None:
-    name = f"k-{secrets.token_hex(4)}"
     in_tmp = {"spec": {"containers": [{"name": "training", "workingDir": "/tmp"}]}}
     command = ["sh", "-c", "[ $RANK = 0 ] && sleep 600; touch failed-here; exit 2"]
+    worker = role(nodes=2, rendezvous="env", command=command, pod_template=in_tmp)
     async with perdure(cluster, job.namespace) as (server, client):
-        await client.submit(
-            {
-                "name": name,
-                "namespace": job.namespace,
-                "backend": "kubernetes",
-                "env": {"MODEL": "llama"},
-                "hold_on_failure": "1h",
-                "limits": {"termination_grace_period": "2s"},
-                "roles": {"worker": role(nodes=2, rendezvous="env", command=command, pod_template=in_tmp)},
-            }
-        )
-        await Job(client, name, (await client.status(name)).uid, tmp_path).until(lambda s: s.phase is JobPhase.HELD)
+        failed = await start(client, worker, tmp_path, env={"MODEL": "llama"}, hold_on_failure="1h")
+        await failed.until(lambda s: s.phase is JobPhase.HELD)
         command_line = CommandLine(tmp_path, {**server.environment, "KUBECONFIG": cluster.kubeconfig})
         looks = ("sh", "-c", "ls -d failed-here; echo $MODEL; env | grep ^PERDURE_")
         # In a thread: the worker that answers is in this process.
-        shown = await asyncio.to_thread(command_line.run, "shell", name, "-n", job.namespace, "--", *looks)
+        shown = await asyncio.to_thread(command_line.run, "shell", failed.name, "-n", job.namespace, "--", *looks)
         assert shown.out.splitlines() == ["failed-here", "llama"], shown
 
-        await client.cancel(name)
-        assert (await client.wait(name)).phase is JobPhase.FAILED
-
-        async def nothing_left() -> bool:
-            return not await job.pods()
-
-        await eventually(nothing_left)
+        await client.cancel(failed.name)
+        assert (await client.wait(failed.name)).phase is JobPhase.FAILED
+        await eventually(job.nothing_left)

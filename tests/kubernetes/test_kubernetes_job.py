@@ -16,8 +16,8 @@ from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from tests.kubernetes.pods import PodJob, TestCluster, eventually
-from tests.kubernetes.site import perdure
-from tests.system.site import SCRIPT, Job
+from tests.kubernetes.site import perdure, start
+from tests.system.site import SCRIPT
 from workflows.messages import EvidenceSource, FailureClass, JobPhase
 
 
@@ -44,24 +44,13 @@ async def test_a_pod_deleted_under_training_is_replaced_and_all_step_again(
 ) -> None:
     name = f"k-{secrets.token_hex(4)}"
     async with perdure(cluster, job.namespace) as (_, client):
-        await client.submit(
-            {
-                "name": name,
-                "namespace": job.namespace,
-                "backend": "kubernetes",
-                "env": {"OMP_NUM_THREADS": "1"},
-                "limits": {"termination_grace_period": "5s"},
-                "roles": {
-                    "worker": {
-                        "nodes": 2,
-                        "image": BARE_IMAGE,
-                        "command": ["torchrun", str(SCRIPT), str(results)],
-                        "pod_template": merged(with_host_programs(results), one_pod_per_machine(name)),
-                    }
-                },
-            }
-        )
-        training = Job(client, name, (await client.status(name)).uid, results)
+        worker = {
+            "nodes": 2,
+            "image": BARE_IMAGE,
+            "command": ["torchrun", str(SCRIPT), str(results)],
+            "pod_template": merged(with_host_programs(results), one_pod_per_machine(name)),
+        }
+        training = await start(client, worker, results, name=name, limits={"termination_grace_period": "5s"})
         await training.running(nodes=2)
         pods = {pod["spec"]["nodeName"]: pod["status"]["podIP"] for pod in await job.pods()}
         addresses = {node.address for node in await client.nodes(name)}
@@ -83,9 +72,4 @@ async def test_a_pod_deleted_under_training_is_replaced_and_all_step_again(
         await client.cancel(name)
         result = await client.wait(name)
         assert result.phase is JobPhase.CANCELLED
-
-        async def nothing_left() -> bool:
-            anchors = await job.api.list(job.anchors_path, labels="app.kubernetes.io/managed-by=perdure")
-            return not anchors and not await job.pods()
-
-        await eventually(nothing_left)
+        await eventually(job.nothing_left)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -15,8 +14,7 @@ from perdure.client import Client
 from perdure.errors import LogsUnavailable
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, role
-from tests.kubernetes.site import perdure
-from tests.system.site import Job
+from tests.kubernetes.site import perdure, start
 
 CHATTER = """
 trap 'echo last words of node $GROUP_RANK; exit 143' TERM
@@ -42,24 +40,15 @@ async def lines(
 async def test_logs_of_living_replaced_and_ended_pods(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, kept: Path
 ) -> None:
-    name = f"k-{secrets.token_hex(4)}"
     agent = {"name": "perdure-agent", "volumeMounts": [{"name": "kept", "mountPath": str(kept)}]}
     template = {
         "spec": {"initContainers": [agent], "volumes": [{"name": "kept", "hostPath": {"path": str(kept)}}]},
     }
     worker = role(nodes=2, rendezvous="env", command=["sh", "-c", CHATTER], pod_template=template)
     async with perdure(cluster, job.namespace) as (_, client):
-        await client.submit(
-            {
-                "name": name,
-                "namespace": job.namespace,
-                "backend": "kubernetes",
-                "limits": {"termination_grace_period": "5s"},
-                "outputs": {"logs": f"file://{kept}"},
-                "roles": {"worker": worker},
-            }
-        )
-        training = Job(client, name, (await client.status(name)).uid, kept)
+        limits, outputs = {"termination_grace_period": "5s"}, {"logs": f"file://{kept}"}
+        training = await start(client, worker, kept, limits=limits, outputs=outputs)
+        name = training.name
         await training.running(nodes=2)
 
         # The agents answer, and what is printed later comes, too.

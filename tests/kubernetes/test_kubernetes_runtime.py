@@ -9,15 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
-from perdure.client import Client
 from perdure.errors import Refused
-from perdure.worker import running_worker
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.images import BARE_IMAGE
-from scripts.cluster.machine import API_ADDRESS
 from tests.kubernetes.pods import PodJob, TestCluster, with_host_programs
-from tests.support.temporal_server import dev_server
+from tests.kubernetes.site import perdure
 from workflows.messages import JobPhase
 
 
@@ -38,31 +34,22 @@ async def test_a_job_runs_as_its_preset_says(
             "data": {"preset.yaml": yaml.safe_dump(content)},
         },
     )
-    async with dev_server(options=("--ip", "0.0.0.0")) as server:
-        settings = KubernetesSettings(
-            agent_image=cluster.agent_image,
-            connection={"TEMPORAL_ADDRESS": f"{API_ADDRESS}:{server.port}", "TEMPORAL_NAMESPACE": server.namespace},
-            presets_namespace=job.namespace,
-        )
-        backend = KubernetesBackend(settings, kubeconfig=cluster.kubeconfig)
-        async with running_worker(await server.client(), backends=[backend]):
-            client = Client(address=server.address, namespace=job.namespace)
+    async with perdure(cluster, job.namespace, presets_namespace=job.namespace) as (_, client):
 
-            async def submitted(role: dict[str, Any] | None = None, **fields: Any) -> str:
-                name = f"r-{secrets.token_hex(4)}"
-                command = ["sh", "-c", f'echo "$SITE $BOTH" > {tmp_path}/said']
-                role = {"nodes": 1, "nproc_per_node": 1, "command": command, **(role or {})}
-                job_fields = {"name": name, "namespace": job.namespace, "backend": "kubernetes", "runtime": "efa"}
-                await client.submit({**job_fields, "env": {"BOTH": "user"}, "roles": {"worker": role}, **fields})
-                return name
+        async def submitted(role: dict[str, Any] | None = None, **fields: Any) -> str:
+            name = f"r-{secrets.token_hex(4)}"
+            command = ["sh", "-c", f'echo "$SITE $BOTH" > {tmp_path}/said']
+            role = {"nodes": 1, "nproc_per_node": 1, "command": command, **(role or {})}
+            job_fields = {"name": name, "namespace": job.namespace, "backend": "kubernetes", "runtime": "efa"}
+            await client.submit({**job_fields, "env": {"BOTH": "user"}, "roles": {"worker": role}, **fields})
+            return name
 
-            with pytest.raises(Refused, match=r'runtime: got "eva"; unknown preset; did you mean "efa"\?'):
-                await client.wait(await submitted(runtime="eva"))
-            name = await submitted({"pod_template": {"spec": {"hostNetwork": True}}})
-            with pytest.raises(Refused, match=f"spec.hostNetwork may not be set .* {job.namespace}/site-efa"):
-                await client.wait(name)
-            name = await submitted({"pod_template": {"spec": {"nodeSelector": {"kubernetes.io/os": "linux"}}}})
-            result = await client.wait(name)
-            assert result.phase is JobPhase.SUCCEEDED, result
-            assert (tmp_path / "said").read_text() == "preset user\n"
-        await backend.close()
+        with pytest.raises(Refused, match=r'runtime: got "eva"; unknown preset; did you mean "efa"\?'):
+            await client.wait(await submitted(runtime="eva"))
+        name = await submitted({"pod_template": {"spec": {"hostNetwork": True}}})
+        with pytest.raises(Refused, match=f"spec.hostNetwork may not be set .* {job.namespace}/site-efa"):
+            await client.wait(name)
+        name = await submitted({"pod_template": {"spec": {"nodeSelector": {"kubernetes.io/os": "linux"}}}})
+        result = await client.wait(name)
+        assert result.phase is JobPhase.SUCCEEDED, result
+        assert (tmp_path / "said").read_text() == "preset user\n"
