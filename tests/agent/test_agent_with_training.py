@@ -17,7 +17,7 @@ from tests.activities.local_nodes import LocalJob, eventually, nothing_left
 from tests.agent.harness import QUICK, Workflows, recording
 from tests.agent.recorder import Call, Recorder
 from tests.support.temporal_server import DevServer
-from workflows.messages import ApplyWorld, CompleteGeneration, NodeIdentity
+from workflows.messages import ApplyWorld, CompleteGeneration, NodeIdentity, RankStarts
 from workflows.names import node_task_queue
 
 SCRIPT = """
@@ -154,7 +154,8 @@ async def test_training_goes_on_through_deaths(
             stepping = await brain.from_all("stepping", 2)
             print(f"from the command to the first step of all: {time.time() - began:.2f} s")
             assert all(one["entered_at"] for one in stepping)
-            assert [one["starts"] for one in stepping] == [{"warm": 1, "cold": 0, "reason": ""}] * len(stepping)
+            starts = [RankStarts.model_validate(one["starts"]) for one in stepping]
+            assert starts == [RankStarts(warm=1)] * len(stepping)
 
             # The end, with every rank in the exit barrier until all have finished.
             (code / "stop").touch()

@@ -29,9 +29,12 @@ from workflows.names import WORKER_TASK_QUEUE
 
 ENSURE = """
 import asyncio
-from perdure.local.control_plane import FIRST_PORT, LocalControlPlane
+from perdure.local.control_plane import LocalControlPlane
+from perdure.worker import leave
 endpoint = asyncio.run(LocalControlPlane().ensure_server())
 print(endpoint.address, LocalControlPlane().status().server.pid)
+# As perdure's own commands do.
+leave(0)
 """
 
 

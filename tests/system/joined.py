@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +70,9 @@ class Machines:
             if process.popen.poll() is None:
                 children = psutil.Process(process.popen.pid).children(recursive=True)
                 for child in (process.popen, *children):
-                    child.kill()
+                    # Any of them may end by itself, or with one that was killed before it.
+                    with suppress(psutil.NoSuchProcess):
+                        child.kill()
                 process.popen.wait()
             print(f"--- {process.popen.args}:\n{process.text}", file=sys.stderr)
 
