@@ -120,8 +120,16 @@ async def site(report: Callable[[str], None]) -> AsyncGenerator[Site]:
             await api.close()
 
 
-async def eventually(look: Callable[[], Awaitable[Found | None]], *, seconds: float, otherwise: str) -> Found:
+async def eventually(
+    look: Callable[[], Awaitable[Found | None]], *, seconds: float, otherwise: str, pause: float = 0.05
+) -> Found:
     """Asks again and again until there is an answer.
+
+    Args:
+        look: Asks once.
+        seconds: How long this goes on.
+        otherwise: What is the matter then.
+        pause: Seconds between two questions.
 
     Raises:
         TrialFailed: with `otherwise`, if there is none for that long.
@@ -130,7 +138,7 @@ async def eventually(look: Callable[[], Awaitable[Found | None]], *, seconds: fl
     while not (found := await look()):
         if time.monotonic() > deadline:
             raise TrialFailed(f"{otherwise} within {seconds:.0f} s")
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(pause)
     return found
 
 
