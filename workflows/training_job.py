@@ -345,12 +345,15 @@ class TrainingJob:
         return True
 
     async def _wait(self) -> None:
-        deadline = self._next_deadline()
+        state, deadline = self._state, self._next_deadline()
         with suppress(TimeoutError):
             await workflow.wait_condition(
-                # An update decides by itself, and may bring another deadline.
                 lambda: (
-                    bool(self._events) or self._is_over() or self._may_continue() or self._next_deadline() != deadline
+                    bool(self._events)
+                    or self._is_over()
+                    or self._may_continue()
+                    # An update decides by itself, and may bring another deadline. To find it, all nodes are looked at.
+                    or (self._state is not state and self._next_deadline() != deadline)
                 ),
                 timeout=deadline - workflow.now() if deadline is not None else None,
                 timeout_summary="next deadline of the job",
