@@ -315,7 +315,9 @@ class NodeTable:
                 )
                 return record
             case NodeEventKind.PENDING:
-                if record.phase in (NodePhase.CREATED, NodePhase.PENDING) and record.reason != event.reason:
+                # It may be told before the activity that made the node has answered, and is told only once.
+                early = (NodePhase.REQUESTED, NodePhase.CREATED, NodePhase.PENDING)
+                if record.phase in early and record.reason != event.reason:
                     self.put(record.changed(phase=NodePhase.PENDING, since=event.time, reason=event.reason))
                     self.edge(
                         record,

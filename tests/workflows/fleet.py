@@ -243,6 +243,8 @@ class Fleet:
         """Ranks that were asked for together."""
         self.cut_off: dict[int, str] = {}
         """By rank, why the node does not get to the others."""
+        self.told_early: dict[int, str] = {}
+        """By rank, why no machine is given to it: the watch says so before the node's maker has answered."""
         self.unseen: set[int] = set()
         """Ranks whose first incarnation is taken away before anybody sees it."""
         self.withhold_events = False
@@ -295,10 +297,25 @@ class Fleet:
         if key not in self.nodes or self.nodes[key].request.node.uid != request.node.uid:
             node = self.nodes[key] = PlayedNode(self, request)
             self._started.append(node)
-            if rank not in self.pending:
+            if rank in self.told_early:
+                await self._tell_that_it_waits(request, self.told_early[rank])
+            elif rank not in self.pending:
                 await node.start()
         self.changed()
         return CreatedNode(name=request.name, address="127.0.0.1", host="here", pending=self.pending.get(rank, ""))
+
+    async def _tell_that_it_waits(self, request: NodeRequest, reason: str) -> None:
+        node = request.node
+        event = NodeEvent(
+            kind=NodeEventKind.PENDING,
+            rank=node.rank,
+            incarnation=node.incarnation,
+            time=now(),
+            reason=reason,
+            queued=True,
+        )
+        group = self.client.get_workflow_handle(request.group_id)
+        await group.signal("node_events", NodeEvents(events=(event,)))
 
     async def _make_for_ever(self, name: str) -> None:
         self._making.add(name)

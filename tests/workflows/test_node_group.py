@@ -71,6 +71,16 @@ async def test_a_node_that_came_and_went_before_the_watch_looked_is_replaced(mon
         assert fleet.watches == 2, "begun again once, and it told of all others"
 
 
+async def test_what_the_watch_says_before_the_node_s_maker_has_answered_is_heard():
+    async with dev_server() as server, running_fleet(await server.client()) as fleet:
+        fleet.told_early = dict.fromkeys(range(2), "no machine can take it")
+        handle = await submit(fleet, job_spec("2"))
+        known = await until(handle, lambda s: s.phase is JobPhase.WAITING)
+        assert "no machine can take it" in known.reason
+        await handle.execute_update("scale", ScaleRequest(nodes="1"))
+        await eventually(lambda: len(fleet.deleted) == 1)
+
+
 async def test_a_watch_that_died_misses_nothing_that_its_group_knows():
     async with dev_server() as server, running_fleet(await server.client()) as fleet:
         handle = await submit(fleet, job_spec("2"))
