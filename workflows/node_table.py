@@ -11,7 +11,6 @@ from typing import Any
 
 from perdure.spec.durations import format_duration
 from perdure.spec.job import Backend
-from perdure.spec.timing import Timing
 from workflows.edges import EdgeBatch
 from workflows.messages import (
     Adopt,
@@ -50,7 +49,9 @@ class NodeTable:
 
     def __init__(self, group: GroupInput) -> None:
         carried = group.table
+        _, role = group.spec.role
         self.group = group
+        self.timing = group.spec.timing.of(role.nodes.max)
         self.desire = group.desire
         self.records: dict[int, NodeRecord] = dict(carried.records) if carried else {}
         self.retiring: dict[tuple[int, int], NodeRecord] = {
@@ -66,10 +67,6 @@ class NodeTable:
         self.owner_closed = False
         self.dirty = True
         """There may be something to do about what is known."""
-
-    @property
-    def timing(self) -> Timing:
-        return self.group.spec.timing
 
     @property
     def winding_down(self) -> bool:

@@ -23,6 +23,21 @@ class LeaseTiming(Section):
     """A lease not renewed for this long lapses: three missed heartbeats."""
     schedule_to_start: Duration = timedelta(seconds=4)
     """How long a lease may wait for its agent to take it, before the node counts as unreachable."""
+    heartbeat_per_node: Duration = timedelta(milliseconds=10)
+    """Heartbeat interval per node of the job, where that comes to more: keeps a job within 100 renewals a second, each
+    of them a write of Temporal's database. The other two grow along."""
+
+    def of(self, nodes: int) -> LeaseTiming:
+        """What holds for a job of so many nodes: a heartbeat every 2 s up to 200 of them, every 10 s for 1,000."""
+        least = nodes * self.heartbeat_per_node
+        heartbeat = max(self.heartbeat, least)
+        return self.model_copy(
+            update={
+                "heartbeat": heartbeat,
+                "timeout": max(self.timeout, 3 * heartbeat),
+                "schedule_to_start": max(self.schedule_to_start, 3 * least),
+            }
+        )
 
     @model_validator(mode="after")
     def _timeout_exceeds_heartbeat(self) -> LeaseTiming:
@@ -56,6 +71,10 @@ class RendezvousTiming(Section):
     a machine that has room, does not count (`limits.queue_timeout`)."""
     victim_grace: Duration = timedelta(seconds=1)
     """Where every report so far says only that a peer went away, how long to wait for the culprit's own report."""
+    settle_per_node: Duration = timedelta(milliseconds=1)
+    """Where nodes were lost, how long to listen for the loss of more, per node of the world: a rack's machines do not
+    go in one message, and a world that is told to a thousand should not be the wrong one. What comes to less than 0.1 s
+    is not waited for."""
     enter_timeout: Duration = timedelta(minutes=5)
     """How long a node may take to enter a world that it was given (0.2 s is usual; a new node must start Python and
     torch first) before its command is started again, and the next time the node is replaced; 0 is for ever."""
@@ -66,8 +85,16 @@ class CommandTiming(Section):
 
     schedule_to_start: Duration = timedelta(seconds=4)
     """How long a command may wait for its agent to take it (70 ms is usual)."""
+    schedule_to_start_per_node: Duration = timedelta(milliseconds=30)
+    """The same, per node of the job, where that comes to more: a world is told to all of them at once (1,000 nodes took
+    20 s on a machine of two cores that also was the server)."""
     start_to_close: Duration = timedelta(seconds=10)
     """How long an agent may take to carry a command out."""
+
+    def of(self, nodes: int) -> CommandTiming:
+        """What holds for a job of so many nodes."""
+        longest = max(self.schedule_to_start, nodes * self.schedule_to_start_per_node)
+        return self.model_copy(update={"schedule_to_start": longest})
 
 
 class ProcessTiming(Section):
@@ -107,3 +134,7 @@ class Timing(Section):
     """When a node is said to stand still."""
     owner_check: Duration = timedelta(seconds=30)
     """How often a group's watch asks whether its job still runs; a closed job means wind down."""
+
+    def of(self, nodes: int) -> Timing:
+        """What holds for a job of so many nodes."""
+        return self.model_copy(update={"lease": self.lease.of(nodes), "commands": self.commands.of(nodes)})

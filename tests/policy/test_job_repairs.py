@@ -40,6 +40,14 @@ def test_an_exit_without_an_error_text_may_be_a_victim():
     assert job.state.incidents[-1].failure is FailureClass.NODE_LOST
 
 
+def test_machines_of_a_large_job_that_go_one_after_the_other_cost_it_one_restart():
+    job = Scenario("150:200").running().lost(1).wait(0.1).lost(2)
+    assert job.generation == 1
+    job.wait(0.11)
+    assert (job.generation, job.state.world.nodes if job.state.world else 0) == (2, 198)
+    assert len(job.state.restarts) == 1
+
+
 def test_victims_alone_restart_in_place_after_the_grace():
     job = Scenario("3").running().peer_failed(0).wait(0.9)
     assert job.generation == 1

@@ -6,7 +6,7 @@ Every verdict names its rule and what else was considered, which is what `perdur
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from perdure.spec.job import Backend, JobSpec
 from perdure.spec.recovery import CapacityLoss
@@ -49,6 +49,9 @@ _GONE = {
 """Why a node is given up on: what is said of it, and why its ranks cannot just be restarted."""
 
 
+_WORTH_WAITING = timedelta(milliseconds=100)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What to do about a broken world."""
@@ -65,12 +68,14 @@ class Verdict:
 
 
 def waits_until(state: JobState, interruption: Interruption, job: JobSpec) -> datetime | None:
-    """Until when a decision should wait for a culprit to speak, or for a backend that knows why it ends a node; None
-    where enough is known."""
-    if interruption.requested is not None or any(
-        failure.certain and failure.failure is not FailureClass.PEER_LOST for failure in interruption.failures
-    ):
+    """Until when a decision should wait for a culprit to speak, for a backend that knows why it ends a node, or for the
+    loss of more nodes; None where enough is known."""
+    if interruption.requested is not None:
         return None
+    certain = {failure.failure for failure in interruption.failures if failure.certain} - {FailureClass.PEER_LOST}
+    if certain:
+        settles = len(state.members) * job.timing.rendezvous.settle_per_node
+        return interruption.since + settles if certain & _NODE_FAILURES and settles >= _WORTH_WAITING else None
     reported = {failure.rank for failure in interruption.failures}
     if interruption.ranks_with(FailureClass.NODE_LOST):
         # Its agent says so; the backend, whose word comes by way of a kubelet, knows of the drain or the deletion.
