@@ -19,6 +19,7 @@ from agent.owner import JobFate, ask_fate
 from workflows.messages import (
     CreatedNode,
     NodeEvent,
+    NodeEventKind,
     NodeEvents,
     NodeRef,
     NodeRequest,
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 _CALL_TIMEOUT = timedelta(seconds=5)
 """For one signal or question; both are repeated."""
+_GATHER = 0.5
+"""Seconds between two messages to a group: each is an event of its history and a decision of its worker, and a thousand
+pods have thousands of things to say while they start. The first goes at once, and so does the loss of a node."""
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 _BEAT = timedelta(seconds=2)
@@ -198,17 +202,21 @@ class NodeActivities:
 
 
 class _Telling:
-    """Signals to one group: in order, together where they wait, and again until they have arrived."""
+    """Signals to one group: in order, some together, and again until they have arrived."""
 
     def __init__(self, client: Client, group_id: str) -> None:
         self._group = client.get_workflow_handle(group_id)
         self._waiting: list[NodeEvent] = []
         self._owner_closed = False
         self._changed = asyncio.Event()
+        self._urgent = asyncio.Event()
 
     def events(self, batch: Iterable[NodeEvent]) -> None:
-        self._waiting.extend(batch)
+        events = tuple(batch)
+        self._waiting.extend(events)
         self._changed.set()
+        if any(event.kind is NodeEventKind.GONE for event in events):
+            self._urgent.set()
 
     def owner_closed(self) -> None:
         self._owner_closed = True
@@ -220,6 +228,7 @@ class _Telling:
         while True:
             await self._changed.wait()
             self._changed.clear()
+            self._urgent.clear()
             message = NodeEvents(events=tuple(self._waiting), owner_closed=self._owner_closed)
             try:
                 await self._group.signal("node_events", message, rpc_timeout=_CALL_TIMEOUT)
@@ -236,6 +245,8 @@ class _Telling:
                 del self._waiting[: len(message.events)]
                 if message.owner_closed:
                     self._owner_closed = False
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._urgent.wait(), _GATHER)
 
 
 @contextlib.asynccontextmanager

@@ -170,6 +170,17 @@ async def test_the_group_hears_of_its_nodes_at_once(running: Running) -> None:
     assert not job.processes()
 
 
+async def test_the_loss_of_a_node_does_not_wait_for_other_news(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activities.nodes.activities._GATHER", 3600.0)
+    await running.group.execute_update(WatchedGroup.create, running.job.request())
+    await running.until_event("RUNNING")
+    await eventually(lambda: running.job.pids("sleep 600"))
+    os.kill(running.job.pids("-m perdure_launcher")[0], signal.SIGKILL)
+    await running.until_event("GONE")
+
+
 async def test_a_refusal_is_not_retried(running: Running) -> None:
     refused = await running.group.execute_update(
         WatchedGroup.create, LocalJob(running.job.state, workdir={"path": "/no/such"}).request()
