@@ -15,12 +15,14 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
+from urllib.request import getproxies
 
 import aiohttp
 from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.utils import Backoff, on_retry_after_error
+from pydantic_core import from_json
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,8 @@ class KubernetesApi:
 
     def __init__(self, configuration: Configuration) -> None:
         configuration.connection_pool_maxsize = 0  # Without limit: every watch holds a connection.
+        # Where no proxy is set, looking for one would cost each request a search for the user's netrc.
+        cast("Any", configuration).client_session_kwargs = {"trust_env": bool(getproxies())}
         self._client: Any = ApiClient(configuration)
 
     @classmethod
@@ -230,7 +234,7 @@ class KubernetesApi:
         response = await self._send("GET", path, {**query, **watching}, None, patience=_WATCH_TIMEOUT)
         try:
             async for line in _lines(response):
-                event = json.loads(line)
+                event = from_json(line)
                 if event["type"] == "ERROR":
                     raise _error(event["object"])
                 yield event["type"], event["object"]
@@ -248,7 +252,7 @@ class KubernetesApi:
     ) -> Object:
         async def once() -> Object:
             response = await self._send(method, path, query or {}, content, content_type=content_type)
-            return json.loads(await response.read())
+            return from_json(await response.read())
 
         def again(error: Exception) -> bool:
             return error.transient if isinstance(error, KubernetesError) else isinstance(error, TRANSIENT)

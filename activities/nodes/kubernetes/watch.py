@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterator
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from activities.nodes.backend import Fact, Revocation
 from activities.nodes.kubernetes.anchor import Anchors
@@ -25,6 +26,25 @@ logger = logging.getLogger(__name__)
 def pods_of(namespace: str) -> str:
     """The API's path of a namespace's pods."""
     return f"/api/v1/namespaces/{namespace}/pods"
+
+
+class _Told(NamedTuple):
+    """What a change says of pods."""
+
+    there: tuple[Pod, ...] = ()
+    removed: tuple[Pod, ...] = ()
+    whole: bool = False
+    """There are no others."""
+
+
+def _pods_of(change: Change) -> _Told:
+    match change:
+        case Listed(objects):
+            return _Told(there=tuple(Pod.model_validate(one) for one in objects), whole=True)
+        case Changed(one):
+            return _Told(there=(Pod.model_validate(one),))
+        case Removed(one):
+            return _Told(removed=(Pod.model_validate(one),))
 
 
 class GroupWatch:
@@ -53,15 +73,16 @@ class GroupWatch:
         changes = self._api.follow(pods_of(self._namespace), labels=self._labels)
         async with contextlib.aclosing(changes):
             async for change in changes:
-                if (revocation := await self._revocation(change)) is not None:
+                told = _pods_of(change)
+                if (revocation := await self._revocation(told)) is not None:
                     self._revoked = True
                     yield (revocation,)
-                if batch := tuple(self._news(change)):
+                if batch := tuple(self._news(told)):
                     yield batch
 
-    async def _revocation(self, change: Change) -> Revocation | None:
+    async def _revocation(self, told: _Told) -> Revocation | None:
         """Whether the job is not wanted any more, asked where pods are taken away, before that is told."""
-        owner = next(self._owners_of_deleted(change), None)
+        owner = next(self._owners_of_deleted(told), None)
         if self._revoked or owner is None:
             return None
         try:
@@ -71,42 +92,29 @@ class GroupWatch:
             return None
         return Revocation(reason) if reason else None
 
-    def _owners_of_deleted(self, change: Change) -> Iterator[OwnerReference]:
+    def _owners_of_deleted(self, told: _Told) -> Iterator[OwnerReference]:
         """The owners of pods that somebody began to delete, or has deleted, while their processes ran."""
-        match change:
-            case Listed(objects):
-                pods = [Pod.model_validate(one) for one in objects]
-                present = {pod.metadata.uid for pod in pods}
-                deleted = [pod for pod in self._pods.values() if pod.metadata.uid not in present]
-                deleted += [pod for pod in pods if pod.metadata.deletion_timestamp]
-                if self._expected and not pods:
-                    yield OwnerReference(name=self._anchor)
-            case Changed(one):
-                pod = Pod.model_validate(one)
-                deleted = [pod] if pod.metadata.deletion_timestamp else []
-            case Removed(one):
-                deleted = [Pod.model_validate(one)]
+        deleted = [*told.removed, *self._absent(told), *(pod for pod in told.there if pod.metadata.deletion_timestamp)]
+        if told.whole and self._expected and not told.there:
+            yield OwnerReference(name=self._anchor)
         for pod in deleted:
             known = self._pods.get(pod.metadata.uid)
             old_news = known is not None and (known.metadata.deletion_timestamp or processes_ended(known))
             if not old_news:
                 yield from pod.metadata.owner_references
 
-    def _news(self, change: Change) -> Iterator[NodeEvent]:
-        match change:
-            case Listed(objects):
-                pods = [Pod.model_validate(one) for one in objects]
-                present = {pod.metadata.uid for pod in pods}
-                for known in list(self._pods.values()):
-                    if known.metadata.uid not in present:
-                        yield from self._removed(known)
-                for pod in pods:
-                    yield from self._seen(pod)
-                yield from self._missed()
-            case Changed(one):
-                yield from self._seen(Pod.model_validate(one))
-            case Removed(one):
-                yield from self._removed(Pod.model_validate(one))
+    def _absent(self, told: _Told) -> list[Pod]:
+        """Pods that were known, and are not in a list of all that there are."""
+        present = {pod.metadata.uid for pod in told.there}
+        return [pod for uid, pod in self._pods.items() if uid not in present] if told.whole else []
+
+    def _news(self, told: _Told) -> Iterator[NodeEvent]:
+        for pod in (*told.removed, *self._absent(told)):
+            yield from self._removed(pod)
+        for pod in told.there:
+            yield from self._seen(pod)
+        if told.whole:
+            yield from self._missed()
 
     def _seen(self, pod: Pod) -> Iterator[NodeEvent]:
         uid = pod.metadata.uid
