@@ -63,9 +63,15 @@ class ControlPlane(Protocol):
 class TemporalControlPlane:
     """Temporal directly: signals to workflows, and an activity worker on the node's own queue."""
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, *, client: Client | None = None) -> None:
+        """Connects when it is first needed.
+
+        Args:
+            config: What the agent was started with.
+            client: A connection to use instead of one of its own.
+        """
         self._config = config
-        self._client: Client | None = None
+        self._client = client
         self._connecting = asyncio.Lock()
 
     async def signal(self, destination: Destination, name: str, message: AgentMessage) -> None:
@@ -121,7 +127,7 @@ class TemporalControlPlane:
                     **connection,
                     data_converter=pydantic_data_converter,
                     identity=f"{node.role}-{node.rank}/{node.incarnation}@{self._config.host}",
-                    runtime=_runtime(),
+                    runtime=shared_runtime(),
                     connect_timeout=_CALL_TIMEOUT,
                 )
             return self._client
@@ -130,7 +136,7 @@ class TemporalControlPlane:
 _shared_runtime: Runtime | None = None
 
 
-def _runtime() -> Runtime:
+def shared_runtime() -> Runtime:
     """One per process: each has its own threads."""
     global _shared_runtime
     if _shared_runtime is None:

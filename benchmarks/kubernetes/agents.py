@@ -1,13 +1,15 @@
 """Plays the agents of pods in which nothing runs: `python -m benchmarks.kubernetes.agents`, a process for many of them.
 
-Each has the real agents' own connection, worker and queue, takes leases and worlds and sends heartbeats at their pace;
-what it says of processes is made up. It begins when its pod runs and ends, without a word, when its pod is gone.
+Each has a worker and a queue of its own, takes leases and worlds and sends heartbeats at the real agents' pace; what it
+says of processes is made up. It begins when its pod runs and ends, without a word, when its pod is gone. Connections
+are shared by some: a thousand of them would cost the machine that the server runs on as well.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import sys
 from dataclasses import dataclass, field
@@ -16,11 +18,14 @@ from itertools import count
 from typing import Any
 
 from temporalio import activity
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.envconfig import ClientConfig
 
 from activities.nodes.kubernetes.api import Changed, KubernetesApi, Listed, Object, Removed
 from activities.nodes.kubernetes.pod import INCARNATION, PREPARE, RANK
 from agent.config import AgentConfig
-from agent.transport import Destination, TemporalControlPlane
+from agent.transport import Destination, TemporalControlPlane, shared_runtime
 from perdure.worker import leave
 from workflows.messages import (
     ApplyWorld,
@@ -37,7 +42,7 @@ from workflows.messages import (
     StopNode,
 )
 
-STARTS_AT_ONCE = 16
+CONNECTIONS = 8
 
 
 @dataclass
@@ -56,10 +61,10 @@ class Tally:
 class PlayedAgent:
     """One incarnation."""
 
-    def __init__(self, config: AgentConfig, tally: Tally) -> None:
+    def __init__(self, config: AgentConfig, tally: Tally, client: Client) -> None:
         self._config = config
         self._tally = tally
-        self._control = TemporalControlPlane(config)
+        self._control = TemporalControlPlane(config, client=client)
         self._started_at = datetime.now(UTC)
         self._sequence = count(1)
         self._generation = 0
@@ -141,12 +146,10 @@ async def play(kubeconfig: str, namespace: str, share: int, shares: int) -> None
     """Plays the agents of every n-th rank, and says each second how they are."""
     tally = Tally()
     playing: dict[str, asyncio.Task[None]] = {}
-    starting = asyncio.Semaphore(STARTS_AT_ONCE)
+    connections = itertools.cycle([await _connection() for _ in range(CONNECTIONS)])
 
     async def agent(config: AgentConfig) -> None:
-        async with starting:
-            played = PlayedAgent(config, tally)
-        await played.run()
+        await PlayedAgent(config, tally, next(connections)).run()
 
     def seen(pod: Object) -> None:
         labels = pod["metadata"]["labels"]
@@ -174,6 +177,11 @@ async def play(kubeconfig: str, namespace: str, share: int, shares: int) -> None
                 case Removed(pod):
                     gone(pod["metadata"]["name"])
     reporting.cancel()
+
+
+async def _connection() -> Client:
+    settings = ClientConfig.load_client_connect_config()
+    return await Client.connect(**settings, data_converter=pydantic_data_converter, runtime=shared_runtime())
 
 
 async def _report(tally: Tally) -> None:

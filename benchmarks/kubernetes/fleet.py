@@ -1,4 +1,4 @@
-"""A thousand nodes that only exist in the API: KWOK plays their kubelets, and their pods run at once.
+"""A thousand pods on machines that only exist in the API: KWOK plays their kubelets, and their pods run at once.
 
 Nothing runs in such a pod, so its agent is played as well (`agents.py`), from the very configuration that a real one
 would be given. Job, backend, API server, scheduler, Temporal server and worker are real.
@@ -27,12 +27,18 @@ ROLE = "worker"
 KWOK = "kwok.x-k8s.io/node"
 AT_ONCE = KubernetesSettings(agent_image="").creates_at_once
 LOOK_SECONDS = 600.0
+PODS_EACH = 8
+"""Of a played machine. A machine renews its lease every ten seconds, and the API server's machine is ours."""
+
+SPARE_MACHINES = 8
+"""For replacements, which come before what they replace is gone."""
 
 
 @asynccontextmanager
-async def played_machines(api: BenchmarkApi, count: int) -> AsyncGenerator[None]:
-    """Machines for played pods, closed to all others."""
+async def played_machines(api: BenchmarkApi, pods: int) -> AsyncGenerator[None]:
+    """Machines for so many played pods, closed to all others."""
     nodes = "/api/v1/nodes"
+    count = -(-pods // PODS_EACH) + SPARE_MACHINES
     try:
         await at_once(api.create(nodes, _machine(number)) for number in range(count))
         yield
@@ -41,7 +47,7 @@ async def played_machines(api: BenchmarkApi, count: int) -> AsyncGenerator[None]
 
 
 def large_job(name: str, namespace: str, nodes: int) -> dict[str, Any]:
-    """A job whose pods land on played machines, one on each."""
+    """A job whose pods land on played machines."""
     return {
         "name": name,
         "namespace": namespace,
@@ -127,7 +133,8 @@ def _machine_name(number: int) -> str:
 
 def _machine(number: int) -> Object:
     name = _machine_name(number)
-    capacity = {"cpu": "32", "memory": "128Gi", "pods": "4"}
+    # A little more than the training of so many pods asks for: each has a sidecar.
+    capacity = {"cpu": str(17 * PODS_EACH), "memory": f"{65 * PODS_EACH}Gi", "pods": str(2 * PODS_EACH)}
     return {
         "apiVersion": "v1",
         "kind": "Node",

@@ -16,14 +16,13 @@ from typing import Any
 
 import psutil
 
-from activities.nodes.kubernetes.pod import INCARNATION
+from activities.nodes.kubernetes.pod import RANK
 from benchmarks.recovery.processes import TrialFailed
 from benchmarks.recovery.steady import MEGABYTE, cpu_seconds
 from perdure.errors import NoWorker
-from workflows.messages import JobPhase, NodeView
-from workflows.names import node_name
+from workflows.messages import JobPhase, JobStatus, NodeView
 
-from .fleet import ROLE, at_once, played_machines, post_bare, post_job
+from .fleet import at_once, played_machines, post_bare, post_job
 from .records import Held, Relaunched, Thousand
 from .site import Site, eventually
 
@@ -119,38 +118,39 @@ async def _listen(players: Players, share: int, process: asyncio.subprocess.Proc
         players.said[share] = json.loads(line)
 
 
-async def _whole(site: Site, name: str, nodes: int) -> None:
-    async def whole() -> bool:
+async def _whole(site: Site, name: str, nodes: int, *, after: int = 0) -> JobStatus:
+    """The job's status once all its nodes are in one world, of a later generation than the one given."""
+
+    async def whole() -> JobStatus | None:
         # A worker that hears a thousand agents at once may not get to answering within a call's time.
         with suppress(NoWorker):
             status = await site.client.status(name)
-            return status.phase is JobPhase.RUNNING and status.nodes == nodes and not status.unreachable
-        return False
+            running = status.phase is JobPhase.RUNNING and status.generation > after
+            return status if running and status.nodes == nodes and not status.unreachable else None
+        return None
 
     otherwise = f"the job does not run with {nodes} nodes"
-    await eventually(whole, seconds=FORMED_SECONDS, otherwise=otherwise, pause=WHOLE_PAUSE)
+    return await eventually(whole, seconds=FORMED_SECONDS, otherwise=otherwise, pause=WHOLE_PAUSE)
 
 
 async def _lose(site: Site, name: str, *, nodes: int, lost: int) -> Relaunched:
     """Nodes of all groups at once: their pods are deleted without grace, and their agents end with them."""
-    victims = [f"{site.pods_path}/{node}" for node in await _pod_names(site, name, nodes, lost)]
+    generation = (await site.client.status(name)).generation
+    ranks = sorted({round(number * nodes / lost) for number in range(lost)})
+    pods = f"{RANK} in ({','.join(map(str, ranks))})"
+    victims = {pod["metadata"]["name"] for pod in await site.api.list(site.pods_path, labels=pods)}
     began = time.monotonic()
-    losing = asyncio.create_task(at_once(site.api.delete(victim, grace=0) for victim in victims))
+    losing = asyncio.create_task(at_once(site.api.delete(f"{site.pods_path}/{one}", grace=0) for one in victims))
 
     async def requested() -> bool:
-        return len(await site.api.list(site.pods_path, labels=f"{INCARNATION}=2")) >= lost
+        there = {pod["metadata"]["name"] for pod in await site.api.list(site.pods_path, labels=pods)}
+        return len(there - victims) >= lost
 
     await eventually(requested, seconds=120, otherwise=f"{lost} lost nodes were not asked for again")
     requested_after = time.monotonic() - began
     await losing
-    await _whole(site, name, nodes)
+    await _whole(site, name, nodes, after=generation)
     return Relaunched(nodes=lost, of=nodes, requested=requested_after, whole=time.monotonic() - began)
-
-
-async def _pod_names(site: Site, name: str, nodes: int, lost: int) -> list[str]:
-    ranks = {round(number * nodes / lost) for number in range(lost)}
-    uid = (await site.client.status(name)).uid
-    return [node_name(name, ROLE, rank, uid, 1) for rank in sorted(ranks)]
 
 
 async def _hold(site: Site, players: Players, name: str, *, nodes: int, seconds: float) -> Held:
