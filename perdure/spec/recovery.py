@@ -49,6 +49,9 @@ class Retry(Section):
     """Restarts allowed within `window`. Losses of nodes count; scaling and resuming by users do not."""
     window: PositiveDuration = timedelta(hours=1)
     """Only restarts of the last this long count against `max_restarts`."""
+    same_loss: Duration = timedelta(seconds=30)
+    """Nodes that are lost within this long of a restart that counts do not make another: when a rack or a switch goes,
+    the news of its machines takes seconds."""
     no_progress_limit: Integer = Field(default=3, ge=1)
     """The job stops after this many restarts in a row without a step beyond the furthest one so far."""
     fatal_exit_codes: list[Annotated[Integer, Field(ge=1, le=255)]] = Field(default=[2])

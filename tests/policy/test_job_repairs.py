@@ -257,6 +257,22 @@ def test_the_restart_budget_slides():
     assert "retry.max_restarts" in job.state.outcome.reason
 
 
+def test_machines_that_go_with_others_do_not_use_up_the_budget():
+    job = Scenario("2:16", retry={"max_restarts": 2}).running()
+    for rank in range(10):
+        job.lost(rank).wait(2)
+    assert job.state.outcome is None
+    assert len(job.state.restarts) == 1
+
+
+def test_a_node_that_is_lost_again_and_again_does():
+    job = Scenario("2:16", retry={"max_restarts": 2}).running()
+    for _ in range(3):
+        job.lost(1).ready(1).steps().wait(31)
+    assert job.state.outcome is not None
+    assert "retry.max_restarts" in job.state.outcome.reason
+
+
 def test_torchrun_killed_is_started_again_on_its_node():
     job = Scenario("2").running().command_exited(1, None, signal=9)
     assert job.generation == 2

@@ -16,6 +16,14 @@ def within_window(times: tuple[datetime, ...], *, now: datetime, window: timedel
     return tuple(time for time in times if now - time < window)
 
 
+def follows(times: tuple[datetime, ...], *, now: datetime, within: timedelta) -> bool:
+    """Whether what happens now belongs to the last restart that counted.
+
+    It is measured from that one, so that nodes which are lost again and again do count.
+    """
+    return bool(times) and now - times[-1] < within
+
+
 def made_progress(progress: Progress | None, *, best_step: int, last_generation_steps: int) -> bool:
     """Whether an attempt that has just failed got further than those before it.
 

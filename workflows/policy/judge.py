@@ -12,7 +12,7 @@ from perdure.spec.job import Backend, JobSpec
 from perdure.spec.recovery import CapacityLoss
 from workflows.messages import Considered, FailureClass, JobPhase, ProgressSource
 from workflows.policy import incidents, wishes
-from workflows.policy.budget import made_progress, within_window
+from workflows.policy.budget import follows, made_progress, within_window
 from workflows.policy.failures import USERS_OWN
 from workflows.policy.rendezvous import usable
 from workflows.policy.state import Interruption, JobState, NodeFailure, Outcome
@@ -245,7 +245,7 @@ def _must_stop(state: JobState, culprit: NodeFailure, job: JobSpec, now: datetim
             1,
         )
     used = len(within_window(state.restarts, now=now, window=retry.window))
-    if used >= retry.max_restarts:
+    if used >= retry.max_restarts and not _belongs_to_the_last(state, culprit.failure, job, now):
         return stop(
             'budget/1 "retry.max_restarts"',
             f"{used} restarts within {retry.window} use up retry.max_restarts; last: {culprit.text}",
@@ -261,6 +261,11 @@ def failures_without_progress(state: JobState, culprit: NodeFailure) -> int:
     if made_progress(state.progress, best_step=state.best_step, last_generation_steps=state.last_generation_steps):
         return 0
     return state.failures_without_progress + 1
+
+
+def _belongs_to_the_last(state: JobState, failure: FailureClass, job: JobSpec, now: datetime) -> bool:
+    """More nodes go with those that the last restart was for."""
+    return failure in _NODE_FAILURES and follows(state.restarts, now=now, within=job.retry.same_loss)
 
 
 def record(state: JobState, verdict: Verdict, interruption: Interruption, job: JobSpec, now: datetime) -> JobState:
@@ -285,7 +290,7 @@ def record(state: JobState, verdict: Verdict, interruption: Interruption, job: J
             best_step=max(state.best_step, progress.step) if progress is not None and reported else state.best_step,
             last_generation_steps=progress.generation_steps if progress is not None else -1,
             restarts=state.restarts
-            if verdict.stop
+            if verdict.stop or _belongs_to_the_last(state, verdict.failure, job, now)
             else (*within_window(state.restarts, now=now, window=job.retry.window), now),
             progress=progress if reported else None,
         )
