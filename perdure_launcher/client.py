@@ -113,6 +113,8 @@ class AgentSession:
         self._hello = hello
         self._on_return = on_return
         self._closed = threading.Event()
+        self._news = threading.Event()
+        """The agent is back, or the session is closed: nobody pauses any longer."""
         self._greeting = threading.Lock()
         self._greeted = False
         self._greetings = 0
@@ -124,6 +126,7 @@ class AgentSession:
     def close(self) -> None:
         """Makes every call return None, soon."""
         self._closed.set()
+        self._news.set()
 
     def connect(self) -> AgentConnection:
         return AgentConnection(self._socket_path)
@@ -157,8 +160,10 @@ class AgentSession:
             except AgentGone as gone:
                 if self._greeted:
                     self._greeted = False
+                    self._news.clear()
                     logger.info("the agent is away (%s); asking until it is back", gone)
-                self._closed.wait(pause.total_seconds())
+                # A caller that slept on would trust a greeting which the next agent has never heard.
+                self._news.wait(pause.total_seconds())
                 pause = min(pause * 1.5, LONGEST_PAUSE)
         return None
 
@@ -175,6 +180,7 @@ class AgentSession:
                 raise AgentGone("it refused the greeting") from refused
             self._greeted = True
             self._greetings += 1
+            self._news.set()
             returned = self._greetings > 1
         if returned and self._on_return:
             self._on_return()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from perdure_launcher import client
 from perdure_launcher.client import AgentConnection, AgentGone, AgentRefused, AgentSession, Outbox
 
 PATIENCE = timedelta(seconds=30)
@@ -115,6 +116,26 @@ async def test_an_agent_that_was_away_is_greeted_again_before_it_hears_more(serv
     assert await waiting == {}
     assert [path for path, _ in server.heard] == ["/hello", "/first", "/hello", "/second"]
     assert returned.is_set()
+    talk.close()
+
+
+async def test_whoever_finds_the_agent_back_wakes_all_who_wait_for_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(client, "SHORTEST_PAUSE", timedelta(hours=1))
+    monkeypatch.setattr(client, "LONGEST_PAUSE", timedelta(hours=1))
+    talk = session(server)
+    connection = talk.connect()
+    await server.start()
+    await asyncio.to_thread(talk.call, connection, "GET", "/first")
+    await server.stop()
+    pausing = asyncio.create_task(asyncio.to_thread(talk.call, connection, "GET", "/second"))
+    while "the agent is away" not in caplog.text:
+        await asyncio.sleep(0.01)
+    await server.start()
+    await asyncio.to_thread(talk.call, talk.connect(), "GET", "/third")
+    assert await asyncio.wait_for(pausing, 30) == {}
     talk.close()
 
 
