@@ -81,15 +81,28 @@ class Bridge:
                         self._forget(thing["metadata"]["uid"])
 
     def _see(self, thing: dict[str, Any]) -> str:
-        """What the bridge itself wrote is no news."""
         resource = TrainingJobResource.model_validate(thing)
         uid = resource.metadata.uid
-        before = self._resources.get(uid)
-        self._resources[uid] = resource
-        # Somebody's wish that it were gone is counted as a generation, too.
-        if before is None or before.metadata.generation != resource.metadata.generation:
+        if uid in self._resources:
+            self._know(resource)
+        else:
+            self._resources[uid] = resource
             self._agenda.plan(uid)
         return uid
+
+    def _know(self, resource: TrainingJobResource) -> None:
+        """Takes an object as it is in the watch, or in the answer to a look, unless the other was there before.
+
+        What the bridge itself wrote is no news, but the answer may hold a change that the watch has yet to tell.
+        """
+        uid = resource.metadata.uid
+        before = self._resources[uid]
+        if resource.metadata.version < before.metadata.version:
+            return
+        self._resources[uid] = resource
+        # Somebody's wish that it were gone is counted as a generation, too.
+        if before.metadata.generation != resource.metadata.generation:
+            self._agenda.plan(uid)
 
     def _forget(self, uid: str) -> None:
         self._resources.pop(uid, None)
@@ -148,7 +161,7 @@ class Bridge:
             return
         self._pauses.pop(uid, None)
         if uid in self._resources:
-            self._resources[uid] = looked.resource
+            self._know(looked.resource)
         if looked.again is not None:
             self._agenda.plan(uid, after=looked.again)
 

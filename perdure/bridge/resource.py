@@ -38,6 +38,11 @@ class Metadata(Part):
     deletion_timestamp: datetime | None = None
     finalizers: tuple[str, ...] = ()
 
+    @property
+    def version(self) -> int:
+        """Grows with each change of the object; Kubernetes' own clients compare it in this way, too."""
+        return int(self.resource_version)
+
 
 class TrainingJobResource(Part):
     """One object."""
