@@ -115,7 +115,10 @@ def _keep_uncaught_exceptions() -> None:
                 from .facts import error_content
 
                 callstack = "".join(traceback.format_exception(kind, error, trace))
-                Path(path).write_text(json.dumps(error_content(error, callstack)), encoding="utf-8")
+                # Ranks are ended while they write, when a peer has failed, and torchrun fails at half a file.
+                scratch = Path(f"{path}.new")
+                scratch.write_text(json.dumps(error_content(error, callstack)), encoding="utf-8")
+                scratch.replace(path)
         following(kind, error, trace)
 
     sys.excepthook = keep

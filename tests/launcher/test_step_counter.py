@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,21 @@ def test_an_uncaught_exception_is_kept_where_torch_keeps_recorded_ones(tmp_path:
     assert message["message"] == "RuntimeError: lost the peer"
     assert 'File "<string>", line 2' in message["extraInfo"]["py_callstack"]
     assert int(message["extraInfo"]["timestamp"]) > 0
+
+
+def test_a_rank_that_is_killed_while_it_keeps_its_exception_leaves_no_half_a_file(tmp_path: Path) -> None:
+    script = (
+        "import torch, json, os, signal\nfrom pathlib import Path\n"
+        "whole = Path.write_text\n"
+        "def half(path, text, **options):\n"
+        "    whole(path, text[:9], **options)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Path.write_text = half\n"
+        "raise RuntimeError('lost the peer')"
+    )
+    path = tmp_path / "error.json"
+    assert run(script, tmp_path, TORCHELASTIC_ERROR_FILE=str(path)).returncode == -signal.SIGKILL
+    assert not path.exists()
 
 
 def test_torchs_own_record_has_the_first_word(tmp_path: Path) -> None:
