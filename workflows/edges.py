@@ -71,9 +71,12 @@ class EdgeBatch:
             await workflow.wait_condition(lambda: self._has_news or self._wound_down or self._stopped)
             if self._stopped:
                 return
-            farewell = self._wound_down
+            farewell, tenure = self._wound_down, self._tenure
             sent = await self._send()
             if farewell:
+                if self._tenure != tenure:
+                    # Meanwhile a job has adopted this group, and would wait for its nodes for ever.
+                    continue
                 # If the job did not take it, it is closed, or gone: there is nobody left to tell.
                 return
             with suppress(TimeoutError):
@@ -104,6 +107,6 @@ class EdgeBatch:
             workflow.logger.warning("the job did not take %s edges: %s", len(edges), error)
             return False
         del self._waiting[: len(edges)]
-        if self._adopted is adopted:
+        if self._tenure == message.tenure:
             self._adopted = None
         return True
