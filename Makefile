@@ -6,8 +6,10 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # Of the demo's nodes: local or kubernetes.
 BACKEND ?= local
-# Tests with ranks run beside those without (tests/conftest.py); those of a cluster run alone.
+# Tests with ranks run beside those without (tests/conftest.py).
 SIDE_BY_SIDE := -n 2
+# What is compiled once need not be in each of the thousands of processes that tests, demo and benchmarks start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-history cluster cluster-down cluster-binaries kustomize clean
 
@@ -22,8 +24,7 @@ demo: setup  ## Train on three nodes while ranks, nodes, worker and server are k
 
 test: check  ## Static checks, then all tests, or those that PYTEST_ARGS names
 ifeq ($(PYTEST_ARGS),)
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore tests/kubernetes
-	@$(BIN)/python -m pytest tests/kubernetes
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 else
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif

@@ -18,12 +18,16 @@ from perdure.local.state import StateFolder
 from tests.support.command_line import end_nodes
 from tests.support.temporal_server import DevServer, shared_dev_server
 
-_WITH_RANKS = ("tests/system/test_survival.py", "tests/launcher/")
+_WITH_RANKS = ("tests/benchmarks/", "tests/launcher/", "tests/system/")
 """Most of the tests that start torch again and again, which takes a core each time; half the time of all tests."""
 
 
 class _TwoGroups(LoadScopeScheduling):
-    """Makes two groups for runs in two processes, about equally long, and most tests with ranks in one of them."""
+    """Makes two groups for runs in two processes, about equally long.
+
+    Most tests with ranks are in one. Those of a cluster are in the other: there is one cluster, and they wait for it
+    two thirds of their time.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return "with ranks" if nodeid.startswith(_WITH_RANKS) else "without"

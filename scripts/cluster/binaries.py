@@ -6,6 +6,7 @@ kept by version outside any checkout, so it is built once per machine. What Debi
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -14,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,7 +159,17 @@ def ensure_packages(report: Report) -> None:
     Raises:
         BinariesMissing: if that cannot be done here.
     """
-    missing = [package for package in DEBIAN_PACKAGES if packaged(package) is None]
+    if not _unpackaged():
+        return
+    with _locked(CACHE / "packages.lock"):
+        _install(_unpackaged(), report)
+
+
+def _unpackaged() -> list[str]:
+    return [package for package in DEBIAN_PACKAGES if packaged(package) is None]
+
+
+def _install(missing: list[str], report: Report) -> None:
     if not missing:
         return
     command = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
@@ -178,13 +189,20 @@ def _ensure_source(source: Source, report: Report) -> dict[str, Path]:
     missing = [name for name in source.packages if name not in found]
     if not missing:
         return found
-    source.folder.mkdir(parents=True, exist_ok=True)
-    with (source.folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(source.folder / "lock"):
         missing = [name for name in missing if not _cached(source, name)]
         if missing:
             _build(source, missing, report)
     return found | {name: source.folder / name for name in source.packages if name not in found}
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Alone among processes; whoever comes later finds what is there then."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _found(source: Source, name: str) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ from activities.nodes.local import LocalBackend
 from tests.activities.local_nodes import LocalJob, eventually, nothing_left
 from tests.agent.harness import QUICK, Workflows, recording
 from tests.agent.recorder import Call, Recorder
+from tests.launcher.nodes import SCRIPTS
 from tests.support.temporal_server import DevServer
 from workflows.messages import ApplyWorld, CompleteGeneration, NodeIdentity, RankStarts
 from workflows.names import node_task_queue
@@ -24,12 +26,12 @@ SCRIPT = """
 import os, time
 from pathlib import Path
 import torch, torch.distributed as dist
+from descent import Descent
 dist.init_process_group("gloo")
 model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = Descent(model.parameters(), lr=0.01)
 over = torch.zeros(1)
 while not over.item():
-    optimizer.zero_grad()
     model(torch.ones(2, 4)).sum().backward()
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
@@ -114,6 +116,7 @@ async def test_training_goes_on_through_deaths(
 ) -> None:
     state, code = tmp_path_factory.mktemp("s"), tmp_path_factory.mktemp("code")
     (code / "train.py").write_text(SCRIPT)
+    shutil.copy(SCRIPTS / "descent.py", code)
     role = {"nodes": 2, "command": ["torchrun", "train.py"], "nproc_per_node": 1}
     async with recording(temporal_server) as workflows:
         job = LocalJob(state, role, workdir={"path": str(code)}, timing=QUICK.model_dump(mode="json"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     sources = tuple(source for name, source in _TOOLS.items() if name in asked)
     if ours and not (os.environ.get("KUBECONFIG") or why_not()):
         sources += binaries.SOURCES
-    terminal: Any = config.pluginmanager.getplugin("terminalreporter")
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
     try:
-        binaries.ensure(terminal.write_line, sources)
+        # Of several processes that run tests one makes them; none has a terminal but its standard error.
+        with capture.global_and_fixture_disabled():
+            binaries.ensure(lambda line: print(line, file=sys.stderr, flush=True), sources)
     except BinariesMissing as missing:
         if os.environ.get("CI"):
             raise

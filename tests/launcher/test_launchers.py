@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from perdure_launcher.progress import is_apart
 from tests.launcher.nodes import (
     EXITED,
     READY,
+    SCRIPTS,
     TORCHRUN,
     Node,
     all_step,
@@ -187,7 +189,8 @@ async def test_a_process_that_is_meant_to_train_beside_the_job_may() -> None:
         "import torch\nweight = torch.nn.Parameter(torch.zeros(1))\nweight.grad = torch.ones(1)\n"
         "torch.optim.SGD([weight], lr=0.1).step()\nprint('prepared')\n"
     )
-    (Path(node.run_directory) / "train.py").write_text((Path(__file__).parent / "scripts" / "train.py").read_text())
+    for name in ("train.py", "descent.py"):
+        shutil.copy(SCRIPTS / name, node.run_directory)
     node.config["workdir"] = str(node.run_directory)
     async with running(node):
         await first_world([node])

@@ -125,7 +125,9 @@ async def test_killed_ranks_start_again_from_standbys_or_are_forked_where_these_
     python: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "threaded.py"
-    script.write_text("import runpy\nimport starts_thread, reads_local_rank\nrunpy.run_path('train.py')\n")
+    script.write_text(
+        "import runpy, sys\nimport starts_thread, reads_local_rank\nsys.path.append('')\nrunpy.run_path('train.py')\n"
+    )
     node = Node([python, "-m", "torch.distributed.run", str(script)], processes=2)
     async with running(node):
         ready = await first_world([node], processes=2)

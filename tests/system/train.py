@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.launcher.scripts.descent import Descent
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
@@ -27,13 +29,13 @@ if options.stubborn:
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, world_size, generation = dist.get_rank(), dist.get_world_size(), int(os.environ.get("PERDURE_GENERATION", "0"))
-model = DistributedDataParallel(nn.Linear(16, 16))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model = nn.Linear(16, 16)
+optimizer = Descent(model.parameters(), lr=0.01)
 checkpoint = options.out / "checkpoint.pt"
 step = 0
 if checkpoint.exists():
     saved = torch.load(checkpoint, weights_only=True)
-    model.module.load_state_dict(saved["model"])
+    model.load_state_dict(saved["model"])
     step = saved["step"]
 over = torch.zeros(1)
 with (options.out / "steps").open("a", buffering=1) as log:
@@ -41,15 +43,17 @@ with (options.out / "steps").open("a", buffering=1) as log:
         over.fill_(float((options.out / "finish").exists()))
         dist.all_reduce(over)
         model(torch.randn(4, 16)).square().mean().backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad)
         optimizer.step()
-        optimizer.zero_grad()
         step += 1
         log.write(f"{time.time():.3f} {step} {rank} {world_size} {generation} {os.getpid()}\n")
         if step == options.fail_at:
             sys.exit(f"failing at step {step} as told")
         if rank == 0 and step % 10 == 0:
             partial = checkpoint.with_suffix(".partial")
-            torch.save({"model": model.module.state_dict(), "step": step}, partial)
+            torch.save({"model": model.state_dict(), "step": step}, partial)
             os.replace(partial, checkpoint)
         time.sleep(0.02)
     if rank == world_size - 1 and options.linger:

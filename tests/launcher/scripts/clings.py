@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from descent import Descent
 
 daemons = Path(os.environ["TEST_STEPS_DIR"]) / f"daemons-{os.environ['PERDURE_GENERATION']}"
 signal.signal(signal.SIGTERM, lambda *_: print("told to end, and goes on", flush=True))
@@ -37,7 +38,7 @@ daemonize(as_python)
 daemonize(as_another_program)
 dist.init_process_group("gloo")
 parameter = torch.nn.Parameter(torch.zeros(1))
-optimizer = torch.optim.SGD([parameter], lr=0.1)
+optimizer = Descent([parameter], lr=0.1)
 while True:
     parameter.grad = torch.ones(1)
     dist.all_reduce(parameter.grad)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from descent import Descent
 
 dist.init_process_group("gloo")
 parameter = torch.nn.Parameter(torch.zeros(1))
-optimizer = torch.optim.SGD([parameter], lr=0.1)
+optimizer = Descent([parameter], lr=0.1)
 stop = Path(os.environ["TEST_STEPS_DIR"]) / "stop"
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 print(*(f"{name}={os.environ[name]}" for name in names), flush=True)

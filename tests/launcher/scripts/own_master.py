@@ -8,6 +8,7 @@ os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "29511"
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from descent import Descent  # noqa: E402
 
 match sys.argv[1]:
     case "env":
@@ -18,7 +19,7 @@ match sys.argv[1]:
     case "alone":
         dist.init_process_group("gloo", rank=0, world_size=1)
 parameter = torch.nn.Parameter(torch.zeros(1))
-optimizer = torch.optim.SGD([parameter], lr=0.1)
+optimizer = Descent([parameter], lr=0.1)
 while True:
     parameter.grad = torch.ones(1)
     dist.all_reduce(parameter.grad)

@@ -5,6 +5,7 @@ import sys
 import time
 
 import torch
+from descent import Descent
 
 
 def save(*_: object) -> None:
@@ -15,7 +16,7 @@ def save(*_: object) -> None:
 
 signal.signal(signal.SIGTERM, save)
 parameter = torch.nn.Parameter(torch.zeros(1))
-optimizer = torch.optim.SGD([parameter], lr=0.1)
+optimizer = Descent([parameter], lr=0.1)
 while True:
     parameter.grad = torch.ones(1)
     optimizer.step()

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from descent import Descent
 
 dist.init_process_group("gloo")
 model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = Descent(model.parameters(), lr=0.01)
 stop = Path(os.environ["TEST_STEPS_DIR"]) / "stop"
 step = 0
 while True:
-    optimizer.zero_grad()
     model(torch.ones(2, 4)).sum().backward()
     over = torch.tensor([1.0 if stop.exists() else 0.0])
     dist.all_reduce(over)
