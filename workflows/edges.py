@@ -34,6 +34,8 @@ class EdgeBatch:
         self._gather = gather
         self._waiting: list[NodeEdge] = list(carried.waiting)
         self._adopted: tuple[NodeView, ...] | None = carried.adopted
+        self._adoptions = 0
+        """A message may be under way while the group is adopted; one job may do so twice, and find the same."""
         self._wound_down = False
         self._stopped = False
         self._sequence = carried.sequence
@@ -55,6 +57,7 @@ class EdgeBatch:
     def adopted(self, nodes: tuple[NodeView, ...], *, tenure: str) -> None:
         """Tells the job that now has the group the whole table with the next message."""
         self._adopted = nodes
+        self._adoptions += 1
         self._tenure = tenure
 
     def wound_down(self) -> None:
@@ -71,10 +74,10 @@ class EdgeBatch:
             await workflow.wait_condition(lambda: self._has_news or self._wound_down or self._stopped)
             if self._stopped:
                 return
-            farewell, tenure = self._wound_down, self._tenure
+            farewell, adoptions = self._wound_down, self._adoptions
             sent = await self._send()
             if farewell:
-                if self._tenure != tenure:
+                if self._adoptions != adoptions:
                     # Meanwhile a job has adopted this group, and would wait for its nodes for ever.
                     continue
                 # If the job did not take it, it is closed, or gone: there is nobody left to tell.
@@ -90,7 +93,7 @@ class EdgeBatch:
         return bool(self._waiting) or self._adopted is not None
 
     async def _send(self) -> bool:
-        edges, adopted = tuple(self._waiting), self._adopted
+        edges, adopted, adoptions = tuple(self._waiting), self._adopted, self._adoptions
         self._sequence += 1
         message = GroupEdges(
             uid=self._uid,
@@ -107,6 +110,6 @@ class EdgeBatch:
             workflow.logger.warning("the job did not take %s edges: %s", len(edges), error)
             return False
         del self._waiting[: len(edges)]
-        if self._tenure == message.tenure:
+        if self._adoptions == adoptions:
             self._adopted = None
         return True

@@ -91,7 +91,7 @@ class Bridge:
         return uid
 
     def _know(self, resource: TrainingJobResource) -> None:
-        """Takes an object as it is in the watch, or in the answer to a look, unless the other was there before.
+        """Takes an object from the watch or from the answer to a look, unless a newer one is known.
 
         What the bridge itself wrote is no news, but the answer may hold a change that the watch has yet to tell.
         """

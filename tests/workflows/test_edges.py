@@ -34,8 +34,9 @@ class Job:
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
+@pytest.mark.parametrize("tenure", ["new", "old"])
 async def test_a_job_that_adopts_a_group_while_it_says_goodbye_hears_that_it_is_gone(
-    closed: bool, monkeypatch: pytest.MonkeyPatch
+    closed: bool, tenure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def until(condition: Callable[[], bool], **_: Any) -> None:
         assert condition()
@@ -43,7 +44,7 @@ async def test_a_job_that_adopts_a_group_while_it_says_goodbye_hears_that_it_is_
     edges = EdgeBatch(
         job_id="job/ns/name", uid="1", group=0, gather=timedelta(seconds=1), carried=EdgesCarried(tenure="old")
     )
-    job = Job(lambda: edges.adopted((), tenure="new"), closed=closed)
+    job = Job(lambda: edges.adopted((), tenure=tenure), closed=closed)
     monkeypatch.setattr(workflow, "get_external_workflow_handle", lambda _: job)
     monkeypatch.setattr(workflow, "wait_condition", until)
     monkeypatch.setattr(workflow, "logger", logging.getLogger(__name__))
@@ -52,5 +53,5 @@ async def test_a_job_that_adopts_a_group_while_it_says_goodbye_hears_that_it_is_
         await edges.deliver()
     assert [(message.tenure, message.adopted, message.wound_down) for message in job.told] == [
         ("old", None, True),
-        ("new", (), True),
+        (tenure, (), True),
     ]
