@@ -11,7 +11,7 @@ SIDE_BY_SIDE := -n 2
 # What is compiled once need not be in each of the thousands of processes that tests, demo and benchmarks start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-history cluster cluster-down cluster-binaries kustomize clean
+.PHONY: help setup demo test test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history cluster cluster-down cluster-binaries kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -53,6 +53,9 @@ bench-warm: setup  ## Ranks that start warm, cold, and under the peers; kinds of
 
 bench-kubernetes: setup  ## Faults of a cluster, and a job of a thousand nodes (Linux, root)
 	@$(BIN)/python -m benchmarks.kubernetes $(BENCH_ARGS)
+
+bench-chaos: setup  ## Random, overlapping faults on programs of others: right results, no hang, true explanations
+	@$(BIN)/python -m benchmarks.chaos $(BENCH_ARGS)
 
 bench-history: setup  ## History of a job at rest; signals and leases where a group continues as new
 	@$(BIN)/python -m benchmarks.history $(BENCH_ARGS)

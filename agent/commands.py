@@ -22,6 +22,7 @@ from workflows.messages import (
     LogChunk,
     NodeIdentity,
     ReadLog,
+    RestartCommand,
     StopNode,
 )
 
@@ -41,6 +42,7 @@ class Commands:
             self.apply_world,
             self.check_connection,
             self.complete_generation,
+            self.restart_command,
             self.stop_node,
             self.read_log,
         )
@@ -76,7 +78,14 @@ class Commands:
     @activity.defn(name="complete_generation")
     async def complete_generation(self, command: CompleteGeneration) -> CommandAnswer:
         """Lets the command leave its exit barrier."""
-        return self._refused(command.node) or self._node.complete_generation(command.generation)
+        return self._refused(command.node) or self._node.complete_generation(
+            command.generation, stages=command.stages_complete
+        )
+
+    @activity.defn(name="restart_command")
+    async def restart_command(self, command: RestartCommand) -> CommandAnswer:
+        """Starts the command again where it has ended."""
+        return self._refused(command.node) or self._node.restart_command(command.number)
 
     @activity.defn(name="stop_node")
     async def stop_node(self, command: StopNode) -> CommandAnswer:

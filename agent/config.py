@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perdure.spec.timing import Timing
 from workflows.messages import NodeIdentity
+from workflows.names import NODES_PER_GROUP
 
 CONFIG_VARIABLE = "PERDURE_AGENT_CONFIG"
 
@@ -52,6 +54,17 @@ class AgentConfig(BaseModel):
     """Where people find the node's log, where the backend cannot know that."""
     outputs_logs: str | None = None
     """URL of a folder, as fsspec takes it, that the node's log is copied to."""
+
+    @property
+    def most_nodes(self) -> int:
+        """How many nodes the job may have."""
+        return int(self.nodes.rpartition(":")[2])
+
+    @property
+    def first_interval(self) -> timedelta:
+        """Between two heartbeat signals until a lease says it. Until then nobody needs them, and a group that is about
+        to give many leases has enough to do."""
+        return self.timing.signals.interval(min(self.most_nodes, NODES_PER_GROUP))
 
     @classmethod
     def load(cls) -> AgentConfig:

@@ -80,6 +80,12 @@ class KeptFile:
         self.stale = False
         return True
 
+    def set_aside(self, content: bytes) -> Path:
+        """Keeps what was found in the file and cannot be used, beside it, for people. Only the latest is kept."""
+        path = self._path.with_name(f"{self._path.name}.rejected")
+        KeptFile(path).write(content)
+        return path
+
 
 def tail_of(path: Path, limit: int) -> str:
     """The end of a text file, at most `limit` bytes; empty where there is none."""

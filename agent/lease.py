@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from datetime import datetime
 
 from temporalio import activity
@@ -30,8 +31,26 @@ class Lease:
     """Whether this agent holds one, and since when not."""
 
     def __init__(
-        self, node: Node, telemetry: Telemetry, control: ControlPlane, *, started_at: datetime, to_group: Teller
+        self,
+        node: Node,
+        telemetry: Telemetry,
+        control: ControlPlane,
+        *,
+        started_at: datetime,
+        to_group: Teller,
+        without_lease: Callable[[], None],
     ) -> None:
+        """Holds none yet.
+
+        Args:
+            node: Whose lease it is.
+            telemetry: What the lease's heartbeats carry.
+            control: Is asked for the job.
+            started_at: When the agent started.
+            to_group: Is told of each lease that is taken.
+            without_lease: Is called again and again while the job runs and no lease is held.
+        """
+        self._without_lease = without_lease
         self._node = node
         self._telemetry = telemetry
         self._control = control
@@ -40,6 +59,8 @@ class Lease:
         self._changed = Pulse()
         self._epoch = 0
         """The newest one taken."""
+        self._run_id = ""
+        """Of the group's run that it is from. A group that was started again counts its leases anew."""
         self._holders = 0
         """More than one while a new lease overlaps the old one."""
         self._turn = 0
@@ -48,11 +69,12 @@ class Lease:
 
     async def hold(self, request: LeaseRequest) -> None:
         """Holds the lease until it is cancelled or another one is taken."""
-        if request.epoch < self._epoch:
+        run_id = activity.info().workflow_run_id or ""
+        if run_id == self._run_id and request.epoch < self._epoch:
             return
         self._turn += 1
         turn = self._turn
-        self._epoch = request.epoch
+        self._epoch, self._run_id = request.epoch, run_id
         self._holders += 1
         self._changed.fire()
         logger.info("holding lease %d", request.epoch)
@@ -101,6 +123,8 @@ class Lease:
             if fate is JobFate.CLOSED:
                 self._node.leave("the job has closed")
                 return
+            if fate is JobFate.OPEN and not self._holders:
+                self._without_lease()
             if fate is not JobFate.NOT_FOUND:
                 missing_since = None
                 continue

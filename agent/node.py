@@ -7,12 +7,13 @@ are plain functions of the state, so that nothing can come in between; they keep
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Protocol
 
+from agent import ends
 from agent.config import AgentConfig
+from agent.ends import Meaning
 from agent.files import LOG_NAME, tail_of
 from agent.outbox import envelope
 from agent.protocol import (
@@ -24,10 +25,12 @@ from agent.protocol import (
     LauncherHello,
     LeavingBody,
     ReadyBody,
+    SupersededBody,
     UnprotectedBody,
     WorldBody,
 )
 from agent.pulse import Pulse
+from agent.standing import refusal_of, summary_of
 from agent.state import StateFile
 from perdure.spec.durations import format_duration
 from workflows.messages import (
@@ -50,7 +53,6 @@ logger = logging.getLogger(__name__)
 
 _FAILURES_REMEMBERED = 64
 _LOG_TAIL_MAX = 4_000
-_TRACEBACK_MAX = 2_000
 
 
 class Teller(Protocol):
@@ -104,34 +106,46 @@ class Node:
         """Takes a newer world; has the command started where it is not running."""
         world = WorldBody.model_validate(command.model_dump(exclude={"node"}))
         state = self.state
-        if refusal := self.refusal(command.node) or self._refuses_world(world):
+        if refusal := self.refusal(command.node) or refusal_of(self.state, world):
             logger.warning("refused generation %d: %s", command.generation, refusal)
             return CommandAnswer(accepted=False, generation=state.generation, detail=refusal)
         if world.generation > state.generation:
             logger.info("generation %d: node %d of %d", world.generation, world.group_rank, world.nodes)
             restart = command.restart_command and state.entered < state.generation
+            start = restart or state.exited_attempt >= state.attempt
             self._keep(
                 world=world,
                 run=True,
-                attempt=state.attempt + (state.exited_attempt >= state.attempt or restart),
+                attempt=state.attempt + start,
+                started_for=world.generation if start else state.started_for,
             )
-        return CommandAnswer(accepted=True, generation=world.generation)
+        return CommandAnswer(
+            accepted=True,
+            generation=world.generation,
+            entered=self.state.entered,
+            preparing=self.state.prepares,
+            detail=self.summary,
+        )
 
-    def _refuses_world(self, world: WorldBody) -> str:
+    def complete_generation(self, generation: int, *, stages: int = 0) -> CommandAnswer:
+        """Every rank of the job finished this generation: torchruns may leave their exit barrier.
+
+        Args:
+            generation: The newest that is complete.
+            stages: How many torchruns of the command the job has finished by then: these need no world any more.
+        """
         state = self.state
-        if state.leaving is not None:
-            return f"this node is leaving: {state.leaving}"
-        if world.generation < state.generation:
-            return f"generation {world.generation} is over; this node is in {state.generation}"
-        if world.generation == state.generation and world != state.world:
-            return f"generation {world.generation} was handed out before, with another content"
-        return ""
-
-    def complete_generation(self, generation: int) -> CommandAnswer:
-        """Every rank of the job finished this generation: commands may leave their exit barrier."""
-        if generation > self.state.complete:
-            self._keep(complete=generation)
+        if generation > state.complete or stages > state.stages_complete:
+            self._keep(complete=max(generation, state.complete), stages_complete=max(stages, state.stages_complete))
         return CommandAnswer(accepted=True, generation=self.state.generation)
+
+    def restart_command(self, number: int) -> CommandAnswer:
+        """Starts the command again where it has ended; without a world, which it asks for when it needs one."""
+        state = self.state
+        if number > state.command_restarts and state.leaving is None:
+            ended = state.exited_attempt >= state.attempt
+            self._keep(command_restarts=number, attempt=state.attempt + ended, run=True)
+        return CommandAnswer(accepted=state.leaving is None, generation=state.generation)
 
     def leave(self, reason: str, *, grace: timedelta | None = None) -> CommandAnswer:
         """Ends the command for good.
@@ -150,17 +164,25 @@ class Node:
 
     # What the node's processes are told
 
-    def has_news(self, *, after: int, complete: int) -> bool:
-        """Whether a handler that left world `after` and knows `complete` should be answered."""
+    def has_news(self, *, after: int, complete: int, stage: int = -1, stages: int = 0) -> bool:
+        """Whether a handler that left world `after` and knows `complete` and `stages` should be answered."""
         state = self.state
-        return state.generation > max(after, state.left) or state.complete > complete
+        newer = self.world_for(stage).generation > max(after, state.left)
+        return newer or state.complete > complete or state.stages_complete > stages
+
+    def world_for(self, stage: int) -> WorldBody:
+        """The newest world that the torchrun of this stage may enter; a negative stage stands for any."""
+        world, state = self.world, self.state
+        if stage >= 0 and world.stage not in (None, stage):
+            return WorldBody(complete=state.complete, stages_complete=state.stages_complete)
+        return world
 
     @property
     def world(self) -> WorldBody:
         """The newest world that a handler may enter; generation 0 where there is none."""
         state = self.state
         world = state.world if state.world and state.generation > state.left else WorldBody()
-        return world.model_copy(update={"complete": state.complete})
+        return world.model_copy(update={"complete": state.complete, "stages_complete": state.stages_complete})
 
     @property
     def desired(self) -> DesiredBody:
@@ -180,7 +202,7 @@ class Node:
     # What the node's processes say
 
     def launcher_hello(self, hello: LauncherHello) -> None:
-        changes: dict[str, object] = {"mode": hello.mode}
+        changes: dict[str, object] = {"mode": hello.mode, "script": hello.script}
         if hello.processes is not None and self.state.processes is None:
             changes["processes"] = hello.processes
         # An agent that forgot (a full disk) must not ask for what has been started already.
@@ -197,6 +219,7 @@ class Node:
             command_nodes=None if own == asked else own,
             store_ports=hello.store_ports or state.store_ports,
             handler=hello.pid,
+            rendezvous_attempt=state.attempt,
             # Another torchrun must not be handed the world that the last one has left.
             left=max(state.left, state.entered) if hello.pid != state.handler else state.left,
         )
@@ -206,18 +229,18 @@ class Node:
         state = self.state
         if state.ended_by:
             if body.ranks:
-                self._tell_node_ended(body.after_generation, _earliest(body.ranks))
+                self._tell_node_ended(body.after_generation, ends.earliest(body.ranks))
             return
         if body.ranks and state.leaving is None:
-            ranks = tuple(_shortened(rank) for rank in body.ranks)
+            ranks = tuple(ends.shortened(rank) for rank in body.ranks)
             self._fail(
                 f"ranks of {state.attempt}/{body.after_generation}: {sorted((rank.pid or 0) for rank in ranks)}",
                 Failure(
-                    **envelope(self.config.node, _earliest(ranks)),
+                    **envelope(self.config.node, ends.earliest(ranks)),
                     generation=body.after_generation,
                     kind=FailureKind.RANKS,
                     ranks=ranks,
-                    message=_rank_message(ranks),
+                    message=ends.rank_message(ranks),
                     # An exit by `sys.exit("…")` leaves no error file: its text is in the log only.
                     log_tail=tail_of(self.config.run_dir / LOG_NAME, _LOG_TAIL_MAX),
                     progress=self._progress(),
@@ -226,7 +249,14 @@ class Node:
                 ),
             )
         after = max(body.after_generation, state.left)
-        self._keep(ready_after=after, store_ports=body.store_ports, processes=body.processes)
+        passes = body.stage < state.stages_complete
+        self._keep(
+            ready_after=after,
+            store_ports=body.store_ports,
+            processes=body.processes,
+            # A torchrun that has no ranks to run leaves at once, and the command goes on to its next line.
+            rendezvous_attempt=0 if passes else state.rendezvous_attempt,
+        )
         if state.generation <= after and state.leaving is None:
             self._to_group.put(
                 Ready(
@@ -235,6 +265,7 @@ class Node:
                     store_ports=body.store_ports,
                     processes=body.processes,
                     command_nodes=state.command_nodes,
+                    stage=body.stage,
                 )
             )
 
@@ -245,16 +276,18 @@ class Node:
             ports = state.store_ports if body.store_ports is None else body.store_ports
             self._keep(entered=body.generation, entered_at=body.time, ready_after=None, store_ports=ports)
 
-    def stepping(self, generation: int, *, starts: RankStarts | None) -> None:
-        """All local ranks made a step in this generation, or run where steps cannot be seen."""
-        if generation > self.state.stepping:
-            self._keep(stepping=generation)
+    def stepping(self, generation: int, *, counted: bool, starts: RankStarts | None) -> None:
+        """All local ranks made a step in this generation, or have stayed alive in it without one."""
+        first = generation > self.state.stepping
+        if first or (counted and generation > self.state.stepped):
+            self._keep(stepping=generation, stepped=generation if counted else self.state.stepped)
             self._to_group.put(
                 Stepping(
                     **envelope(self.config.node),
                     generation=generation,
+                    counted=counted,
                     entered_at=self.state.entered_at,
-                    starts=starts,
+                    starts=starts if first else None,
                 )
             )
 
@@ -286,31 +319,47 @@ class Node:
         if self.state.ended_by:
             # They were asked to end: that they did so in good order completes nothing.
             return
-        if body.generation > self.state.finished or (body.generation == 0 and self.state.generation == 0):
-            self._keep(finished=body.generation)
-            self._to_job.put(
-                Finished(**envelope(self.config.node, body.time), generation=body.generation, progress=self._progress())
+        if body.generation > self.state.finished:
+            # Without torchrun the ranks are the command.
+            self._tell_finished(body.generation, body.time, command_runs=self.state.mode != "env")
+
+    def superseded(self, body: SupersededBody) -> None:
+        """torchrun cannot start ranks again from the exit barrier, and what follows it in a script must not run."""
+        state = self.state
+        if max(state.superseded, state.complete) < body.generation < state.generation and state.run:
+            self._keep(superseded=body.generation, attempt=state.attempt + 1)
+
+    def _tell_finished(self, generation: int, time: datetime, *, command_runs: bool) -> None:
+        self._keep(finished=max(self.state.finished, generation))
+        self._to_job.put(
+            Finished(
+                **envelope(self.config.node, time),
+                generation=generation,
+                progress=self._progress(),
+                command_runs=command_runs,
             )
+        )
 
     def ended_from_outside(self, body: LeavingBody) -> None:
         """As when its pod is deleted. The job is told once its processes have ended: they may save something first."""
-        logger.warning("this node is being ended: %s", body.reason)
-        self._keep(ended_by=body.reason)
+        reason = body.reason or "its launcher is being ended"
+        logger.warning("this node is being ended: %s", reason)
+        self._keep(ended_by=reason)
 
     def exited(self, body: ExitedBody) -> None:
-        """The command ended. The launcher lives on and starts it again when asked to."""
+        """The command ended. The launcher lives on and starts it again when asked to.
+
+        It is asked to at once where the node was given a newer world than this command knew: no other command of the
+        job would follow. However it ended is reported, unless it left in good order.
+        """
         state = self.state
         identity = f"{body.attempt}/{body.generation}"
         if identity == state.exited:
             return
-        generation = body.generation or state.entered
-        over = state.complete < generation < state.generation
-        again = body.superseded or (body.exit_code == 0 and over)
-        if state.leaving is not None or not state.run or body.attempt < state.attempt:
-            # Nothing is wanted, or the next start already is.
-            again = False
-        elif not again and not 0 < generation <= state.complete:
-            self._tell_end(body, generation)
+        again = ends.starts_again(state, body)
+        if ends.is_news(state, body) and not (again and (body.superseded or body.exit_code == 0)):
+            generation = body.generation or state.entered
+            self._tell_end(body, generation if again else state.generation or generation, starts_again=again)
         if again and state.mode == "env":
             # The launcher starts ranks of the newer world by itself.
             self._keep(exited=identity)
@@ -319,6 +368,7 @@ class Node:
             exited=identity,
             exited_attempt=max(state.exited_attempt, body.attempt),
             attempt=max(state.attempt, body.attempt) + again,
+            started_for=state.generation if again else state.started_for,
             ready_after=None,
         )
 
@@ -337,30 +387,32 @@ class Node:
             ),
         )
 
-    def _tell_end(self, body: ExitedBody, generation: int) -> None:
-        if self.state.ended_by:
-            self._tell_node_ended(generation, body.time)
-            return
-        if body.exit_code == 0:
-            self.finished(FinishedBody(generation=generation, time=body.time))
-            return
-        ranks = tuple(_shortened(rank) for rank in body.ranks)
-        self._fail(
-            f"command {body.attempt}/{body.generation}",
-            Failure(
-                **envelope(self.config.node, body.time),
-                generation=generation,
-                kind=FailureKind.COMMAND,
-                ranks=ranks,
-                exit_code=body.exit_code,
-                signal=body.signal,
-                message=body.message or _end_message("the command", body.exit_code, body.signal),
-                log_tail=body.log_tail[-_LOG_TAIL_MAX:],
-                progress=self._progress(),
-                store_ports=self.state.store_ports,
-                out_of_memory=body.out_of_memory,
-            ),
-        )
+    def _tell_end(self, body: ExitedBody, generation: int, *, starts_again: bool) -> None:
+        match ends.meaning(self.state, body, generation):
+            case Meaning.NODE_ENDED:
+                self._tell_node_ended(generation, body.time)
+            case Meaning.RANKS_FINISHED:
+                self.finished(FinishedBody(generation=generation, time=body.time))
+            case Meaning.COMMAND_FINISHED:
+                self._tell_finished(generation, body.time, command_runs=False)
+            case Meaning.FAILED:
+                self._fail(
+                    f"command {body.attempt}/{body.generation}",
+                    Failure(
+                        **envelope(self.config.node, body.time),
+                        generation=generation,
+                        kind=FailureKind.COMMAND,
+                        ranks=tuple(ends.shortened(rank) for rank in body.ranks),
+                        exit_code=body.exit_code,
+                        signal=body.signal,
+                        starts_again=starts_again,
+                        message=ends.command_message(self.state, body, generation),
+                        log_tail=body.log_tail[-_LOG_TAIL_MAX:],
+                        progress=self._progress(),
+                        store_ports=self.state.store_ports,
+                        out_of_memory=body.out_of_memory,
+                    ),
+                )
 
     def unprotected(self, body: UnprotectedBody) -> None:
         """Ranks train outside the job's world: stop them before they overwrite the checkpoints of others."""
@@ -382,14 +434,8 @@ class Node:
         """The newest world was handed out long ago; tells, once, if the command runs and has not entered it."""
         state = self.state
         runs = state.run and state.exited_attempt < state.attempt
-        if not runs or state.entered >= state.generation:
+        if not runs or state.entered >= state.generation or self.state.prepares:
             return
-        if state.ready_after is not None:
-            where = "its rendezvous handler was ready, and does not take it"
-        elif state.entered:
-            where = f"it was in generation {state.entered} last"
-        else:
-            where = "it has not come to the rendezvous"
         patience = format_duration(self.config.timing.rendezvous.enter_timeout)
         self._fail(
             f"overdue {state.generation}",
@@ -397,7 +443,8 @@ class Node:
                 **envelope(self.config.node),
                 generation=state.generation,
                 kind=FailureKind.RENDEZVOUS,
-                message=f"the command did not enter generation {state.generation} within {patience}: {where}",
+                message=f"the command did not enter generation {state.generation} within {patience}: "
+                f"{ends.last_seen(state)}",
                 log_tail=tail_of(self.config.run_dir / LOG_NAME, _LOG_TAIL_MAX),
                 progress=self._progress(),
                 store_ports=state.store_ports,
@@ -409,16 +456,7 @@ class Node:
     @property
     def summary(self) -> str:
         """Where the node stands, in a few words for people."""
-        state = self.state
-        if state.leaving is not None:
-            return "leaving"
-        if state.exited_attempt >= state.attempt:
-            return "command ended"
-        if state.ready_after is not None:
-            return "waiting for a world"
-        if state.entered and state.entered == state.stepping:
-            return "stepping"
-        return "starting"
+        return summary_of(self.state)
 
     def keep_stale(self) -> None:
         """Tries again to keep what a full disk refused."""
@@ -440,30 +478,3 @@ class Node:
             self.state = self.state.model_copy(update={"version": self.state.version + 1})
         self._file.save(self.state)
         self.changed.fire()
-
-
-def _shortened(rank: RankExit) -> RankExit:
-    return RankExit.model_validate(
-        rank.model_dump() | {"traceback": rank.traceback[-_TRACEBACK_MAX:] if rank.traceback else None}
-    )
-
-
-def _earliest(ranks: tuple[RankExit, ...]) -> datetime | None:
-    return min((rank.time for rank in ranks if rank.time), default=None)
-
-
-def _rank_message(ranks: tuple[RankExit, ...]) -> str:
-    # Whoever a signal ended did not fail because of the others.
-    first = min(ranks, key=lambda rank: (rank.signal is None, rank.time or datetime.max.replace(tzinfo=UTC)))
-    name = f"rank {first.local_rank if first.global_rank is None else first.global_rank}"
-    message = f"{name}: {first.error}" if first.error else _end_message(name, first.exit_code, first.signal)
-    return message if len(ranks) == 1 else f"{message} (and {len(ranks) - 1} more)"
-
-
-def _end_message(who: str, exit_code: int | None, number: int | None) -> str:
-    if number is None:
-        return f"{who} exited with {exit_code}"
-    try:
-        return f"{who} was ended by {signal.Signals(number).name}"
-    except ValueError:
-        return f"{who} was ended by signal {number}"

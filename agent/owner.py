@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from enum import StrEnum
+from uuid import UUID
 
 from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
@@ -27,11 +28,25 @@ async def ask_fate(client: Client, *, job_id: str, first_run_id: str, rpc_timeou
     newest = await _describe(client, job_id, run_id=None, rpc_timeout=rpc_timeout)
     if newest is None:
         return JobFate.NOT_FOUND
-    if newest.raw_description.workflow_execution_info.first_run_id == first_run_id:
+    newest_first_run_id = newest.raw_description.workflow_execution_info.first_run_id
+    if newest_first_run_id == first_run_id:
         return JobFate.OPEN if newest.status is WorkflowExecutionStatus.RUNNING else JobFate.CLOSED
-    # Another job has the name now. It can only have taken it from ours if the server still knows ours.
+    # Another job has the name. One that began later could only have it because ours was over, even where the server
+    # has forgotten ours. One that began earlier shows a database that was restored from before our start.
+    if _began_after(newest_first_run_id, first_run_id):
+        return JobFate.CLOSED
     ours = await _describe(client, job_id, run_id=first_run_id, rpc_timeout=rpc_timeout)
     return JobFate.NOT_FOUND if ours is None else JobFate.CLOSED
+
+
+def _began_after(one: str, other: str) -> bool:
+    """Whether a run began after another, by their IDs' clocks; False where these have none (UUIDs before version 7)."""
+    try:
+        first, second = UUID(one), UUID(other)
+    except ValueError:
+        return False
+    # The first 48 bits are milliseconds.
+    return first.version == 7 and second.version == 7 and first.int >> 80 > second.int >> 80
 
 
 async def _describe(

@@ -17,7 +17,7 @@ from agent.config import AgentConfig
 from agent.lease import Lease
 from agent.logs import LogShipper
 from agent.node import Node
-from agent.outbox import Outbox, envelope
+from agent.outbox import Outbox, envelope, spread_of
 from agent.progress import ProgressReader
 from agent.protocol import LauncherHello
 from agent.pulse import Pulse
@@ -25,12 +25,16 @@ from agent.server import NodeServer
 from agent.state import StateFile
 from agent.telemetry import Telemetry
 from agent.transport import ControlPlane, Destination
-from workflows.messages import Joined
+from workflows.messages import GroupMissing, Joined
 
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS = 3.0
 """Seconds to deliver what is left when the agent is told to end."""
+_JOIN_AGAIN = 60.0
+"""Seconds without a lease after which the agent joins again: a group that continues as new needs less."""
+_MISSING_AGAIN = 60.0
+"""Seconds before the agent reports a missing group again: its other nodes do the same."""
 _BEYOND_GRACE = 15.0
 """Seconds after the command's own grace in which its launcher must have gone."""
 
@@ -46,6 +50,9 @@ class Agent:
         self._changed = Pulse()
         self._launcher_gone: bool | None = None
         """None where the launcher's process cannot be seen from here."""
+        self._group_missing = False
+        self._joined_at = 0.0
+        self._missing_reported: float | None = None
         self._to_job = self._outbox(Destination.JOB)
         self._to_group = self._outbox(Destination.GROUP)
         ranks = ProgressReader(config.run_dir)
@@ -56,8 +63,17 @@ class Agent:
             to_group=self._to_group,
             progress=lambda: ranks.newest,
         )
-        self._telemetry = Telemetry(self.node, ranks, to_group=self._to_group)
-        self._lease = Lease(self.node, self._telemetry, control, started_at=self._started_at, to_group=self._to_group)
+        self._telemetry = Telemetry(
+            self.node, ranks, to_group=self._to_group, on_preparing=partial(self._join, preparing=True)
+        )
+        self._lease = Lease(
+            self.node,
+            self._telemetry,
+            control,
+            started_at=self._started_at,
+            to_group=self._to_group,
+            without_lease=self._join_again,
+        )
         self._server = NodeServer(self.node, self._telemetry, config.run_dir, on_hello=self._follow_launcher)
         self._shipper = LogShipper(config.run_dir, config.outputs_logs, config.node) if config.outputs_logs else None
 
@@ -65,19 +81,31 @@ class Agent:
         return Outbox(
             self._config.run_dir / f"outbox-{destination.lower()}.json",
             send=partial(self._control.signal, destination),
-            not_found=self._ask_after_job,
+            not_found=partial(self._not_found, destination),
+            spread=spread_of(self._config.most_nodes),
         )
 
-    def _ask_after_job(self) -> None:
+    def _not_found(self, destination: Destination) -> None:
+        self._group_missing = self._group_missing or destination is Destination.GROUP
         self._lease.ask_soon()
 
-    def stop(self) -> None:
-        """Makes `run` return soon; training goes on."""
-        self._stop.set()
+    def _join_again(self) -> None:
+        """The job runs and the agent holds no lease: a group that was started again knows nothing of the node yet.
 
-    async def run(self) -> None:
-        """Serves until `stop`, or until the node has left the job."""
-        await self._server.start()
+        Where there is no group, the job may not have noticed: it starts it again.
+        """
+        now, missing = asyncio.get_running_loop().time(), self._group_missing
+        self._group_missing = False
+        if self.node.state.leaving is not None:
+            return
+        if (missing or now - self._joined_at >= _JOIN_AGAIN) and not self._to_group.holds("joined"):
+            self._join()
+        if missing and (self._missing_reported is None or now - self._missing_reported >= _MISSING_AGAIN):
+            self._missing_reported = now
+            self._to_job.put(GroupMissing(**envelope(self._config.node)))
+
+    def _join(self, *, preparing: bool = False) -> None:
+        self._joined_at = asyncio.get_running_loop().time()
         self._to_group.put(
             Joined(
                 **envelope(self._config.node),
@@ -87,9 +115,19 @@ class Agent:
                 generation=self.node.state.generation,
                 agent_version=_version(),
                 log_path=self._config.log_path,
+                preparing=preparing,
             ),
             first=True,
         )
+
+    def stop(self) -> None:
+        """Makes `run` return soon; training goes on."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serves until `stop`, or until the node has left the job."""
+        await self._server.start()
+        self._join()
         logger.info("serving %s", self._config.task_queue)
         async with _together(
             self._to_job.run(),

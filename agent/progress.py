@@ -43,8 +43,6 @@ class ProgressReader:
         """As of the last sample; None before any rank was seen."""
         self.all_stepped = False
         """Every local rank made a step in the generation last asked for."""
-        self.any_seen = False
-        """Some rank of it can be seen, whether it steps yet or not."""
 
     def starts(self, *, generation: int, processes: int) -> RankStarts | None:
         """How the node's ranks were started for a generation; None where none of them says so."""
@@ -69,15 +67,19 @@ class ProgressReader:
             self._first_step = None
             self._samples.clear()
             self.pace = Pace()
-            self.all_stepped = self.any_seen = False
+            self.all_stepped = False
         files = (read_progress(progress_path(self._folder, base_rank + local)) for local in range(processes))
         ranks = [rank for rank in files if rank is not None and rank.generation == generation]
-        self.any_seen = bool(ranks)
         stepped = [rank for rank in ranks if _has_stepped(rank)]
         self.all_stepped = len(stepped) == processes
         self.pace.follow(tuple(rank.step for rank in stepped), now)
         if self.all_stepped:
             self._follow(min(stepped, key=lambda rank: rank.step), now)
+
+    def end(self) -> None:
+        """The ranks of the generation have ended: how far they came stays true, how fast they were does not."""
+        if self.newest is not None and self.newest.steps_per_second is not None:
+            self.newest = self.newest.model_copy(update={"steps_per_second": None})
 
     def _follow(self, slowest: RankProgress, now: float) -> None:
         if self._first_step is None or slowest.step < self._first_step:

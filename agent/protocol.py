@@ -17,12 +17,24 @@ LONGEST_WAIT = 60.0
 """Seconds that a long poll may ask for."""
 
 
-def _from_epoch(value: Any) -> Any:
-    return datetime.fromtimestamp(value, UTC) if isinstance(value, int | float) else value
+def _from_epoch(value: Any) -> datetime | None:
+    """None for what is no time: no report is worth losing for that."""
+    if isinstance(value, datetime):
+        return value if value.tzinfo else None
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return datetime.fromtimestamp(value, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
-EpochTime = Annotated[datetime, BeforeValidator(_from_epoch)]
-"""Seconds since the epoch."""
+def _from_epoch_or_now(value: Any) -> datetime:
+    return _from_epoch(value) or datetime.now(UTC)
+
+
+EpochTime = Annotated[datetime, BeforeValidator(_from_epoch_or_now)]
+"""Seconds since the epoch; anything else counts as the time of arrival."""
 
 
 class Body(BaseModel):
@@ -35,6 +47,8 @@ class LauncherHello(Body):
     attempt: int = 0
     """The newest attempt that it has started."""
     mode: str = "torchrun"
+    script: bool = False
+    """The command may do other work before it starts torchrun."""
     processes: int | None = None
     protocol: int = 1
 
@@ -50,7 +64,7 @@ class HandlerHello(Body):
 
 
 class RankExitBody(RankExit):
-    time: EpochTime | None = None
+    time: Annotated[datetime | None, BeforeValidator(_from_epoch)] = None
 
 
 class ReadyBody(Body):
@@ -59,6 +73,8 @@ class ReadyBody(Body):
     store_ports: tuple[int, ...] = ()
     processes: int = Field(default=1, ge=1)
     out_of_memory: bool = False
+    stage: int = 0
+    """How many torchruns of the command have ended with 0 before this one."""
 
 
 class EnteredBody(Body):
@@ -70,6 +86,12 @@ class EnteredBody(Body):
 class FinishedBody(Body):
     generation: int
     time: EpochTime
+
+
+class SupersededBody(Body):
+    """torchrun waits in the exit barrier of a generation that is over: the command must be started again."""
+
+    generation: int
 
 
 class ExitedBody(Body):
@@ -88,7 +110,7 @@ class ExitedBody(Body):
 class LeavingBody(Body):
     """Somebody other than the job ends the node, and the launcher ends the command for it."""
 
-    reason: str
+    reason: str = ""
 
 
 class UsageBody(Body):
@@ -121,7 +143,11 @@ class WorldBody(Body):
     store_address: str = ""
     store_port: int = 0
     store_host: bool = False
+    stage: int | None = None
+    """The torchrun of the command that it is for, from 0; None where an older worker did not say."""
     complete: int = 0
+    stages_complete: int = 0
+    """How many torchruns of the command the job has finished."""
 
 
 class DesiredBody(Body):

@@ -28,6 +28,7 @@ from agent.protocol import (
     LeaveBody,
     LeavingBody,
     ReadyBody,
+    SupersededBody,
     UnprotectedBody,
     UsageBody,
 )
@@ -74,6 +75,7 @@ class NodeServer:
                 web.get("/v1/rendezvous/world", self._world),
                 web.post("/v1/rendezvous/entered", _says(EnteredBody, node.entered)),
                 web.post("/v1/rendezvous/finished", _says(FinishedBody, node.finished)),
+                web.post("/v1/rendezvous/superseded", _says(SupersededBody, node.superseded)),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
@@ -98,10 +100,14 @@ class NodeServer:
     async def _world(self, request: web.Request) -> web.Response:
         after = _number(request, "after", 0)
         complete = _number(request, "complete", self._node.state.complete)
+        # A handler that names no stage has found an agent of another release at its start, and takes any world.
+        stage = _number(request, "stage", -1)
+        stages = _number(request, "stages", self._node.state.stages_complete)
         await self._node.changed.wait_for(
-            lambda: self._node.has_news(after=after, complete=complete), within=_wait(request)
+            lambda: self._node.has_news(after=after, complete=complete, stage=stage, stages=stages),
+            within=_wait(request),
         )
-        return _json(self._node.world)
+        return _json(self._node.world_for(stage))
 
 
 class _Refused(Exception):

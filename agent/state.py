@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -25,12 +27,18 @@ class NodeState(BaseModel):
     """The command should run."""
     attempt: int = 1
     """The start of the command that is wanted; the first one needs no asking."""
+    started_for: int = 0
+    """The newest world that was known when that start was asked for."""
     exited_attempt: int = 0
     """The newest start whose end was reported."""
     exited: str = ""
     """That report's identity: a launcher that heard no answer says it again."""
     mode: str = ""
     """How processes learn of their world, as the launcher said it: `torchrun` or `env`; empty before that."""
+    script: bool = False
+    """The command may do other work before it starts torchrun, as the launcher said it."""
+    rendezvous_attempt: int = 0
+    """The start of the command whose torchrun has said hello, and has ranks to run."""
     processes: int | None = None
     """Ranks that the node starts; None before the launcher or the handler said so."""
     command_nodes: str | None = None
@@ -47,11 +55,19 @@ class NodeState(BaseModel):
     """The newest world that this node was told of."""
     complete: int = 0
     """The newest generation that every rank of the job finished."""
+    stages_complete: int = 0
+    """How many torchruns of the command the job has finished."""
+    command_restarts: int = 0
+    """The newest `restart_command` that was followed."""
+    superseded: int = 0
+    """The newest generation in whose exit barrier torchrun asked for a new start of the command."""
     entered: int = 0
     """The generation that the node's processes are in."""
     entered_at: datetime | None = None
     stepping: int = 0
-    """The newest generation that was reported to step."""
+    """The newest generation that was reported to run, or to step."""
+    stepped: int = 0
+    """The newest generation in which steps were seen and reported."""
     stalled: int = 0
     """The generation that was reported to stand still; 0 once it was reported to step again."""
     finished: int = 0
@@ -70,6 +86,12 @@ class NodeState(BaseModel):
         """The newest generation that this node was told of; older ones are refused."""
         return self.world.generation if self.world else 0
 
+    @property
+    def prepares(self) -> bool:
+        """The command does other work before its next torchrun: a download, an installation."""
+        runs = self.run and self.exited_attempt < self.attempt and self.leaving is None
+        return runs and self.script and self.rendezvous_attempt < self.attempt
+
 
 class StateFile:
     """Keeps a `NodeState` on disk, as far as the disk lets it."""
@@ -85,8 +107,9 @@ class StateFile:
         try:
             return NodeState.model_validate_json(content)
         except ValidationError as error:
-            logger.error("%s is no state of an agent, starting afresh: %s", STATE_NAME, error)
-            return NodeState()
+            aside = self._file.set_aside(content)
+            logger.error("%s cannot be read whole; what is wrong is left out, kept as %s: %s", STATE_NAME, aside, error)
+            return _without(content, {problem["loc"][0] for problem in error.errors() if problem["loc"]})
 
     def save(self, state: NodeState) -> None:
         """Keeps the state; a disk that refuses is logged and tried again at the next change."""
@@ -96,3 +119,12 @@ class StateFile:
     def stale(self) -> bool:
         """The disk refused the newest state."""
         return self._file.stale
+
+
+def _without(content: bytes, fields: set[int | str]) -> NodeState:
+    """The state without some of its fields: another release may have written them."""
+    try:
+        known: dict[str, Any] = json.loads(content)
+        return NodeState.model_validate({name: value for name, value in known.items() if name not in fields})
+    except (ValueError, AttributeError):
+        return NodeState()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from agent.log_reader import end_of_log
@@ -17,26 +18,42 @@ _LOOK = 0.5
 """Seconds between looks at ranks that step."""
 _LOOK_CLOSELY = 0.1
 """Seconds between looks while the first step of a generation is awaited: what its report may lag behind."""
-_UNSEEN = timedelta(seconds=5)
-"""Ranks outside of torchrun that run this long without the step counter have no torch: they never show steps."""
-_UNCOUNTED = timedelta(seconds=60)
-"""Ranks with the step counter that run this long without a step load a model, or use no optimizer: they run."""
+_RUNS = timedelta(seconds=5)
+"""Ranks that stay alive in their world this long run: without a step they load a model, or use no optimizer."""
+_PREPARES = 60.0
+"""Seconds that a command works before its torchrun until that is reported: most need none."""
+_PREPARES_AGAIN = 300.0
+"""Seconds until it is reported again: less than a job waits for its nodes."""
 
 
 class Telemetry:
     """Watches the ranks and sends heartbeats; one per agent."""
 
-    def __init__(self, node: Node, ranks: ProgressReader, *, to_group: Teller) -> None:
+    def __init__(
+        self,
+        node: Node,
+        ranks: ProgressReader,
+        *,
+        to_group: Teller,
+        on_preparing: Callable[[], None] = lambda: None,
+    ) -> None:
         self._node = node
         self._ranks = ranks
         self._to_group = to_group
         self._signals = node.config.timing.signals
-        self._interval = self._signals.heartbeat
+        self._interval = node.config.first_interval
         self._told_ports: tuple[int, ...] = ()
         self._usage: UsageBody | None = None
         self._handed_out = 0
         """The newest generation, and when this agent first saw it: one that was away does not know what it missed."""
         self._handed_out_at = 0.0
+        self._on_preparing = on_preparing
+        self._preparing_due: float | None = None
+
+    @property
+    def interval(self) -> timedelta:
+        """Between two heartbeats."""
+        return self._interval
 
     def use_interval(self, interval: timedelta) -> None:
         """The group's budget, shared among its nodes, as the newest lease has it."""
@@ -64,6 +81,7 @@ class Telemetry:
         next_heartbeat = loop.time() + random.uniform(0.5, 1.0) * self._interval.total_seconds()
         count = 0
         while True:
+            self.look_for_preparation(loop.time())
             self._look_for_entering(loop.time())
             self._look(loop.time())
             self._look_for_stall(loop.time())
@@ -75,9 +93,22 @@ class Telemetry:
             state = self._node.state
             await asyncio.sleep(_LOOK_CLOSELY if state.stepping < state.entered == state.generation else _LOOK)
 
+    def look_for_preparation(self, now: float) -> None:
+        """Reports a command that works for long before its torchrun, and again as long as it does."""
+        if not self._node.state.prepares:
+            self._preparing_due = None
+            return
+        # The job must learn it well before it gives up waiting: the node has needed some of that time to start.
+        at_most = self._node.config.timing.rendezvous.join_timeout.total_seconds() / 4
+        if self._preparing_due is None:
+            self._preparing_due = now + min(_PREPARES, at_most)
+        elif now >= self._preparing_due:
+            self._preparing_due = now + min(_PREPARES_AGAIN, at_most)
+            self._on_preparing()
+
     def _look_for_entering(self, now: float) -> None:
         generation = self._node.state.generation
-        if generation != self._handed_out:
+        if generation != self._handed_out or self._node.state.prepares:
             self._handed_out, self._handed_out_at = generation, now
         patience = self._node.config.timing.rendezvous.enter_timeout.total_seconds()
         if patience and now - self._handed_out_at >= patience:
@@ -93,10 +124,13 @@ class Telemetry:
             processes=state.processes or 1,
             now=now,
         )
-        if state.stepping < state.entered and (self._ranks.all_stepped or self._runs_unseen()):
-            self._node.stepping(
-                state.entered, starts=self._ranks.starts(generation=state.entered, processes=state.processes or 1)
-            )
+        counted = self._ranks.all_stepped
+        known = state.stepped if counted else state.stepping
+        if known < state.entered and (counted or self._runs()):
+            starts = self._ranks.starts(generation=state.entered, processes=state.processes or 1)
+            self._node.stepping(state.entered, counted=counted, starts=starts)
+        if state.finished >= state.entered:
+            self._ranks.end()
 
     def _look_for_stall(self, now: float) -> None:
         stall, pace = self._node.config.timing.stall, self._ranks.pace
@@ -111,13 +145,11 @@ class Telemetry:
         else:
             self._node.going_on()
 
-    def _runs_unseen(self) -> bool:
+    def _runs(self) -> bool:
         state = self._node.state
         if state.entered_at is None or state.exited_attempt >= state.attempt or state.ready_after is not None:
             return False
-        ran = datetime.now(UTC) - state.entered_at
-        counted = state.mode != "env" or self._ranks.any_seen
-        return ran > (_UNCOUNTED if counted else _UNSEEN)
+        return datetime.now(UTC) - state.entered_at > _RUNS
 
     def _ports_changed(self) -> bool:
         # A world that this node hosts took one; the job must not hand the same one out again.

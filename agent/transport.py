@@ -21,7 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
 from agent.config import AgentConfig
-from agent.outbox import DestinationNotFound
+from agent.outbox import ControlPlaneBusy, DestinationNotFound
 from agent.owner import JobFate, ask_fate
 from workflows.messages import AgentMessage
 
@@ -29,6 +29,11 @@ logger = logging.getLogger(__name__)
 
 _CALL_TIMEOUT = timedelta(seconds=5)
 """For one signal or question; the outbox repeats what did not get through."""
+_LONGEST_CALL = timedelta(seconds=20)
+"""For a signal that can wait, where the server answers late: what it is still working on should not be sent again."""
+_URGENT = frozenset({"failure", "finished"})
+_BUSY = frozenset({RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED, RPCStatusCode.CANCELLED})
+"""CANCELLED is how the SDK reports that a call took longer than its timeout."""
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 
@@ -48,6 +53,7 @@ class ControlPlane(Protocol):
 
         Raises:
             DestinationNotFound: if the workflow does not exist or has closed.
+            ControlPlaneBusy: if there was no answer in time, or no capacity for the call.
         """
         ...
 
@@ -73,16 +79,23 @@ class TemporalControlPlane:
         self._config = config
         self._client = client
         self._connecting = asyncio.Lock()
+        self._patience = _CALL_TIMEOUT
+        """Longer after a signal that the server did not answer in time."""
 
     async def signal(self, destination: Destination, name: str, message: AgentMessage) -> None:
         client = await self._connected()
         workflow = self._config.job_id if destination is Destination.JOB else self._config.group_id
+        timeout = _CALL_TIMEOUT if name in _URGENT else self._patience
         try:
-            await client.get_workflow_handle(workflow).signal(name, message, rpc_timeout=_CALL_TIMEOUT)
+            await client.get_workflow_handle(workflow).signal(name, message, rpc_timeout=timeout)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 raise DestinationNotFound(f"{workflow} does not exist or has closed") from error
+            if error.status in _BUSY:
+                self._patience = min(2 * self._patience, _LONGEST_CALL)
+                raise ControlPlaneBusy(error.message) from error
             raise
+        self._patience = max(self._patience / 2, _CALL_TIMEOUT)
 
     async def job_fate(self) -> JobFate:
         client = await self._connected()

@@ -26,6 +26,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2000, help="steps in all, those before a restart included")
     parser.add_argument("--batch", type=int, default=512, help="points per step, of all processes together")
     parser.add_argument("--width", type=int, default=256, help="width of the hidden layers")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights that it begins with")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the checkpoint")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--print-every", type=int, default=10, help="steps between lines")
@@ -53,7 +54,7 @@ def save(path: Path, state: dict[str, object]) -> None:
 def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
 

@@ -29,7 +29,7 @@ from temporalio.service import RPCError
 
 from perdure.connection import CALL_TIMEOUT, Endpoint, connect, find_endpoint
 from perdure.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWorker, PerdureError, Refused
-from perdure.explained import explained
+from perdure.explained import explained, failing_task
 from perdure.leases import leases_of
 from perdure.logs import LogLine, read_logs
 from perdure.outcome import outcome_of
@@ -38,8 +38,17 @@ from perdure.spec.load import validate_file
 from perdure.spec.validate import validate_spec, validate_started
 from perdure.starting import start_job
 from perdure.summaries import phase_of, summary_of
+from perdure.task_failures import failures_among
 from perdure.uploading import Report, uploaded
-from perdure.views import JobSnapshot, JobSummary, LeaseHeard, Submission, merge_nodes, overall_progress
+from perdure.views import (
+    JobSnapshot,
+    JobSummary,
+    LeaseHeard,
+    Submission,
+    TaskFailure,
+    merge_nodes,
+    overall_progress,
+)
 from workflows.messages import (
     Accepted,
     IncidentView,
@@ -57,6 +66,9 @@ WATCH_INTERVAL = timedelta(seconds=1)
 
 OUTAGE_LIMIT = timedelta(minutes=10)
 """How long waiting for a job sits out an outage of the control plane before it says that it does not know."""
+
+_GROUPS_TOGETHER = 8
+"""Groups whose nodes the job tells in one answer; of a larger job it is asked group by group."""
 
 UPDATE_TIMEOUT = timedelta(seconds=10)
 """For a job to answer a request; it decides in milliseconds, but a worker may be just starting."""
@@ -235,7 +247,18 @@ class Client:
                     found[summary.workflow_id] = summary
                 if len(found) >= limit:
                     break
-        return list(found.values())
+            failing = await failures_among(temporal, [job.workflow_id for job in found.values() if not job.finished_at])
+        return [job.model_copy(update={"task_failure": failing.get(job.workflow_id)}) for job in found.values()]
+
+    async def task_failures(self, name: str, *, namespace: str | None = None) -> tuple[TaskFailure, ...]:
+        """What keeps the job or one of its groups from deciding anything: workflow tasks that fail again and again.
+
+        Raises:
+            NoWorker: if no worker is there to answer for the job; `WorkflowTaskFails` where that is why.
+        """
+        status = await self.status(name, namespace=namespace)
+        workflows = [job_workflow_id(status.namespace, name), *status.groups]
+        return tuple((await failures_among(await self.connect(), workflows)).values())
 
     async def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:
         """What the server knows about the job by itself: answers without a worker, too."""
@@ -386,10 +409,12 @@ class Client:
         temporal = await self.connect()
         return temporal.get_workflow_handle(job_workflow_id(namespace or self.namespace, name), result_type=JobResult)
 
-    async def _query(self, name: str, namespace: str | None, query: str, kind: type[ResultT]) -> ResultT:
+    async def _query(
+        self, name: str, namespace: str | None, query: str, kind: type[ResultT], *arguments: Any
+    ) -> ResultT:
         async with explained(self, name, namespace):
             handle = await self._handle(name, namespace)
-            return await handle.query(query, result_type=kind, rpc_timeout=CALL_TIMEOUT)
+            return await handle.query(query, args=arguments, result_type=kind, rpc_timeout=CALL_TIMEOUT)
 
     async def _update(self, name: str, namespace: str | None, update: str, request: Any) -> Accepted:
         async with explained(self, name, namespace):
@@ -402,17 +427,26 @@ class Client:
                 reason = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
                 raise Refused(f"{name} refuses: {reason}") from error
             except WorkflowUpdateRPCTimeoutOrCancelledError as error:
-                raise NoWorker(
+                failing = await failing_task(self, name, namespace or self.namespace)
+                raise failing or NoWorker(
                     f"{name} did not answer within {UPDATE_TIMEOUT.total_seconds():.0f} s; no worker seems to run",
                     remedy="It may still take the request when one does: `perdure doctor`, then look at its status.",
                 ) from error
 
     async def _nodes(self, name: str, namespace: str | None, status: JobStatus) -> tuple[NodeView, ...]:
-        job = await self._query(name, namespace, "nodes", list[NodeView])
+        job = await self._nodes_of_job(name, namespace, status)
         groups = await asyncio.gather(*(self._group(group) for group in status.groups))
         views = [view for group_views, _ in groups for view in group_views]
         leases = [lease for _, group_leases in groups for lease in group_leases]
         return merge_nodes(job, views, leases)
+
+    async def _nodes_of_job(self, name: str, namespace: str | None, status: JobStatus) -> list[NodeView]:
+        """The job's own view of its nodes, in several answers where one could not carry all."""
+        if len(status.groups) <= _GROUPS_TOGETHER:
+            return await self._query(name, namespace, "nodes", list[NodeView])
+        indices = [int(group.rpartition("/")[2]) for group in status.groups]
+        answers = [await self._query(name, namespace, "nodes", list[NodeView], index) for index in indices]
+        return [view for views in answers for view in views]
 
     async def _group(self, workflow_id: str) -> tuple[list[NodeView], list[LeaseHeard]]:
         """A group's table and the words of its leases; nothing of a group that has gone or is too busy to answer."""

@@ -45,6 +45,11 @@ class Refused(PerdureError):
     """The job, or the control plane, said no to a request that was understood."""
 
 
+class NotPermitted(Refused):
+    """The control plane does not let this caller do that, or does not yet: a server that starts may not know its
+    callers' rights for a moment."""
+
+
 class JoinRefused(Refused):
     """The job gives this machine no place."""
 
@@ -63,6 +68,10 @@ class ControlPlaneUnreachable(PerdureError):
 
 class NoWorker(ControlPlaneUnreachable):
     """The Temporal server answers, but no Perdure worker does: jobs wait, nodes go on."""
+
+
+class WorkflowTaskFails(NoWorker):
+    """A worker answers, and fails the job's workflow task again and again: the job waits, nodes go on."""
 
 
 class StateFolderError(ControlPlaneUnreachable):

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure import task_failures
 from perdure.connection import CALL_TIMEOUT, unreachable
-from perdure.errors import JobNotFound, NoWorker, PerdureError, Refused
+from perdure.errors import JobNotFound, NotPermitted, NoWorker, PerdureError, Refused, WorkflowTaskFails
+from workflows.names import job_workflow_id
 
 if TYPE_CHECKING:
     from perdure.client import Client
@@ -24,7 +26,9 @@ async def explained(client: Client, name: str = "", namespace: str | None = None
     Raises:
         JobNotFound: if the server knows no such job.
         NoWorker: if the server answers and no worker does.
-        ControlPlaneUnreachable: if the server does not answer.
+        WorkflowTaskFails: if a worker does, and cannot go on with the job.
+        ControlPlaneUnreachable: if the server does not answer, or has no capacity for the call now.
+        NotPermitted: if the server does not let this caller do that.
         Refused: if either says no.
     """
     try:
@@ -42,6 +46,8 @@ async def _explanation(client: Client, name: str, namespace: str, error: RPCErro
             return await _not_found(client, name, namespace)
         case RPCStatusCode.FAILED_PRECONDITION | RPCStatusCode.DEADLINE_EXCEEDED | RPCStatusCode.CANCELLED:
             if await _answers(client):
+                if failing := await failing_task(client, name, namespace):
+                    return failing
                 local = client.endpoint.is_local_default
                 return NoWorker(
                     f"no worker answers for {name or 'jobs'} at {client.endpoint.address}",
@@ -49,10 +55,31 @@ async def _explanation(client: Client, name: str, namespace: str, error: RPCErro
                     f"Start one: perdure worker{' --detach' if local else ''}. See `perdure doctor`.",
                 )
             return unreachable(client.endpoint, "no answer in time")
-        case RPCStatusCode.UNAVAILABLE | RPCStatusCode.UNKNOWN | RPCStatusCode.INTERNAL:
+        # A server that is short of something takes the same call later.
+        case (
+            RPCStatusCode.UNAVAILABLE
+            | RPCStatusCode.UNKNOWN
+            | RPCStatusCode.INTERNAL
+            | RPCStatusCode.RESOURCE_EXHAUSTED
+        ):
             return unreachable(client.endpoint, error.message.splitlines()[0] if error.message else str(error.status))
+        case RPCStatusCode.PERMISSION_DENIED | RPCStatusCode.UNAUTHENTICATED:
+            return NotPermitted(f"the Temporal server refuses: {error.message} ({error.status.name})")
         case _:
             return Refused(f"the Temporal server refuses: {error.message} ({error.status.name})")
+
+
+async def failing_task(client: Client, name: str, namespace: str) -> WorkflowTaskFails | None:
+    """Whether it is not that there is no worker, but that none can take the job's task."""
+    try:
+        temporal = await client.connect()
+        failure = await task_failures.task_failure(temporal, job_workflow_id(namespace, name)) if name else None
+    except RPCError:
+        return None
+    if failure is None:
+        return None
+    text = f"{name} cannot answer: {task_failures.explain(failure)}"
+    return WorkflowTaskFails(text, remedy=task_failures.remedy(failure))
 
 
 async def _answers(client: Client) -> bool:

@@ -26,7 +26,15 @@ from activities.nodes.local.folders import Ending, now
 from agent.owner import JobFate, ask_fate
 from perdure.client import OUTAGE_LIMIT, UPDATE_TIMEOUT, Client
 from perdure.connection import CALL_TIMEOUT
-from perdure.errors import ControlPlaneUnreachable, ExitCode, JobAlreadyRunning, JobNotFound, JoinRefused, NoWorker
+from perdure.errors import (
+    ControlPlaneUnreachable,
+    ExitCode,
+    JobAlreadyRunning,
+    JobNotFound,
+    JoinRefused,
+    NotPermitted,
+    NoWorker,
+)
 from perdure.explained import explained
 from perdure.outcome import outcome_of
 from perdure.spec.job import JobSpec
@@ -48,6 +56,8 @@ _SOON = 0.2
 """Seconds until a place that is being prepared is asked for again: its group and its backend are quick."""
 _LATER = 2.0
 """Seconds between two questions for what somebody else must bring about: a server, a job, a place."""
+_REFUSAL_IS_FINAL = 5.0
+"""Seconds for which a server that denies a permission is asked again: one that starts may not know its callers yet."""
 _GOODBYE = timedelta(seconds=10)
 """How long a goodbye is tried; without one the lease lapses, and the job hears the same later."""
 
@@ -288,9 +298,14 @@ class Joining:
         loop = asyncio.get_running_loop()
         patience = math.inf if self._wish.wait else OUTAGE_LIMIT.total_seconds() if self._was_in else 0
         deadline = loop.time() + patience
+        refused_until = loop.time() + _REFUSAL_IS_FINAL
         while True:
             try:
                 return await call()
+            except NotPermitted as error:
+                if loop.time() >= refused_until:
+                    raise
+                await self._wait(str(error), _SOON)
             except (ControlPlaneUnreachable, JobNotFound) as error:
                 if loop.time() >= deadline or (isinstance(error, JobNotFound) and not self._wish.wait):
                     raise

@@ -32,6 +32,21 @@ class Submission(View):
     """What the specification allows, and perhaps does not mean."""
 
 
+class TaskFailure(View):
+    """A workflow task that fails and is tried again; its workflow decides nothing meanwhile."""
+
+    workflow_id: str
+    """Of a job, or of one of its groups."""
+    attempt: int
+    cause: str = ""
+    """The first line of the error; empty where no attempt was finished."""
+    nondeterminism: bool = False
+    """The worker's code does not do what the code did that began the run."""
+    worker: str = ""
+    """Which worker failed it first."""
+    since: datetime
+
+
 class JobSummary(View):
     """A job in a list, from Temporal's visibility: may be a moment old."""
 
@@ -47,6 +62,8 @@ class JobSummary(View):
     restarts: int | None = None
     started_at: datetime
     finished_at: datetime | None = None
+    task_failure: TaskFailure | None = None
+    """Set where no worker can take the job's next decision."""
 
 
 class JobSnapshot(View):

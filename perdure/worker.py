@@ -31,10 +31,11 @@ from temporalio.runtime import (
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.nodes.activities import NodeActivities
-from activities.nodes.backend import NodeBackend
+from activities.nodes.backend import NodeBackend, TidyingBackend
 from activities.nodes.joined import JoinedBackend
 from activities.nodes.local import LocalBackend
 from activities.runtime import RuntimeActivities
+from activities.signals import SignalActivities
 from activities.site import SiteActivities
 from activities.workdir import WorkdirActivities
 from perdure.connection import configured_task_queue, connect, find_endpoint
@@ -52,6 +53,9 @@ from workflows.workdir_upload import WorkdirUpload
 WATCH_SLOTS = 2000
 """Groups that one worker can watch at a time; a waiting watch costs next to nothing."""
 
+SHORT_SLOTS = 1000
+"""Short activities at a time: those that wait for nodes to end must not hold up the signals of another job's repair."""
+
 SHUTDOWN_GRACE = timedelta(seconds=5)
 """For short activities to end when the worker is stopped; what is cut off is retried by the next worker."""
 
@@ -60,6 +64,9 @@ STICKY_TIMEOUT = timedelta(seconds=5)
 
 HEARTBEAT_INTERVAL = timedelta(seconds=3)
 """How often, at most, short activities let the server know that they live, and hear from it that they are cancelled."""
+
+_WORKFLOW_TASKS = "temporalio_sdk_core::worker::workflow"
+"""What the SDK's core calls the part of it that fails workflow tasks."""
 
 LOG_BYTES = 10 * 1024 * 1024
 LOG_FILES = 3
@@ -97,7 +104,14 @@ async def running_worker(
             # The sandbox is entered anew for each payload, which takes most of a worker's time where a thousand nodes
             # speak at once. What it guards against is found before a release: the tests' own workers run in it.
             workflow_runner=UnsandboxedWorkflowRunner(),
-            activities=[*nodes.short, *workdirs.all, *RuntimeActivities(served).all, SiteActivities(facts).site_facts],
+            activities=[
+                *nodes.short,
+                *workdirs.all,
+                *RuntimeActivities(served).all,
+                *SignalActivities(client).all,
+                *SiteActivities(facts).all,
+            ],
+            max_concurrent_activities=SHORT_SLOTS,
             graceful_shutdown_timeout=SHUTDOWN_GRACE,
             max_heartbeat_throttle_interval=HEARTBEAT_INTERVAL,
             sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
@@ -192,7 +206,7 @@ async def serve(
         _answering(health_port),
         asyncio.TaskGroup() as beside,
     ):
-        tidying = [beside.create_task(one.keep_tidy(client)) for one in served if isinstance(one, LocalBackend)]
+        tidying = [beside.create_task(one.keep_tidy(client)) for one in served if isinstance(one, TidyingBackend)]
         logger.info(
             "serving %s and %s at %s, namespace %s; backends: %s",
             endpoint.task_queue,
@@ -208,11 +222,15 @@ async def serve(
 
 
 def _runtime(metrics_port: int | None) -> Runtime:
-    """The SDK's own log lines, which repeat through an outage, are kept to errors and go where ours go."""
+    """The SDK's own log lines, which repeat through an outage, are kept to errors and go where ours go.
+
+    So do its warnings of workflow tasks that fail: a worker that cannot replay a job says so here alone.
+    """
+    filter = f"{TelemetryFilter(core_level='ERROR', other_level='ERROR').formatted()},{_WORKFLOW_TASKS}=WARN"
     return Runtime(
         telemetry=TelemetryConfig(
             logging=LoggingConfig(
-                filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"),
+                filter=filter,
                 forwarding=LogForwardingConfig(logger=logging.getLogger("temporalio.core")),
             ),
             metrics=PrometheusConfig(bind_address=f"0.0.0.0:{metrics_port}") if metrics_port else None,

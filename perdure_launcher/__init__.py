@@ -4,4 +4,4 @@ The package is copied into users' images under this one name, and runs with what
 nothing but the standard library, and torch only in the modules that torch itself loads (`steps`, `rendezvous`).
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -14,6 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
+from .reports import encode, essentials
+
 logger = logging.getLogger(__name__)
 
 LONG_POLL = timedelta(seconds=25)
@@ -54,35 +56,52 @@ class AgentConnection:
     def request(
         self, method: str, path: str, body: Body | None = None, *, timeout: timedelta = REQUEST_TIMEOUT
     ) -> Body:
-        """Asks once.
+        """Asks once; what the agent cannot parse is sent again without its texts, since they alone come from outside.
 
         Raises:
             AgentGone: if no answer came.
             AgentRefused: if the answer was an error of ours.
         """
-        self._http.timeout = timeout.total_seconds()
-        if self._http.sock is not None:
-            self._http.sock.settimeout(timeout.total_seconds())
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            self._http.request(method, path, body=data, headers={"Content-Type": "application/json"} if data else {})
-            response = self._http.getresponse()
-            content = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            self._http.close()
-            raise AgentGone(f"{type(error).__name__}: {error}") from error
-        if 400 <= response.status < 500:
-            raise AgentRefused(f"{method} {path}: {response.status} {content[:500].decode(errors='replace')}")
+        status, content = self._exchange(method, path, body, timeout)
+        if body and 400 <= status < 500:
+            logger.error(
+                "the agent cannot parse %s, so it gets the report without texts: %s", path, _shortened(content)
+            )
+            status, content = self._exchange(method, path, essentials(body), timeout)
+        if 400 <= status < 500:
+            raise AgentRefused(f"{method} {path}: {status} {_shortened(content)}")
         try:
             answer = json.loads(content)
         except ValueError as error:
-            raise AgentGone(f"{method} {path}: {response.status} without JSON") from error
-        if response.status != 200 or not isinstance(answer, dict):
-            raise AgentGone(f"{method} {path}: {response.status} {content[:500].decode(errors='replace')}")
+            raise AgentGone(f"{method} {path}: {status} without JSON") from error
+        if status != 200 or not isinstance(answer, dict):
+            raise AgentGone(f"{method} {path}: {status} {_shortened(content)}")
         return cast(Body, answer)
+
+    def _exchange(self, method: str, path: str, body: Body | None, timeout: timedelta) -> tuple[int, bytes]:
+        """The answer's status and content.
+
+        Raises:
+            AgentGone: if no answer came.
+        """
+        self._http.timeout = timeout.total_seconds()
+        if self._http.sock is not None:
+            self._http.sock.settimeout(timeout.total_seconds())
+        data = None if body is None else encode(body)
+        try:
+            self._http.request(method, path, body=data, headers={"Content-Type": "application/json"} if data else {})
+            response = self._http.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._http.close()
+            raise AgentGone(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         self._http.close()
+
+
+def _shortened(content: bytes) -> str:
+    return content[:500].decode(errors="replace")
 
 
 class AgentSession:

@@ -58,6 +58,15 @@ def starts_torchrun(command: Sequence[str], *, workdir: Path) -> bool:
     return bool(words) and _names_launcher(_script_text(workdir / words[0]))
 
 
+def begins_with_torchrun(command: Sequence[str]) -> bool:
+    """Whether nothing but torchrun, or another launcher, is started: a script may do other work first."""
+    words = list(_before_script(command))
+    names = [os.path.basename(word) for word in words]
+    if names and names[0] in _SHELLS:
+        return False
+    return bool(_LAUNCHERS.intersection(names) or _MODULES.intersection(words) or _LIGHTNINGS.intersection(names))
+
+
 def instead_of_deepspeed(command: Sequence[str]) -> str:
     """What to write instead of this command, where it is DeepSpeed's own launcher; else nothing.
 

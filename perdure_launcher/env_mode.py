@@ -22,10 +22,12 @@ from .environment import STORE_VARIABLE, generation_environment
 from .facts import RankExit, describe_status, read_error_file, split_status
 from .node import Node
 from .ports import PortPool
+from .progress import steps
 from .python_commands import python_command
+from .reports import well_formed
 from .torchrun_mode import not_started
 from .tree import CommandFailed, Exit
-from .warm.keeper import PREPARATION, WarmKeeper, offer
+from .warm.keeper import PREPARATION, SETTLING, WarmKeeper, offer
 from .warm.names import EXECUTABLE_VARIABLE
 from .warm.plan import Plan
 from .warm.starts import read_start, say_all_cold
@@ -34,6 +36,8 @@ from .worlds import World
 logger = logging.getLogger(__name__)
 
 _DRAIN = timedelta(seconds=1)
+_LOOK = 0.5
+"""Seconds between looks for the first step of ranks, of which no event tells."""
 
 
 @dataclass(kw_only=True)
@@ -83,6 +87,8 @@ class EnvMode:
 
     def follow(self, desired: Desired) -> None:
         node = self._node
+        if self._warm is not None:
+            self._warm.follow_ranks(self._first_rank_steps)
         if (current := self._current) is not None:
             self._end_if_unwanted(current, desired)
         elif node.tree.empty and desired.run:
@@ -140,7 +146,20 @@ class EnvMode:
 
     def explain(self, text: str) -> None:
         if self._current is not None:
-            self._current.output.note(f"perdure: {text}\n".encode())
+            self._current.output.note(f"perdure: {well_formed(text)}\n".encode())
+
+    def _first_rank_steps(self) -> bool:
+        current = self._current
+        return current is not None and steps(
+            self._node.config.progress, current.world.base_rank, generation=current.world.generation
+        )
+
+    def _await_steps(self, ranks: _Ranks) -> None:
+        """Wakes the launcher's main thread when the warm interpreter, which only that may start, can be started."""
+        until = time.monotonic() + SETTLING.total_seconds()
+        while self._current is ranks and time.monotonic() < until and not self._first_rank_steps():
+            time.sleep(_LOOK)
+        self._node.wake()
 
     def _prepare(self, warm: WarmKeeper) -> None:
         warm.wait_until_warm(PREPARATION)
@@ -167,8 +186,7 @@ class EnvMode:
         if world.store_host:
             with contextlib.suppress(OSError):
                 self._ports.take(world.store_port).close()
-        if self._warm is not None:
-            self._warm.ensure()
+        restarted = self._warm is not None and self._warm.start_ranks()
         try:
             for local_rank in range(node.processes):
                 pid = node.tree.spawn(
@@ -185,6 +203,8 @@ class EnvMode:
         finally:
             output.close_write_end()
         self._current = current
+        if restarted:
+            threading.Thread(target=self._await_steps, args=(current,), name="first steps", daemon=True).start()
         logger.info("generation %s started as processes %s", world.generation, sorted(current.local_ranks))
         self._ports.replenish()
         node.outbox.post(
@@ -269,7 +289,7 @@ class EnvMode:
 
     def _say_not_started(self, failed: CommandFailed, output: Output) -> None:
         logger.error("%s", failed)
-        output.note(f"perdure: {failed}\n".encode())
+        output.note(f"perdure: {well_formed(str(failed))}\n".encode())
         self._over = True
         self._node.outbox.post("/v1/launcher/exited", not_started(self.attempt, failed, output))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import time
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
+
+from .reports import well_formed
 
 LONGEST_TRACEBACK = 2000
 LONGEST_ERROR = 500
@@ -33,6 +36,24 @@ class RankExit:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Any) -> RankExit | None:
+        """Reads what `as_json` gave, from a file that ranks can write to; None where it is something else."""
+        fields = _fields(content)
+        local_rank = _whole(fields.get("local_rank"))
+        if local_rank is None:
+            return None
+        return cls(
+            local_rank=local_rank,
+            global_rank=_whole(fields.get("global_rank")),
+            pid=_whole(fields.get("pid")),
+            exit_code=_whole(fields.get("exit_code")),
+            signal=_whole(fields.get("signal")),
+            error=_text(fields.get("error")),
+            traceback=_text(fields.get("traceback")),
+            time=_moment(fields.get("time")),
+        )
 
 
 def split_status(code: int) -> tuple[int | None, int | None]:
@@ -64,28 +85,25 @@ def read_error_file(path: str | os.PathLike[str] | None) -> RankError | None:
         return None
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return parse_error(content)
 
 
 def parse_error(content: Any) -> RankError | None:
     """Understands torch's forms: `{"message": "…"}` and `{"message": {"message": "…", "extraInfo": {…}}}`."""
-    message = cast("dict[str, Any]", content).get("message") if isinstance(content, dict) else None
+    message = _fields(content).get("message")
     if isinstance(message, str):
         return RankError(_one_line(message))
     if not isinstance(message, dict):
         return None
-    fields = cast("dict[str, Any]", message)
-    extra = cast("dict[str, Any]", fields.get("extraInfo") or {})
-    callstack = extra.get("py_callstack")
-    moment: float | None = None
-    with contextlib.suppress(TypeError, ValueError):
-        moment = float(extra.get("perdure_time") or extra["timestamp"]) if extra else None
+    fields = _fields(message)
+    extra = _fields(fields.get("extraInfo"))
+    callstack = _text(extra.get("py_callstack"))
     return RankError(
         _one_line(str(fields.get("message", ""))),
-        callstack[-LONGEST_TRACEBACK:] if isinstance(callstack, str) else None,
-        moment,
+        None if callstack is None else well_formed(callstack[-LONGEST_TRACEBACK:])[-LONGEST_TRACEBACK:],
+        _moment(extra.get("perdure_time")) or _moment(extra.get("timestamp")),
     )
 
 
@@ -94,15 +112,44 @@ def error_content(error: BaseException, callstack: str) -> dict[str, Any]:
     now = time.time()
     return {
         "message": {
-            "message": f"{type(error).__name__}: {error}",
+            "message": f"{type(error).__name__}: {_described(error)}",
             "extraInfo": {"py_callstack": callstack, "timestamp": str(int(now)), "perdure_time": now},
         }
     }
 
 
+def _described(error: BaseException) -> str:
+    """The exception's own text, which is code of its class and may fail."""
+    try:
+        return str(error)
+    except Exception:
+        return "<its text cannot be made>"
+
+
 def _one_line(text: str) -> str:
-    line = " ".join(text.split())
+    line = well_formed(" ".join(text.split()))
     return line if len(line) <= LONGEST_ERROR else line[: LONGEST_ERROR - 1] + "…"
+
+
+def _fields(content: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _moment(value: Any) -> float | None:
+    """Seconds since the epoch; torch writes them as text."""
+    try:
+        moment = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return moment if math.isfinite(moment) else None
 
 
 class ExitSpool:
@@ -118,13 +165,14 @@ class ExitSpool:
             scratch.write_text(json.dumps({"owner": owner, "exits": [item.as_json() for item in exits]}))
             scratch.replace(self._path)
 
-    def read(self, *, started_after: float) -> list[dict[str, Any]]:
+    def read(self, *, started_after: float) -> list[RankExit]:
         """The exits that a process since `started_after` left."""
         try:
             if self._path.stat().st_mtime < started_after:
                 return []
-            return cast("list[dict[str, Any]]", json.loads(self._path.read_text())["exits"])
-        except (OSError, ValueError, KeyError, TypeError):
+            exits = _fields(json.loads(self._path.read_text()))["exits"]
+            return [item for item in map(RankExit.from_json, exits) if item is not None]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return []
 
     def clear(self) -> None:

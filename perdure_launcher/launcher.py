@@ -23,7 +23,7 @@ from . import guard, processes
 from .capture import Capture
 from .cgroups import MemoryController
 from .client import AgentSession, Outbox
-from .commands import starts_torchrun
+from .commands import begins_with_torchrun, starts_torchrun
 from .config import LauncherConfig
 from .desired import Desired, DesiredFeed
 from .env_mode import EnvMode
@@ -250,6 +250,7 @@ class Launcher:
             "started_at": self._started_at,
             "attempt": self._mode.attempt,
             "mode": self._mode.name,
+            "script": self._mode.name == TorchrunMode.name and not begins_with_torchrun(self._config.command),
             "processes": self._processes,
             "protocol": PROTOCOL,
         }

@@ -71,6 +71,12 @@ def read_progress(path: Path) -> RankProgress | None:
     )
 
 
+def steps(directory: Path, rank: int, *, generation: int) -> bool:
+    """Whether a rank has made a step in this generation."""
+    progress = read_progress(progress_path(directory, rank))
+    return progress is not None and progress.generation == generation and progress.time > 0
+
+
 def mark_apart(directory: Path, *, generation: int) -> None:
     """Says that a rank of this node steps without a process group, although there are several ranks.
 

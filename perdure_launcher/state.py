@@ -1,4 +1,4 @@
-"""What survives torchrun: which process is the rendezvous handler, and the newest generation that this node entered.
+"""What survives torchrun: its handler's process, the newest generation entered, and how far the command is.
 
 A torchrun that is started again must not enter the generation in which the last one died, so the number is kept in a
 small file of the run directory. Its bytes are allocated when the launcher starts, so that a full disk cannot lose it.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
-_LAYOUT = struct.Struct("<QQ")
+_LAYOUT = struct.Struct("<QQQQ")
 NAME = "rendezvous-state"
 
 
@@ -22,6 +22,10 @@ class RendezvousState:
     """Of the torchrun that last created a handler; 0 for none yet."""
     generation: int = 0
     """The newest one entered; 0 for none yet."""
+    stage: int = 0
+    """How many torchruns of the running command have ended with 0: the number of the next one, from 0."""
+    launch: int = 0
+    """Identifies the command line of the torchrun that entered a world in this stage; 0 for none yet."""
 
 
 class StateFile:
@@ -37,7 +41,7 @@ class StateFile:
         if self.read() != RendezvousState():
             return
         with open(self._path, "wb") as file:
-            file.write(_LAYOUT.pack(0, 0))
+            file.write(_LAYOUT.pack(0, 0, 0, 0))
             file.flush()
             os.fsync(file.fileno())
 
@@ -53,6 +57,6 @@ class StateFile:
         with contextlib.suppress(OSError):
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
             try:
-                os.pwrite(descriptor, _LAYOUT.pack(state.handler_pid, state.generation), 0)
+                os.pwrite(descriptor, _LAYOUT.pack(*astuple(state)), 0)
             finally:
                 os.close(descriptor)

@@ -17,6 +17,7 @@ from .desired import Desired
 from .environment import foreseen_environment, torchrun_environment
 from .facts import SUPERSEDED_EXIT_CODE, ExitSpool, describe_status, split_status
 from .node import Node
+from .reports import well_formed
 from .state import RendezvousState
 from .tree import CommandFailed, Exit
 from .warm.keeper import WarmKeeper
@@ -114,7 +115,7 @@ class TorchrunMode:
                 "generation": self._node.state.read().generation,
                 "exit_code": exit_code,
                 "signal": signal_number,
-                "ranks": self._spool.read(started_after=current.started_at),
+                "ranks": [item.as_json() for item in self._spool.read(started_after=current.started_at)],
                 "log_tail": current.output.tail,
                 "out_of_memory": self._node.memory.out_of_memory_kills > current.out_of_memory_kills,
                 "time": current.ended_at or time.time(),
@@ -130,6 +131,7 @@ class TorchrunMode:
     def _start(self, attempt: int) -> None:
         node = self._node
         self.attempt = attempt
+        # Every start of the command begins with its first torchrun.
         node.state.write(RendezvousState(generation=node.state.read().generation))
         output = node.capture.open()
         kills, started_at = node.memory.out_of_memory_kills, time.time()
@@ -177,4 +179,4 @@ def not_started(attempt: int, failed: CommandFailed, output: Output) -> dict[str
 
 
 def _note(output: Output, text: str) -> None:
-    output.note(f"perdure: {text}\n".encode())
+    output.note(f"perdure: {well_formed(text)}\n".encode())

@@ -22,6 +22,7 @@ with workflow.unsafe.imports_passed_through():
         EvidenceSource,
         LeaseRequest,
         NodeIdentity,
+        RestartCommand,
         StopNode,
     )
     from workflows.node_table import NodeTable
@@ -44,7 +45,7 @@ async def hold_lease(table: NodeTable, node: NodeIdentity) -> None:
                     node=node,
                     epoch=epoch,
                     heartbeat=lease.heartbeat,
-                    signal_interval=max(signals.heartbeat, len(table.records) * signals.heartbeat_per_node),
+                    signal_interval=signals.interval(len(table.records)),
                 ),
                 activity_id=f"lease/{node.rank}/{node.incarnation}/{epoch}",
                 task_queue=table.queue(node),
@@ -79,7 +80,7 @@ async def apply_world(table: NodeTable, node: NodeIdentity, generation: int) -> 
         record = table.current(node)
         if record is None or world is None or world.generation != generation or table.winding_down:
             return
-        member = world.members[node.rank]
+        member, inquiry = world.members[node.rank], table.desire.inquiry
         try:
             answer = await workflow.execute_activity(
                 "apply_world",
@@ -94,6 +95,7 @@ async def apply_world(table: NodeTable, node: NodeIdentity, generation: int) -> 
                     store_port=world.store_port,
                     store_host=world.store_rank == node.rank,
                     restart_command=member.restart_command,
+                    stage=world.stage,
                 ),
                 result_type=CommandAnswer,
                 task_queue=table.queue(node),
@@ -122,10 +124,20 @@ async def apply_world(table: NodeTable, node: NodeIdentity, generation: int) -> 
         record = table.current(node)
         if record is None:
             return
-        generation = max(record.generation, answer.generation)
-        table.put(record.changed(generation=generation, joining=None, cut_off=""))
+        known = max(record.generation, answer.generation)
+        refused = record.refused if answer.accepted else generation
+        table.put(record.changed(generation=known, refused=refused, inquired=inquiry, joining=None, cut_off=""))
         kind = EdgeKind.COMMANDED if answer.accepted else EdgeKind.JOINED
-        table.edge(record, kind, workflow.now(), generation=answer.generation, detail=answer.detail)
+        table.edge(
+            record,
+            kind,
+            workflow.now(),
+            generation=answer.generation,
+            detail=answer.detail,
+            entered=answer.entered,
+            preparing=answer.preparing,
+            inquiry=inquiry,
+        )
         return
 
 
@@ -160,24 +172,55 @@ async def check_connection(table: NodeTable, node: NodeIdentity) -> None:
 
 
 async def complete(table: NodeTable, node: NodeIdentity, generation: int) -> None:
-    """Lets a node's command leave its exit barrier; one that does not hear of it is deleted all the same."""
-    try:
-        await workflow.execute_activity(
-            "complete_generation",
-            CompleteGeneration(node=node, generation=generation),
-            task_queue=table.queue(node),
-            schedule_to_start_timeout=table.timing.commands.schedule_to_start,
-            start_to_close_timeout=table.timing.commands.start_to_close,
-            retry_policy=options.COMMAND_RETRY,
-            schedule_to_close_timeout=2 * table.timing.commands.start_to_close,
-            summary=f"all ranks finished generation {generation}: let node {node.rank} go",
-        )
-    except ActivityError:
+    """Lets a node's torchrun leave its exit barrier; one that cannot be reached when the job ends is deleted anyway."""
+    command = CompleteGeneration(node=node, generation=generation, stages_complete=table.desire.stages_complete)
+    summary = f"all ranks finished generation {generation}: let node {node.rank} go"
+    while not await _took(table, "complete_generation", command, summary=summary):
         workflow.logger.warning("node %s did not hear that its generation is complete", node.rank)
+        if table.winding_down or not await _until_reachable(table, node):
+            break
     record = table.current(node)
     if record is not None:
         table.put(record.changed(completed=generation))
     table.dirty = True
+
+
+async def restart_command(table: NodeTable, node: NodeIdentity, number: int) -> None:
+    """Has a node's command started again between two worlds, whenever its agent can be reached."""
+    command = RestartCommand(node=node, number=number)
+    while not await _took(table, "restart_command", command, summary=f"start the command again{table.why}"):
+        if not await _until_reachable(table, node):
+            return
+    record = table.current(node)
+    if record is not None:
+        table.put(record.changed(command_restarts=number))
+
+
+async def _took(table: NodeTable, name: str, command: CompleteGeneration | RestartCommand, *, summary: str) -> bool:
+    """Whether an agent has taken a command; it has little time for that."""
+    try:
+        await workflow.execute_activity(
+            name,
+            command,
+            task_queue=table.queue(command.node),
+            schedule_to_start_timeout=table.timing.commands.schedule_to_start,
+            start_to_close_timeout=table.timing.commands.start_to_close,
+            retry_policy=options.COMMAND_RETRY,
+            schedule_to_close_timeout=2 * table.timing.commands.start_to_close,
+            summary=summary,
+        )
+    except ActivityError:
+        return False
+    return True
+
+
+async def _until_reachable(table: NodeTable, node: NodeIdentity) -> bool:
+    """Waits until a command that was not taken can be given again; False once it is not wanted any more."""
+    await workflow.sleep(options.COMMAND_PAUSE, summary=f"before node {node.rank} is asked again")
+    await workflow.wait_condition(
+        lambda: table.winding_down or (record := table.current(node)) is None or record.reachable
+    )
+    return not table.winding_down and table.current(node) is not None
 
 
 async def dismiss(table: NodeTable, node: NodeIdentity, reason: str) -> bool:

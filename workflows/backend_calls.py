@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, is_cancelled_exception
@@ -19,6 +20,7 @@ with workflow.unsafe.imports_passed_through():
         CreatedNode,
         EdgeKind,
         EvidenceSource,
+        GroupRef,
         NodeIdentity,
         NodeOrder,
         NodePhase,
@@ -42,7 +44,7 @@ async def create(table: NodeTable, node: NodeIdentity) -> None:
             request,
             result_type=CreatedNode,
             start_to_close_timeout=options.SHORT_ACTIVITY,
-            heartbeat_timeout=options.BACKEND_HEARTBEAT,
+            heartbeat_timeout=_heartbeat_timeout(table),
             retry_policy=options.BACKEND_RETRY,
             cancellation_type=options.CREATE_CANCELLATION,
             summary=f"create {_spoken([node])}{table.why}",
@@ -61,7 +63,7 @@ async def create_together(table: NodeTable, nodes: Sequence[NodeIdentity]) -> No
             _request(table, nodes),
             result_type=NodesCreated,
             start_to_close_timeout=options.SHORT_ACTIVITY,
-            heartbeat_timeout=options.BACKEND_HEARTBEAT,
+            heartbeat_timeout=_heartbeat_timeout(table),
             retry_policy=options.BACKEND_RETRY,
             cancellation_type=options.CREATE_CANCELLATION,
             summary=f"create {_spoken(nodes)}{table.why}",
@@ -118,8 +120,9 @@ def _created(table: NodeTable, node: NodeIdentity, created: CreatedNode) -> None
 async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
     """Has incarnations deleted that are retiring."""
     spec = table.group.spec
+    ended = [True] * len(records)
     if table.adopts:
-        await asyncio.gather(*(_let_go(table, record) for record in records))
+        ended = await asyncio.gather(*(_let_go(table, record) for record in records))
     nodes = tuple(
         NodeRef(
             name=table.name(record.node),
@@ -139,14 +142,41 @@ async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
         "delete_nodes",
         NodesRef(nodes=nodes),
         start_to_close_timeout=options.SHORT_ACTIVITY + spec.limits.termination_grace_period,
-        heartbeat_timeout=options.BACKEND_HEARTBEAT,
+        heartbeat_timeout=_heartbeat_timeout(table),
         retry_policy=options.BACKEND_RETRY,
         summary=f"delete {_spoken([record.node for record in records])}{table.why}",
     )
-    for record in records:
+    for record, certain in zip(records, ended, strict=True):
         table.retiring.pop((record.node.rank, record.node.incarnation), None)
-        table.edge(record, EdgeKind.REMOVED, workflow.now(), source=EvidenceSource.BACKEND)
+        table.edge(record, EdgeKind.REMOVED, workflow.now(), source=EvidenceSource.BACKEND, certain=certain)
     table.dirty = True
+
+
+async def clear(table: NodeTable) -> None:
+    """Has the backend show that nothing of the group is left, whatever this group knows of."""
+    group = table.group
+    grace = group.spec.limits.termination_grace_period
+    await workflow.execute_activity(
+        "clear_group",
+        GroupRef(
+            uid=group.uid,
+            role=group.role,
+            group=group.group,
+            backend=group.spec.backend,
+            namespace=group.spec.namespace,
+            grace=grace,
+        ),
+        start_to_close_timeout=options.SHORT_ACTIVITY + grace,
+        heartbeat_timeout=_heartbeat_timeout(table),
+        retry_policy=options.BACKEND_RETRY,
+        summary=f"nothing is left of {group.role}/{group.group}{table.why}",
+    )
+
+
+def _heartbeat_timeout(table: NodeTable) -> timedelta:
+    """As patient as the job's leases: a worker that leads a thousand nodes may be late, and a watch that is begun again
+    for that lists everything anew."""
+    return max(options.BACKEND_HEARTBEAT, table.timing.lease.timeout)
 
 
 def _spoken(nodes: Sequence[NodeIdentity]) -> str:
@@ -156,8 +186,12 @@ def _spoken(nodes: Sequence[NodeIdentity]) -> str:
     return f"{len(nodes)} nodes, {nodes[0].rank} to {nodes[-1].rank}"
 
 
-async def _let_go(table: NodeTable, record: NodeRecord) -> None:
-    """Has an adopted node end itself, and waits until it has; one that does not answer is left to its owner."""
+async def _let_go(table: NodeTable, record: NodeRecord) -> bool:
+    """Has an adopted node end itself, and waits until it has; one that does not answer is left to its owner.
+
+    Returns:
+        Whether nothing of it runs any more.
+    """
     node = record.node
     key = (node.rank, node.incarnation)
 
@@ -165,7 +199,7 @@ async def _let_go(table: NodeTable, record: NodeRecord) -> None:
         return table.retiring[key].phase is NodePhase.LOST
 
     if not record.joined or gone():
-        return
+        return True
     if await agent_calls.dismiss(table, node, table.desire.reason or "the job does not want this node any more"):
         with suppress(TimeoutError):
             await workflow.wait_condition(
@@ -173,6 +207,7 @@ async def _let_go(table: NodeTable, record: NodeRecord) -> None:
                 timeout=table.group.spec.limits.termination_grace_period + options.LAST_WORDS,
                 timeout_summary=f"node {node.rank}.{node.incarnation} ends itself",
             )
+    return gone()
 
 
 async def watch(table: NodeTable) -> None:
@@ -198,7 +233,7 @@ async def watch(table: NodeTable) -> None:
                 ),
                 task_queue=watch_task_queue(workflow.info().task_queue),
                 start_to_close_timeout=options.FOREVER,
-                heartbeat_timeout=options.BACKEND_HEARTBEAT,
+                heartbeat_timeout=_heartbeat_timeout(table),
                 retry_policy=options.WATCH_ONCE,
                 summary=f"watch the nodes of {group.role}/{group.group}",
             )

@@ -11,12 +11,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import TemporalError
 
 with workflow.unsafe.imports_passed_through():
     from workflows import options
+    from workflows.delivery import Delivery, deliver
     from workflows.messages import EdgeKind, GroupEdges, NodeEdge, NodeView
     from workflows.node_record import EdgesCarried
+    from workflows.policy.behavior import CURRENT, Behavior
 
 
 class EdgeBatch:
@@ -25,9 +26,21 @@ class EdgeBatch:
     Invariants:
         - An edge stays here until the job has taken it; edges that could not be delivered go first the next time.
         - What `carried` tells rides through continue-as-new: edges that wait, and sequence numbers that only grow.
+        - Each message has a higher sequence number than the one before, and says how many edges went before its first:
+          the job recognises a repeat of a message, and of edges that it took although the delivery seemed to fail.
     """
 
-    def __init__(self, *, job_id: str, uid: str, group: int, gather: timedelta, carried: EdgesCarried) -> None:
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        uid: str,
+        group: int,
+        gather: timedelta,
+        carried: EdgesCarried,
+        behavior: Behavior = CURRENT,
+    ) -> None:
+        self._behavior = behavior
         self._job_id = job_id
         self._uid = uid
         self._group = group
@@ -39,6 +52,8 @@ class EdgeBatch:
         self._wound_down = False
         self._stopped = False
         self._sequence = carried.sequence
+        self._delivered = carried.delivered
+        """Edges that the job has taken: the number of those before the first that waits."""
         self._tenure = carried.tenure
 
     @property
@@ -48,6 +63,7 @@ class EdgeBatch:
             waiting=tuple(self._waiting),
             adopted=self._adopted,
             sequence=self._sequence,
+            delivered=self._delivered,
             tenure=self._tenure,
         )
 
@@ -99,16 +115,15 @@ class EdgeBatch:
             uid=self._uid,
             group=self._group,
             sequence=self._sequence,
+            before=self._delivered,
             edges=edges,
             adopted=adopted,
             wound_down=self._wound_down,
             tenure=self._tenure,
         )
-        try:
-            await workflow.get_external_workflow_handle(self._job_id).signal("edges", message)
-        except TemporalError as error:
-            workflow.logger.warning("the job did not take %s edges: %s", len(edges), error)
+        if await deliver(self._job_id, "edges", message, behavior=self._behavior) is not Delivery.TAKEN:
             return False
+        self._delivered += len(edges)
         del self._waiting[: len(edges)]
         if self._adoptions == adoptions:
             self._adopted = None

@@ -64,5 +64,5 @@ def node_name(job_name: str, role: str, rank: int, uid: str, incarnation: int) -
 
 
 def fitting(job_name: str, suffix: str) -> str:
-    """Both as one DNS label of at most 63 characters; the suffix is kept whole."""
+    """Both as one DNS label of at most 63 characters; the suffix is kept whole, so it holds what makes it unique."""
     return job_name[: 63 - len(suffix)].rstrip("-") + suffix

@@ -21,6 +21,7 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from workflows import agent_calls, backend_calls, options
+    from workflows.carrying import Packed, pack, unpack
     from workflows.messages import (
         Adopt,
         GroupDesire,
@@ -39,10 +40,8 @@ with workflow.unsafe.imports_passed_through():
     from workflows.names import NODE_GROUP
     from workflows.node_record import GroupInput, NodeRecord
     from workflows.node_table import NodeTable
-
-HISTORY_LIMIT = 9_000
-"""Events after which a group continues as new although commands are under way: the server refuses all further signals
-to a run that was sent 10,000."""
+    from workflows.patching import behavior_of_this_run
+    from workflows.policy.behavior import Behavior
 
 
 _WATCH = ("watch", 0, 0)
@@ -54,28 +53,35 @@ class NodeGroup:
     """See the module."""
 
     @workflow.init
-    def __init__(self, group: GroupInput) -> None:
-        self._table = NodeTable(group)
+    def __init__(self, group: GroupInput | Packed) -> None:
+        self._table = NodeTable(unpack(group, GroupInput), behavior=behavior_of_this_run())
         self._tasks: dict[tuple[str, int, int], asyncio.Task[object]] = {}
         """What is under way: its kind, the node's rank, and the incarnation or generation."""
+        self._cleared = False
+        """Its backend has shown that nothing is left of it."""
         self._tried_together: set[NodeIdentity] = set()
         """Nodes that were asked for with others; what has not come of that is asked for by itself, for ever."""
 
     @workflow.run
-    async def run(self, group: GroupInput) -> None:
+    async def run(self, group: GroupInput | Packed) -> None:
         table = self._table
         messenger = asyncio.create_task(table.edges.deliver())
         while True:
             table.dirty = False
             self._reconcile()
             if table.winding_down and table.is_empty:
-                break
+                if self._cleared or not table.shares:
+                    break
+                await backend_calls.clear(table)
+                # Meanwhile a job may have taken it on again.
+                self._cleared = table.winding_down
+                continue
             await workflow.wait_condition(lambda: table.dirty or self._may_continue())
             if self._may_continue() and not table.dirty:
                 table.edges.stop()
                 await messenger
                 await workflow.wait_condition(workflow.all_handlers_finished)
-                workflow.continue_as_new(table.carried())
+                workflow.continue_as_new(pack(table.carried()))
         self._tasks[_WATCH].cancel()
         table.edges.wound_down()
         await messenger
@@ -145,18 +151,11 @@ class NodeGroup:
                 self._retire(record)
         for rank, want in desired.items():
             if rank not in table.records:
-                node = NodeIdentity(
-                    uid=table.group.uid,
-                    role=table.group.role,
-                    rank=rank,
-                    incarnation=want.incarnation,
-                    token=want.token,
-                )
-                table.put(NodeRecord(node=node, since=workflow.now()))
+                table.begin(rank, want, workflow.now())
         self._create_together()
         for record in list(table.records.values()):
             node = record.node
-            if record.phase is NodePhase.REQUESTED:
+            if record.phase is NodePhase.REQUESTED or table.was_not_made(record):
                 self._start(("create", node.rank, node.incarnation), backend_calls.create(table, node))
             elif record.phase is not NodePhase.LOST:
                 if record.joined:
@@ -187,10 +186,21 @@ class NodeGroup:
         member = world.members.get(node.rank) if world is not None else None
         if world is not None and member is not None and member.incarnation == node.incarnation:
             generation = world.generation
-            if record.generation < generation:
+            refused = table.behavior >= Behavior.RELEASE_0_2 and record.refused >= generation
+            unknown = record.generation < generation and not refused
+            if unknown or self._is_asked_for(record, generation):
                 self._start(("world", node.rank, generation), agent_calls.apply_world(table, node, generation))
         if self._waits_for_release(record):
             self._release(record)
+        want = table.desire.nodes.get(node.rank)
+        restarts = want.command_restarts if want is not None and want.incarnation == node.incarnation else 0
+        if record.joined and restarts > record.command_restarts:
+            self._start(("command", node.rank, restarts), agent_calls.restart_command(table, node, restarts))
+
+    def _is_asked_for(self, record: NodeRecord, generation: int) -> bool:
+        """The job asks where members are, and this one has not been heard to step."""
+        asked = self._table.behavior >= Behavior.RELEASE_0_2 and self._table.desire.inquiry > record.inquired
+        return asked and record.joined and record.stepping < generation
 
     def _create_together(self) -> None:
         """Where many nodes are wanted at once; few are asked for one by one."""
@@ -210,7 +220,7 @@ class NodeGroup:
         )
 
     def _waits_for_release(self, record: NodeRecord) -> bool:
-        """Its torchrun sits in the exit barrier of a generation that is complete."""
+        """It does not know of a complete generation: its torchrun sits in the exit barrier, or is to pass it over."""
         return record.joined and self._table.desire.complete_generation > record.completed
 
     def _release(self, record: NodeRecord) -> None:
@@ -276,9 +286,10 @@ class NodeGroup:
     def _may_continue(self) -> bool:
         """Whether this is a moment to continue as new: nothing is under way but what the next run begins with."""
         info = workflow.info()
-        if self._table.winding_down or not (
-            info.is_continue_as_new_suggested() or info.get_current_history_length() > HISTORY_LIMIT
-        ):
+        full = info.get_current_history_length() > options.HISTORY_LIMIT
+        if not (info.is_continue_as_new_suggested() or full):
+            return False
+        if self._table.winding_down and self._table.behavior < Behavior.RELEASE_0_2:
             return False
         quiet = all(kind in ("lease", "watch", "look") for kind, _, _ in self._tasks)
-        return quiet or info.get_current_history_length() > HISTORY_LIMIT
+        return quiet or full

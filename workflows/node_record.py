@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from perdure.spec.job import JobSpec
+from perdure.spec.accepted import AcceptedSpec
 from workflows.messages import (
     CreatedNode,
     GroupDesire,
@@ -20,6 +20,7 @@ from workflows.messages import (
     Ready,
     Stall,
 )
+from workflows.messages.base import Time
 
 
 class NodeRecord(Message):
@@ -29,6 +30,8 @@ class NodeRecord(Message):
     phase: NodePhase = NodePhase.REQUESTED
     since: datetime
     reason: str = ""
+    obstacle: str = ""
+    """Why its backend cannot start its command, although the node has a machine: its agent may speak all the same."""
     created: CreatedNode | None = None
     watched: bool = False
     """The backend's watch has told of it, or was told of it when it began: it will not miss its end."""
@@ -43,6 +46,9 @@ class NodeRecord(Message):
     """Of its newest lease."""
     holder_started_at: datetime | None = None
     """Start time of the agent that was heard last: another one means that the agent was restarted."""
+    rewordings: int = 0
+    """How often the job was told another reason why the node is pending."""
+    reworded_at: Time | None = None
     renewed: bool = False
     """The agent was heard anew since the current lease was scheduled: a loss of that lease is old news."""
     processes: int = 1
@@ -55,8 +61,18 @@ class NodeRecord(Message):
     """Why it does not, as far as that was told."""
     generation: int = 0
     """The newest that its agent has accepted, or spoken of."""
+    refused: int = 0
+    """The newest generation that its agent has refused: an agent that restarts is asked again."""
+    inquired: int = 0
+    """The newest inquiry of the job that its agent has answered."""
     completed: int = 0
+    """The newest generation that its agent knows to be complete."""
+    command_restarts: int = 0
+    """The newest restart of its command that its agent has followed."""
     stepping: int = 0
+    """The newest generation that it runs or steps in."""
+    stepped: int = 0
+    """The newest generation that it was seen to step in."""
     progress: Progress | None = None
     metrics: Metrics | None = None
     stall: Stall | None = None
@@ -76,7 +92,7 @@ class NodeRecord(Message):
             reachable=self.reachable,
             host=self.host,
             address=self.address,
-            reason=self.reason,
+            reason=self.reason or self.obstacle,
             generation=self.generation,
             group_rank=group_rank,
             processes=self.processes,
@@ -98,6 +114,8 @@ class EdgesCarried(Message):
     adopted: tuple[NodeView, ...] | None = None
     sequence: int = 0
     """Of the last message."""
+    delivered: int = 0
+    """Edges that the job has taken."""
     tenure: str = ""
 
 
@@ -108,6 +126,8 @@ class GroupTable(Message):
     retiring: tuple[NodeRecord, ...] = ()
     """Older incarnations that are being deleted."""
     edges: EdgesCarried = EdgesCarried()
+    owner_closed: bool = False
+    """The job has closed without having said that the group is to wind down."""
 
 
 class GroupInput(Message):
@@ -119,7 +139,7 @@ class GroupInput(Message):
     uid: str
     group: int
     role: str
-    spec: JobSpec
+    spec: AcceptedSpec
     desire: GroupDesire
     tenure: str = ""
     """See `GroupEdges`."""

@@ -6,7 +6,7 @@ of it rides through continue-as-new.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from perdure.spec.durations import format_duration
@@ -15,6 +15,7 @@ from workflows.edges import EdgeBatch
 from workflows.messages import (
     Adopt,
     AgentMessage,
+    DesiredNode,
     EdgeKind,
     EvidenceSource,
     GroupDesire,
@@ -36,6 +37,13 @@ from workflows.messages import (
 )
 from workflows.names import node_name, node_task_queue
 from workflows.node_record import EdgesCarried, GroupInput, GroupTable, NodeRecord
+from workflows.policy.behavior import CURRENT, Behavior
+
+REWORDINGS = 8
+"""Reasons of a pending node that its job is told at once."""
+
+REWORDED_AGAIN = timedelta(minutes=1)
+"""How soon it is told another one after these."""
 
 
 class NodeTable:
@@ -47,7 +55,8 @@ class NodeTable:
         - An edge says what changed; telemetry makes none.
     """
 
-    def __init__(self, group: GroupInput) -> None:
+    def __init__(self, group: GroupInput, *, behavior: Behavior = CURRENT) -> None:
+        self.behavior = behavior
         carried = group.table
         _, role = group.spec.role
         self.group = group
@@ -63,8 +72,9 @@ class NodeTable:
             group=group.group,
             gather=self.timing.signals.edge_batch,
             carried=carried.edges if carried else EdgesCarried(tenure=group.tenure),
+            behavior=behavior,
         )
-        self.owner_closed = False
+        self.owner_closed = carried.owner_closed if carried else False
         self.dirty = True
         """There may be something to do about what is known."""
 
@@ -80,10 +90,22 @@ class NodeTable:
             for record in self.records.values()
         )
 
+    def was_not_made(self, record: NodeRecord) -> bool:
+        """The backend has said what keeps it from making the node, and not that it has: it is asked until it answers,
+        by the next run of this group, too."""
+        pending = record.phase is NodePhase.PENDING and record.created is None and not record.watched
+        return pending and self.behavior >= Behavior.RELEASE_0_2
+
     @property
     def adopts(self) -> bool:
         """Nodes come by themselves, and only their own agents can end them."""
         return self.group.spec.backend is Backend.JOINED
+
+    @property
+    def shares(self) -> bool:
+        """Its backend keeps more of the job than nodes: that must go as well, even where no node is left to take it
+        along."""
+        return self.group.spec.backend is Backend.KUBERNETES and self.behavior >= Behavior.RELEASE_0_2
 
     @property
     def is_empty(self) -> bool:
@@ -102,7 +124,12 @@ class NodeTable:
 
     def carried(self) -> GroupInput:
         """What the next run of the group begins with."""
-        table = GroupTable(records=self.records, retiring=tuple(self.retiring.values()), edges=self.edges.carried)
+        table = GroupTable(
+            records=self.records,
+            retiring=tuple(self.retiring.values()),
+            edges=self.edges.carried,
+            owner_closed=self.owner_closed,
+        )
         return self.group.model_copy(update={"desire": self.desire, "table": table})
 
     # What the job says
@@ -119,6 +146,19 @@ class NodeTable:
         views = tuple(self._view(record, with_token=True) for record in self.records.values())
         self.edges.adopted(views, tenure=adopt.tenure)
 
+    def begin(self, rank: int, want: DesiredNode, now: datetime) -> None:
+        """Begins the record of an incarnation that the job wants and this group knows nothing of.
+
+        Where it is a member of the world, an earlier group knew it, and its agent has spoken: it is leased at once, and
+        not only when its agent has noticed that there is another group, and joins again.
+        """
+        group, world = self.group, self.desire.world
+        node = NodeIdentity(uid=group.uid, role=group.role, rank=rank, incarnation=want.incarnation, token=want.token)
+        member = world.members.get(rank) if world is not None else None
+        takes_part = member is not None and member.incarnation == want.incarnation
+        joined = takes_part and self.behavior >= Behavior.RELEASE_0_2
+        self.put(NodeRecord(node=node, since=now, joined=joined))
+
     # What agents say
 
     def joined(self, message: Joined) -> None:
@@ -126,10 +166,12 @@ class NodeTable:
         if record is None:
             return
         restarted = record.holder_started_at is not None and record.holder_started_at != message.agent_started_at
+        obstructed = bool(record.obstacle) and record.phase is NodePhase.PENDING
+        keeps_phase = obstructed or record.phase is NodePhase.READY
         self.put(
             record.changed(
-                phase=record.phase if record.phase is NodePhase.READY else NodePhase.JOINED,
-                since=record.since if record.phase is NodePhase.READY else message.time,
+                phase=record.phase if keeps_phase else NodePhase.JOINED,
+                since=record.since if keeps_phase else message.time,
                 joined=True,
                 reachable=True,
                 reason="",
@@ -138,14 +180,18 @@ class NodeTable:
                 log_path=message.log_path,
                 renewed=record.renewed or restarted or not record.reachable,
                 holder_started_at=message.agent_started_at,
+                refused=0 if restarted else record.refused,
                 generation=max(record.generation, message.generation),
             )
         )
         kind = EdgeKind.REACHABLE if record.joined and not record.reachable else EdgeKind.JOINED
-        if not record.joined or not record.reachable:
+        if message.preparing and kind is EdgeKind.JOINED and record.phase is NodePhase.JOINED:
+            self.edge(record, kind, message.time, preparing=True)
+        elif not record.joined or not record.reachable:
             self.edge(
                 record, kind, message.time, address=message.address, host=message.host, generation=message.generation
             )
+            self._tell_obstacle(record)
         self.dirty = True
 
     def lease_taken(self, message: LeaseTaken) -> None:
@@ -155,6 +201,7 @@ class NodeTable:
         self.put(record.changed(reachable=True, reason="", holder_started_at=message.agent_started_at))
         if not record.reachable:
             self.edge(record, EdgeKind.REACHABLE, message.time, source=EvidenceSource.LEASE)
+            self._tell_obstacle(record)
 
     def ready(self, message: Ready) -> None:
         record = self._hear("ready", message)
@@ -165,6 +212,7 @@ class NodeTable:
                 phase=NodePhase.READY,
                 since=message.time,
                 reason="",
+                obstacle="",
                 processes=message.processes,
                 store_ports=message.store_ports,
                 command_nodes=message.command_nodes,
@@ -201,19 +249,22 @@ class NodeTable:
             store_ports=message.store_ports,
             processes=message.processes,
             command_nodes=message.command_nodes,
+            stage=message.stage,
         )
 
     def stepping(self, message: Stepping) -> None:
         record = self._hear("stepping", message)
-        if record is None or message.generation <= record.stepping:
+        if record is None or message.generation <= (record.stepped if message.counted else record.stepping):
             return
-        self.put(record.changed(stepping=message.generation))
+        stepped = message.generation if message.counted else record.stepped
+        self.put(record.changed(stepping=message.generation, stepped=stepped))
         self.edge(
             record,
             EdgeKind.STEPPING,
             message.time,
             generation=message.generation,
             entered_at=message.entered_at,
+            counted=message.counted,
             starts=message.starts,
         )
 
@@ -292,13 +343,18 @@ class NodeTable:
         key = (event.rank, event.incarnation)
         if event.kind is NodeEventKind.GONE and (leaving := self.retiring.get(key)) is not None:
             self.retiring[key] = leaving.changed(phase=NodePhase.LOST, since=event.time, reason=event.reason)
+            if self.behavior >= Behavior.RELEASE_0_2 and leaving.phase is not NodePhase.LOST and not self.winding_down:
+                # Its replacement may wait for this, and the deletion returns later.
+                self.edge(leaving, EdgeKind.LOST, event.time, source=EvidenceSource.BACKEND, detail=event.reason)
         record = self.records.get(event.rank)
         if record is None or record.node.incarnation != event.incarnation or record.phase is NodePhase.LOST:
             return None
-        if not record.watched:
+        if not record.watched and not event.absent:
             record = record.changed(watched=True)
             self.put(record)
         match event.kind:
+            case NodeEventKind.GONE | NodeEventKind.PENDING if event.refused:
+                return self._refuse(record, event)
             case NodeEventKind.GONE:
                 self.put(record.changed(phase=NodePhase.LOST, since=event.time, reason=event.reason))
                 self.edge(
@@ -312,23 +368,60 @@ class NodeTable:
                 )
                 return record
             case NodeEventKind.PENDING:
-                # It may be told before the activity that made the node has answered, and is told only once.
-                early = (NodePhase.REQUESTED, NodePhase.CREATED, NodePhase.PENDING)
-                if record.phase in early and record.reason != event.reason:
-                    self.put(record.changed(phase=NodePhase.PENDING, since=event.time, reason=event.reason))
-                    self.edge(
-                        record,
-                        EdgeKind.PENDING,
-                        event.time,
-                        source=EvidenceSource.BACKEND,
-                        detail=event.reason,
-                        queued=event.queued,
-                    )
+                self._wait_for_backend(record, event)
             case NodeEventKind.RUNNING:
                 if record.phase is NodePhase.PENDING:
-                    self.put(record.changed(phase=NodePhase.CREATED, since=event.time, reason=""))
-                    self.edge(record, EdgeKind.CREATED, event.time, source=EvidenceSource.BACKEND)
+                    phase, kind = NodePhase.CREATED, EdgeKind.CREATED
+                    if record.joined and record.reachable and self.behavior >= Behavior.RELEASE_0_2:
+                        phase, kind = NodePhase.JOINED, EdgeKind.JOINED
+                    self.put(record.changed(phase=phase, since=event.time, reason="", obstacle=""))
+                    self.edge(record, kind, event.time, source=EvidenceSource.BACKEND)
+            case NodeEventKind.UNKNOWN:
+                pass
         return None
+
+    def _wait_for_backend(self, record: NodeRecord, event: NodeEvent) -> None:
+        # It may be told before the activity that made the node has answered, and is told only once.
+        early = record.phase in (NodePhase.REQUESTED, NodePhase.CREATED, NodePhase.PENDING)
+        # The agent is a container of its own and joins while the training container is still being made. What a queue
+        # says then is late: the node has a machine.
+        obstacle = "" if event.queued or self.behavior < Behavior.RELEASE_0_2 else event.reason
+        if early and (record.obstacle or record.reason) != event.reason:
+            often = self._rewords_often(record, event)
+            record = record.changed(phase=NodePhase.PENDING, since=event.time, reason=event.reason, obstacle=obstacle)
+            if not often:
+                record = record.changed(rewordings=record.rewordings + 1, reworded_at=event.time)
+                self._pending(record, event.time, event.reason, queued=event.queued)
+            self.put(record)
+        elif obstacle and record.phase is NodePhase.JOINED:
+            record = record.changed(phase=NodePhase.PENDING, since=event.time, reason=obstacle, obstacle=obstacle)
+            self.put(record)
+            self._tell_obstacle(record)
+
+    def _rewords_often(self, record: NodeRecord, event: NodeEvent) -> bool:
+        """A scheduler that keeps counting its machines anew says nothing that a job decides on."""
+        return (
+            self.behavior >= Behavior.RELEASE_0_2
+            and record.phase is NodePhase.PENDING
+            and record.rewordings >= REWORDINGS
+            and record.reworded_at is not None
+            and event.time - record.reworded_at < REWORDED_AGAIN
+        )
+
+    def _refuse(self, record: NodeRecord, event: NodeEvent) -> NodeRecord:
+        self.put(record.changed(phase=NodePhase.LOST, since=event.time, reason=event.reason))
+        source, kind = EvidenceSource.BACKEND, EdgeKind.CREATE_FAILED
+        self.edge(record, kind, event.time, source=source, detail=event.reason, cause=event.cause)
+        return record
+
+    def _tell_obstacle(self, record: NodeRecord) -> None:
+        """Follows what the agent says: that it speaks does not mean that the command can start."""
+        if record.obstacle and record.phase is NodePhase.PENDING:
+            self._pending(record, record.since, record.obstacle)
+
+    def _pending(self, record: NodeRecord, time: datetime, reason: str, *, queued: bool = False) -> None:
+        source = EvidenceSource.BACKEND
+        self.edge(record, EdgeKind.PENDING, time, source=source, detail=reason, queued=queued)
 
     # Keeping it
 

@@ -7,6 +7,10 @@ from datetime import timedelta
 from temporalio.common import RetryPolicy
 from temporalio.workflow import ActivityCancellationType
 
+HISTORY_LIMIT = 9_000
+"""Events after which a job or a group continues as new although something is in flight: the server refuses all further
+signals to a run that was sent 10,000."""
+
 SHORT_ACTIVITY = timedelta(minutes=5)
 """Longest attempt of a backend's short activity: a slow API server with its own retries inside."""
 
@@ -21,7 +25,8 @@ NODES_TOGETHER = 32
 """Per activity: so few that several workers share a thousand nodes, and that one lost attempt costs little."""
 
 BACKEND_HEARTBEAT = timedelta(seconds=10)
-"""What a worker that died was doing with a backend is done elsewhere after this long."""
+"""What a worker that died was doing with a backend is done elsewhere after this long; after the leases' timeout, where
+that is longer."""
 
 BACKEND_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=500), backoff_coefficient=2, maximum_interval=timedelta(seconds=30)
@@ -67,8 +72,17 @@ PATIENT_COMMAND = timedelta(seconds=15)
 """How long a command that was not taken in time waits at its next try: longer than the SDK's poll backoff of 10 s, so
 that after an outage it is taken; short enough to say again that it was not."""
 
+COMMAND_PAUSE = timedelta(seconds=5)
+"""Before an agent that did not take a command is asked again: by then its lease says whether it is away."""
+
 LOST_SIGNAL_RETRY = timedelta(seconds=5)
 """Before a group tries again to reach a job that did not take its message: it may be between two runs."""
+
+SIGNAL_TIMEOUT = timedelta(seconds=3)
+"""For one attempt of a signal between a job and a group: a worker that dies with it costs a repair no more."""
+
+SIGNAL_RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=100), backoff_coefficient=2, maximum_attempts=5)
+"""For some seconds; then the sender tries again with what is newest by then, after `LOST_SIGNAL_RETRY`."""
 
 LAST_WORDS = timedelta(seconds=15)
 """How long a node that ends itself may take to say that it has, beyond the grace of its processes."""

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from temporalio.common import SearchAttributeKey
+from typing import Any
+
+from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
+
+from perdure.spec.job import Backend
+from workflows.messages import JobPhase
+from workflows.policy.behavior import Behavior
+from workflows.policy.state import JobState
 
 JOB_PHASE = SearchAttributeKey.for_keyword("JobPhase")
 JOB_BACKEND = SearchAttributeKey.for_keyword("JobBackend")
@@ -10,3 +17,21 @@ JOB_NAMESPACE = SearchAttributeKey.for_keyword("JobNamespace")
 JOB_OWNER = SearchAttributeKey.for_keyword("JobOwner")
 WORLD_SIZE = SearchAttributeKey.for_int("WorldSize")
 JOB_RESTARTS = SearchAttributeKey.for_int("JobRestarts")
+
+
+def changed_attributes(
+    state: JobState, phase: JobPhase, backend: Backend, *, shown: dict[str, str | int]
+) -> list[SearchAttributeUpdate[Any]]:
+    """The updates that a job has to make, and remembers as `shown`."""
+    restarts = state.all_restarts if state.behavior >= Behavior.RELEASE_0_2 else len(state.restarts)
+    texts = {JOB_PHASE: phase.value, JOB_BACKEND: backend.value, JOB_NAMESPACE: state.namespace}
+    numbers = {
+        WORLD_SIZE: state.world.processes if state.world else 0,
+        JOB_RESTARTS: restarts,
+    }
+    updates: list[SearchAttributeUpdate[Any]] = [
+        *(key.value_set(value) for key, value in texts.items() if shown.get(key.name) != value),
+        *(key.value_set(value) for key, value in numbers.items() if shown.get(key.name) != value),
+    ]
+    shown |= {key.name: value for key, value in (*texts.items(), *numbers.items())}
+    return updates

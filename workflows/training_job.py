@@ -4,7 +4,7 @@ The class is thin: handlers queue events, the main loop feeds them to `workflows
 state wants of the world is sent to the groups. It hears edges and users, never telemetry, and commands no node itself.
 
 Invariants:
-    - `JobState` is all there is; it is set in `__init__` and rides through continue-as-new whole.
+    - `JobState` is all there is; it is set in `__init__` and rides whole through continue-as-new (`carrying`).
     - Groups get desires, not deltas: the newest one is always enough.
     - A cancelled job still winds its nodes down before it closes.
 """
@@ -14,19 +14,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import SearchAttributeUpdate
 from temporalio.exceptions import ApplicationError, ChildWorkflowError, TemporalError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from perdure.spec.errors import SpecError
+    from perdure.spec.accepted import read_accepted
     from perdure.spec.job import JobSpec
-    from perdure.spec.roles import NodeCount
-    from perdure.spec.validate import parse_spec, validate_started
-    from workflows import options, preset
+    from workflows import job_check, options, preset
+    from workflows.carrying import Packed, pack, unpack
+    from workflows.delivery import Delivery, deliver
     from workflows.messages import (
         Accepted,
         Adopt,
@@ -34,6 +33,7 @@ with workflow.unsafe.imports_passed_through():
         Finished,
         GroupDesire,
         GroupEdges,
+        GroupMissing,
         IncidentView,
         JobPhase,
         JobResult,
@@ -57,9 +57,13 @@ with workflow.unsafe.imports_passed_through():
         uid_of,
     )
     from workflows.node_record import GroupInput
+    from workflows.patching import behavior_of_this_run, newer_behavior_begins
     from workflows.policy import desire as wanted
     from workflows.policy import joining
+    from workflows.policy.batch import decide_all
+    from workflows.policy.behavior import Behavior
     from workflows.policy.deadlines import next_deadline
+    from workflows.policy.deduplication import accept, begin_tenure
     from workflows.policy.events import (
         CancelAsked,
         EdgeSeen,
@@ -76,11 +80,10 @@ with workflow.unsafe.imports_passed_through():
         SuspendAsked,
         TimePassed,
     )
-    from workflows.policy.job import decide, hear
+    from workflows.policy.job import decide
     from workflows.policy.state import JobState, NodeState
-    from workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_PHASE, JOB_RESTARTS, WORLD_SIZE
-
-FINAL_PHASES = (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED)
+    from workflows.requests import node_count
+    from workflows.search_attributes import changed_attributes
 
 
 @workflow.defn(name=TRAINING_JOB)
@@ -88,48 +91,69 @@ class TrainingJob:
     """See the module."""
 
     @workflow.init
-    def __init__(self, spec: Any, carried: JobState | None = None) -> None:
-        self._spec_error: SpecError | None = None
+    def __init__(self, spec: Any, carried: JobState | Packed | None = None) -> None:
+        behavior = behavior_of_this_run()
+        self._spec_error = ""
         self._events: deque[Event] = deque()
         self._sent: dict[int, GroupDesire] = {}
         self._senders: dict[int, asyncio.Task[None]] = {}
+        self._followers: dict[int, asyncio.Task[None]] = {}
         self._shown: dict[str, str | int] = {}
         self._facts = SiteFacts(search_attributes=False)
         self._closed: JobPhase | None = None
+        self._cancelled = False
         self._resolved = True
+        self._outdated = False
+        self._unchecked = carried is None and behavior >= Behavior.RELEASE_0_2
+        """Whether the specification is right is not known yet. Requests are taken in meanwhile; nothing is sent."""
         try:
-            # A job that runs is not checked again: a later release may be stricter.
-            self._job = parse_spec(spec) if carried else validate_started(spec)
-        except SpecError as error:
-            self._spec_error = error
+            self._job = read_accepted(spec)
+            state = unpack(carried, JobState) if carried else _new_state(self._job)
+        except ValueError as error:
+            self._spec_error = str(error)
             return
         # Once it is, the preset is part of the specification that is carried on.
         self._resolved = carried is not None or self._job.runtime is None
-        self._state = carried or _new_state(self._job)
+        self._state = state.changed(behavior=behavior)
         self._started_groups: set[int] = set(wanted.groups_of(self._state)) if carried else set()
 
     @workflow.run
-    async def run(self, spec: Any, carried: JobState | None = None) -> JobResult:
-        if self._spec_error is not None:
-            raise ApplicationError(str(self._spec_error), type="InvalidSpec", non_retryable=True)
+    async def run(self, spec: Any, carried: JobState | Packed | None = None) -> JobResult:
         try:
-            self._facts = await workflow.execute_local_activity(
-                "site_facts", result_type=SiteFacts, start_to_close_timeout=timedelta(seconds=10)
-            )
+            await self._begin(spec)
             if not self._resolved:
                 spec = await preset.laid_under(spec)
-                self._job, self._resolved = parse_spec(spec), True
+                self._job, self._resolved = read_accepted(spec), True
             self._take(TimePassed())
             while not self._is_over():
                 await self._wait()
                 self._take_all()
                 self._continue_if_due(spec)
         except asyncio.CancelledError:
+            if self._spec_error:
+                raise
+            self._unchecked, self._cancelled = False, True
             self._take(CancelAsked(reason=workflow.cancellation_reason() or ""))
             while not self._is_over():
                 await self._wait()
                 self._take_all()
         return await self._close()
+
+    async def _begin(self, spec: Any) -> None:
+        """Asks the worker what it knows; in the first run also about the specification, which is checked once.
+
+        Raises:
+            ApplicationError: if the specification is wrong.
+        """
+        if self._unchecked:
+            check = await job_check.check_job(spec)
+            if self._spec_error and not check.problem:
+                raise ValueError(f"a newer release has accepted what this one cannot read: {self._spec_error}")
+            self._facts, self._spec_error, self._unchecked = check.facts, check.problem, False
+        elif not self._spec_error:
+            self._facts = await job_check.site_facts()
+        if self._spec_error:
+            raise ApplicationError(self._spec_error, type="InvalidSpec", non_retryable=True)
 
     # What is heard
 
@@ -141,18 +165,29 @@ class TrainingJob:
     def finished(self, message: Finished) -> None:
         self._events.append(NodeFinished(finished=message))
 
+    @workflow.signal(description="An agent finds no open group")
+    def group_missing(self, message: GroupMissing) -> None:
+        if not self._spec_error and self._state.is_current(message.sender):
+            # Where the group runs after all, it is told once more what it knows.
+            self._reach_group_again(group_index(message.sender.rank))
+
     @workflow.signal(description="Changes of nodes, as their group saw them")
     def edges(self, message: GroupEdges) -> None:
-        if self._spec_error is not None or message.uid != self._state.uid:
+        if self._spec_error or message.uid != self._state.uid:
             return
-        if message.tenure not in ("", self._state.tenures.get(message.group)):
+        tenure = self._state.tenures.get(message.group)
+        unproven = message.tenure == "" and tenure and self._state.behavior >= Behavior.RELEASE_0_2
+        if unproven or message.tenure not in ("", tenure):
             # Said to an earlier run, and handed to this one by a reset: the nodes have moved on since.
+            return
+        self._state, fresh = accept(self._state, message)
+        if fresh is None:
             return
         if message.adopted is not None:
             # The group has forgotten what it was last told.
             self._sent.pop(message.group, None)
             self._events.append(GroupAdopted(group=message.group, nodes=message.adopted))
-        self._events.extend(EdgeSeen(edge=edge) for edge in message.edges)
+        self._events.extend(EdgeSeen(edge=edge) for edge in fresh)
         if message.wound_down:
             if self._state.outcome is None:
                 # It was winding down for an earlier run when this one adopted it, and is to be started again.
@@ -161,14 +196,14 @@ class TrainingJob:
 
     @workflow.update(description="Change how many nodes the job has: 4, or 2:8 for min and max")
     def scale(self, request: ScaleRequest) -> Accepted:
-        count = _node_count(request.nodes, self._state.unit)
+        count = node_count(request.nodes, self._state.unit)
         self._take(ScaleAsked(minimum=count.min, maximum=count.max, reason=request.reason))
         return Accepted(message=f"{self._state.name} goes to {count} nodes; {wanted.next_action(self._state)}")
 
     @scale.validator
     def _scale_is_valid(self, request: ScaleRequest) -> None:
         self._is_running()
-        _node_count(request.nodes, self._state.unit)
+        node_count(request.nodes, self._state.unit)
         if request.role is not None and request.role != self._state.role:
             raise ApplicationError(f'role: got "{request.role}"; this job has the role "{self._state.role}"')
 
@@ -237,9 +272,9 @@ class TrainingJob:
         state = self._known_state()
         return wanted.status_of(state, self._job, groups=self._group_ids(), phase=self._phase(), now=workflow.now())
 
-    @workflow.query(description="The job's nodes; their groups know progress and metrics")
-    def nodes(self) -> list[NodeView]:
-        return list(wanted.node_views(self._known_state()))
+    @workflow.query(description="The job's nodes, or those of one group; their groups know progress and metrics")
+    def nodes(self, group: int | None = None) -> list[NodeView]:
+        return list(wanted.node_views(self._known_state(), group=group))
 
     @workflow.query(description="Every interruption with its evidence, decision and cost")
     def incidents(self) -> list[IncidentView]:
@@ -249,28 +284,28 @@ class TrainingJob:
 
     def _take_all(self) -> None:
         """Decides on all that was heard, and sends out what follows from all of it."""
-        while self._events:
-            event = self._events.popleft()
-            if isinstance(event, EdgeSeen):
-                # Each decision looks at every node, and a thousand of them speak at once; what is lost at once is one
-                # incident.
-                self._state = hear(self._state, event, self._job, workflow.now())
-            else:
-                self._decide(event)
-        self._take(TimePassed())
+        events = tuple(self._events)
+        self._events.clear()
+        self._state = decide_all(
+            self._state,
+            events,
+            self._job,
+            workflow.now(),
+            new_token=workflow.uuid4,
+            dropped=lambda event: workflow.logger.error("an event was left out of the decisions: %s", event),
+        )
+        self._publish()
 
     def _take(self, event: Event) -> None:
         """Decides on one event, and sends out what follows from it."""
-        self._decide(event)
-        self._publish()
-
-    def _decide(self, event: Event) -> None:
         self._state = decide(self._state, event, self._job, workflow.now(), new_token=workflow.uuid4)
+        self._publish()
 
     def _publish(self) -> None:
         """Tells groups and users where the job stands: looks at every node, and a thousand of them speak at once."""
-        for group in wanted.groups_of(self._state):
-            desire = wanted.desire_for(self._state, group)
+        if self._unchecked:
+            return
+        for group, desire in wanted.desires_of(self._state).items():
             if self._sent.get(group) != desire and group not in self._state.wound_down_groups:
                 self._sent[group] = desire
                 self._state = self._state.changed(desire_version=self._state.desire_version + 1)
@@ -290,26 +325,24 @@ class TrainingJob:
                     await workflow.sleep(options.LOST_SIGNAL_RETRY)
         finally:
             del self._senders[group]
+        self._see_whether_outdated()
 
     async def _tell(self, group: int, desire: GroupDesire) -> bool:
         group_id = self._group_id(group)
         if group in self._started_groups:
-            try:
-                await workflow.get_external_workflow_handle(group_id).signal("desire", desire)
-                return True
-            except TemporalError as error:
-                workflow.logger.warning("group %s did not take a desire: %s", group, error)
-                # It has closed (terminated by somebody); a new one picks its nodes up by their names.
-                self._started_groups.discard(group)
+            delivery = await deliver(group_id, "desire", desire, behavior=self._state.behavior)
+            if delivery is not Delivery.CLOSED:
+                return delivery is Delivery.TAKEN
+            # Terminated by somebody; a new one picks its nodes up by their names.
+            self._started_groups.discard(group)
         return await self._start_group(group, group_id, desire)
 
     async def _start_group(self, group: int, group_id: str, desire: GroupDesire) -> bool:
         info = workflow.info()
-        # As unique as the tokens that this run has just made: one that was reset makes others when it is played again.
-        tenure = next((node.token for node in desire.nodes.values()), "")
-        self._state = self._state.changed(tenures={**self._state.tenures, group: tenure})
+        tenure = self._new_tenure(desire)
+        self._state = begin_tenure(self._state, group, tenure)
         try:
-            await workflow.start_child_workflow(
+            child = await workflow.start_child_workflow(
                 "NodeGroup",
                 GroupInput(
                     job_id=info.workflow_id,
@@ -333,13 +366,34 @@ class TrainingJob:
             workflow.logger.warning("group %s could not be started: %s", group, error)
             return False
         self._started_groups.add(group)
+        if self._state.behavior >= Behavior.RELEASE_0_2:
+            self._followers[group] = asyncio.create_task(self._follow_group(group, tenure, child))
         return True
 
+    async def _follow_group(self, group: int, tenure: str, child: workflow.ChildWorkflowHandle[Any, Any]) -> None:
+        """Starts a group again that has ended; one that winds down has said so before."""
+        with suppress(ChildWorkflowError):
+            await child
+        if group not in self._state.wound_down_groups:
+            # One that ends as soon as it begins must not fill the job's history.
+            await workflow.sleep(options.LOST_SIGNAL_RETRY, summary=f"start group {group} again")
+        if self._state.tenures.get(group) == tenure:
+            self._events.append(GroupWoundDown(group=group))
+            self._reach_group_again(group)
+
+    def _reach_group_again(self, group: int) -> None:
+        """Has the group told what is desired of it; one that has closed is started again by that."""
+        self._sent.pop(group, None)
+        self._events.append(TimePassed())
+
+    def _new_tenure(self, desire: GroupDesire) -> str:
+        """A name for a start or an adoption of a group: a run that was reset makes another when it is played again."""
+        if self._state.behavior >= Behavior.RELEASE_0_2:
+            return workflow.uuid4().hex
+        return next((node.token for node in desire.nodes.values()), "")
+
     async def _adopt_group(self, group: int, group_id: str, adopt: Adopt) -> bool:
-        try:
-            await workflow.get_external_workflow_handle(group_id).signal("adopt", adopt)
-        except TemporalError as error:
-            workflow.logger.warning("group %s was not adopted: %s", group, error)
+        if await deliver(group_id, "adopt", adopt, behavior=self._state.behavior) is not Delivery.TAKEN:
             return False
         self._started_groups.add(group)
         return True
@@ -363,15 +417,24 @@ class TrainingJob:
         return next_deadline(self._state, self._job, workflow.now())
 
     def _continue_if_due(self, spec: Any) -> None:
+        self._see_whether_outdated()
         if self._may_continue() and not self._events:
-            workflow.continue_as_new(args=[spec, self._state])
+            workflow.continue_as_new(args=[spec, pack(self._state)])
+
+    def _see_whether_outdated(self) -> None:
+        """A run of an older behavior ends at its first quiet moment under a newer worker."""
+        if not self._outdated and not self._events and self._is_quiet():
+            self._outdated = newer_behavior_begins(self._state.behavior)
 
     def _may_continue(self) -> bool:
-        info = workflow.info()
-        due = info.is_continue_as_new_suggested() or info.is_target_worker_deployment_version_changed()
-        settled = self._state.open_incident is None or self._state.suspended
-        quiet = not self._senders and settled and self._state.outcome is None
-        return due and quiet and workflow.all_handlers_finished()
+        due = self._outdated or workflow.info().is_continue_as_new_suggested()
+        # A job that was cancelled ends in the run that the server knows to be cancelled.
+        full = workflow.info().get_current_history_length() > options.HISTORY_LIMIT and not self._cancelled
+        return (due and self._is_quiet()) or (full and workflow.all_handlers_finished())
+
+    def _is_quiet(self) -> bool:
+        settled = self._state.outcome is None and (self._state.open_incident is None or self._state.suspended)
+        return settled and not self._senders and workflow.all_handlers_finished()
 
     async def _close(self) -> JobResult:
         result = wanted.result_of(self._state, workflow.now())
@@ -395,21 +458,8 @@ class TrainingJob:
         workflow.set_current_details(wanted.details_of(state, phase))
         if not self._facts.search_attributes:
             return
-        texts = {
-            JOB_PHASE: phase.value,
-            JOB_BACKEND: self._job.backend.value,
-            JOB_NAMESPACE: state.namespace,
-        }
-        numbers = {
-            WORLD_SIZE: state.world.processes if state.world else 0,
-            JOB_RESTARTS: len(state.restarts),
-        }
-        updates: list[SearchAttributeUpdate[Any]] = [
-            *(key.value_set(value) for key, value in texts.items() if self._shown.get(key.name) != value),
-            *(key.value_set(value) for key, value in numbers.items() if self._shown.get(key.name) != value),
-        ]
+        updates = changed_attributes(state, phase, self._job.backend, shown=self._shown)
         if updates:
-            self._shown |= {key.name: value for key, value in (*texts.items(), *numbers.items())}
             workflow.upsert_search_attributes(updates)  # pyright: ignore[reportUnknownMemberType]
 
     def _phase(self) -> JobPhase:
@@ -441,8 +491,8 @@ class TrainingJob:
         return tuple(self._group_id(group) for group in wanted.groups_of(self._state))
 
     def _known_state(self) -> JobState:
-        if self._spec_error is not None:
-            raise ApplicationError(str(self._spec_error), type="InvalidSpec")
+        if self._spec_error:
+            raise ApplicationError(self._spec_error, type="InvalidSpec")
         return self._state
 
     def _is_running(self) -> None:
@@ -455,28 +505,13 @@ class TrainingJob:
 
 def _new_state(job: JobSpec) -> JobState:
     role, spec = job.role
-    info = workflow.info()
     return JobState(
         name=job.name,
         namespace=job.namespace,
-        uid=uid_of(info.first_execution_run_id),
+        uid=uid_of(workflow.info().first_execution_run_id),
         role=role,
         started_at=workflow.now(),
         nodes_min=spec.nodes.min,
         nodes_max=spec.nodes.max,
         unit=spec.nodes.unit,
     )
-
-
-def _node_count(text: str, unit: int) -> NodeCount:
-    """Reads `4` or `2:8`.
-
-    Raises:
-        ApplicationError: if it is neither, or does not fit the job's unit.
-    """
-    try:
-        count = NodeCount.model_validate(text)
-        return NodeCount(min=count.min, max=count.max, unit=unit)
-    except ValueError as error:
-        problem = str(error).splitlines()[-2 if "\n" in str(error) else 0].strip()
-        raise ApplicationError(f'nodes: got "{text}"; {problem}; write 4, or 2:8 for min and max') from None

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from temporalio import activity
@@ -14,10 +14,11 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.nodes.backend import JobRevoked, NodeBackend, NodeNotYet, NodeRefused, Revocation
+from activities.nodes.backend import JobRevoked, NodeBackend, NodeNotYet, NodeRefused, Revocation, SharingBackend
 from agent.owner import JobFate, ask_fate
 from workflows.messages import (
     CreatedNode,
+    GroupRef,
     NodeEvent,
     NodeEventKind,
     NodeEvents,
@@ -36,6 +37,9 @@ _CALL_TIMEOUT = timedelta(seconds=5)
 _GATHER = 0.5
 """Seconds between two messages to a group: each is an event of its history and a decision of its worker, and a thousand
 pods have thousands of things to say while they start. The first goes at once, and so does the loss of a node."""
+_LONGEST_REASON = 300
+_MOST_WAITING = 10_000
+"""Nodes whose reason to wait is remembered; forgetting one costs a repeated signal."""
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 _BEAT = timedelta(seconds=2)
@@ -48,11 +52,13 @@ class NodeActivities:
     def __init__(self, client: Client, backends: Iterable[NodeBackend]) -> None:
         self._client = client
         self._backends = {backend.name: backend for backend in backends}
+        self._waits_for: dict[str, str] = {}
+        """By node that is not there yet: why, as its group was told."""
 
     @property
     def short(self) -> Sequence[Callable[..., Any]]:
         """For the queue of workflows and short activities."""
-        return (self.create_node, self.create_nodes, self.delete_nodes, self.describe_node)
+        return (self.create_node, self.create_nodes, self.delete_nodes, self.clear_group, self.describe_node)
 
     @property
     def watches(self) -> Sequence[Callable[..., Any]]:
@@ -78,9 +84,13 @@ class NodeActivities:
                 # Retried, so that the job ends as cancelled and not by a node that was refused.
                 raise ApplicationError(str(revoked), type="JobRevoked") from revoked
             except NodeNotYet as waiting:
+                await self._tell_what_it_waits_for([(request, waiting)])
                 # No error: workers neither log nor count it.
                 benign = ApplicationErrorCategory.BENIGN
                 raise ApplicationError(str(waiting), type="NodeNotYet", category=benign) from None
+            except Exception as error:
+                await self._tell_what_it_waits_for([(request, error)])
+                raise
 
     @activity.defn(name="create_nodes")
     async def create_nodes(self, request: NodesRequest) -> NodesCreated:
@@ -95,14 +105,21 @@ class NodeActivities:
             outcomes = await asyncio.gather(*map(backend.create, requests), return_exceptions=True)
         created: dict[int, CreatedNode] = {}
         refused: dict[int, str] = {}
+        waiting: list[tuple[NodeRequest, Exception]] = []
         for one, outcome in zip(requests, outcomes, strict=True):
             match outcome:
                 case CreatedNode():
                     created[one.node.rank] = outcome
                 case NodeRefused():
                     refused[one.node.rank] = str(outcome)
-                case _:
+                case JobRevoked():
                     logger.info("%s was not created with the others: %s", one.name, outcome)
+                case Exception():
+                    waiting.append((one, outcome))
+                case _:
+                    raise outcome
+        if waiting:
+            await self._tell_what_it_waits_for(waiting)
         return NodesCreated(created=created, refused=refused)
 
     @activity.defn(name="delete_nodes")
@@ -110,6 +127,15 @@ class NodeActivities:
         """Ends nodes; returns when nothing of them runs."""
         async with _beating():
             await self._backend(request.nodes[0].backend).delete(*request.nodes)
+
+    @activity.defn(name="clear_group")
+    async def clear_group(self, group: GroupRef) -> None:
+        """Ends whatever is left of a group, and what the job's nodes share where no other group has any; returns when
+        nothing is."""
+        backend = self._backend(group.backend)
+        if isinstance(backend, SharingBackend):
+            async with _beating():
+                await backend.clear(group)
 
     @activity.defn(name="describe_node")
     async def describe_node(self, node: NodeRef) -> NodeEvent | None:
@@ -144,6 +170,37 @@ class NodeActivities:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tell_what_it_waits_for(self, waiting: Sequence[tuple[NodeRequest, Exception]]) -> None:
+        """Signals the group why nodes are not there yet, where that is news to it: an activity that is retried tells
+        its workflow nothing. The next try tells it again if this one does not get through."""
+        events: list[NodeEvent] = []
+        for request, error in waiting:
+            node, reason = request.node, _why_waiting(error)
+            logger.info("%s waits: %s", request.name, reason)
+            if self._waits_for.get(request.name) != reason:
+                events.append(
+                    NodeEvent(
+                        kind=NodeEventKind.PENDING,
+                        rank=node.rank,
+                        incarnation=node.incarnation,
+                        time=datetime.now(UTC),
+                        reason=reason,
+                        queued=isinstance(error, NodeNotYet) and error.queued,
+                        absent=True,
+                    )
+                )
+        if not events:
+            return
+        group = self._client.get_workflow_handle(waiting[0][0].group_id)
+        try:
+            await group.signal("node_events", NodeEvents(events=tuple(events)), rpc_timeout=_CALL_TIMEOUT)
+        except RPCError as error:
+            logger.info("%s was not told: %s", group.id, error)
+            return
+        if len(self._waits_for) > _MOST_WAITING:
+            self._waits_for.clear()
+        self._waits_for |= {request.name: _why_waiting(error) for request, error in waiting}
 
     async def _follow(self, backend: NodeBackend, request: WatchRequest, telling: _Telling) -> None:
         async with contextlib.aclosing(backend.watch(request)) as batches:
@@ -199,6 +256,13 @@ class NodeActivities:
                 non_retryable=True,
             )
         return backend
+
+
+def _why_waiting(error: Exception) -> str:
+    """For people: why a node was not created that may be later."""
+    if isinstance(error, NodeNotYet):
+        return str(error)[:_LONGEST_REASON]
+    return f"it could not be created yet: {str(error) or type(error).__name__}"[:_LONGEST_REASON]
 
 
 class _Telling:

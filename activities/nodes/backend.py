@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from workflows.messages import CreatedNode, NodeEvent, NodeRef, NodeRequest, WatchRequest
+from temporalio.client import Client
+
+from workflows.messages import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, WatchRequest
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,25 @@ class NodeBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class SharingBackend(Protocol):
+    """A backend that keeps more of a job than its nodes."""
+
+    async def clear(self, group: GroupRef) -> None:
+        """Ends all nodes of the group, also those that the group does not know of, and removes what the job's nodes
+        share where no node of the job is left. Returns when it has seen that nothing is there."""
+        ...
+
+
+@runtime_checkable
+class TidyingBackend(Protocol):
+    """A backend where something may stay behind that no running workflow would remove."""
+
+    async def keep_tidy(self, client: Client) -> None:
+        """Removes what belongs to jobs that are over, for as long as it runs."""
+        ...
+
+
 class NodeRefused(Exception):
     """The backend will never create this node; the message says which field to change, and to what."""
 
@@ -75,3 +96,13 @@ class JobRevoked(Exception):
 
 class NodeNotYet(Exception):
     """The backend will create this node later, and nothing is wrong; the message says what it waits for."""
+
+    def __init__(self, message: str, *, queued: bool = True) -> None:
+        """Says what the node waits for.
+
+        Args:
+            message: for people.
+            queued: whether it waits for room, as in `NodeEvent`; otherwise for something that somebody must make.
+        """
+        super().__init__(message)
+        self.queued = queued

@@ -11,10 +11,12 @@ import asyncio
 import contextlib
 import itertools
 import json
+import random
 import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from temporalio import activity
@@ -25,9 +27,11 @@ from temporalio.envconfig import ClientConfig
 from activities.nodes.kubernetes.api import Changed, KubernetesApi, Listed, Object, Removed
 from activities.nodes.kubernetes.pod import INCARNATION, PREPARE, RANK
 from agent.config import AgentConfig
+from agent.outbox import Outbox, envelope, spread_of
 from agent.transport import Destination, TemporalControlPlane, shared_runtime
 from perdure.worker import leave
 from workflows.messages import (
+    AgentMessage,
     ApplyWorld,
     CommandAnswer,
     CompleteGeneration,
@@ -65,12 +69,17 @@ class PlayedAgent:
         self._config = config
         self._tally = tally
         self._control = TemporalControlPlane(config, client=client)
+        self._outbox = Outbox(
+            config.run_dir / "outbox.json",
+            send=self._send,
+            not_found=lambda: None,
+            spread=spread_of(config.most_nodes),
+        )
         self._started_at = datetime.now(UTC)
-        self._sequence = count(1)
         self._generation = 0
         self._last: tuple[str, int] = ("", 0)
         self._turn = 0
-        self._interval = 10.0
+        self._interval = config.first_interval.total_seconds()
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -79,8 +88,9 @@ class PlayedAgent:
             async with asyncio.TaskGroup() as tasks:
                 commands = (self.hold_lease, self.apply_world, self.complete_generation, self.stop_node)
                 tasks.create_task(self._control.serve(commands))
-                await self._say("joined", Joined, agent_started_at=self._started_at, address=self._config.address)
-                await self._say("ready", Ready, store_ports=(29500, 29501, 29502, 29503))
+                tasks.create_task(self._outbox.run())
+                self._say(Joined, agent_started_at=self._started_at, address=self._config.address)
+                self._say(Ready, store_ports=(29500, 29501, 29502, 29503))
                 tasks.create_task(self._beat())
         finally:
             self._tally.agents -= 1
@@ -98,7 +108,7 @@ class PlayedAgent:
         self._turn += 1
         turn = self._turn
         self._interval = request.signal_interval.total_seconds()
-        await self._say("lease_taken", LeaseTaken, agent_started_at=self._started_at, epoch=request.epoch)
+        self._say(LeaseTaken, agent_started_at=self._started_at, epoch=request.epoch)
         self._tally.held += 1
         try:
             while turn == self._turn:
@@ -111,7 +121,7 @@ class PlayedAgent:
     async def apply_world(self, world: ApplyWorld) -> CommandAnswer:
         if world.generation > self._generation:
             self._generation = world.generation
-            await self._say("stepping", Stepping, generation=world.generation, entered_at=datetime.now(UTC))
+            self._say(Stepping, generation=world.generation, entered_at=datetime.now(UTC))
         return CommandAnswer(accepted=True, generation=self._generation)
 
     @activity.defn(name="complete_generation")
@@ -123,26 +133,26 @@ class PlayedAgent:
         return CommandAnswer(accepted=True, generation=self._generation)
 
     async def _beat(self) -> None:
-        node = self._config.node
+        # Spread, as real agents do.
+        await asyncio.sleep(random.uniform(0.0, 0.5) * self._interval)
         for number in count(1):
             await asyncio.sleep(self._interval)
             progress = Progress(step=number)
-            await self._say("heartbeat", Heartbeat, generation=self._generation, progress=progress)
+            self._say(Heartbeat, generation=self._generation, progress=progress)
+
+    def _say(self, kind: type[AgentMessage], **facts: Any) -> None:
+        """Through a real agent's outbox, which sends it again, and not at once with all others."""
+        self._outbox.put(kind(**envelope(self._config.node), **facts))
+
+    async def _send(self, signal: str, message: AgentMessage) -> None:
+        await self._control.signal(Destination.GROUP, signal, message)
+        if isinstance(message, Heartbeat) and message.progress is not None:
+            node = self._config.node
             self._tally.heartbeats += 1
-            self._tally.sent[f"{node.rank}.{node.incarnation}"] = number
-
-    async def _say(self, signal: str, kind: type[Any], **facts: Any) -> None:
-        """Again and again, as an agent's outbox does; the sequence lets its group recognise a repeat."""
-        message = kind(sender=self._config.node, sequence=next(self._sequence), time=datetime.now(UTC), **facts)
-        while True:
-            try:
-                await self._control.signal(Destination.GROUP, signal, message)
-                return
-            except Exception:
-                await asyncio.sleep(1)
+            self._tally.sent[f"{node.rank}.{node.incarnation}"] = message.progress.step
 
 
-async def play(kubeconfig: str, namespace: str, share: int, shares: int) -> None:
+async def play(kubeconfig: str, namespace: str, share: int, shares: int, folder: Path) -> None:
     """Plays the agents of every n-th rank, and says each second how they are."""
     tally = Tally()
     playing: dict[str, asyncio.Task[None]] = {}
@@ -156,7 +166,9 @@ async def play(kubeconfig: str, namespace: str, share: int, shares: int) -> None
         name = pod["metadata"]["name"]
         ours = int(labels[RANK]) % shares == share and name not in playing
         if ours and pod["status"].get("phase") == "Running":
-            playing[name] = asyncio.create_task(agent(_configuration(pod)))
+            run_dir = folder / name
+            run_dir.mkdir()
+            playing[name] = asyncio.create_task(agent(_configuration(pod, run_dir)))
 
     def gone(name: str) -> None:
         if task := playing.pop(name, None):
@@ -190,16 +202,18 @@ async def _report(tally: Tally) -> None:
         await asyncio.sleep(1)
 
 
-def _configuration(pod: Object) -> AgentConfig:
+def _configuration(pod: Object, run_dir: Path) -> AgentConfig:
     """What the pod's own agent would be given."""
     (prepare,) = (one for one in pod["spec"]["initContainers"] if one["name"] == PREPARE)
     (text,) = (one["value"] for one in prepare["env"] if one["name"] == "PERDURE_PREPARE_AGENT_CONFIG")
     config = AgentConfig.model_validate_json(text)
-    return config.model_copy(update={"address": pod["status"]["podIP"], "host": pod["spec"]["nodeName"]})
+    return config.model_copy(
+        update={"address": pod["status"]["podIP"], "host": pod["spec"]["nodeName"], "run_dir": run_dir}
+    )
 
 
 if __name__ == "__main__":
-    kubeconfig, namespace, share, shares = sys.argv[1:]
+    kubeconfig, namespace, share, shares, folder = sys.argv[1:]
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(play(kubeconfig, namespace, int(share), int(shares)))
+        asyncio.run(play(kubeconfig, namespace, int(share), int(shares), Path(folder)))
     leave(0)

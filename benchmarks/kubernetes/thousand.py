@@ -6,7 +6,9 @@ import asyncio
 import json
 import os
 import secrets
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -93,10 +95,12 @@ async def played_agents(site: Site) -> AsyncGenerator[Players]:
     players = Players()
     command = [sys.executable, "-m", "benchmarks.kubernetes.agents", str(site.pods.kubeconfig), site.namespace]
     listening: list[asyncio.Task[None]] = []
+    # The agents' own, each in a folder named after its pod.
+    folder = tempfile.mkdtemp(prefix="pb-agents-")
     try:
         for share in range(PLAYERS):
             process = await asyncio.create_subprocess_exec(
-                *(*command, str(share), str(PLAYERS)),
+                *(*command, str(share), str(PLAYERS), folder),
                 cwd=ROOT,
                 env=os.environ | {"TEMPORAL_ADDRESS": site.address, "TEMPORAL_NAMESPACE": "default"},
                 stdout=asyncio.subprocess.PIPE,
@@ -110,6 +114,7 @@ async def played_agents(site: Site) -> AsyncGenerator[Players]:
             process.kill()
             await process.wait()
         await asyncio.gather(*listening)
+        shutil.rmtree(folder)
 
 
 async def _listen(players: Players, share: int, process: asyncio.subprocess.Process) -> None:

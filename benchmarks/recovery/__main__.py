@@ -18,7 +18,7 @@ from .dlrover_environment import ensure as ensure_dlrover
 from .floor import run_floor
 from .peer_trial import PeerTrial, run_isolated
 from .perdure_job import ControlPlane, PerdureJob, control_plane
-from .plan import PlannedTrial, forecast_seconds, plan
+from .plan import USUAL_SECONDS, PlannedTrial, forecast_seconds, plan
 from .processes import TrialFailed, pid_namespaces_work
 from .records import PEERS, ResultFile, Scenario, SystemName, TrialRecord
 from .report import markdown, print_report
@@ -135,13 +135,20 @@ def wanted_trials(
         wanted |= {(SystemName.PERDURE_COLD, scenario): peer_runs for scenario in scenarios}
         wanted |= {(SystemName.FLOOR, scenario): peer_runs for scenario in scenarios}
         wanted[SystemName.PERDURE_WITHHELD, Scenario.NODE_REPLACED] = lease_only_runs
-    return wanted
+    return {
+        (system, scenario): count
+        for (system, scenario), count in wanted.items()
+        if scenario in USUAL_SECONDS.get(system, {})
+    }
 
 
 def main(
     runs: Annotated[int, typer.Option(help="Trials of Perdure per scenario.")] = 20,
     peer_runs: Annotated[int, typer.Option(help="Trials of each peer, and of cold starts, per scenario.")] = 5,
     lease_only_runs: Annotated[int, typer.Option(help="Trials of Perdure with the backend's evidence withheld.")] = 5,
+    trials_a: Annotated[
+        int, typer.Option(help="Only so many trials of Perdure in (a), for its spread; 0 for everything.")
+    ] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="One trial of each.")] = False,
     system: Annotated[
         list[SystemName] | None, typer.Option(help="Only these; default: torchrun, DLRover and Perdure.")
@@ -156,6 +163,8 @@ def main(
     """Kills workers and nodes under torchrun, DLRover and Perdure, and compares how soon training goes on."""
     if quick:
         runs, peer_runs, lease_only_runs = (min(n, QUICK_RUNS) for n in (runs, peer_runs, lease_only_runs))
+    if trials_a:
+        system, steady = [SystemName.PERDURE], 0
     systems = set(system or (SystemName.TORCHRUN, SystemName.DLROVER, SystemName.PERDURE))
     folder = (out or OUT / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -170,6 +179,8 @@ def main(
             peer_runs=peer_runs,
             lease_only_runs=lease_only_runs,
         )
+        if trials_a:
+            wanted = {(SystemName.PERDURE, Scenario.WORKER): trials_a}
         trials = plan(wanted, done=bench.results.read())
         minutes = forecast_seconds(trials) / 60
         bench.say(f"{len(trials)} trials, about {minutes:.0f} min; to go on after an interruption: --out {folder}")

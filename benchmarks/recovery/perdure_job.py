@@ -128,7 +128,7 @@ class PerdureJob:
         spec = {
             "name": self.name,
             "recovery": {"warm_starts": self.warm_starts},
-            "env": {**QUIET_NETWORK, "BENCH_FOLDER": str(self.folder)},
+            "env": {**QUIET_NETWORK, "BENCH_FOLDER": str(self.folder), **self.scenario.environment},
             "roles": {
                 ROLE: {
                     "nodes": self.scenario.nodes(self.size),
@@ -160,7 +160,8 @@ class PerdureJob:
         while True:
             with suppress(PerdureError):
                 incidents = await self.plane.client.incidents(self.name)
-                ours = next((incident for incident in incidents if incident.noticed_at.timestamp() > killed_at), None)
+                interruptions = [one for one in incidents if one.observation is None]
+                ours = next((one for one in interruptions if one.noticed_at.timestamp() > killed_at), None)
                 if ours and (composition := compose_incident(ours, killed_at)).entered is not None:
                     texts = [incident.model_dump_json(indent=1) for incident in incidents]
                     (self.folder / "incidents.json").write_text(f"[{','.join(texts)}]\n", encoding="utf-8")

@@ -17,10 +17,16 @@ class PlannedTrial:
 
 
 USUAL_SECONDS: Mapping[SystemName, Mapping[Scenario, float]] = {
-    SystemName.TORCHRUN: {Scenario.WORKER: 70, Scenario.NODE_REPLACED: 100, Scenario.NODE_LOST: 60},
-    SystemName.TORCHRUN_OWN_STORE: {Scenario.WORKER: 18, Scenario.NODE_REPLACED: 32, Scenario.NODE_LOST: 57},
-    SystemName.DLROVER: {Scenario.WORKER: 25, Scenario.NODE_REPLACED: 30, Scenario.NODE_LOST: 80},
-    SystemName.PERDURE: {Scenario.WORKER: 12, Scenario.NODE_REPLACED: 17, Scenario.NODE_LOST: 13},
+    SystemName.TORCHRUN: dict(zip(Scenario, (70, 100, 60, 130), strict=False)),
+    SystemName.TORCHRUN_OWN_STORE: dict(zip(Scenario, (18, 32, 57, 60), strict=False)),
+    SystemName.DLROVER: dict(zip(Scenario, (25, 30, 80, 60), strict=False)),
+    SystemName.PERDURE: {
+        Scenario.WORKER: 12,
+        Scenario.NODE_REPLACED: 17,
+        Scenario.NODE_LOST: 13,
+        Scenario.RANK_DURING_REPAIR: 25,
+        Scenario.SLOW_TO_DIE: 35,
+    },
     SystemName.PERDURE_COLD: {Scenario.WORKER: 15, Scenario.NODE_REPLACED: 18, Scenario.NODE_LOST: 15},
     SystemName.FLOOR: {Scenario.WORKER: 4, Scenario.NODE_REPLACED: 4, Scenario.NODE_LOST: 3},
     SystemName.PERDURE_WITHHELD: {Scenario.NODE_REPLACED: 25},

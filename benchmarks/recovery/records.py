@@ -9,6 +9,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+BALLAST_MB = 4096
+"""The kernel takes a second or two to take so much memory from a process that was killed."""
+
 
 class Scenario(StrEnum):
     """What is killed, with SIGKILL, in a job whose nodes have one rank each."""
@@ -19,6 +22,10 @@ class Scenario(StrEnum):
     """All of the second node; a replacement comes. `--nodes 2:2` where there are two."""
     NODE_LOST = "c"
     """All of the second node; no replacement can come. `--nodes 1:2`."""
+    RANK_DURING_REPAIR = "d"
+    """All of the second node, and while that is repaired the first node's new rank."""
+    SLOW_TO_DIE = "e"
+    """Both torchruns; the last rank holds so much memory that its own end takes a second or two."""
 
     @property
     def title(self) -> str:
@@ -26,7 +33,14 @@ class Scenario(StrEnum):
             Scenario.WORKER: "(a) one worker process",
             Scenario.NODE_REPLACED: "(b) a node, replaced",
             Scenario.NODE_LOST: "(c) a node, not replaced",
+            Scenario.RANK_DURING_REPAIR: "(d) a node, then a rank of another",
+            Scenario.SLOW_TO_DIE: "(e) torchrun, ranks slow to die",
         }[self]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For the training script, beside what every trial's has."""
+        return {"BENCH_BALLAST_MB": str(BALLAST_MB)} if self is Scenario.SLOW_TO_DIE else {}
 
     def nodes(self, size: int) -> str:
         """In torchrun's words, for a job of this many nodes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from statistics import median
 
 from pydantic import BaseModel
@@ -58,6 +59,11 @@ class Headline(BaseModel):
     agent_rss_mb: float | None
     agent_cpu_pct: float | None
     decision_ms_p50: float | None
+    a_p95_s: float | None = None
+    """Of Perdure's trials of (a) that recovered."""
+    d_recovered: tuple[bool, ...] = ()
+    """Perdure's trials, one by one."""
+    e_recovered: tuple[bool, ...] = ()
 
 
 def median_of(values: Iterable[float | None]) -> float | None:
@@ -115,6 +121,23 @@ def decision_seconds(records: Iterable[TrialRecord]) -> list[float]:
     ]
 
 
+def seconds_of(records: Iterable[TrialRecord], scenario: Scenario) -> list[float]:
+    """Perdure's, of trials that recovered."""
+    ours = (record for record in records if (record.system, record.scenario) == (SystemName.PERDURE, scenario))
+    return [record.seconds for record in ours if record.recovered and record.seconds is not None]
+
+
+def recoveries(records: Iterable[TrialRecord], scenario: Scenario) -> tuple[bool, ...]:
+    """Of each of Perdure's trials, whether it recovered."""
+    ours = (record for record in records if (record.system, record.scenario) == (SystemName.PERDURE, scenario))
+    return tuple(record.recovered for record in ours)
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least this share of all do not exceed."""
+    return sorted(values)[max(0, ceil(share * len(values)) - 1)] if values else None
+
+
 def headline(records: Sequence[TrialRecord], steady: Steady | None) -> Headline:
     ours = [record for record in records if record.system in OURS]
     withheld = [record for record in records if record.system is SystemName.PERDURE_WITHHELD]
@@ -134,4 +157,7 @@ def headline(records: Sequence[TrialRecord], steady: Steady | None) -> Headline:
         agent_rss_mb=rounded(agent.rss_mb if agent else None, 1),
         agent_cpu_pct=rounded(agent.cpu_percent if agent else None, 2),
         decision_ms_p50=rounded(None if decision is None else decision * 1000, 1),
+        a_p95_s=rounded(percentile(seconds_of(records, Scenario.WORKER), 0.95), 3),
+        d_recovered=recoveries(records, Scenario.RANK_DURING_REPAIR),
+        e_recovered=recoveries(records, Scenario.SLOW_TO_DIE),
     )

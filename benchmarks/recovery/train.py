@@ -46,6 +46,7 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["step"]
 
+    held, ballast = folder / "ballast", None
     generator = torch.Generator().manual_seed(rank)
     # Line-buffered and in append mode: a line is one write, and lines of several processes never mix.
     with (folder / "steps.log").open("a", buffering=1, encoding="utf-8") as steps:
@@ -58,6 +59,10 @@ def main() -> None:
             step += 1
             time.sleep(STEP_SECONDS)
             steps.write(f"{time.time():.4f} {step} {rank} {world_size} {pid}\n")
+            if ballast is None and rank == world_size - 1 and "BENCH_BALLAST_MB" in os.environ:
+                # Touched page by page, and by the first world alone: the next must not be slow to start for it.
+                ballast = b"" if held.exists() else b"x" * (int(os.environ["BENCH_BALLAST_MB"]) << 20)
+                held.touch()
             if rank == 0 and step % CHECKPOINT_EVERY == 0:
                 state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
                 torch.save(state, checkpoint.with_suffix(".new"))

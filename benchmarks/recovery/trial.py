@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +18,9 @@ from .steps import ProcessStart, StepLog, WorldStart, find_world
 START_TIMEOUT = 180.0
 SETTLE_SECONDS = 2.0
 """Between stepping and the kill: elections, keep-alives and caches of all systems have come to rest."""
+REPAIR_TIMEOUT = 90.0
+"""For a node that was left to start its rank again; torchrun's agents end the job after 75 s."""
+SINGLE_FAULTS = (Scenario.WORKER, Scenario.NODE_REPLACED, Scenario.NODE_LOST)
 VICTIM_NODE = 1
 """Not the node that was started first: torchrun never survives the loss of that one."""
 
@@ -55,8 +60,43 @@ class Job(Protocol):
         ...
 
 
+def torchruns(job: Job) -> list[psutil.Process]:
+    """The torchrun of every node, where something else keeps it running."""
+    found: list[psutil.Process] = []
+    for node in range(job.size):
+        for process in job.processes(node):
+            with suppress(psutil.NoSuchProcess):
+                if any(Path(word).name == "torchrun" for word in process.cmdline()[:2]):
+                    found.append(process)
+    return found
+
+
+def new_rank(job: Job, node: int, *, without: Collection[int]) -> psutil.Process | None:
+    """The rank that a node has started again: its youngest process without children that runs the script."""
+    found: list[tuple[float, psutil.Process]] = []
+    for process in job.processes(node):
+        with suppress(psutil.NoSuchProcess):
+            command = process.cmdline()
+            runs = any(Path(word).name == "train.py" for word in command) and "torchrun" not in " ".join(command)
+            if runs and process.pid not in without and not process.children():
+                found.append((process.create_time(), process))
+    return max(found, key=lambda item: item[0])[1] if found else None
+
+
+async def kill_during_repair(job: Job, *, without: Collection[int]) -> tuple[float, int]:
+    """Kills the rank that the first node has started again, which waits for the lost node's. Returns when and which."""
+    rank = await eventually(
+        lambda: new_rank(job, 0, without=without),
+        seconds=REPAIR_TIMEOUT,
+        otherwise="the node that was left did not start its rank again",
+    )
+    return kill([rank]), rank.pid
+
+
 def victims(job: Job, scenario: Scenario, world: WorldStart) -> list[psutil.Process]:
     """What the scenario kills."""
+    if scenario is Scenario.SLOW_TO_DIE:
+        return torchruns(job)
     node = job.processes(VICTIM_NODE)
     if scenario is not Scenario.WORKER:
         return node
@@ -95,6 +135,12 @@ async def run_trial(
         record = record.model_copy(update={"start_seconds": first.time - began})
         if scenario is Scenario.NODE_LOST:
             await job.forbid_replacement()
+        if scenario is Scenario.SLOW_TO_DIE:
+            await eventually(
+                lambda: (folder / "ballast").exists() or None,
+                seconds=START_TIMEOUT,
+                otherwise="the last rank did not get its memory",
+            )
         await asyncio.sleep(SETTLE_SECONDS)
 
         targets = victims(job, scenario, first)
@@ -102,9 +148,13 @@ async def run_trial(
             raise TrialFailed("nothing was there to kill: the first world had gone before")
         last_step = log.refresh()[-1].step
         killed_at = kill(targets)
-        if scenario is Scenario.NODE_REPLACED:
-            await job.replace(VICTIM_NODE)
         old = set(first.pids.values())
+        known = {process.pid for process in job.processes(0)} if scenario is Scenario.RANK_DURING_REPAIR else old
+        if scenario in (Scenario.NODE_REPLACED, Scenario.RANK_DURING_REPAIR):
+            await job.replace(VICTIM_NODE)
+        if scenario is Scenario.RANK_DURING_REPAIR:
+            killed_at, also = await kill_during_repair(job, without=known)
+            old.add(also)
 
         def stepping_again() -> WorldStart | None:
             alive = job.alive()
@@ -115,7 +165,9 @@ async def run_trial(
             return world
 
         world = await eventually(stepping_again, seconds=timeout_seconds, otherwise="not stepping again")
-        composition = compose_starts(await job.compose(killed_at), log.starts(), world, killed_at)
+        # Of two faults at once the job may tell in one incident, whose times count from the first.
+        told = await job.compose(killed_at) if scenario in SINGLE_FAULTS else Composition()
+        composition = compose_starts(told, log.starts(), world, killed_at)
         return record.model_copy(
             update={
                 "recovered": True,

@@ -16,6 +16,7 @@ from benchmarks.recovery.perdure_job import control_plane
 from benchmarks.recovery.plan import PlannedTrial, forecast_seconds, plan
 from benchmarks.recovery.processes import TrialFailed
 from benchmarks.recovery.records import PEERS, Scenario, SystemName
+from benchmarks.recovery.trial import SINGLE_FAULTS
 
 from .report import markdown, print_report
 from .scripts import ScriptTrial, run_script_trial, scripts
@@ -119,7 +120,7 @@ def main(
             await bench.kills.find_out_what_is_available(SYSTEMS if peer_runs else SYSTEMS - set(PEERS))
             wanted = wanted_trials(
                 systems=SYSTEMS - bench.kills.unavailable.keys(),
-                scenarios=scenario or list(Scenario),
+                scenarios=scenario or list(SINGLE_FAULTS),
                 runs=runs,
                 peer_runs=peer_runs,
                 lease_only_runs=0,

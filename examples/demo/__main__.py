@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from examples.demo.faults import kill_rank
 from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, processes
 from examples.demo.steps import longest_gap, read_steps, stepping
 from perdure.client import Client
+from perdure.errors import PerdureError
 from perdure.spec.job import Backend
 from workflows.messages import IncidentView, JobPhase
 
@@ -70,7 +72,9 @@ class Demo:
                 await self._play(client, uid)
                 self.say("no more faults: training to the end")
                 result = await client.wait(NAME)
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, TimeoutError):
+                    await self._tell_why(client, error)
                 # The worker winds the nodes down, so it must not be stopped before they are gone.
                 await client.cancel(NAME)
                 await client.wait(NAME)
@@ -98,7 +102,11 @@ class Demo:
             self.out, since=(seen.decided_at or seen.noticed_at).timestamp(), world_size=world_size
         )
         await self._settled(client)
-        new = tuple(incident for incident in await client.incidents(NAME) if incident.number not in before)
+        new = tuple(
+            incident
+            for incident in await client.incidents(NAME)
+            if incident.number not in before and incident.observation is None
+        )
         lost = longest_gap(read_steps(self.out), at, max(stepped, time.time() - 0.5))
         self.faults.append(Fault(what=what, at=at, stepping_at=stepped, lost=lost, incidents=new))
         self.say(f"  {world_size} ranks step again, {stepped - at:.1f} s after it: {new[-1].title}")
@@ -112,13 +120,24 @@ class Demo:
             await asyncio.sleep(0.1)
         raise TimeoutError("the job did not react within 60 s")
 
+    async def _tell_why(self, client: Client, error: TimeoutError) -> None:
+        """What was waited for, what the job says instead, and what helps."""
+        self.say(f"[bold red]The demo stops:[/] {error}")
+        with suppress(PerdureError):
+            status = await client.status(NAME)
+            self.say(f"  the job is {status.phase}: {status.reason}; next: {status.next_action}")
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+        if load > 2 * cores:
+            self.say(f"  this machine is busy: a load of {load:.0f} on {cores} cores; try again when it is less")
+        self.say("  run it with --keep, and see what its nodes printed in the folder that it names")
+
     async def _settled(self, client: Client) -> None:
         """Waits until the job says itself that it runs at full size and nothing is under way."""
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             status = await client.status(NAME)
             incident = status.last_incident
-            settled = incident is None or incident.stepping_at is not None
+            settled = incident is None or incident.over_at is not None
             if status.phase is JobPhase.RUNNING and status.nodes == status.nodes_max and settled:
                 return
             await asyncio.sleep(0.2)
@@ -126,7 +145,7 @@ class Demo:
 
     async def _outage(self, client: Client) -> None:
         what = f"kill -9 of the worker and the Temporal server, back after {OUTAGE_SECONDS:.0f} s"
-        before = await client.incidents(NAME)
+        before = {incident.number for incident in await client.incidents(NAME)}
         self.say(f"[red]{what}[/]")
         at = time.time()
         self.place.control_plane.kill_worker()
@@ -146,7 +165,7 @@ class Demo:
                 at=at,
                 stepping_at=at,
                 lost=longest_gap(read_steps(self.out), at, time.time() - 0.5),
-                incidents=tuple(after[len(before) :]),
+                incidents=tuple(one for one in after if one.number not in before and one.observation is None),
             )
         )
 
@@ -233,3 +252,5 @@ if __name__ == "__main__":
         sys.exit(asyncio.run(main()))
     except KeyboardInterrupt:
         sys.exit("interrupted; all that the demo started has ended")
+    except TimeoutError as error:
+        sys.exit(f"demo: {error}; all that it started has ended")

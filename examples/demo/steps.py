@@ -47,4 +47,6 @@ async def stepping(folder: Path, *, since: float, world_size: int, count: int = 
         if len(made) >= count:
             return made[0].time
         await asyncio.sleep(0.1)
-    raise TimeoutError(f"no {count} steps of a world of {world_size} within {within:.0f} s")
+    made = [step for step in read_steps(folder) if step.time > since]
+    seen = f"the last of {len(made)} steps was of a world of {made[-1].world_size}" if made else "there was no step"
+    raise TimeoutError(f"waited {within:.0f} s for {count} steps of a world of {world_size}; {seen}")

@@ -27,8 +27,8 @@ _COLUMNS = (
     ("Age", "date", ".metadata.creationTimestamp", "Since the object was made."),
 )
 _NAME_IS_SHORT = {
-    "rule": "self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$')",
-    "message": "metadata.name: expected at most 40 lowercase letters, digits and inner hyphens",
+    "rule": "self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')",
+    "message": "metadata.name: expected at most 63 lowercase letters, digits and inner hyphens",
 }
 
 

@@ -67,7 +67,8 @@ class ResourceStatus(Part):
     world_size: int | None = None
     """Ranks in the current world."""
     step: int | None = None
-    """How far the slowest rank is: as the script reports, else steps since its processes started."""
+    """How far the job has come: the furthest step of its slowest rank, as the script reports, else the most steps that
+    its processes made since they started. A restart does not take it back."""
     generation: int | None = None
     """Of the world: counts every time that it was formed."""
     restarts: int | None = None
@@ -157,7 +158,7 @@ def running(
     status = changed(
         _counted(status, job),
         phase=job.phase.value,
-        step=status.step if step is None else step,
+        step=_furthest(status.step, step),
         started_at=job.started_at.replace(microsecond=0),
     )
     truth = Truth.TRUE if job.phase is JobPhase.RUNNING else Truth.FALSE
@@ -189,7 +190,7 @@ def ended(
     status = changed(
         _counted(status, job) if job else status,
         phase=result.phase.value,
-        step=status.step if result.step is None else result.step,
+        step=_furthest(status.step, result.step),
         restarts=result.restarts,
         started_at=result.started_at.replace(microsecond=0),
         finished_at=result.finished_at.replace(microsecond=0),
@@ -215,7 +216,13 @@ def _counted(status: ResourceStatus, job: JobStatus) -> ResourceStatus:
 
 
 def _incident(incident: IncidentView) -> str:
-    if incident.stepping_at is None:
+    again = incident.stepping_at or incident.running_at
+    if again is None:
         return f"#{incident.number} {incident.title}"
-    took = (incident.stepping_at - incident.started_at).total_seconds()
-    return f"#{incident.number} {incident.title}; stepping again after {took:.1f} s"
+    took = (again - incident.started_at).total_seconds()
+    how = "stepping" if incident.stepping_at else "running"
+    return f"#{incident.number} {incident.title}; {how} again after {took:.1f} s"
+
+
+def _furthest(known: int | None, step: int | None) -> int | None:
+    return max((one for one in (known, step) if one is not None), default=None)

@@ -21,20 +21,33 @@ from temporalio.api.workflowservice.v1 import GetClusterInfoRequest
 from temporalio.client import Client as TemporalClient
 from temporalio.service import RPCError
 
+from perdure import task_failures
 from perdure.cli import text
 from perdure.connection import CALL_TIMEOUT, Endpoint, configured_endpoint, connect, find_endpoint
 from perdure.errors import ControlPlaneUnreachable, StateFolderError
 from perdure.local import temporal_binary
+from perdure.local.code_version import is_of_newer_release
 from perdure.local.control_plane import SERVER_OPTIONS, LocalStatus, WorkerRecord, pollers
 from perdure.local.state import LEAST_FREE_BYTES, StateFolder
 from perdure.search_attributes import missing_search_attributes
 from workflows.names import watch_task_queue
+from workflows.search_attributes import JOB_BACKEND
 
 OLDEST_TORCH = (2, 8)
 """As the package's own extra has it."""
 
+_NAMED = 5
+"""Of a list that may be long."""
+
+MOST_WORKFLOWS = 1000
+"""Open jobs and groups that are looked at; each takes a call of a millisecond or two."""
+
 _FRESH = timedelta(minutes=2)
 """A worker that polled within this time is alive; its polls last a minute."""
+
+
+NODES_OF_DEFAULT_LIMIT = 1000
+"""Each agent holds one of a namespace's 1,200 long polls per frontend, which is the server's default."""
 
 
 class Verdict(StrEnum):
@@ -75,6 +88,10 @@ async def run_checks(address: str | None) -> AsyncGenerator[Check]:
     yield await check_pollers(client, endpoint, watches, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY)
     if local:
         yield check_worker_code(state)
+    if (leftovers := await check_leftovers(client)) is not None:
+        yield leftovers
+    async for check in check_workflow_tasks(client):
+        yield check
 
 
 def check_state(state: StateFolder) -> Check:
@@ -185,7 +202,8 @@ def check_poller_limit(endpoint: Endpoint) -> Check:
     return Check(
         name=name,
         verdict=Verdict.WARNING,
-        detail="a server's dynamic configuration cannot be seen from here; its default carries about 240 nodes",
+        detail="a server's dynamic configuration cannot be seen from here; its default carries about "
+        f"{NODES_OF_DEFAULT_LIMIT:,} nodes",
         remedy=f"For more nodes set {option.replace('=', ': ')} there.",
     )
 
@@ -208,12 +226,65 @@ async def check_pollers(
     return Check(name=name, verdict=Verdict.OK, detail=", ".join(fresh))
 
 
+async def check_leftovers(client: TemporalClient) -> Check | None:
+    """What jobs that are over have left in the cluster; None where no job ran in one, or none is configured here."""
+    name = "kubernetes leftovers"
+    try:
+        from activities.nodes.kubernetes.api import KubernetesApi
+        from activities.nodes.kubernetes.leftovers import find_leftovers
+    except ModuleNotFoundError:
+        return None
+    try:
+        if not (await client.count_workflows(f"{JOB_BACKEND.name} = 'kubernetes'", rpc_timeout=CALL_TIMEOUT)).count:
+            return None
+        api = await KubernetesApi.connect()
+    except Exception:
+        # Without the search attribute, or a cluster that this user may reach, there is nothing to look at.
+        return None
+    try:
+        found = await find_leftovers(api, client)
+    except RPCError as error:
+        return Check(name=name, verdict=Verdict.WARNING, detail=f"cannot be looked for: {error.message}")
+    finally:
+        await api.close()
+    if not found:
+        return Check(name=name, verdict=Verdict.OK, detail="none that this user can see")
+    named = ", ".join(f"{one.namespace}/{one.name}" for one in found[:_NAMED])
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    remedy = "Workers remove them every 10 minutes; or `kubectl delete configmap` them, which takes their pods along."
+    return Check(
+        name=name, verdict=Verdict.WARNING, detail=f"ConfigMaps of jobs that are over: {named}{more}", remedy=remedy
+    )
+
+
+async def check_workflow_tasks(client: TemporalClient) -> AsyncGenerator[Check]:
+    """Open jobs and groups whose workflow tasks fail: no worker can take their next decision."""
+    name = "workflow tasks"
+    try:
+        found = [workflow_id async for workflow_id in task_failures.open_workflows(client, limit=MOST_WORKFLOWS)]
+    except RPCError as error:
+        yield Check(name=name, verdict=Verdict.WARNING, detail=f"open jobs cannot be listed: {error.message}")
+        return
+    failing = await task_failures.failures_among(client, found)
+    for failure in failing.values():
+        detail = f"{failure.workflow_id}: {task_failures.explain(failure)}"
+        yield Check(name=name, verdict=Verdict.FAILED, detail=detail, remedy=task_failures.remedy(failure))
+    if not failing:
+        newest = "the newest " if len(found) == MOST_WORKFLOWS else ""
+        detail = f"{newest}{text.count(len(found), 'open workflow')}, none fails"
+        yield Check(name=name, verdict=Verdict.OK, detail=detail)
+
+
 def check_worker_code(state: StateFolder) -> Check:
     name = "worker's code"
     record = state.read_record(state.worker_record, WorkerRecord)
     if record is None or not record.alive:
         remedy = "perdure worker --detach"
         return Check(name=name, verdict=Verdict.FAILED, detail="no local worker runs", remedy=remedy)
+    if is_of_newer_release(record.code):
+        return Check(
+            name=name, verdict=Verdict.OK, detail=f"{record.code}, newer than this command's, which it serves too"
+        )
     if not LocalStatus(server=None, worker=record).worker_is_current:
         remedy = "perdure worker --detach restarts it; jobs go on."
         return Check(name=name, verdict=Verdict.WARNING, detail=f"{record.code}, not this command's", remedy=remedy)

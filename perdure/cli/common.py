@@ -6,7 +6,6 @@ Heavy imports wait until a command runs, so that `perdure --help` and completion
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -15,7 +14,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
+
+from perdure.cli.terminal import SafeConsole, as_json
 
 if TYPE_CHECKING:
     from perdure.client import Client
@@ -53,14 +53,8 @@ _NO_LIMIT = 4096
 """Columns of a pipe: nothing is cut off for whoever reads it."""
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """A reader that has seen enough, such as `head`, is no error; rich would exit with 1."""
-        raise BrokenPipeError
-
-
-out = _Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _NO_LIMIT)
-err = _Console(stderr=True, highlight=False, soft_wrap=True)
+out = SafeConsole(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _NO_LIMIT)
+err = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 @dataclass
@@ -103,7 +97,7 @@ class Session:
 
     def show(self, value: Any) -> None:
         """Prints a value as JSON."""
-        out.out(json.dumps(_plain(value), indent=2, ensure_ascii=False), highlight=False)
+        out.out(as_json(_plain(value), indent=2), highlight=False)
 
     def hint(self, *commands: str) -> None:
         """Ends a text with the commands that are useful next."""
@@ -136,7 +130,7 @@ def report_error(error: Exception, remedy: str, exit_code: int) -> None:
     """Prints an error for people, and for scripts where they asked for JSON."""
     if before_subcommand.output is OutputFormat.JSON or "json" in _asked_output(sys.argv):
         message = {"error": {"message": str(error), "remedy": remedy, "exit_code": exit_code}}
-        out.out(json.dumps(message, indent=2, ensure_ascii=False), highlight=False)
+        out.out(as_json(message, indent=2), highlight=False)
     err.print("[bold red]error:[/] ", end="")
     err.print(str(error), markup=False)
     if remedy:

@@ -10,7 +10,7 @@ from rich.text import Text
 from perdure.cli import text
 
 if TYPE_CHECKING:
-    from workflows.messages import IncidentView
+    from workflows.messages import Evidence, IncidentView
 
 MEANINGS = {
     "USER_CODE": "the script failed by itself; the same will probably happen again",
@@ -19,7 +19,7 @@ MEANINGS = {
     "OUT_OF_MEMORY": "memory ran out",
     "PEER_LOST": "ranks failed because another one went away",
     "LAUNCH": "the command could not be started",
-    "COMMAND_LOST": "the command died under healthy ranks",
+    "COMMAND_LOST": "the command itself was ended, and none of its ranks had failed",
     "UNPROTECTED": "ranks ran without Perdure's rendezvous",
     "NODE_LOST": "the node was lost (infrastructure)",
     "NODE_UNRESPONSIVE": "the node answered nothing while its world stood still (infrastructure)",
@@ -48,6 +48,8 @@ def explanation(incident: IncidentView, *, job: str, flag: str) -> Text:
     ):
         for index, word in enumerate(filter(None, words)):
             lines.append(Text.assemble((f"{label if index == 0 else '':<6}", "bold"), word))
+    if incident.left_out:
+        lines.append(Text(f"      {incident.left_out}", style="dim"))
     if incident.log_tail:
         lines.append(Text("LOG", style="bold"))
         lines.extend(Text(f"      {line}", style="dim") for line in incident.log_tail.splitlines()[-12:])
@@ -55,8 +57,12 @@ def explanation(incident: IncidentView, *, job: str, flag: str) -> Text:
 
 
 def _title(incident: IncidentView) -> Text:
-    end = f" -> {text.clock(incident.stepping_at)}" if incident.stepping_at else ""
-    cost = f"    cost {text.duration(incident.stepping_at - incident.started_at)}" if incident.stepping_at else ""
+    over = incident.over_at
+    end = f" -> {text.clock(over)}" if over else ""
+    costs = incident.observation is None or bool(incident.observation.stalled)
+    cost = f"    cost {text.duration(over - incident.started_at)}" if over and costs else ""
+    if incident.followed_by:
+        cost += f" until #{incident.followed_by} began"
     return Text.assemble(
         (f"#{incident.number} {incident.title}", "bold"), f"    {text.clock(incident.started_at)}{end}{cost}"
     )
@@ -68,18 +74,36 @@ def _who(source: str, rank: int | None) -> str:
 
 def _meaning(incident: IncidentView) -> str:
     sources = {evidence.source for evidence in incident.evidence}
+    if incident.observation:
+        return "no rank failed, and nothing was interrupted" + (
+            "; ranks that wait for others over a network that is cut step again when it is back"
+            if incident.observation.unreachable and incident.observation.stalled
+            else ""
+        )
     if incident.failure is None and incident.decided_at is None:
         return "not judged yet"
     if incident.failure is None:
         asked = "USER" in sources
         return "asked for by a user" if asked else "nothing failed: the nodes at hand changed"
+    evidence = [sign for sign in incident.evidence if _speaks_for(sign, incident)]
+    sources = {sign.source for sign in evidence}
     confidence = "high" if len(sources) > 1 else "fair"
     culprit = "" if incident.culprit is None else f"; culprit: node {incident.culprit}"
-    signs = f"{text.count(len(incident.evidence), 'sign')} from {text.count(len(sources), 'source')}"
+    if incident.also_failed:
+        several = "s" if len(incident.also_failed) > 1 else ""
+        culprit += f"; also failed: node{several} {', '.join(map(str, incident.also_failed))}"
+    signs = f"{text.count(len(evidence), 'sign')} from {text.count(len(sources), 'source')}"
     return f"{MEANINGS[incident.failure]}{culprit}; {confidence} confidence: {signs}"
 
 
+def _speaks_for(sign: Evidence, incident: IncidentView) -> bool:
+    """Whether it says something about the culprit: it is about that node, or a peer's loss of a connection."""
+    return incident.culprit is None or sign.rank == incident.culprit or sign.source == "PEERS"
+
+
 def _deed(incident: IncidentView) -> str:
+    if incident.observation:
+        return "nothing: it passed by itself"
     if incident.decided_at is None:
         return "nothing yet"
     rule = f"rule {incident.rule}: " if incident.rule else ""
@@ -93,12 +117,18 @@ def _deed(incident: IncidentView) -> str:
 
 def _course(incident: IncidentView) -> str:
     """Where the time went."""
+    if incident.observation:
+        return ""
     marks = [
         ("noticed after", incident.noticed_at),
         ("decided in", incident.decided_at),
         ("commanded in", incident.commanded_at),
         ("rendezvous in", incident.entered_at),
         ("first step in", incident.stepping_at),
+        # Between two torchruns only a command was started again.
+        ("caught up with the others in", incident.running_at if not incident.generation_after else None),
+        # Abandoned, or followed by the next one, before the new world ran.
+        ("given up after", incident.closed_at if not incident.followed_by else None),
     ]
     parts: list[str] = []
     previous = incident.started_at
@@ -106,6 +136,10 @@ def _course(incident: IncidentView) -> str:
         if mark is not None:
             parts.append(f"{words} {text.duration(max(0.0, (mark - previous).total_seconds()))}")
             previous = max(previous, mark)
+    if incident.followed_by:
+        parts.append(f"did not run again before #{incident.followed_by} began")
+    elif incident.running_at and not incident.stepping_at and incident.generation_after:
+        parts.append("its ranks run, and no step was seen yet")
     return ", ".join(parts) + _starts(incident)
 
 

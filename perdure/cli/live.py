@@ -111,6 +111,8 @@ class View:
             f"generation {status.generation}",
             text.age(status.started_at),
         ]
+        if stalled := text.stall(status, self.snapshot.nodes if self.snapshot else ()):
+            words.append(f"[yellow]{stalled}[/]")
         return Text.from_markup("   ".join(words))
 
     def _progress(self) -> RenderableType:
@@ -253,14 +255,15 @@ def _lines(view: View) -> Generator[Callable[[], None]]:
         if state != told or datetime.now(UTC) >= next_line:
             told = state
             next_line = datetime.now(UTC) + LINE_INTERVAL
-            out.print(f"{now} {_line(snapshot)}", markup=False)
+            out.print(f"{now} {line_of(snapshot)}", markup=False)
 
     if view.page:
         out.print(f"Temporal UI: {view.page}", markup=False)
     yield update
 
 
-def _line(snapshot: JobSnapshot) -> str:
+def line_of(snapshot: JobSnapshot) -> str:
+    """One line about a job, for output that is no terminal."""
     if snapshot.problem:
         return f"AWAY {snapshot.problem}; running nodes go on"
     status, progress = snapshot.status, snapshot.progress
@@ -270,6 +273,7 @@ def _line(snapshot: JobSnapshot) -> str:
     if status.phase == "RUNNING" and progress:
         words += [text.step(progress), text.rate(progress)]
         words += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
+        words.append(text.stall(status, snapshot.nodes))
     elif status.reason:
         words.append(status.reason)
     return "  ".join(word for word in words if word)

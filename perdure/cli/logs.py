@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, OutputOption, err, out, session
+from perdure.cli.terminal import as_json
 
 if TYPE_CHECKING:
     from perdure.client import Client
@@ -54,7 +54,7 @@ def logs(
         async for line in client.logs(name, node=chosen, incarnation=incarnation, follow=follow, tail=tail):
             printed += 1
             if here.json:
-                out.out(json.dumps(line.model_dump(mode="json"), ensure_ascii=False), highlight=False)
+                out.out(as_json(line.model_dump(mode="json")), highlight=False)
             elif node is None:
                 out.print(f"[{_COLOURS[line.node % len(_COLOURS)]}]{line.node:>3} |[/] {escape(line.text)}")
             else:

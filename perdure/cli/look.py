@@ -22,7 +22,7 @@ from perdure.cli.common import (
 
 if TYPE_CHECKING:
     from perdure.client import Client
-    from perdure.views import JobSummary
+    from perdure.views import JobSummary, TaskFailure
     from workflows.messages import IncidentView, JobStatus, NodeView, Progress
 
 
@@ -38,6 +38,8 @@ def list_(
 
     [dim]perdure list · perdure list --running -A · perdure list -o json[/]
     """
+    from perdure import task_failures
+
     here = session(namespace=namespace, output=output, address=address)
     jobs = here.run(lambda client: client.list(everywhere=everywhere, running=running, limit=limit))
     if here.json:
@@ -48,6 +50,9 @@ def list_(
         here.hint("perdure run --nodes 2 -- torchrun train.py", *([] if everywhere else ["perdure list -A"]))
         return
     out.print(_jobs_table(jobs, everywhere=everywhere))
+    for job in jobs:
+        if job.task_failure:
+            out.print(f"[bold red]{escape(job.name)}[/]  {escape(task_failures.explain(job.task_failure))}")
     flag = here.flag if jobs[0].namespace == namespace else f" -n {jobs[0].namespace}"
     here.hint(f"perdure status {jobs[0].name}{flag}")
 
@@ -57,12 +62,12 @@ def _jobs_table(jobs: list[JobSummary], *, everywhere: bool) -> Table:
     now = datetime.now(UTC)
     for job in jobs:
         table.add_row(
-            job.name,
-            *([job.namespace] if everywhere else []),
-            text.phase(job.phase or "running"),
+            escape(job.name),
+            *([escape(job.namespace)] if everywhere else []),
+            text.phase(job.phase or "running") + (" [bold red](fails)[/]" if job.task_failure else ""),
             "" if job.world_size is None else str(job.world_size),
             "" if job.restarts is None else str(job.restarts),
-            job.owner,
+            escape(job.owner),
             text.age(job.started_at, now),
             text.duration(job.finished_at - job.started_at) if job.finished_at else "",
         )
@@ -103,7 +108,8 @@ async def _status(client: Client, here: Session, name: str) -> None:
         raise
     nodes = await client.nodes(name)
     progress = overall_progress(nodes, known)
-    known = known.model_copy(update={"progress": progress, "warnings": all_warnings(nodes, known)})
+    warnings = (*_failing(await client.task_failures(name)), *all_warnings(nodes, known))
+    known = known.model_copy(update={"progress": progress, "warnings": warnings})
     if here.json:
         here.show(known)
         return
@@ -115,6 +121,12 @@ async def _status(client: Client, here: Session, name: str) -> None:
     if page:
         out.print(f"[bold]{'UI':<8}[/] {page}")
     here.hint(*_next_commands(known, here.flag))
+
+
+def _failing(failures: tuple[TaskFailure, ...]) -> list[str]:
+    from perdure import task_failures
+
+    return [f"{found.workflow_id}: {task_failures.explain(found)}. {task_failures.remedy(found)}" for found in failures]
 
 
 def _headline(status: JobStatus, progress: Progress | None) -> str:
@@ -144,9 +156,12 @@ def _facts(
         if progress.last_step_at and not status.finished_at:
             speed.append(f"last step {text.age(progress.last_step_at)} ago")
     lost = text.lost_time(incidents, status.finished_at or datetime.now(UTC))
-    good = f"{text.count(len(incidents), 'interruption')}, {text.duration(lost)} lost" if incidents else "uninterrupted"
+    interruptions = sum(one.observation is None for one in incidents)
+    cost = f"{text.count(interruptions, 'interruption')}, {text.duration(lost)} lost"
+    good = cost if interruptions or lost else "uninterrupted"
     window = text.duration(status.restart_window)
-    good += f"; restarts {status.restarts}/{status.max_restarts} per {window}; generation {status.generation}"
+    total = text.count(max(status.restarts_total, status.restarts), "restart")
+    good += f"; {total}, {status.restarts}/{status.max_restarts} per {window}; generation {status.generation}"
     present = [node for node in nodes if node.phase in ("CREATED", "JOINED", "READY")]
     leases = f"leases {sum(node.reachable for node in present)}/{len(present)}"
     control = f"temporal ok   worker ok   {leases}   {text.protection(status)}"
@@ -200,7 +215,7 @@ def nodes(
             f"{node.rank}" + (f".{node.incarnation}" if node.incarnation > 1 else ""),
             f"[{style}]{symbol} {word}[/]",
             "" if node.group_rank is None else str(node.group_rank),
-            node.host,
+            escape(node.host),
             f"{progress.step:,}" if progress else "",
             text.rate(progress) if progress else "",
             f"{progress.loss:.4g}" if progress and progress.loss is not None else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,15 @@ def clock(time: datetime | None, *, fraction: bool = False) -> str:
 
 def age(time: datetime, now: datetime | None = None) -> str:
     return duration(max(timedelta(), (now or datetime.now(UTC)) - time))
+
+
+def stall(status: JobStatus, nodes: Sequence[NodeView]) -> str:
+    """`no step on node 1 for 3m 10s`; empty where no node is stalled."""
+    if not status.stalled:
+        return ""
+    since = [node.stalled_since for node in nodes if node.stalled_since and node.rank in status.stalled]
+    for_ = f" for {age(min(since))}" if since else ""
+    return f"no step on node{'s' if len(status.stalled) > 1 else ''} {', '.join(map(str, status.stalled))}{for_}"
 
 
 def bytes_(count: int) -> str:
@@ -131,8 +141,14 @@ def node_state(node: NodeView) -> tuple[str, str, str]:
 
 def incident_line(incident: IncidentView) -> str:
     """One incident on one line: what, and how it went on."""
-    if incident.stepping_at:
+    if incident.observation:
+        after = "nothing was done"
+    elif incident.stepping_at:
         after = f"stepping again in {duration(incident.stepping_at - incident.started_at)}"
+    elif incident.running_at:
+        after = f"running again in {duration(incident.running_at - incident.started_at)}"
+    elif incident.followed_by:
+        after = f"#{incident.followed_by} began before it was repaired"
     elif incident.decided_at:
         after = incident.action or "being repaired"
     else:
@@ -141,5 +157,6 @@ def incident_line(incident: IncidentView) -> str:
 
 
 def lost_time(incidents: list[IncidentView], now: datetime) -> timedelta:
-    """How long the world stood still, over all incidents."""
-    return sum(((incident.stepping_at or now) - incident.started_at for incident in incidents), timedelta())
+    """How long the world stood still, over all incidents, and observations of ranks that did."""
+    stood_still = [one for one in incidents if one.observation is None or one.observation.stalled]
+    return sum(((incident.over_at or now) - incident.started_at for incident in stood_still), timedelta())

@@ -6,6 +6,7 @@ The release number is not enough: in a checkout the code changes under it.
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 
@@ -24,3 +25,16 @@ def code_version() -> str:
             facts = path.stat()
             digest.update(f"{path.relative_to(root)} {facts.st_mtime_ns} {facts.st_size}\n".encode())
     return f"{perdure.__version__}+{digest.hexdigest()[:12]}"
+
+
+def is_of_newer_release(code: str) -> bool:
+    """Whether a worker of this code is of a later release than this command.
+
+    It can go on with what this release began; this release could not go on with what it has begun.
+    """
+    return _release(code) > _release(perdure.__version__)
+
+
+def _release(code: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)*", code)
+    return tuple(int(number) for number in match[0].split(".")) if match else ()

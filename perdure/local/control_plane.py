@@ -28,7 +28,7 @@ from temporalio.service import RPCError
 from perdure.connection import CONNECT_TIMEOUT, Endpoint, ServerRecord, connect, local_endpoint
 from perdure.errors import ControlPlaneUnreachable, NoWorker
 from perdure.local import temporal_binary
-from perdure.local.code_version import code_version
+from perdure.local.code_version import code_version, is_of_newer_release
 from perdure.local.processes import DaemonRecord, spawn, tail
 from perdure.local.state import StateFolder, users_own_path
 from perdure.search_attributes import SEARCH_ATTRIBUTES
@@ -155,7 +155,7 @@ class LocalControlPlane:
             return endpoint
 
     async def ensure_worker(self) -> WorkerRecord:
-        """Makes sure that a worker of this very code runs, and returns when it polls its queues.
+        """Makes sure that a worker of this very code runs, or of a newer release, and returns when it polls its queues.
 
         Raises:
             NoWorker: if it does not come up; with the end of its log.
@@ -166,8 +166,12 @@ class LocalControlPlane:
                 raise ControlPlaneUnreachable("the local Temporal server was never started", remedy="Start it first.")
             record = self.state.read_record(self.state.worker_record, WorkerRecord)
             if record and record.alive:
-                if record.code == code_version() and record.address == server.address:
-                    return record
+                if record.address == server.address:
+                    if record.code == code_version():
+                        return record
+                    if is_of_newer_release(record.code):
+                        self._report(f"The worker is of a newer release ({record.code}) and stays: jobs may need it.")
+                        return record
                 self._report("Restarting the worker: its code is not this command's. Jobs go on meanwhile.")
                 await record.stop()
             record = self._spawn_worker(server)

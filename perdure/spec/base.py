@@ -73,11 +73,11 @@ JobName = Annotated[
     str,
     Matching(
         pattern=_LABEL,
-        expected="at most 40 lowercase letters, digits and inner hyphens",
-        max_length=40,
+        expected="at most 63 lowercase letters, digits and inner hyphens",
+        max_length=63,
     ),
 ]
-"""A DNS label, short enough to leave room for role, rank and incarnation in the names of nodes."""
+"""A DNS label. In the names of nodes, which add role, rank and incarnation, a long one is shortened."""
 
 RoleName = Annotated[
     str,
@@ -138,7 +138,7 @@ def _knows_its_names(text: str) -> str:
 def fill_template(template: str, *, name: str, namespace: str) -> str:
     """Puts a job's name and namespace where `${job.name}` and `${job.namespace}` stand."""
     values = {"name": name, "namespace": namespace}
-    return _TEMPLATE.sub(lambda match: values[match[1]], template)
+    return _TEMPLATE.sub(lambda match: values.get(match[1], match[0]), template)
 
 
 Template = Annotated[Text, AfterValidator(_knows_its_names)]

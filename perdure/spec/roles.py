@@ -14,8 +14,9 @@ from pydantic_core import CoreSchema
 
 from .base import DnsLabel, Integer, Quantity, Section, Template
 
-MAX_NODES = 10_000
-"""Of one role; more is probably a slip of the keyboard."""
+MAX_NODES = 2_000
+"""Of one role. The state of a job of 5,000 nodes could be carried, but each decision looks at all nodes: in a
+sandboxed worker on a busy machine one for 5,000 took longer than the 2 s that Temporal's SDK lets a workflow think."""
 
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?")
 
@@ -208,7 +209,7 @@ class Role(Section):
     """Nodes that run the same command."""
 
     nodes: NodeCount
-    """How many nodes: `16` is fixed, `"2:8"` or a mapping of min, max and unit is elastic."""
+    """How many nodes: `16` is fixed, `"2:8"` or a mapping of min, max and unit is elastic; at most 2,000."""
     nproc_per_node: Processes = "auto"
     """Processes (ranks) per node, torchrun's term: a number, `gpu` for one per GPU, or `auto` for one per GPU where the
     node has any, else 1."""

@@ -60,6 +60,10 @@ class SignalTiming(Section):
     edge_batch: Duration = timedelta(milliseconds=200)
     """A group gathers its nodes' edges this long before the next message to its job; the first goes at once."""
 
+    def interval(self, nodes: int) -> timedelta:
+        """Between two heartbeat signals of a node in a group of so many."""
+        return max(self.heartbeat, nodes * self.heartbeat_per_node)
+
 
 class RendezvousTiming(Section):
     """How a world is formed."""
@@ -68,7 +72,7 @@ class RendezvousTiming(Section):
     """Once `min` nodes are ready, how long to wait for more before starting without them."""
     join_timeout: Duration = timedelta(minutes=10)
     """How long a new job waits for its first `min` nodes before it stops with that reason; time in a queue, or without
-    a machine that has room, does not count (`limits.queue_timeout`)."""
+    a machine that has room, does not count (`limits.queue_timeout`), nor does a script's work before its torchrun."""
     victim_grace: Duration = timedelta(seconds=1)
     """Where every report so far says only that a peer went away, how long to wait for the culprit's own report."""
     settle_per_node: Duration = timedelta(milliseconds=1)
@@ -102,6 +106,10 @@ class ProcessTiming(Section):
 
     stop_grace: Duration = timedelta(seconds=2)
     """From SIGTERM to SIGKILL for ranks of a generation that is over: they have nothing left to save."""
+    presumed_gone: Duration = timedelta(seconds=60)
+    """How long after `limits.termination_grace_period` a node's replacement, and after a request the next world,
+    waits for proof that the old node has ended, where nothing says so: longer than a cluster takes to call a machine
+    silent (40 s is usual)."""
     orphan_grace: Duration = timedelta(0)
     """How long training goes on when the control plane answers that the job does not exist; 0 is for ever."""
     log_max_bytes: int = Field(default=64 * 1024 * 1024, ge=4096)

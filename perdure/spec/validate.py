@@ -44,7 +44,7 @@ def parse_spec(data: Any) -> JobSpec:
     except ValidationError as error:
         problems += problem_report(error).problems
     if spec is not None:
-        spec = _fill_templates(spec)
+        spec = fill_templates(spec)
         size = len(spec.model_dump_json(exclude_defaults=True).encode())
         if size > MAX_BYTES:
             problems.append(
@@ -136,7 +136,9 @@ def _wrong_key(key: Any, location: Location) -> SpecProblem:
     )
 
 
-def _fill_templates(spec: JobSpec) -> JobSpec:
+def fill_templates(spec: JobSpec) -> JobSpec:
+    """The specification with `${job.name}` and the like filled in."""
+
     def fill(text: str) -> str:
         return fill_template(text, name=spec.name, namespace=spec.namespace)
 

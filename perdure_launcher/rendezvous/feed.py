@@ -16,18 +16,21 @@ logger = logging.getLogger(__name__)
 class WorldFeed(threading.Thread):
     """Keeps one question open at the agent: is there a newer world, is a generation complete?"""
 
-    def __init__(self, session: AgentSession, *, after: int, prepare: Callable[[World], None]) -> None:
+    def __init__(self, session: AgentSession, *, after: int, stage: int, prepare: Callable[[World], None]) -> None:
         """Creates the feed.
 
         Args:
             session: With the agent.
             after: Generations up to this one are of no interest.
+            stage: The number of this torchrun in its command, from 0.
             prepare: Called with each new world before anybody else hears of it, in the feed's thread.
         """
         super().__init__(name="worlds", daemon=True)
         self._session = session
         self._prepare = prepare
         self._heard = after
+        self._stage = stage
+        self._stages_complete = 0
         self._newest: World | None = None
         self._complete = 0
         self._changed = threading.Condition()
@@ -42,12 +45,24 @@ class WorldFeed(threading.Thread):
         world = self.newest
         return world if world is not None and world.generation > generation else None
 
-    def wait_newer(self, generation: int) -> World:
-        """Waits for a newer world, for as long as it takes; a signal's handler may end the wait by raising."""
+    @property
+    def stage_is_complete(self) -> bool:
+        """The job has finished what this torchrun is for: there will be no world for it."""
         with self._changed:
-            while self._newest is None or self._newest.generation <= generation:
+            return self._stages_complete > self._stage
+
+    def wait_newer(self, generation: int) -> World | None:
+        """Waits for a newer world, for as long as it takes; a signal's handler may end the wait by raising.
+
+        Returns:
+            The world; None where the job has finished this stage.
+        """
+        with self._changed:
+            while self._stages_complete <= self._stage:
+                if self._newest is not None and self._newest.generation > generation:
+                    return self._newest
                 self._changed.wait()
-            return self._newest
+            return None
 
     def wait_complete(self, generation: int) -> bool:
         """Waits until the generation is complete (True), or a newer world has taken its place (False)."""
@@ -70,7 +85,8 @@ class WorldFeed(threading.Thread):
                 threading.Event().wait(1)
 
     def _question(self) -> str:
-        return f"/v1/rendezvous/world?after={self._heard}&complete={self._complete}&wait={LONG_POLL.total_seconds():g}"
+        known = f"after={self._heard}&complete={self._complete}&stage={self._stage}&stages={self._stages_complete}"
+        return f"/v1/rendezvous/world?{known}&wait={LONG_POLL.total_seconds():g}"
 
     def _hear(self, body: dict[str, Any]) -> None:
         complete = int(body.get("complete") or 0)
@@ -79,6 +95,7 @@ class WorldFeed(threading.Thread):
             self._prepare(world)
         with self._changed:
             self._complete = max(self._complete, complete)
+            self._stages_complete = max(self._stages_complete, int(body.get("stages_complete") or 0))
             if world is not None:
                 self._heard = world.generation
                 self._newest = world

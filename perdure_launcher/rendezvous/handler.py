@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import sys
 import threading
 import time
+import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +34,7 @@ from ..client import AgentSession, Outbox
 from ..environment import STORE_VARIABLE, TorchrunSettings, generation_environment
 from ..facts import SUPERSEDED_EXIT_CODE, ExitSpool, RankExit
 from ..ports import PortPool
+from ..progress import steps
 from ..state import RendezvousState, StateFile
 from ..warm.keeper import PREPARATION, WarmKeeper
 from ..worlds import World
@@ -41,6 +46,10 @@ from .torchrun import let_the_job_decide
 logger = logging.getLogger(__name__)
 
 _READY = "/v1/rendezvous/ready"
+_LAST_REPORT = timedelta(seconds=10)
+"""How long a torchrun that has nothing to do waits for the agent to take its report."""
+_COMMAND_ENDS = timedelta(seconds=30)
+"""How long the launcher may take to end a command whose generation is over; only an older agent does not ask it to."""
 
 
 class PerdureRendezvous(RendezvousHandler):
@@ -63,7 +72,10 @@ class PerdureRendezvous(RendezvousHandler):
         self._processes = processes
         self._warm = warm
         self._state = StateFile(run_directory)
-        self._entered = self._state.read().generation
+        known = self._state.read()
+        self._entered, self._stage = known.generation, known.stage
+        self._launch = zlib.crc32("\0".join(sys.argv).encode(errors="replace"))
+        self._refused = _another_torchrun(known, self._launch)
         self._world: World | None = None
         self._waiting_since: int | None = None
         self._progress = run_directory / "progress"
@@ -81,13 +93,13 @@ class PerdureRendezvous(RendezvousHandler):
             on_return=self._say_ready_again,
         )
         self._outbox = Outbox(self._session)
-        self._feed = WorldFeed(self._session, after=self._entered, prepare=self._prepare)
+        self._feed = WorldFeed(self._session, after=self._entered, stage=self._stage, prepare=self._prepare)
         self._exits = ExitWatch(
             stop_grace=timedelta(seconds=settings.stop_grace_s),
             warm_folder=settings.warm_folder,
             on_exits=lambda exits: self._spool.write(owner=os.getpid(), exits=exits),
         )
-        self._state.write(RendezvousState(handler_pid=os.getpid(), generation=self._entered))
+        self._state.write(replace(known, handler_pid=os.getpid()))
         self._exits.install()
         if warm is not None:
             warm.ensure()
@@ -115,19 +127,25 @@ class PerdureRendezvous(RendezvousHandler):
         """Nothing to close."""
 
     def num_nodes_waiting(self) -> int:
-        """1 where a newer world is there: torchrun then restarts its ranks. Asked ten times a second."""
-        return 1 if self._feed.newer_than(self._entered) else 0
+        """1 where torchrun must restart its ranks: a newer world is there, or none will be. Asked every 0.1 s."""
+        if self._warm is not None:
+            self._warm.follow_ranks(self._first_rank_steps)
+        return 1 if self._feed.stage_is_complete or self._feed.newer_than(self._entered) else 0
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Returns the newest world, and waits for it if need be.
 
         Raises:
-            RendezvousError: if this node has no port to offer for the world's store.
+            RendezvousError: if this node has no port to offer for the world's store, or the torchrun before this one
+                failed and was another.
+            SystemExit: with 0 if the job has finished this stage: torchrun ends well, and the command continues.
         """
+        if self._refused:
+            raise RendezvousError(self._refused)
         let_the_job_decide(self)
         exits = self._exits.take()
         while True:
-            world = self._feed.newer_than(self._entered)
+            world = None if self._feed.stage_is_complete else self._feed.newer_than(self._entered)
             if world is None or exits:
                 self._ports.replenish()
                 if world is None and (problem := self._ports.problem):
@@ -140,6 +158,8 @@ class PerdureRendezvous(RendezvousHandler):
                 self._waiting_since = self._entered
                 world = self._feed.wait_newer(self._entered)
                 self._waiting_since = None
+                if world is None:
+                    raise self._passing()
             if failure := self._open_store(world):
                 self._entered = world.generation
                 exits = [failure]
@@ -162,10 +182,14 @@ class PerdureRendezvous(RendezvousHandler):
         self._world = world
         self._entered = world.generation
         if self._warm is not None:
-            self._warm.ensure()
+            self._warm.start_ranks()
         self._exits.base_rank = world.base_rank
         self._out_of_memory_kills = self._memory.out_of_memory_kills
-        self._state.write(RendezvousState(handler_pid=os.getpid(), generation=world.generation))
+        self._state.write(
+            RendezvousState(
+                handler_pid=os.getpid(), generation=world.generation, stage=self._stage, launch=self._launch
+            )
+        )
         # Ranks inherit this process's environment.
         os.environ.update(
             generation_environment(
@@ -195,9 +219,42 @@ class PerdureRendezvous(RendezvousHandler):
         """
         self._finishing = True
         self._outbox.post("/v1/rendezvous/finished", {"generation": generation, "time": time.time()})
-        if not self._feed.wait_complete(generation):
-            logger.warning("generation %s is over before all its ranks have finished; starting again", generation)
+        if self._feed.wait_complete(generation):
+            self._leave_stage()
+            return
+        logger.warning("generation %s is over before all its ranks have finished; starting again", generation)
+        if os.getsid(0) != os.getpid():
+            self._await_the_end_of_the_command(generation)
+        raise SystemExit(SUPERSEDED_EXIT_CODE)
+
+    def _await_the_end_of_the_command(self, generation: int) -> None:
+        """A shell script that does not look at exit codes would go on to its next line: it is ended with us."""
+
+        def leave(number: int, frame: object) -> None:
             raise SystemExit(SUPERSEDED_EXIT_CODE)
+
+        signal.signal(signal.SIGTERM, leave)
+        self._outbox.post("/v1/rendezvous/superseded", {"generation": generation})
+        threading.Event().wait(_COMMAND_ENDS.total_seconds())
+
+    def _passing(self) -> SystemExit:
+        """Ends this torchrun well, without ranks: the job has finished this stage."""
+        text = (
+            f"perdure: torchrun {self._stage + 1} of this command has finished in this job: its ranks do not run again"
+        )
+        sys.stderr.write(f"{text}\n")
+        self._outbox.flush(_LAST_REPORT)
+        self._leave_stage()
+        return SystemExit(0)
+
+    def _leave_stage(self) -> None:
+        """This torchrun ends with 0: the next one of the command is the next stage."""
+        self._state.write(RendezvousState(handler_pid=os.getpid(), generation=self._entered, stage=self._stage + 1))
+
+    def _first_rank_steps(self) -> bool:
+        return self._world is not None and steps(
+            self._progress, self._world.base_rank, generation=self._world.generation
+        )
 
     def _prepare_to_join(self) -> None:
         """Where the job is elastic the others may be training, and stop for us: by then our ranks start at once.
@@ -256,6 +313,7 @@ class PerdureRendezvous(RendezvousHandler):
                 "store_ports": self._ports.numbers,
                 "processes": self._processes,
                 "out_of_memory": killed,
+                "stage": self._stage,
             },
             delivered=self._spool.clear if exits else None,
         )
@@ -271,3 +329,13 @@ class PerdureRendezvous(RendezvousHandler):
             return exits
         reason = "torchrun restarts its ranks, and its log does not say which of them failed"
         return [RankExit(local_rank=0, global_rank=self._world.base_rank, error=reason, time=time.time())]
+
+
+def _another_torchrun(known: RendezvousState, launch: int) -> str:
+    """Why this torchrun must not take part: the one before it did not finish its ranks, and started something else."""
+    if known.launch in (0, launch):
+        return ""
+    return (
+        "the torchrun before this one did not finish its ranks, and this one has another command line; "
+        "the command is started again from its beginning"
+    )

@@ -11,12 +11,14 @@ import contextlib
 import gc
 import importlib
 import os
+import random
 import re
 import sys
 from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .generators import made_since_frozen, pythons_generators
 from .learning import Learned, installed_roots
 from .marks import Marks, holds_devices, list_children
 from .names import of_one_rank
@@ -67,6 +69,8 @@ class Imports:
     """Variables read by what is always imported."""
     _learned: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     """Variables by the package that read them."""
+    generators: list[random.Random] = field(default_factory=list[random.Random])
+    """Those of what is always imported, which each fork seeds anew."""
 
     def always(self) -> None:
         """Imports what every rank of torch's needs.
@@ -88,6 +92,7 @@ class Imports:
             raise Unfit(f"its imports started {threads} threads, which a fork would lose", for_forks_only=True)
         if _has_touched_devices():
             raise Unfit("its imports initialised CUDA, which cannot be used after a fork", for_forks_only=True)
+        self.generators = pythons_generators()
         _freeze()
 
     def learned(self, learned: Learned, *, without: Collection[str], attend: Callable[[], None] | None = None) -> None:
@@ -104,7 +109,7 @@ class Imports:
         """
         before = dict(os.environ)
         with _as_in_the_rank(self.plan), reading(self._note):
-            leftovers = _Leftovers(self.way, learned)
+            leftovers = _Leftovers(self.way, learned, self.generators)
             for name in learned.modules:
                 package = name.partition(".")[0]
                 if name in sys.modules or package in without:
@@ -166,8 +171,9 @@ class Imports:
 class _Leftovers:
     """Refuses packages for what their import has left behind."""
 
-    def __init__(self, way: Way, learned: Learned) -> None:
+    def __init__(self, way: Way, learned: Learned, generators: Iterable[random.Random]) -> None:
         self._way = way
+        self._generators = generators
         self._marks = None if way.same_process else Marks.now()
         self._children = list_children()
         self._set_for_drivers = sorted(name for name in learned.changed if _READ_BY_DRIVERS.fullmatch(name))
@@ -178,8 +184,13 @@ class _Leftovers:
         Raises:
             Refused: if the rank would be without something that its own import leaves behind, or not its owner.
         """
-        if self._marks is not None and (lost := Marks.now().beyond(self._marks)):
-            raise Refused(package, lost, by_forks_only=True)
+        if self._marks is not None:
+            if lost := Marks.now().beyond(self._marks):
+                raise Refused(package, lost, by_forks_only=True)
+            if made := made_since_frozen(without=self._generators):
+                raise Refused(package, f"its import made generators ({', '.join(made)})", by_forks_only=True)
+            # Looked at once: the next import is asked only for what it has made itself.
+            gc.freeze()
         if list_children() != self._children:
             raise Refused(package, "its import left a process running")
         if self._set_for_drivers and self._way.same_process and holds_devices():

@@ -14,6 +14,7 @@ import gc
 import importlib.machinery
 import importlib.util
 import os
+import random
 import socket
 import sys
 from collections.abc import Mapping
@@ -63,7 +64,7 @@ def wait_to_become_a_rank() -> None:
             raise
         request = Server(plan, folder, connection, imports, traces, unfit_for_forks).serve()
         _become(plan, request, traces)
-        _shed_the_fork()
+        _shed_the_fork(imports)
         record_start(folder, warm=True)
     _load_plugins()
     learning.begin(folder)
@@ -114,10 +115,12 @@ def _set_environment(environment: Mapping[str, str]) -> None:
     os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})
 
 
-def _shed_the_fork() -> None:
+def _shed_the_fork(imports: Imports) -> None:
     """Undoes what only a forked process has of its interpreter."""
     # As Python does with its own generator at a fork: those of a script that sets no seed differ in all ranks.
     sys.modules["torch"].default_generator.seed()
+    for generator in imports.generators:
+        random.Random.seed(generator)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     # What a collection at the end finds and reports is then as ever.

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +28,9 @@ _STAND_IN = "python"
 _LOG = "log"
 
 _BACKLOG = 128
+SETTLING = timedelta(seconds=60)
+"""After a start of ranks that do not show their first step, their imports are over."""
+
 _MOST_STARTS = 3
 """A warm interpreter that dies again and again (the node's memory, say) is not started for ever."""
 
@@ -121,6 +125,8 @@ class WarmKeeper:
         self._spawn = spawn or self._spawn_child
         self._child: subprocess.Popen[bytes] | None = None
         self._starts = 0
+        self._due: float | None = None
+        """When one that has died is started again at the latest, on the monotonic clock."""
 
     def ensure(self) -> None:
         """Starts the warm interpreter where none runs; returns before it is warm. Never raises: ranks start anyway."""
@@ -134,6 +140,27 @@ class WarmKeeper:
             self._start()
         except Exception as error:
             logger.warning("ranks start cold: the warm interpreter cannot be started: %s", error)
+
+    def start_ranks(self) -> bool:
+        """To be called before ranks are started again.
+
+        Where the interpreter has died they start cold at once. A new one would take longer for its imports than a rank
+        does, and beside starting ranks it would compete with them: `follow_ranks` starts it when they are done.
+
+        Returns:
+            Whether `follow_ranks` has something to do.
+        """
+        if self._child is not None:
+            self._child.poll()
+        if not self._stands():
+            self._due = time.monotonic() + SETTLING.total_seconds()
+        return self._due is not None
+
+    def follow_ranks(self, stepped: Callable[[], bool]) -> None:
+        """Starts an interpreter that has died again, once ranks have made their first steps."""
+        if self._due is not None and (time.monotonic() >= self._due or stepped()):
+            self._due = None
+            self.ensure()
 
     def wait_until_warm(self, patience: timedelta) -> bool:
         """Waits until ranks can be forked; False where they cannot be, or not within that time."""
@@ -205,6 +232,6 @@ def prepare(folder: Path, python: str) -> Path:
     scratch.write_text(_SITECUSTOMIZE, encoding="utf-8")
     scratch.replace(start / "sitecustomize.py")
     stand_in = folder / _STAND_IN
-    stand_in.write_text(_STAND_IN_PROGRAM.format(python=python, package=str(_PACKAGE.parent)), encoding="utf-8")
+    stand_in.write_bytes(os.fsencode(_STAND_IN_PROGRAM.format(python=python, package=str(_PACKAGE.parent))))
     stand_in.chmod(0o755)
     return stand_in

@@ -17,11 +17,13 @@ class Marks:
 
     threads: int
     files: int
+    shared_mappings: int
+    """Memory that forks share, as that of semaphores is."""
     children: str
 
     @classmethod
     def now(cls) -> Marks:
-        return cls(count_threads(), len(os.listdir("/proc/self/fd")), list_children())
+        return cls(count_threads(), len(os.listdir("/proc/self/fd")), _count_shared_mappings(), list_children())
 
     def beyond(self, before: Marks) -> str:
         """Names what is there now and was not before, and what a fork would lose or share."""
@@ -29,6 +31,8 @@ class Marks:
             return f"its import started {self.threads - before.threads} threads"
         if self.files > before.files:
             return f"its import left {self.files - before.files} files open"
+        if self.shared_mappings > before.shared_mappings:
+            return "its import made a lock or other memory that forks share"
         return ""
 
 
@@ -41,6 +45,11 @@ def count_threads() -> int:
         os._exit(0)
     os.waitpid(pid, 0)
     return len(os.listdir("/proc/self/task")) - 1
+
+
+def _count_shared_mappings() -> int:
+    with open("/proc/self/maps", "rb") as file:
+        return file.read().count(b" rw-s ")
 
 
 def list_children() -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ..reports import well_formed
 from .learning import Learned
 
 _LARGEST_PIECE = 1 << 20
@@ -121,7 +122,7 @@ def receive(connection: socket.socket, *, files: int = 0) -> tuple[dict[str, Any
 def answer(connection: socket.socket, line: str) -> None:
     """Sends the stand-in a line; one that is gone needs none."""
     with contextlib.suppress(OSError):
-        connection.sendall(f"{line}\n".encode())
+        connection.sendall(f"{well_formed(line)}\n".encode())
 
 
 def has_closed(connection: socket.socket) -> bool:

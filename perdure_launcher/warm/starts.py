@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..reports import well_formed
 from .names import ALL_COLD, STANDBYS, START_PREFIX
 
 
@@ -28,7 +29,7 @@ def say_all_cold(folder: Path, reason: str) -> None:
     """Writes down why ranks are started without the stand-in, which would say so for each."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ALL_COLD).write_text(reason, encoding="utf-8")
+        (folder / ALL_COLD).write_text(well_formed(reason), encoding="utf-8")
 
 
 def read_why_all_cold(folder: Path) -> str:
@@ -42,8 +43,9 @@ def read_why_all_cold(folder: Path) -> str:
 def read_start(folder: Path, local_rank: int) -> Start | None:
     """How a rank was started last; None where it was not through the stand-in."""
     try:
-        return Start(**json.loads((folder / f"{START_PREFIX}{local_rank}").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        start = Start(**json.loads((folder / f"{START_PREFIX}{local_rank}").read_text(encoding="utf-8")))
+        return replace(start, reason=well_formed(start.reason))
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 

@@ -77,7 +77,7 @@ class Cluster:
         """
         if reason := why_not():
             raise ClusterUnavailable(reason)
-        with self._locked():
+        with self._locked(report):
             if not self.running:
                 self._clear()
                 try:
@@ -194,10 +194,14 @@ class Cluster:
             shutil.rmtree(self._state)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, report: Report = print) -> Iterator[None]:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                report(f"Another process starts or ends the cluster, or loads images into it; waiting for {lock.name}")
+                fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from agent.config import AgentConfig
 from agent.node import Node
+from agent.progress import ProgressReader
 from agent.protocol import (
     EnteredBody,
     ExitedBody,
@@ -19,9 +20,11 @@ from agent.protocol import (
     LeavingBody,
     RankExitBody,
     ReadyBody,
+    SupersededBody,
     UnprotectedBody,
 )
 from agent.state import StateFile
+from agent.telemetry import Telemetry
 from workflows.messages import AgentMessage, ApplyWorld, Failure, FailureKind, Finished, NodeIdentity, Progress, Ready
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -72,7 +75,7 @@ class Bench:
         )
         return self.node
 
-    def apply(self, generation: int) -> None:
+    def apply(self, generation: int, *, stage: int = 0) -> None:
         command = ApplyWorld(
             node=IDENTITY,
             generation=generation,
@@ -83,6 +86,7 @@ class Bench:
             store_address="127.0.0.1",
             store_port=29500 + generation,
             store_host=True,
+            stage=stage,
         )
         assert self.node.apply_world(command).accepted
 
@@ -206,6 +210,56 @@ def test_leaving_the_barrier_of_a_generation_that_is_over_is_no_end(bench: Bench
     assert not bench.job.of(Finished)
 
 
+@pytest.mark.parametrize("world_first", [True, False], ids=["world, then exit", "exit, then world"])
+@pytest.mark.parametrize("how", [{"code": 1}, {"signal": 9}, {"code": 137}])
+def test_a_command_that_ends_runs_again_for_a_newer_world_and_is_reported(
+    bench: Bench, how: dict[str, int], world_first: bool
+) -> None:
+    bench.apply(1)
+    bench.enter(1)
+    if world_first:
+        bench.apply(2)
+    bench.exit(generation=1, **how)
+    if not world_first:
+        bench.apply(2)
+    assert bench.node.desired.attempt == 2
+    [failure] = bench.job.of(Failure)
+    assert (failure.kind, failure.generation, failure.starts_again) == (FailureKind.COMMAND, 1, world_first)
+
+
+def test_a_command_that_ends_before_its_rendezvous_runs_again_once_for_each_newer_world(bench: Bench) -> None:
+    bench.apply(1)
+    bench.exit(attempt=1, generation=0, code=1)
+    assert bench.node.desired.attempt == 2
+    bench.exit(attempt=2, generation=0, code=1)
+    assert bench.node.desired.attempt == 2
+    first, second = bench.job.of(Failure)
+    assert (first.generation, first.starts_again) == (0, True)
+    assert (second.generation, second.starts_again) == (1, False)
+    assert second.message == "the command exited with 1 before it entered generation 1"
+    bench.apply(2)
+    assert bench.node.desired.attempt == 3
+
+
+def test_a_command_that_leaves_before_it_enters_its_world_has_not_finished(bench: Bench) -> None:
+    bench.apply(1)
+    bench.enter(1)
+    bench.exit(attempt=1, generation=1, signal=9)
+    bench.apply(2)
+    bench.exit(attempt=2, generation=1, code=0)
+    assert not bench.job.of(Finished)
+    failure = bench.job.of(Failure)[-1]
+    assert (failure.generation, failure.exit_code, failure.starts_again) == (2, 0, False)
+
+
+def test_a_command_that_cannot_be_started_is_not_tried_again_for_a_newer_world(bench: Bench) -> None:
+    bench.apply(1)
+    bench.exit(generation=0, code=127)
+    assert bench.node.desired.attempt == 1
+    [failure] = bench.job.of(Failure)
+    assert (failure.generation, failure.starts_again) == (1, False)
+
+
 def test_a_command_without_a_rendezvous_finishes_by_ending_well(bench: Bench) -> None:
     bench.exit(generation=0, code=0)
     [finished] = bench.job.of(Finished)
@@ -213,13 +267,76 @@ def test_a_command_without_a_rendezvous_finishes_by_ending_well(bench: Bench) ->
     assert bench.node.desired.attempt == 1
 
 
-@pytest.mark.parametrize("how", [{"code": 0}, {"signal": 15}])
-def test_the_end_after_a_complete_generation_is_silent(bench: Bench, how: dict[str, int]) -> None:
+def test_the_end_of_torchrun_and_the_end_of_its_command_are_reported_apart(bench: Bench) -> None:
     bench.apply(1)
     bench.enter(1)
-    bench.node.complete_generation(1)
+    bench.node.finished(FinishedBody(generation=1, time=NOW))
+    bench.node.complete_generation(1, stages=1)
+    assert bench.node.summary == "its command runs without ranks"
+    for _ in range(2):
+        bench.exit(generation=1, code=0)
+    assert [(told.generation, told.command_runs) for told in bench.job.of(Finished)] == [(1, True), (1, False)]
+    assert not bench.job.of(Failure)
+    assert bench.node.desired.attempt == 1
+
+
+@pytest.mark.parametrize("how", [{"code": 7}, {"signal": 9}])
+def test_a_command_that_fails_after_its_torchrun_is_a_failure_and_starts_again_when_asked(
+    bench: Bench, how: dict[str, int]
+) -> None:
+    bench.apply(1)
+    bench.enter(1)
+    bench.node.finished(FinishedBody(generation=1, time=NOW))
+    bench.node.complete_generation(1, stages=1)
     bench.exit(generation=1, **how)
+    [failure] = bench.job.of(Failure)
+    assert (failure.kind, failure.generation, failure.starts_again) == (FailureKind.COMMAND, 1, False)
+    assert bench.node.desired.attempt == 1
+    for _ in range(2):
+        assert bench.node.restart_command(1).accepted
+        assert bench.node.desired.attempt == 2
+
+
+def test_an_exit_code_of_0_does_not_hide_ranks_that_have_not_finished(bench: Bench) -> None:
+    bench.apply(1)
+    bench.enter(1)
+    bench.exit(generation=1, code=0)
+    assert not bench.job.of(Finished)
+    [failure] = bench.job.of(Failure)
+    assert failure.message == "the command exited with 0 although its ranks had not finished generation 1"
+
+
+def test_a_job_that_ends_its_nodes_hears_nothing_of_how_they_end(bench: Bench) -> None:
+    bench.apply(1)
+    bench.enter(1)
+    bench.node.leave("the job was cancelled")
+    bench.exit(generation=1, signal=15)
     assert not bench.job.messages
+
+
+def test_a_torchrun_is_shown_worlds_of_its_own_stage_only(bench: Bench) -> None:
+    bench.node.complete_generation(4, stages=1)
+    bench.apply(5, stage=1)
+    assert bench.node.world_for(0).generation == 0
+    assert bench.node.world_for(0).stages_complete == 1
+    assert not bench.node.has_news(after=0, complete=4, stage=0, stages=1)
+    assert bench.node.has_news(after=0, complete=4, stage=0, stages=0)
+    assert bench.node.world_for(1).generation == 5
+    assert bench.node.has_news(after=0, complete=4, stage=1, stages=1)
+
+
+def test_a_superseded_exit_barrier_has_the_command_started_again_once(bench: Bench) -> None:
+    bench.apply(1)
+    bench.enter(1)
+    bench.node.superseded(SupersededBody(generation=1))
+    assert bench.node.desired.attempt == 1
+    bench.apply(2)
+    for _ in range(2):
+        bench.node.superseded(SupersededBody(generation=1))
+        assert bench.node.desired.attempt == 2
+    bench.exit(attempt=1, generation=1, code=87, superseded=True)
+    assert bench.node.desired.attempt == 2
+    assert not bench.job.of(Failure)
 
 
 def test_in_env_mode_the_launcher_goes_into_newer_worlds_itself(tmp_path: Path) -> None:
@@ -287,3 +404,62 @@ def test_an_agent_that_forgot_learns_from_its_launcher(tmp_path: Path) -> None:
     bench.exit(attempt=4, generation=9, signal=9)
     bench.apply(10)
     assert bench.node.desired.attempt == 5
+
+
+def script(bench: Bench, *, attempt: int = 1) -> None:
+    hello = LauncherHello(pid=1, started_at=NOW, attempt=attempt, mode="torchrun", script=True)
+    bench.node.launcher_hello(hello)
+
+
+def torchrun(bench: Bench, *, pid: int = 5) -> None:
+    bench.node.handler_hello(HandlerHello(pid=pid, min_nodes=2, max_nodes=4, processes=1))
+
+
+def test_a_script_that_has_not_come_to_its_torchrun_has_not_missed_its_world(bench: Bench) -> None:
+    script(bench)
+    bench.apply(1)
+    bench.node.overdue()
+    assert bench.node.state.prepares
+    assert bench.start().state.prepares
+    assert bench.job.of(Failure) == []
+    torchrun(bench)
+    assert not bench.node.state.prepares
+    bench.node.overdue()
+    assert [failure.kind for failure in bench.job.of(Failure)] == [FailureKind.RENDEZVOUS]
+
+
+def test_a_script_that_begins_anew_prepares_until_the_torchrun_that_has_ranks_to_run(bench: Bench) -> None:
+    script(bench)
+    torchrun(bench)
+    bench.apply(1)
+    bench.enter(1)
+    bench.node.complete_generation(1, stages=1)
+    bench.exit(generation=1, code=7)
+    assert not bench.node.state.prepares
+    bench.apply(2, stage=1)
+    assert bench.node.state.prepares
+    torchrun(bench, pid=6)
+    bench.node.ready(ReadyBody(after_generation=1, stage=0))
+    assert bench.node.state.prepares
+    torchrun(bench, pid=7)
+    bench.node.ready(ReadyBody(after_generation=1, stage=1))
+    assert not bench.node.state.prepares
+
+
+def test_torchrun_itself_does_no_work_of_its_own(bench: Bench) -> None:
+    assert not bench.node.state.prepares
+
+
+def test_work_before_torchrun_is_reported_when_it_takes_long_and_as_long_as_it_lasts(bench: Bench) -> None:
+    script(bench)
+    reports: list[float] = []
+    telemetry = Telemetry(
+        bench.node, ProgressReader(bench.config.run_dir), to_group=bench.group, on_preparing=lambda: reports.append(now)
+    )
+    for now in range(0, 800, 20):
+        telemetry.look_for_preparation(now)
+    assert reports == [60, 220, 380, 540, 700]
+    torchrun(bench)
+    for now in range(800, 2000, 20):
+        telemetry.look_for_preparation(now)
+    assert reports == [60, 220, 380, 540, 700]

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from agent import outbox as outbox_module
-from agent.outbox import DestinationNotFound, Outbox, envelope
+from agent.outbox import ControlPlaneBusy, DestinationNotFound, Outbox, envelope, spread_of
+from tests.agent.harness import eventually
 from workflows.messages import (
     AgentMessage,
     Failure,
@@ -74,8 +75,8 @@ def destination() -> Destination:
     return Destination()
 
 
-def make(path: Path, destination: Destination) -> Outbox:
-    return Outbox(path / "outbox.json", send=destination.send, not_found=destination.missing)
+def make(path: Path, destination: Destination, *, spread: float = 0.0) -> Outbox:
+    return Outbox(path / "outbox.json", send=destination.send, not_found=destination.missing, spread=spread)
 
 
 @asynccontextmanager
@@ -218,3 +219,79 @@ async def test_a_broken_journal_is_not_the_end(tmp_path: Path, destination: Dest
     outbox.put(failure(1))
     async with running(outbox):
         await until(lambda: destination.names == ["failure"])
+
+
+async def test_an_entry_that_this_release_cannot_read_is_kept_aside_and_holds_nothing_up(
+    tmp_path: Path, destination: Destination, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path, destination).put(failure(1))
+    journal = json.loads((tmp_path / "outbox.json").read_text())
+    (good,) = journal["entries"]
+    bad = [
+        {**good, "message": {"sender": "somebody"}},
+        {**good, "signal": "signal_of_the_next_release"},
+        "no entry at all",
+    ]
+    newer = {**good, "message": {**good["message"], "kind": "KIND_OF_THE_NEXT_RELEASE", "field": 1}}
+    (tmp_path / "outbox.json").write_text(json.dumps({**journal, "entries": [*bad, newer]}))
+    outbox = make(tmp_path, destination)
+    async with running(outbox):
+        assert await outbox.flushed(within=10)
+    ((name, message),) = destination.heard
+    assert (name, message.model_dump()["kind"]) == ("failure", FailureKind.UNKNOWN)
+    assert json.loads((tmp_path / "outbox.json.rejected").read_text()) == bad
+    assert "cannot be read" in caplog.text
+
+
+def stepping(generation: int) -> Stepping:
+    common = envelope(NODE)
+    return Stepping(**common, generation=generation, entered_at=common["time"])
+
+
+@pytest.fixture
+def latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a spread, the latest moment."""
+    monkeypatch.setattr(outbox_module.random, "uniform", lambda low, high: high)
+
+
+@pytest.mark.usefixtures("latest")
+async def test_what_all_nodes_say_at_once_waits_its_turn_and_holds_nothing_up(
+    tmp_path: Path, destination: Destination
+) -> None:
+    outbox = make(tmp_path, destination, spread=3600.0)
+    async with running(outbox):
+        outbox.put(stepping(1))
+        outbox.put(Heartbeat(**envelope(NODE), generation=1))
+        await asyncio.sleep(0.05)
+        assert not destination.attempts, "in an hour"
+        outbox.put(failure(1))
+        await eventually(lambda: destination.names == ["failure"])
+        outbox.put(Ready(**envelope(NODE), after_generation=1, store_ports=(1,)))
+        await eventually(lambda: destination.names == ["failure", "stepping", "heartbeat", "ready"])
+
+
+@pytest.mark.usefixtures("latest")
+async def test_an_agent_that_leaves_says_everything_at_once(tmp_path: Path, destination: Destination) -> None:
+    outbox = make(tmp_path, destination, spread=3600.0)
+    async with running(outbox):
+        outbox.put(stepping(1))
+        assert await outbox.flushed(within=10)
+
+
+async def test_a_busy_server_is_left_alone_for_longer_but_hears_a_failure(
+    tmp_path: Path, destination: Destination
+) -> None:
+    destination.problem = ControlPlaneBusy("deadline exceeded")
+    outbox = make(tmp_path, destination, spread=3600.0)
+    async with running(outbox):
+        outbox.put(Ready(**envelope(NODE), after_generation=0, store_ports=(1,)))
+        await eventually(lambda: destination.attempts == 1)
+        await asyncio.sleep(0.1)
+        assert destination.attempts == 1, "not twenty times, as a server that is away is asked"
+        destination.problem = None
+        outbox.put(failure(1))
+        await eventually(lambda: destination.names == ["failure", "ready"])
+
+
+def test_small_jobs_spread_nothing() -> None:
+    assert [spread_of(nodes) for nodes in (1, 99, 100, 1000)] == [0.0, 0.0, 0.5, 5.0]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
 
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
@@ -12,6 +13,12 @@ from temporalio.worker import Worker
 
 from agent.owner import JobFate, ask_fate
 from tests.agent.recorder import Recorder
+
+
+def run_id_of_a_start(time: datetime) -> str:
+    """A UUID of version 7, as Temporal's servers give runs."""
+    milliseconds = int(time.timestamp() * 1000)
+    return str(UUID(int=milliseconds << 80 | 0x7 << 76 | 0x2 << 62 | secrets.randbits(62)))
 
 
 async def test_the_first_run_id_outlives_resets_and_tells_names_used_again_apart(temporal_client: Client) -> None:
@@ -46,9 +53,14 @@ async def test_the_first_run_id_outlives_resets_and_tells_names_used_again_apart
         await reset()
         assert await fate(ours) is JobFate.OPEN
         await temporal_client.get_workflow_handle(name).terminate()
+        another_began = datetime.now(UTC)
         another = await temporal_client.start_workflow(Recorder.run, id=name, task_queue=queue)
         assert await fate(ours) is JobFate.CLOSED
         assert await fate(another.first_execution_run_id) is JobFate.OPEN
+        # The server has forgotten our run: the name was used again since.
+        assert await fate(run_id_of_a_start(another_began - timedelta(days=30))) is JobFate.CLOSED
         # A database restored from before our start does not know our run.
-        assert await fate(secrets.token_hex(16)) is JobFate.NOT_FOUND
+        assert await fate(run_id_of_a_start(another_began + timedelta(days=30))) is JobFate.NOT_FOUND
+        # Servers before run IDs had a clock tell neither.
+        assert await fate(str(uuid4())) is JobFate.NOT_FOUND
         await temporal_client.get_workflow_handle(name).terminate()

@@ -16,7 +16,7 @@ from benchmarks.recovery.summary import (
     summarize,
 )
 
-A, B, C = Scenario
+A, B, C, D, E = Scenario
 TORCHRUN, DLROVER, PERDURE = SystemName.TORCHRUN, SystemName.DLROVER, SystemName.PERDURE
 
 
@@ -104,12 +104,29 @@ def test_the_last_line_is_the_headline(capsys: pytest.CaptureFixture[str]):
         "agent_rss_mb": 98.8,
         "agent_cpu_pct": 0.31,
         "decision_ms_p50": 40.0,
+        "a_p95_s": 2.0,
+        "d_recovered": [],
+        "e_recovered": [],
     }
     text = "\n".join(lines)
     assert "not available" in text
     assert "it does not install" in text
     assert "8.0 (1/2)" in text
     assert "not stepping again" in text
+
+
+def test_the_spread_and_each_recovery_from_two_faults_are_in_the_headline():
+    records = [
+        *trials(PERDURE, A, *(number / 100 for number in range(1, 41))),
+        *trials(TORCHRUN, A, 99.0),
+        *trials(PERDURE, D, 3.0, None),
+        *trials(TORCHRUN, D, None),
+        *trials(PERDURE, E, 4.0),
+    ]
+    result = headline(records, None)
+    assert result.a_p95_s == pytest.approx(0.38)
+    assert (result.d_recovered, result.e_recovered) == ((True, False), (True,))
+    assert "| torchrun | 99.0 (1/1) |  |  | - (0/1) |  |" in markdown(records, None, {})
 
 
 def test_the_documentation_gets_the_same_tables():

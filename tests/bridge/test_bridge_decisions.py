@@ -16,6 +16,7 @@ from perdure.bridge.status import ResourceStatus, Truth
 from perdure.spec.errors import SpecError
 from perdure.spec.job import Backend
 from perdure.spec.validate import validate_spec
+from workflows.messages import JobPhase, JobStatus
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -113,3 +114,29 @@ async def test_nobody_gets_what_another_one_holds():
     assert not waiting.done()
     agenda.give_back("one")
     assert await waiting == "one"
+
+
+def test_a_restart_does_not_take_the_step_back() -> None:
+    job = JobStatus(
+        name="a",
+        namespace="nlp",
+        uid="0a1b2c3d",
+        phase=JobPhase.RUNNING,
+        role="worker",
+        backend="kubernetes",
+        generation=2,
+        nodes=2,
+        nodes_min=2,
+        nodes_max=2,
+        world_size=2,
+        restarts=1,
+        max_restarts=10,
+        restart_window=timedelta(hours=1),
+        started_at=NOW,
+    )
+    status = ResourceStatus()
+    shown: list[int | None] = []
+    for step in (None, 40, 3, None, 41):
+        status = statuses.running(status, job, step=step, generation=1, now=NOW)
+        shown.append(status.step)
+    assert shown == [None, 40, 40, 40, 41]

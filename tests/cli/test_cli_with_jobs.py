@@ -22,6 +22,9 @@ from workflows.messages import JobPhase
 WAITS = "echo started as rank $RANK of $WORLD_SIZE; while [ ! -e finish ]; do sleep 0.1; done; echo finishing"
 """A training of any length, which ends when the file `finish` appears in its folder."""
 
+FAILS_LOUDLY = r"printf '\033]52;c;aGk=\007the data is gone\n' >&2; exit 7"
+"""What it prints would write to the clipboard of a terminal."""
+
 
 def submit(command_line: CommandLine, jobs: SyncClient, name: str, *, nodes: str = "1", script: str = WAITS) -> None:
     """Starts a job, and returns when it runs."""
@@ -73,16 +76,19 @@ def test_a_script_that_always_fails_is_exit_code_1_with_its_own_words(command_li
     command_line.write(
         "job.yaml",
         f"name: {job_name}\n"
-        "roles: {worker: {nodes: 1, command: [sh, -c, 'echo the data is gone >&2; exit 7']}}\n"
+        f"roles: {{worker: {{nodes: 1, command: {json.dumps(['sh', '-c', FAILS_LOUDLY])}}}}}\n"
         "retry: {max_restarts: 1}\n",
     )
     done = command_line.run("submit", "job.yaml", "--wait")
     assert done.code == 1, done
     assert "FAILED" in done.out
     assert "the data is gone" in done.out
+    assert "\x1b" not in done.out, "what a script prints must not steer the terminal"
     assert f"perdure explain {job_name}" in done.out.splitlines()[-1]
     told = command_line.run("explain", job_name)
     assert told.code == 0, told
+    assert "\x1b" not in told.out
+    assert "\x1b" not in command_line.run("logs", job_name).out
     for label in ("SAW", "MEANS", "DID", "TOOK", "YOU"):
         assert f"\n{label} " in told.out, told.out
     incidents = command_line.run("explain", job_name, "-o", "json").json

@@ -7,19 +7,22 @@ release wrote is worth more than a new one, so existing folders are left alone u
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import shutil
+import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowHistory
 
-from tests.histories.recorded import RECORDED, write
+from tests.histories.recorded import RECORDED, freeze, write
 from tests.support.temporal_server import dev_server
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import node, running, status, until
+from tests.workflows.jobs import eventually, node, running, status, until
 from tests.workflows.joiners import WAITING, asks, join, joined_spec
 from workflows.messages import JobPhase, ReasonRequest, RelaunchRequest, ScaleRequest
 
@@ -113,6 +116,33 @@ async def is_joined(fleet: Fleet) -> Job:
     return job
 
 
+async def faults_overlap(fleet: Fleet) -> Job:
+    """A node is lost, and before the next world steps a rank dies on another; a third is lost beside both."""
+    job = await submit(fleet, job_spec("3"))
+    await running(job, nodes=3)
+    survivors = [await node(fleet, job, rank) for rank in (0, 2)]
+    for survivor in survivors:
+        survivor.silent = True
+    await fleet.lose(await node(fleet, job, 1))
+    await eventually(lambda: survivors[0].generation == 2, what="the next world is handed out")
+    await survivors[0].rank_dies()
+    await fleet.lose(survivors[1])
+    survivors[0].silent = False
+    await until(job, lambda known: known.phase is JobPhase.RUNNING and known.nodes == 3 and known.generation > 2)
+    return await finished(fleet, job, {0: 1, 1: 2, 2: 2})
+
+
+async def group_ends(fleet: Fleet) -> Job:
+    """The job's group is terminated by hand; a node that is lost then is replaced by the group that follows."""
+    job = await submit(fleet, job_spec("2"))
+    known = await running(job, nodes=2)
+    await fleet.client.get_workflow_handle(known.groups[0]).terminate("by hand")
+    await (await node(fleet, job, 1)).rank_dies()
+    await until(job, lambda known: known.phase is JobPhase.RUNNING and known.generation > 1)
+    await job.cancel()
+    return job
+
+
 SCENARIOS: tuple[Callable[[Fleet], Awaitable[Job]], ...] = (
     rank_dies,
     node_is_lost,
@@ -121,6 +151,8 @@ SCENARIOS: tuple[Callable[[Fleet], Awaitable[Job]], ...] = (
     is_cancelled,
     makes_no_progress,
     is_joined,
+    faults_overlap,
+    group_ends,
 )
 
 
@@ -130,14 +162,13 @@ async def finished(fleet: Fleet, job: Job, incarnations: dict[int, int]) -> Job:
     return job
 
 
-async def record(fleet: Fleet, scenario: Callable[[Fleet], Awaitable[Job]]) -> int:
+async def record(fleet: Fleet, scenario: Callable[[Fleet], Awaitable[Job]], folder: Path) -> int:
     """Plays one scenario and writes every run of its job and its group."""
     job = await scenario(fleet)
     group_id = (await status(job)).groups[0]
     with suppress(WorkflowFailureError):
         await fleet.client.get_workflow_handle(job.id).result()
     await fleet.client.get_workflow_handle(group_id).result()
-    folder = RECORDED / version("perdure")
     files = 0
     for what, workflow_id in (("job", job.id), ("group", group_id)):
         for number, history in enumerate(await histories(fleet.client, workflow_id), start=1):
@@ -157,21 +188,26 @@ async def histories(client: Client, workflow_id: str) -> list[WorkflowHistory]:
     return found
 
 
-async def generate() -> int:
+async def generate(release: Path) -> int:
+    """Plays all scenarios into a release's folder, which appears whole or not at all."""
     suggest = ("--dynamic-config-value", f"limit.historyCount.suggestContinueAsNew={CONTINUE_AFTER_EVENTS}")
-    async with dev_server(options=suggest) as server, running_fleet(await server.client()) as fleet:
-        return sum([await record(fleet, scenario) for scenario in SCENARIOS])
+    with tempfile.TemporaryDirectory(prefix="perdure-recording-") as name:
+        folder = Path(name)
+        async with dev_server(options=suggest) as server, running_fleet(await server.client()) as fleet:
+            files = sum([await record(fleet, scenario, folder) for scenario in SCENARIOS])
+        freeze(folder)
+        shutil.copytree(folder, release)
+    return files
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Record the histories of this release.")
-    parser.add_argument("--again", action="store_true", help="replace what was recorded of this release")
-    folder = RECORDED / version("perdure")
-    if folder.exists() and not parser.parse_args().again:
-        parser.error(f"{folder} exists; --again replaces it")
-    for old in folder.glob("*.json.gz"):
-        old.unlink()
-    print(f"{asyncio.run(generate())} histories in {folder}")
+    release = RECORDED / version("perdure")
+    if release.exists():
+        sys.exit(
+            f"{release} exists: the recordings of a release are never replaced. A release in work has a number of its "
+            "own: see `Making a release` in docs/development.md."
+        )
+    print(f"{asyncio.run(generate(release))} histories in {release}")
 
 
 if __name__ == "__main__":

@@ -1,22 +1,42 @@
 """Where recorded histories lie, and how they are written and read.
 
 A file is the history of one run of one workflow, as JSON as the Temporal CLI and UI have it, compressed. Its name tells
-the release, the scenario, and which workflow it is.
+the release, the scenario, and which workflow it is. A release's recordings are frozen with it: `SHA256SUMS` beside them
+holds their digests, in the form that `sha256sum --check` reads.
 """
 
 from __future__ import annotations
 
 import gzip
+from hashlib import sha256
 from pathlib import Path
 
 from temporalio.client import WorkflowHistory
 
 RECORDED = Path(__file__).with_name("recorded")
+MANIFEST = "SHA256SUMS"
+
+
+def releases() -> list[Path]:
+    """The folder of each release whose histories are recorded."""
+    return sorted(path for path in RECORDED.iterdir() if path.is_dir())
 
 
 def recorded_files() -> list[Path]:
     """Every recorded history, of every release."""
     return sorted(RECORDED.glob("*/*.json.gz"))
+
+
+def digests(release: Path) -> str:
+    """What the manifest of a release's folder holds: a line for each of its recordings."""
+    return "".join(
+        f"{sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(release.glob("*.json.gz"))
+    )
+
+
+def freeze(release: Path) -> None:
+    """Writes the manifest of a release's recordings."""
+    (release / MANIFEST).write_text(digests(release))
 
 
 def write(path: Path, history: WorkflowHistory) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
-from tests.histories.recorded import RECORDED, read, recorded_files
+from tests.histories.recorded import MANIFEST, RECORDED, digests, read, recorded_files, releases
 from workflows.node_group import NodeGroup
 from workflows.training_job import TrainingJob
 
@@ -17,6 +20,24 @@ from workflows.training_job import TrainingJob
 async def test_a_recorded_history_replays(path: Path):
     replayer = Replayer(workflows=[TrainingJob, NodeGroup], data_converter=pydantic_data_converter)
     await replayer.replay_workflow(read(path))
+
+
+@pytest.mark.parametrize("release", releases(), ids=lambda path: path.name)
+def test_recordings_of_a_release_are_as_they_were_when_it_was_made(release: Path):
+    assert digests(release) == (release / MANIFEST).read_text()
+
+
+def test_recordings_of_a_release_are_never_replaced():
+    released = releases()[0]
+    program = f"from tests.histories import generate\ngenerate.version = lambda _: {released.name!r}\ngenerate.main()\n"
+    asked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert asked.returncode == 1
+    assert "never replaced" in asked.stderr
+
+
+def test_the_release_in_work_is_newer_than_all_that_are_recorded_or_is_the_last_of_them():
+    numbers = [tuple(int(part) for part in path.name.split(".")) for path in releases()]
+    assert tuple(int(part) for part in version("perdure").split(".")) >= max(numbers)
 
 
 def test_both_workflows_and_their_continuations_are_recorded():

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ours = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
     asked = {name for item in ours for name in getattr(item, "fixturenames", ())}
     sources = tuple(source for name, source in _TOOLS.items() if name in asked)
-    if ours and not (os.environ.get("KUBECONFIG") or why_not()):
+    if "cluster" in asked and not (os.environ.get("KUBECONFIG") or why_not()):
         sources += binaries.SOURCES
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     try:

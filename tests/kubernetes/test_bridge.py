@@ -304,8 +304,8 @@ async def test_a_wrong_object_says_so_and_can_be_mended(
 ) -> None:
     with pytest.raises(KubernetesError, match=r"spec\.roles\.worker\.nodes"):
         await resources.apply("job", sleeping(nodes="four"))
-    with pytest.raises(KubernetesError, match="at most 40 lowercase letters"):
-        await resources.apply("j" * 41, sleeping())
+    with pytest.raises(KubernetesError, match="at most 63 lowercase letters"):
+        await resources.apply("j" * 64, sleeping())
     client = Client(temporal=temporal_client, namespace=resources.namespace)
     async with Bridge(cluster.kubeconfig, resources.namespace, address_of(temporal_client), tmp_path / "bridge.log"):
         typo = await resources.apply("job", sleeping("exit 7", retry={"max_restart": 1}, ttl_after_finished="1h"))

@@ -61,7 +61,7 @@ async def test_the_kustomizations_are_the_chart_and_the_api_server_takes_them(
     objects = {(one["kind"], one["metadata"].get("namespace")): one for one in yaml.safe_load_all(shown)}
     (container,) = objects["Deployment", "perdure"]["spec"]["template"]["spec"]["containers"]
     environment = {one["name"]: one["value"] for one in container["env"]}
-    assert container["image"] == environment["PERDURE_KUBERNETES_AGENT_IMAGE"] == "registry.example/perdure:0.1.0"
+    assert container["image"] == environment["PERDURE_KUBERNETES_AGENT_IMAGE"] == "registry.example/perdure:0.2.0"
     (subject,) = objects["RoleBinding", "nlp"]["subjects"]
     assert (subject["name"], subject["namespace"]) == ("perdure-worker", "perdure")
     assert objects["ServiceAccount", "perdure"]["metadata"]["name"] == "perdure-worker"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from datetime import timedelta
 from typing import Any
 
+import pytest
+
+from activities.nodes.kubernetes.leftovers import Leftover, find_leftovers, keep_tidy
 from perdure.client import Client
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, eventually
@@ -55,6 +59,46 @@ async def test_a_job_outlasts_the_api_server_in_every_phase(
         await client.cancel(name)
         await asyncio.to_thread(own_cluster.start_api_server)
         await left_nothing(client, job, name)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "terminated"])
+async def test_a_suspended_job_that_ends_leaves_nothing(cluster: TestCluster, job: PodJob, end: str) -> None:
+    async with perdure(cluster, job.namespace) as (server, client):
+        name = await submitted(client, job)
+        await made(job, name, incarnation=1)
+        await client.suspend(name)
+
+        async def no_pods() -> bool:
+            return not await job.pods()
+
+        await eventually(no_pods)
+        assert await job.api.list(job.anchors_path, labels=f"perdure.dev/job={name}")
+        if end == "cancelled":
+            await cancelled(client, job, name)
+        else:
+            await (await server.client()).get_workflow_handle(f"job/{job.namespace}/{name}").terminate()
+            await eventually(job.nothing_left)
+
+
+async def test_what_no_workflow_is_left_to_remove_is_found_and_swept(cluster: TestCluster, job: PodJob) -> None:
+    async with perdure(cluster, job.namespace) as (server, client):
+        temporal = await server.client()
+        name = await submitted(client, job)
+        await made(job, name, incarnation=1)
+        [group] = (await client.status(name)).groups
+        assert await find_leftovers(job.api, temporal, young=timedelta()) == []
+        await temporal.get_workflow_handle(f"job/{job.namespace}/{name}").terminate()
+        await temporal.get_workflow_handle(group).terminate()
+
+        async def found() -> list[Leftover]:
+            return await find_leftovers(job.api, temporal, young=timedelta())
+
+        [leftover] = await eventually(found)
+        assert (leftover.namespace, leftover.job_id) == (job.namespace, f"job/{job.namespace}/{name}")
+        assert await find_leftovers(job.api, temporal) == [], "it may be a group that has just begun"
+        sweeping = asyncio.create_task(keep_tidy(job.api, temporal, young=timedelta()))
+        await eventually(job.nothing_left)
+        sweeping.cancel()
 
 
 async def test_many_jobs_at_once_do_not_meet(cluster: TestCluster, job: PodJob) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.kubernetes.pods import PodJob, TestCluster, role
+from scripts.cluster.cluster import Cluster
+from tests.kubernetes.pods import PodJob, TestCluster, eventually, role
 from tests.kubernetes.site import perdure, start
-from workflows.messages import JobPhase
+from workflows.messages import JobPhase, NodePhase
 
 
 async def test_a_job_waits_for_machines_until_its_queue_timeout(
@@ -33,4 +34,51 @@ async def test_a_job_waits_for_machines_until_its_queue_timeout(
         assert (result.phase, result.exit_code) == (JobPhase.FAILED, 3)
         assert re.search(
             r"0 nodes were ready after 5s \(limits.queue_timeout\), and nodes.min is 2; node [01]: no", result.reason
+        )
+
+
+async def test_a_job_whose_secret_is_missing_says_so_until_somebody_makes_it(
+    own_cluster: Cluster, cluster: TestCluster, job: PodJob, tmp_path: Path
+) -> None:
+    async with perdure(cluster, job.namespace) as (_, client):
+        waiting = await start(client, role(), tmp_path, secrets={"TOKEN": "wandb/token"})
+        missing = "training: a secret or configuration that it needs is missing"
+        # The agent's container has started by then.
+        await waiting.until(lambda known: missing in known.next_action)
+        [view] = await client.nodes(waiting.name)
+        assert (view.phase, view.reason.startswith(missing)) == (NodePhase.PENDING, True)
+        assert missing in (await client.status(waiting.name)).reason
+        secret = {"metadata": {"name": "wandb"}, "stringData": {"token": "x"}}
+        await job.api.create(f"/api/v1/namespaces/{job.namespace}/secrets", secret)
+        await waiting.until(lambda known: "joined" in known.next_action)
+
+
+async def test_a_job_whose_image_is_missing_ends_with_that_reason(
+    own_cluster: Cluster, cluster: TestCluster, job: PodJob, tmp_path: Path
+) -> None:
+    async with perdure(cluster, job.namespace) as (_, client):
+        never = role(image="localhost/perdure/none:1", image_pull_policy="Never")
+        waiting = await start(client, never, tmp_path, timing={"rendezvous": {"join_timeout": "15s"}})
+        result = await client.wait(waiting.name)
+        assert "node 0: training: its image is not on its machine" in result.reason
+        refused = await start(client, role(image="Not/An:Image:Name"), tmp_path)
+        result = await client.wait(refused.name)
+        assert "training: its image's name is invalid" in result.reason
+
+
+async def test_a_job_says_which_quota_it_waits_for(cluster: TestCluster, job: PodJob, tmp_path: Path) -> None:
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    path = f"/api/v1/namespaces/{job.namespace}/resourcequotas"
+    await job.api.create(path, quota)
+
+    async def counted() -> bool:
+        found = await job.api.get(f"{path}/none")
+        return bool(found and found.get("status", {}).get("hard"))
+
+    await eventually(counted)
+    async with perdure(cluster, job.namespace) as (_, client):
+        waiting = await start(client, role(), tmp_path, limits={"queue_timeout": "5s"})
+        result = await client.wait(waiting.name)
+        assert "node 0: its namespace's quota none is used up: it asks for pods=1, and the limit is pods=0" in (
+            result.reason
         )

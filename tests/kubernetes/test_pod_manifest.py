@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from activities.nodes.backend import NodeRefused
+from activities.nodes.backend import NodeNotYet, NodeRefused
 from activities.nodes.kubernetes import KubernetesSettings
-from activities.nodes.kubernetes.facts import event_of, machine_is_silent
+from activities.nodes.kubernetes.api import KubernetesError
+from activities.nodes.kubernetes.backend import refuse
+from activities.nodes.kubernetes.facts import WAITING, event_of, machine_is_silent, says_the_same
 from activities.nodes.kubernetes.merge import merged
 from activities.nodes.kubernetes.objects import Pod
 from activities.nodes.kubernetes.pod import INCARNATION, RANK, pod_of
 from perdure.spec.job import JobSpec
-from workflows.messages import NodeEventKind, NodeIdentity, NodeRequest
+from workflows.messages import LossCause, NodeEvent, NodeEventKind, NodeIdentity, NodeRequest
 from workflows.names import node_name
 
 SETTINGS = KubernetesSettings(agent_image="perdure:1", connection={"TEMPORAL_ADDRESS": "temporal:7233"})
 
 
-def manifest(
+def request(
     role: dict[str, Any] | None = None, *, name: str = "a", avoids: tuple[str, ...] = (), **spec: Any
-) -> dict[str, Any]:
+) -> NodeRequest:
     role = {"nodes": 2, "command": ["torchrun", "train.py"], "image": "torch:1", **(role or {})}
     job = JobSpec.model_validate({"name": name, "backend": "kubernetes", "roles": {"worker": role}, **spec})
     node = NodeIdentity(uid="0a1b2c3d", role="worker", rank=130, incarnation=3, token="secret-token")
-    return pod_of(
-        NodeRequest(
-            node=node,
-            name=node_name(name, "worker", 130, node.uid, 3),
-            spec=job,
-            job_id="job/default/a",
-            job_first_run_id="run",
-            group_id="group",
-            task_queue="queue",
-            avoids=avoids,
-        ),
-        SETTINGS,
+    return NodeRequest(
+        node=node,
+        name=node_name(name, "worker", 130, node.uid, 3),
+        spec=job,
+        job_id="job/default/a",
+        job_first_run_id="run",
+        group_id="group",
+        task_queue="queue",
+        avoids=avoids,
     )
+
+
+def manifest(role: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    return pod_of(request(role, **fields), SETTINGS)
 
 
 def container(pod: dict[str, Any], name: str) -> dict[str, Any]:
@@ -248,6 +252,12 @@ def training_with(**state: Any) -> dict[str, Any]:
             "cannot be pulled",
             "UNKNOWN",
         ),
+        (
+            training_with(waiting={"reason": "CreateContainerConfigError", "message": 'secret "key" not found'}),
+            "PENDING",
+            'training: a secret or configuration that it needs is missing (CreateContainerConfigError: secret "key"',
+            "UNKNOWN",
+        ),
         (training_with(waiting={"reason": "PodInitializing"}), "PENDING", "", "UNKNOWN"),
         ({}, "PENDING", "", "UNKNOWN"),
     ],
@@ -258,6 +268,52 @@ def test_what_a_pod_says_of_its_node(status: dict[str, Any], kind: str, text: st
     assert text in event.reason
     assert bool(event.reason) == bool(text)
     assert (event.cause, event.host) == (cause, "gpu-17" if kind == "GONE" else "")
+
+
+def test_only_an_image_s_name_can_never_become_right():
+    """A registry comes back, and somebody creates the Secret."""
+    waits = {word: event_of(pod_with(training_with(waiting={"reason": word}))) for word in WAITING}
+    assert {word for word, event in waits.items() if event.refused} == {"InvalidImageName"}
+
+
+def test_an_image_without_python_has_none_in_the_next_pod_either():
+    message = "neither python3 nor python is on PATH in this image; choose one with Python and PyTorch"
+    ended = event_of(pod_with(training_with(terminated={"exitCode": 127, "reason": "Error", "message": message})))
+    assert (ended.kind, ended.refused, ended.cause) == (NodeEventKind.GONE, True, LossCause.JOB)
+    other = event_of(pod_with(training_with(terminated={"exitCode": 127, "reason": "Error", "message": "foo"})))
+    assert not other.refused
+
+
+def test_the_two_words_for_an_image_that_is_not_pulled_are_told_once():
+    def waiting(word: str, message: str) -> NodeEvent:
+        return event_of(pod_with(training_with(waiting={"reason": word, "message": message})))
+
+    first = waiting("ErrImagePull", "not found")
+    assert says_the_same(waiting("ImagePullBackOff", "Back-off pulling"), first)
+    assert not says_the_same(waiting("CreateContainerConfigError", 'secret "key" not found'), first)
+    assert not says_the_same(event_of(pod_with(training_with(running={}))), first)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            'pods "p" is forbidden: exceeded quota: gpus, requested: cpu=1,pods=1, used: cpu=3,pods=9, limited: pods=9',
+            (NodeNotYet, "quota gpus is used up: it asks for cpu=1,pods=1, and the limit is pods=9", True),
+        ),
+        (
+            'pods "p" is forbidden: error looking up service account nlp/trainer: serviceaccount "trainer" not found',
+            (NodeNotYet, "its service account does not exist", False),
+        ),
+        ('pods "p" is forbidden: violates PodSecurity "restricted:latest"', (NodeRefused, "; change the job", None)),
+        ('pods is forbidden: User "w" cannot create resource "pods"', (NodeRefused, "grant the worker", None)),
+    ],
+)
+async def test_what_forbids_a_pod_is_waited_for_or_final(message: str, expected: tuple[Any, str, bool | None]):
+    kind, text, queued = expected
+    with pytest.raises(kind, match=re.escape(text)) as told:
+        refuse(KubernetesError(403, "Forbidden", message), request())
+    assert getattr(told.value, "queued", None) == queued
 
 
 def test_a_machine_that_does_not_answer_is_no_loss():

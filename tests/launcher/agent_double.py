@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from pydantic_core import from_json
 
 DEADLINE = 120.0
 
@@ -41,6 +42,7 @@ class AgentDouble:
         }
         self.world: dict[str, Any] | None = None
         self.complete = 0
+        self.stages_complete = 0
 
     async def start(self) -> None:
         app = web.Application()
@@ -75,9 +77,9 @@ class AgentDouble:
             self.version += 1
             self._changed.notify_all()
 
-    async def complete_generation(self, generation: int) -> None:
+    async def complete_generation(self, generation: int, *, stages: int = 0) -> None:
         async with self._changed:
-            self.complete = generation
+            self.complete, self.stages_complete = generation, stages
             self._changed.notify_all()
 
     async def heard(
@@ -103,7 +105,11 @@ class AgentDouble:
         return [post.body for post in self.posts if post.path == path]
 
     async def _post(self, request: web.Request) -> web.Response:
-        body = await request.json()
+        try:
+            # As strict as the agent's own parser, which takes no lone surrogates.
+            body = from_json(await request.read(), allow_inf_nan=False)
+        except ValueError as error:
+            return web.json_response({"error": str(error)}, status=400)
         async with self._changed:
             self.posts.append(Post(request.path, body, time.time()))
             self._changed.notify_all()
@@ -115,11 +121,17 @@ class AgentDouble:
         return web.json_response({**self.desired, "version": self.version, "world": self._answer_world()})
 
     async def _get_world(self, request: web.Request) -> web.Response:
-        after, complete = int(request.query["after"]), int(request.query["complete"])
+        after, complete, stage, stages = (int(request.query[name]) for name in ("after", "complete", "stage", "stages"))
+
+        def answer() -> dict[str, Any]:
+            known = {"generation": 0, "complete": self.complete, "stages_complete": self.stages_complete}
+            return known | self.world if self.world and self.world.get("stage", stage) == stage else known
+
         await self._wait(
-            request, lambda: (self.world or {"generation": 0})["generation"] > after or self.complete > complete
+            request,
+            lambda: answer()["generation"] > after or self.complete > complete or self.stages_complete > stages,
         )
-        return web.json_response(self._answer_world() or {"generation": 0, "complete": self.complete})
+        return web.json_response(answer())
 
     def _answer_world(self) -> dict[str, Any] | None:
         return {**self.world, "complete": self.complete} if self.world else None

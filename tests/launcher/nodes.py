@@ -203,10 +203,12 @@ def world_of(nodes: Sequence[Node], generation: int, *, port: int, processes: Pr
     ]
 
 
-async def form_world(nodes: Sequence[Node], generation: int, *, port: int, processes: Processes = 1) -> None:
+async def form_world(
+    nodes: Sequence[Node], generation: int, *, port: int, processes: Processes = 1, stage: int = 0
+) -> None:
     """Hands out a world of these nodes, in this order; the first one hosts the store on one of its ports."""
     for node, world in zip(nodes, world_of(nodes, generation, port=port, processes=processes), strict=True):
-        await node.agent.apply(world)
+        await node.agent.apply(world | {"stage": stage})
 
 
 async def first_world(nodes: Sequence[Node], *, processes: Processes = 1, path: str = READY) -> list[Post]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 import threading
 from collections.abc import AsyncIterator
@@ -27,6 +28,8 @@ class Server:
         self.heard: list[tuple[str, Any]] = []
         self.status = 200
         self.body: Any = {}
+        self.unparsable = ""
+        """What makes a request wrong."""
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -43,7 +46,10 @@ class Server:
             self._runner = None
 
     async def _answer(self, request: web.Request) -> web.Response:
-        self.heard.append((request.path, await request.json() if request.can_read_body else None))
+        text = await request.text()
+        self.heard.append((request.path, json.loads(text) if text else None))
+        if self.unparsable and self.unparsable in text:
+            return web.json_response({"error": "no JSON"}, status=400)
         if request.path == "/hello":
             return web.json_response({})
         return web.json_response(self.body, status=self.status)
@@ -139,18 +145,32 @@ async def test_whoever_finds_the_agent_back_wakes_all_who_wait_for_it(
     talk.close()
 
 
+async def test_what_the_agent_cannot_parse_is_sent_again_without_its_texts(server: Server) -> None:
+    await server.start()
+    server.unparsable = "odd"
+    talk = session(server)
+    outbox = Outbox(talk)
+    outbox.start()
+    ranks = [{"local_rank": 1, "signal": 9, "exit_code": None, "error": "odd", "time": 1.5}]
+    outbox.post("/ready", {"generation": 3, "ranks": ranks, "ports": [1, 2], "message": "odd", "over": False})
+    assert await asyncio.to_thread(outbox.flush, PATIENCE)
+    bare = [{"local_rank": 1, "signal": 9, "exit_code": None, "time": 1.5}]
+    assert server.heard[-1] == ("/ready", {"generation": 3, "ranks": bare, "ports": [1, 2], "over": False})
+    talk.close()
+
+
 async def test_what_the_agent_refuses_is_dropped_and_holds_nothing_up(server: Server) -> None:
     await server.start()
     server.status, server.body = 422, {"error": "no such field"}
     talk = session(server)
     outbox = Outbox(talk)
     outbox.start()
-    outbox.post("/wrong", {})
+    outbox.post("/wrong", {"number": 1})
     assert await asyncio.to_thread(outbox.flush, PATIENCE)
     server.status, server.body = 200, {}
     outbox.post("/right", {})
     assert await asyncio.to_thread(outbox.flush, PATIENCE)
-    assert [path for path, _ in server.heard] == ["/hello", "/wrong", "/right"]
+    assert [path for path, _ in server.heard] == ["/hello", "/wrong", "/wrong", "/right"]
     talk.close()
 
 

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from perdure_launcher.commands import RankCommand, foreseen_ranks, instead_of_deepspeed, starts_torchrun
+from perdure_launcher.commands import (
+    RankCommand,
+    begins_with_torchrun,
+    foreseen_ranks,
+    instead_of_deepspeed,
+    starts_torchrun,
+)
 
 
 @pytest.mark.parametrize(
@@ -126,3 +132,20 @@ def test_what_cannot_be_read_from_the_command_is_not_guessed(command: list[str],
 def test_a_script_of_another_interpreter_is_not_guessed(torchrun: Path) -> None:
     torchrun.write_text("#!/bin/sh\nexec python main.py\n")
     assert foreseen_ranks(["torchrun", "t.py"], path=str(torchrun.parent), workdir=torchrun.parent) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "alone"),
+    [
+        (["torchrun", "train.py"], True),
+        (["uv", "run", "torchrun", "train.py"], True),
+        (["python", "-m", "torch.distributed.run", "train.py"], True),
+        (["accelerate", "launch", "train.py"], True),
+        (["bash", "-c", "pip install -e . && torchrun train.py"], False),
+        (["/bin/sh", "run.sh"], False),
+        (["./run.sh"], False),
+        (["python", "prepare_and_train.py"], False),
+    ],
+)
+def test_only_what_is_torchrun_itself_does_no_other_work_before(command: list[str], alone: bool) -> None:
+    assert begins_with_torchrun(command) is alone

@@ -17,7 +17,15 @@ from typing import Any
 
 import pytest
 
-from perdure_launcher.facts import ExitSpool, RankExit, describe_status, error_content, parse_error, read_error_file
+from perdure_launcher.facts import (
+    ExitSpool,
+    RankError,
+    RankExit,
+    describe_status,
+    error_content,
+    parse_error,
+    read_error_file,
+)
 from perdure_launcher.ports import PortPool
 from perdure_launcher.rendezvous.exits import ExitWatch
 from perdure_launcher.rendezvous.store import WorldStore
@@ -274,6 +282,33 @@ def test_error_files_that_are_missing_or_broken(tmp_path: Path) -> None:
     assert read_error_file(None) is None
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("[" * 100_000, None),
+        ("null", None),
+        ('{"message": 5}', None),
+        (r'{"message": "caf\udce9 \u0000"}', RankError("caf\\udce9 \0")),
+        ('{"message": {"message": ["x"], "extraInfo": "y"}}', RankError("['x']")),
+        ('{"message": {"extraInfo": {"py_callstack": 1, "timestamp": "x", "perdure_time": NaN}}}', RankError("")),
+        ('{"message": {"extraInfo": {"timestamp": "1700000000"}}}', RankError("", time=1.7e9)),
+    ],
+)
+def test_error_files_with_anything_in_them(tmp_path: Path, content: str, expected: RankError | None) -> None:
+    (tmp_path / "error.json").write_text(content)
+    assert read_error_file(tmp_path / "error.json") == expected
+
+
+def test_an_exception_whose_text_cannot_be_made_is_named() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    error = parse_error(error_content(Mute(), "stack"))
+    assert error
+    assert error.message == "Mute: <its text cannot be made>"
+
+
 def test_long_errors_are_cut() -> None:
     error = parse_error(error_content(ValueError("x" * 9000), "y" * 9000))
     assert error
@@ -285,11 +320,22 @@ def test_exits_are_spooled_for_the_launcher_and_only_new_ones_count(tmp_path: Pa
     spool = ExitSpool(tmp_path / "rank-exits.json")
     assert spool.read(started_after=0) == []
     spool.write(owner=os.getpid(), exits=[RankExit(local_rank=0, signal=9)])
-    assert [item["signal"] for item in spool.read(started_after=time.time() - 60)] == [9]
+    assert spool.read(started_after=time.time() - 60) == [RankExit(local_rank=0, signal=9)]
     assert spool.read(started_after=time.time() + 60) == []
     spool.clear()
     spool.clear()
     assert spool.read(started_after=0) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[1]", "{}", '{"exits": 5}', '{"exits": [5, {}, {"local_rank": "x"}, {"local_rank": 1, "signal": "x"}]}'],
+)
+def test_a_spool_that_a_rank_has_written_over_is_no_trouble(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "rank-exits.json"
+    path.write_text(content)
+    kept = ExitSpool(path).read(started_after=0)
+    assert kept == ([RankExit(local_rank=1)] if "signal" in content else [])
 
 
 def test_the_state_survives_in_place(tmp_path: Path) -> None:

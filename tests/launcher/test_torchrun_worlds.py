@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -64,6 +65,20 @@ async def test_a_killed_rank_is_reported_with_its_signal_and_both_nodes_step_in_
             exited = await node.agent.heard(EXITED)
             assert (exited.body["exit_code"], exited.body["superseded"], exited.body["generation"]) == (0, False, 2)
             assert exited.body["ranks"] == []
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, [sys.executable]], ids=["torchrun", "env"])
+async def test_an_error_with_undecodable_bytes_is_reported_like_any_other(launcher: list[str]) -> None:
+    node = Node([*launcher, "names_bytes.py"])
+    async with running(node):
+        ready = READY if launcher is TORCHRUN else "/v1/launcher/ready"
+        asked = await node.agent.heard(ready)
+        await form_world([node], 1, port=asked.body["store_ports"][0])
+        report = await node.agent.heard(ready, lambda body: body["after_generation"] == 1)
+        [failed] = report.body["ranks"]
+        assert failed["exit_code"] == 1
+        assert failed["error"] == r"ValueError: caf\udce9.jpg is no image"
+        assert r"caf\udce9.jpg" in failed["traceback"]
 
 
 async def test_a_killed_torchrun_takes_its_ranks_along_and_its_successor_enters_only_a_newer_world() -> None:

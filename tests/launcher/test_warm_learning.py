@@ -19,6 +19,11 @@ PACKAGES = {
     "starts_thread": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
     "starts_process": "import subprocess\nkept = subprocess.Popen(['sleep', '100'], stdout=-3, stderr=-3)\n",
     "opens_file": "kept = open('/dev/null')\n",
+    "has_generator": "import random\ngenerator = random.Random()\ndrawn = generator.random()\n",
+    "has_numpys": "import numpy\ngenerator = numpy.random.default_rng()\ndrawn = float(generator.random())\n",
+    "has_torchs": "import torch\ngenerator = torch.Generator()\n",
+    "has_lock": "import multiprocessing\nlock = multiprocessing.Lock()\n",
+    "has_systems": "import random, tempfile\nkept = random.SystemRandom(), next(tempfile._get_candidate_names())\n",
     "reads_rank": "import os\nrank = os.environ.get('RANK')\n",
     "reads_all": "import os\nrank = dict(os.environ).get('RANK')\n",
     "imports_reader": "import reads_rank\n",
@@ -76,16 +81,34 @@ LEFT_OUT = [
         "imports_users": "it imports users_own from the script's own folder",
         "reads_setting": "it reads SETTING, which the script sets",
     },
+    {
+        "has_generator": "its import made generators (Random)",
+        "has_numpys": "its import made generators (PCG64)",
+        "has_torchs": "its import made generators (Generator)",
+        "has_lock": "its import made a lock or other memory that forks share",
+    },
 ]
 
 
-@pytest.mark.parametrize("reasons", LEFT_OUT, ids=["of processes", "of places and settings"])
+@pytest.mark.parametrize("reasons", LEFT_OUT, ids=["of processes", "of places and settings", "of what forks share"])
 def test_what_a_fork_could_not_carry_over_is_left_out(python: str, reasons: dict[str, str]) -> None:
     with warmth("learns.py", "SETTING=yes", *reasons, "plain", executable=python) as script:
         looked(script)
         assert script.learn()["left_out"] == reasons
         assert {"plain", *reasons} & set(looked(script)["ahead"]) == {"plain"}
         assert script.last.warm, script.log()
+
+
+def test_forks_draw_different_numbers_from_generators_of_packages(python: str) -> None:
+    names = ("has_generator:drawn", "has_numpys:drawn")
+    with warmth("learns.py", *names, "has_systems", executable=python) as script:
+        looked(script)
+        assert set(script.learn()["left_out"]) == {"has_generator", "has_numpys"}
+        one, other = looked(script), looked(script)
+        assert script.last.warm, script.log()
+        assert "has_systems" in one["ahead"]
+        for name in names:
+            assert one["values"][name] != other["values"][name]
 
 
 def test_what_imports_something_left_out_is_left_out_too(python: str) -> None:

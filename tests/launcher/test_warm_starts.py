@@ -23,6 +23,7 @@ from tests.launcher.nodes import (
     TORCHRUN,
     Node,
     all_step,
+    eventually,
     first_world,
     form_world,
     running,
@@ -112,10 +113,13 @@ def test_a_killed_interpreter_takes_its_ranks_along_and_the_next_start_is_cold_u
         script.keeper.close()
         assert gone(ended)
         assert process.wait(timeout=30) == -signal.SIGKILL
+        assert script.keeper.start_ranks()
+        script.keeper.follow_ranks(lambda: False)
         assert script.run("code", "4").returncode == 4
         assert not script.last.warm
         assert "no warm interpreter" in script.last.reason
-        script.keeper.ensure()
+        script.keeper.follow_ranks(lambda: True)
+        assert not script.keeper.follow_ranks(lambda: True)
         assert script.run("code", "4").returncode == 4
         assert script.last.warm, script.last
 
@@ -224,6 +228,26 @@ async def test_the_ranks_of_a_torchrun_are_forked_and_a_killed_one_is_forked_aga
         for node in nodes:
             assert await node.left() == 0
             assert node.processes() == []
+
+
+async def test_ranks_do_not_wait_for_a_killed_interpreter_and_have_one_again_after_their_first_steps() -> None:
+    node = Node([*TORCHRUN, "train.py"])
+    async with running(node):
+        ready = await first_world([node])
+        path = node.run_directory / "warm" / "pid"
+        killed = int(path.read_text())
+        os.kill(killed, signal.SIGKILL)
+        [victim] = (await node.agent.heard(READY, lambda body: body["after_generation"] == 1)).body["ranks"]
+        assert victim["signal"] == signal.SIGKILL
+        await form_world([node], 2, port=ready[0].body["store_ports"][1])
+        await all_step([node], 2)
+        assert warm_ranks(node, 2) == {}
+        await eventually(lambda: path.exists() and path.read_text() not in ("", str(killed)))
+        os.kill(node.ranks()[0], signal.SIGKILL)
+        await node.agent.heard(READY, lambda body: body["after_generation"] == 2)
+        await form_world([node], 3, port=ready[0].body["store_ports"][2])
+        await all_step([node], 3)
+        assert warm_ranks(node, 3) == node.ranks(3)
 
 
 async def test_a_node_that_a_shell_started_in_the_background_starts_warm_too() -> None:

@@ -15,6 +15,7 @@ import pytest
 from temporalio.common import SearchAttributeKey
 
 from activities.nodes.local.retention import KEPT_JOBS
+from perdure.cli.checks import Verdict, check_worker_code
 from perdure.client import Client
 from perdure.connection import connect
 from perdure.errors import ControlPlaneUnreachable
@@ -180,6 +181,17 @@ async def test_a_worker_of_other_code_is_replaced(state: StateFolder) -> None:
     assert worker.code == code_version()
     assert not WorkerRecord.model_validate(record).alive
     assert any("Restarting the worker" in line for line in said)
+
+
+async def test_a_worker_of_a_newer_release_is_kept(state: StateFolder) -> None:
+    said: list[str] = []
+    plane = LocalControlPlane(state, report=said.append)
+    await plane.ensure()
+    record = json.loads(state.worker_record.read_text()) | {"code": "99.0.0+other"}
+    state.write(state.worker_record, json.dumps(record))
+    assert (await plane.ensure_worker()).pid == record["pid"]
+    assert "newer release" in said[-1]
+    assert check_worker_code(state).verdict is Verdict.OK
 
 
 async def test_a_server_is_killed_though_the_command_that_started_it_lives_on(state: StateFolder) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from tests.policy.scenario import Scenario
-from workflows.messages import EdgeKind, World
+from workflows.messages import EdgeKind, FailureKind, World
 from workflows.policy.deadlines import next_deadline
 from workflows.policy.desire import desire_for, groups_of
 from workflows.policy.events import (
@@ -36,6 +36,12 @@ class CheckedScenario(Scenario):
         """What ever spoke against an incarnation."""
         self.unreachable: set[tuple[int, int]] = set()
         """Incarnations that were so at any time."""
+        self.in_a_world: set[tuple[int, int]] = set()
+        self.ended: set[tuple[int, int]] = set()
+        """Incarnations whose processes were reported to have ended."""
+        self.dropped_at: dict[tuple[int, int], datetime] = {}
+        self.sent_away: set[tuple[int, int]] = set()
+        """Incarnations that a request made leave while their ranks were not known to be over."""
         super().__init__(nodes, **spec)
 
     def take(self, event: Event) -> CheckedScenario:
@@ -66,7 +72,11 @@ class CheckedScenario(Scenario):
                 EdgeKind.REMOVED,
             ):
                 self.signs[edge.rank, edge.incarnation].add(edge.kind)
+                if edge.kind is not EdgeKind.UNRESPONSIVE and edge.certain:
+                    self.ended.add((edge.rank, edge.incarnation))
             case FailureReported(failure=failure):
+                if failure.kind is FailureKind.NODE:
+                    self.ended.add((failure.sender.rank, failure.sender.incarnation))
                 self.signs[failure.sender.rank, failure.sender.incarnation].add("FAILURE")
             case RelaunchAsked(rank=rank) if rank in before.nodes:
                 self.signs[rank, before.nodes[rank].incarnation].add("RELAUNCH")
@@ -75,6 +85,7 @@ class CheckedScenario(Scenario):
                 for rank, holder in before.holders.items():
                     if holder.node_id == request.node_id or self.now - holder.since >= patience:
                         self.signs[rank, holder.incarnation].add("JOINED ANEW")
+                        self.ended.add((rank, holder.incarnation))
             case _:
                 pass
 
@@ -106,11 +117,17 @@ class CheckedScenario(Scenario):
                 assert then.token == node.token
                 assert node.alive or not then.alive, "an incarnation that is gone never comes back"
             elif node.alive:
-                given_up = before.interruption is not None and (rank, node.incarnation) in self.unreachable
+                stands_still = before.interruption is not None or before.between_stages or not before.stepping
+                given_up = stands_still and (rank, node.incarnation) in self.unreachable
                 assert given_up or self.signs[rank, node.incarnation], "nothing spoke against the node"
             dropped = node.alive and (not then.alive or then.incarnation != node.incarnation)
+            if dropped:
+                self.dropped_at[rank, node.incarnation] = self.now
             wished = isinstance(event, ScaleAsked | SuspendAsked) or after.suspended or rank >= after.nodes_max
-            if dropped and not wished and before.stepping and before.interruption is None:
+            on_request = after.suspended or rank >= after.nodes_max or event == RelaunchAsked(rank=rank)
+            if dropped and on_request and not (before.between_stages or before.has_finished(node) or node.ended):
+                self.sent_away.add((rank, node.incarnation))
+            if dropped and not wished and before.stepping and not (before.interruption or before.between_stages):
                 assert self.signs[rank, node.incarnation], "unreachable is not lost while the world steps"
 
     def _check_the_end(self, before: JobState, after: JobState) -> None:
@@ -126,6 +143,7 @@ class CheckedScenario(Scenario):
         assert world.generation == after.generation > before.generation
         assert after.nodes_min <= world.nodes <= after.nodes_max
         assert world.nodes % after.unit == 0
+        self._check_nobody_leaves()
         members = sorted(world.members.items(), key=lambda item: item[1].group_rank)
         assert [member.group_rank for _, member in members] == list(range(world.nodes))
         base = 0
@@ -135,6 +153,8 @@ class CheckedScenario(Scenario):
             assert (member.incarnation, member.processes) == (node.incarnation, node.processes)
             assert node.alive
             assert node.reachable
+            self._check_predecessors(rank, node.incarnation)
+            self.in_a_world.add((rank, node.incarnation))
             base += member.processes
         assert world.processes == base
         if before.world is not None:
@@ -144,3 +164,14 @@ class CheckedScenario(Scenario):
         host = (world.store_rank, world.members[world.store_rank].incarnation, world.store_port)
         assert host not in self.served, "a port serves one generation only"
         self.served.add(host)
+
+    def _check_nobody_leaves(self) -> None:
+        patience = self.job.limits.termination_grace_period + self.job.timing.processes.presumed_gone
+        for one in self.sent_away & self.in_a_world - self.ended:
+            assert self.now - self.dropped_at[one] >= patience, "ranks of two generations may train after a request"
+
+    def _check_predecessors(self, rank: int, incarnation: int) -> None:
+        patience = self.job.limits.termination_grace_period + self.job.timing.processes.presumed_gone
+        for older in self.in_a_world - self.ended:
+            if older[0] == rank and older[1] < incarnation:
+                assert self.now - self.dropped_at[older] >= patience, "two incarnations of one node may train at once"

@@ -80,12 +80,12 @@ class Scenario:
 
     # What agents and groups say
 
-    def ready(self, *ranks: int, after: int = 0, processes: int = 1) -> Scenario:
+    def ready(self, *ranks: int, after: int = 0, processes: int = 1, stage: int | None = None) -> Scenario:
         for rank in ranks:
             if self.node(rank).phase is not NodePhase.JOINED:
                 self.edge(rank, EdgeKind.JOINED, address=f"10.0.0.{rank}", host=f"host-{rank}")
             ports = tuple(next(self._ports) for _ in range(4))
-            self.edge(rank, EdgeKind.READY, store_ports=ports, processes=processes, generation=after)
+            self.edge(rank, EdgeKind.READY, store_ports=ports, processes=processes, generation=after, stage=stage)
         return self
 
     def steps(self, *ranks: int) -> Scenario:
@@ -96,11 +96,31 @@ class Scenario:
             self.edge(rank, EdgeKind.STEPPING, generation=self.generation)
         return self
 
+    def runs(self, *ranks: int) -> Scenario:
+        """The given members, or all, stay alive in the current world; no step is seen."""
+        assert self.state.world is not None
+        for rank in ranks or tuple(self.state.world.members):
+            self.edge(rank, EdgeKind.COMMANDED, generation=self.generation)
+            self.edge(rank, EdgeKind.STEPPING, generation=self.generation, counted=False, entered_at=self.now)
+        return self
+
     def running(self) -> Scenario:
         return self.ready(*range(self.state.nodes_max)).steps()
 
     def lost(self, rank: int, reason: str = "killed") -> Scenario:
         return self.take(EdgeSeen(edge=self._loss(rank, reason)))
+
+    def removed(self, *ranks: int) -> Scenario:
+        """The incarnations before the current ones are deleted: nothing of them runs any more."""
+        for rank in ranks:
+            self.edge(rank, EdgeKind.REMOVED, incarnation=self.node(rank).incarnation - 1)
+        return self
+
+    def those_that_leave_end(self) -> Scenario:
+        """All that requests have sent away are deleted: nothing of them runs any more."""
+        for leaving in self.state.leaving:
+            self.edge(leaving.rank, EdgeKind.REMOVED, incarnation=leaving.incarnation)
+        return self
 
     def lost_together(self, *ranks: int) -> Scenario:
         """The job hears of all of them before it decides."""
@@ -161,6 +181,26 @@ class Scenario:
                 sequence=next(self._sequence),
                 time=self.now,
                 generation=generation or self.generation,
+            )
+            self.take(NodeFinished(finished=finished))
+        return self
+
+    def torchrun_finished(self, *ranks: int) -> Scenario:
+        """All ranks of these nodes have finished, and their commands go on."""
+        return self._finished(*ranks, command_runs=True)
+
+    def command_ended(self, *ranks: int, generation: int | None = None) -> Scenario:
+        """The commands of these nodes have ended with 0."""
+        return self._finished(*ranks, generation=generation, command_runs=False)
+
+    def _finished(self, *ranks: int, generation: int | None = None, command_runs: bool) -> Scenario:
+        for rank in ranks:
+            finished = Finished(
+                sender=self.identity(rank),
+                sequence=next(self._sequence),
+                time=self.now,
+                generation=self.generation if generation is None else generation,
+                command_runs=command_runs,
             )
             self.take(NodeFinished(finished=finished))
         return self

@@ -153,3 +153,28 @@ def test_signals_are_named_as_the_system_names_them():
 
     for number in (4, 6, 7, 8, 9, 11, 15):
         assert signal_name(number) == signal.Signals(number).name
+
+
+@pytest.mark.parametrize(("exit_code", "name"), [(137, "SIGKILL"), (143, "SIGTERM"), (139, "SIGSEGV")])
+def test_a_shell_that_reports_a_signal_did_not_fail_by_itself(exit_code: int, name: str):
+    found, text, code = classify(failure(exit_code=exit_code, message=f"the command exited with {exit_code}"))
+    assert found is FailureClass.COMMAND_LOST
+    assert text == f"the command exited with {exit_code}, as a shell does when {name} ended what it ran"
+    assert code == exit_code
+    assert classify(failure(exit_code=exit_code, out_of_memory=True))[0] is FailureClass.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("exit_code", [1, 3, 128, 128 + 12, 128 + 64, 255])
+def test_other_exit_codes_are_the_commands_own(exit_code: int):
+    assert classify(failure(exit_code=exit_code))[0] is FailureClass.USER_CODE
+    assert classify_rank(RankExit(local_rank=0, exit_code=exit_code)) is FailureClass.USER_CODE
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "expected"), [(137, FailureClass.KILLED), (143, FailureClass.KILLED), (134, FailureClass.CRASH)]
+)
+def test_a_rank_that_is_a_shell_is_read_alike_where_no_exception_is_known(exit_code: int, expected: FailureClass):
+    assert classify_rank(RankExit(local_rank=0, exit_code=exit_code)) is expected
+    raised = RankExit(local_rank=0, exit_code=exit_code, error="ValueError: bad batch")
+    assert classify_rank(raised) is FailureClass.USER_CODE
+    assert describe_rank(RankExit(local_rank=0, exit_code=137)).endswith("as a shell has it after SIGKILL")

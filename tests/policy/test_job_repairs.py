@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.policy.scenario import Scenario, counted, reported
-from workflows.messages import EdgeKind, FailureClass, JobPhase
+from workflows.messages import EdgeKind, FailureClass, JobPhase, LossCause
 
 
 def test_a_killed_rank_is_restarted_in_place_at_once():
@@ -73,6 +73,17 @@ def test_the_same_message_twice_counts_once():
     job.rank_killed(1, sequence=7).steps().rank_killed(1, sequence=7)
     assert job.generation == 2
     assert failure.sequence == 7
+
+
+@pytest.mark.parametrize("after", [-1.0, 1.0], ids=["ended before the decision", "ended after it"])
+def test_a_command_that_its_agent_starts_again_for_the_newer_world_ends_no_world(after: float):
+    job = Scenario("2").running().command_exited(0, signal=9, exit_code=None)
+    assert job.generation == 2
+    time = job.now + timedelta(seconds=after)
+    job.wait(2).command_exited(1, signal=9, exit_code=None, generation=1, time=time, starts_again=True)
+    assert job.generation == 2
+    assert {evidence.rank for evidence in job.state.incidents[-1].evidence} == {0, 1}
+    assert job.steps().state.phase is JobPhase.RUNNING
 
 
 def test_an_older_incarnation_is_not_heard():
@@ -340,3 +351,11 @@ def test_edges_of_older_incarnations_change_nothing(kind: EdgeKind):
     job = Scenario("1:2").running().lost(1).steps().ready(1).steps()
     before = job.state
     assert job.edge(1, kind, incarnation=1, generation=0).state == before
+
+
+def test_what_the_specification_cannot_have_started_stops_the_job_at_once() -> None:
+    text = "its container ended with exit code 127 (Error: neither python3 nor python is on PATH in this image)"
+    job = Scenario("2").edge(0, EdgeKind.CREATE_FAILED, detail=text, cause=LossCause.JOB)
+    assert job.state.outcome is not None
+    assert (job.state.outcome.exit_code, job.state.restarts) == (1, ())
+    assert job.state.outcome.reason == f"node 0 cannot be started: {text}"

@@ -122,7 +122,7 @@ def test_finishing_in_different_generations_is_not_complete():
 
 
 def test_scale_down_shrinks_the_world_and_removes_the_surplus():
-    job = Scenario("3").running().take(ScaleAsked(minimum=2, maximum=2))
+    job = Scenario("3").running().take(ScaleAsked(minimum=2, maximum=2)).those_that_leave_end()
     assert job.generation == 2
     assert job.group_ranks == {0: 0, 1: 1}
     assert job.node(2).phase is NodePhase.REMOVED
@@ -149,7 +149,7 @@ def test_suspend_gives_all_nodes_back_and_resume_asks_for_new_ones():
 def test_suspend_during_a_recovery():
     job = Scenario("2").running().lost(1).take(SuspendAsked())
     assert job.state.phase is JobPhase.SUSPENDED
-    job.take(ResumeAsked()).ready(0, 1).steps()
+    job.take(ResumeAsked()).removed(0).ready(0, 1).steps()
     assert job.state.phase is JobPhase.RUNNING
     assert job.incarnations == {0: 2, 1: 3}
 
@@ -165,7 +165,7 @@ def test_relaunch_replaces_one_node():
     job = Scenario("2").running().take(RelaunchAsked(rank=1))
     assert job.incarnations == {0: 1, 1: 2}
     assert job.generation == 1
-    assert job.ready(1).generation == 2
+    assert job.removed(1).ready(1).generation == 2
 
 
 def test_cancel_during_rendezvous():

@@ -35,3 +35,13 @@ def test_a_member_that_says_it_twice_counts_once() -> None:
 
 def test_agents_that_say_nothing_leave_it_open() -> None:
     assert recovered(None, None).state.incidents[0].starts is None
+
+
+def test_only_the_starts_of_the_newest_world_count() -> None:
+    """The same incident may end several worlds before one steps as a whole."""
+    job = Scenario(nodes="2").running().rank_killed(0).ready(0, 1, after=1)
+    job.edge(0, EdgeKind.STEPPING, generation=2, starts=RankStarts(warm=1))
+    job.rank_killed(1).ready(0, 1, after=2)
+    for rank in (0, 1):
+        job.edge(rank, EdgeKind.STEPPING, generation=3, starts=RankStarts(warm=1))
+    assert job.state.incidents[-1].starts == RankStarts(warm=2)

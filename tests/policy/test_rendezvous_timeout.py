@@ -59,7 +59,7 @@ def test_its_replacement_is_waited_for_until_it_is_ready():
     job = Scenario("2").ready(0, 1).steps(0).misses_its_world(1).steps(0).misses_its_world(1)
     job.edge(1, EdgeKind.JOINED, address="10.0.0.1")
     assert job.generation == 2
-    job.ready(1)
+    job.removed(1).ready(1)
     assert job.generation == 3
     assert not restarted(job)
     assert job.steps().state.phase is JobPhase.RUNNING

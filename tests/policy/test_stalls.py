@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tests.policy.scenario import Scenario
+from perdure.cli.live import line_of
+from perdure.views import JobSnapshot
+from tests.policy.scenario import Scenario, counted
 from workflows.messages import EdgeKind, JobPhase
 from workflows.policy.deadlines import next_deadline
-from workflows.policy.desire import node_views, status_of
+from workflows.policy.desire import next_action, node_views, status_of
 
 
 def stalled(job: Scenario) -> tuple[int, ...]:
@@ -26,6 +28,15 @@ def test_it_is_shown_until_it_goes_on():
     job.edge(0, EdgeKind.GOING_ON, generation=1).edge(1, EdgeKind.GOING_ON, generation=1)
     assert stalled(job) == ()
     assert job.state.reason == "2 of 2 nodes, 2 ranks"
+
+
+def test_what_happens_next_is_that_it_is_waited_for():
+    job = Scenario("2").running().wait(3).edge(1, EdgeKind.STALLED, generation=1)
+    assert next_action(job.state).startswith("waits for node 1 to step again; nothing is restarted for it")
+    known = status_of(job.state, job.job, groups=(), phase=job.state.phase, now=job.now)
+    snapshot = JobSnapshot(time=job.now, status=known, nodes=node_views(job.state), progress=counted(7))
+    assert "no step on node 1 for" in line_of(snapshot)
+    assert next_action(job.edge(1, EdgeKind.GOING_ON, generation=1).state) == "nothing to do"
 
 
 def test_nothing_is_done_about_it():

@@ -68,6 +68,20 @@ def test_only_where_the_backend_chooses_machines():
     assert lost(job, 1, MACHINE).node(1).avoids == ()
 
 
+def test_who_kills_processes_everywhere_is_no_machine_s_fault():
+    job = pods("2:2")
+    for rank in (0, 1, 0, 1):
+        host = f"gpu-{rank}"
+        lost(job, rank, UNKNOWN, host=host).edge(rank, EdgeKind.JOINED, address="10.0.0.9", host=host).wait(60)
+        job.ready(rank, after=job.generation).steps()
+    assert job.node(0).avoids == job.node(1).avoids == ()
+    # Of many machines two may well be bad.
+    known = [MachineLoss(host=host, time=START, cause=UNKNOWN) for host in ("gpu-0", "gpu-1", "gpu-0", "gpu-1")]
+    of_eight = [f"gpu-{number}" for number in range(8)]
+    assert suspects(known, now=START, window=WINDOW, machines=of_eight) == ("gpu-0", "gpu-1")
+    assert suspects(known, now=START, window=WINDOW, machines=of_eight[:2]) == ()
+
+
 losses = st.builds(
     MachineLoss,
     host=st.sampled_from([f"gpu-{number}" for number in range(12)]),

@@ -9,9 +9,11 @@ import pytest
 
 from tests.policy.scenario import Scenario
 from workflows.messages import EdgeKind, JobPhase
+from workflows.policy.desire import next_action
 
 GATED = "its queue has not admitted it (SchedulingGated)"
 UNSCHEDULABLE = "no machine can take it (Unschedulable: 0/2 nodes are available: 2 Insufficient cpu.)"
+NOT_PULLED = "training: its image cannot be pulled (ErrImagePull: torch:1: not found)"
 HOUR = timedelta(hours=1)
 
 
@@ -42,6 +44,27 @@ def test_the_first_world_waits_in_the_queue_for_as_long_as_the_job_says(
     assert field in job.state.reason
     assert not in_queue or GATED in job.state.reason
     assert job.state.outcome is None or job.state.outcome.exit_code == 3
+
+
+@pytest.mark.parametrize("nodes", ["2", "1:2"])
+def test_an_agent_that_joins_does_not_hide_why_its_command_cannot_start(nodes: str) -> None:
+    job = Scenario(nodes)
+    for rank in (0, 1):
+        job.edge(rank, EdgeKind.JOINED, address=f"10.0.0.{rank}").edge(rank, EdgeKind.PENDING, detail=NOT_PULLED)
+    assert job.state.reason == f"0 of 2 nodes are ready; node 0: {NOT_PULLED}"
+    assert next_action(job.state) == f"waits for node 0 (pending: {NOT_PULLED})"
+    job.wait(timedelta(minutes=10))
+    assert job.state.phase is JobPhase.STOPPING
+    assert job.state.reason.endswith(f"node 0: {NOT_PULLED}")
+
+
+def test_a_replacement_whose_command_cannot_start_is_no_member_of_the_next_world() -> None:
+    job = Scenario("1:2").running().lost(1)
+    job.edge(1, EdgeKind.JOINED, address="10.0.0.1").edge(1, EdgeKind.PENDING, detail=NOT_PULLED)
+    job.steps()
+    job.rank_killed(0).ready(0, after=job.generation)
+    assert job.state.world is not None
+    assert list(job.state.world.members) == [0]
 
 
 def test_what_was_waited_in_the_queue_does_not_count_for_joining() -> None:

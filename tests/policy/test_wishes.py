@@ -38,6 +38,7 @@ def assert_of_capacity(job: Scenario, title: str) -> None:
 )
 def test_scaling_down_is_named(minimum: int, maximum: int, reason: str, wish: str):
     job = Scenario("3").running().take(ScaleAsked(minimum=minimum, maximum=maximum, reason=reason))
+    job.those_that_leave_end()
     assert_asked(job, f"world shrinks from 3 to 2 nodes: {wish}")
     assert (incident(job).nodes_before, incident(job).nodes_after) == (3, 2)
 
@@ -70,7 +71,7 @@ def test_the_newest_wish_counts():
     job = Scenario("2").running().take(ScaleAsked(minimum=2, maximum=3, reason="first"))
     job.take(ScaleAsked(minimum=2, maximum=4, reason="second")).ready(2, 3).wait(5)
     assert "scale to 2:3 asked by a user: first; scale to 2:4 asked by a user: second" in incident(job).title
-    job = Scenario("3").running().take(ScaleAsked(minimum=2, maximum=2)).steps()
+    job = Scenario("3").running().take(ScaleAsked(minimum=2, maximum=2)).those_that_leave_end().steps()
     job.take(ScaleAsked(minimum=3, maximum=3, reason="back")).ready(2)
     assert_asked(job, "world grows from 2 to 3 nodes: scale to 3 asked by a user: back")
 
@@ -105,7 +106,7 @@ def test_a_suspension_ends_the_story_of_the_failure_before_it():
     job = Scenario("2").running().lost(1).take(SuspendAsked())
     failed, suspended = job.state.incidents
     assert failed.failure is FailureClass.NODE_LOST
-    assert failed.stepping_at == job.now
+    assert (failed.stepping_at, failed.closed_at) == (None, job.now)
     assert suspended.title == "suspended by a user"
 
 
@@ -117,7 +118,7 @@ def test_restart_is_named():
 def test_relaunch_is_named_when_the_node_goes_and_when_the_next_one_comes():
     job = Scenario("1:2").running().take(RelaunchAsked(rank=1, reason="slow disk"))
     assert_asked(job, "replacement of node 1 asked by a user: slow disk")
-    assert job.steps().ready(1).generation == 3
+    assert job.removed(1).steps().ready(1).generation == 3
     assert_asked(job, "world grows from 1 to 2 nodes: replacement of node 1 asked by a user: slow disk")
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perdure.spec.errors import SpecError
 from perdure.spec.job import JobSpec
 from perdure.spec.load import load_spec, read_document
-from perdure.spec.roles import NodeCount
+from perdure.spec.roles import MAX_NODES, NodeCount
 from perdure.spec.validate import parse_spec, to_mapping, validate_spec
 
 FULL_EXAMPLE = Path(__file__).with_name("full_example.yaml")
@@ -29,7 +29,7 @@ durations = st.one_of(
     st.builds("{}ms".format, st.integers(1, 10**9)),
 )
 node_counts = st.one_of(
-    st.integers(1, 10_000),
+    st.integers(1, MAX_NODES),
     st.tuples(st.integers(1, 100), st.integers(0, 100)).map(lambda pair: f"{pair[0]}:{sum(pair)}"),
     st.tuples(st.integers(1, 8), st.integers(1, 9), st.integers(0, 9)).map(
         lambda t: {"unit": t[0], "min": t[0] * t[1], "max": t[0] * (t[1] + t[2])}

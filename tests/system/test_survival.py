@@ -35,6 +35,23 @@ async def test_torchrun_killed_is_started_again_on_its_node(site: Site):
     assert (await job.incidents())[0].culprit == 0
 
 
+async def test_all_torchruns_killed_are_started_again_though_the_end_of_one_is_reported_after_the_next_world(
+    site: Site,
+):
+    """`enter_timeout` is longer than this test waits."""
+    job = await site.submit()
+    await job.running(nodes=2)
+    job.signal(1, "launcher", signal.SIGSTOP)
+    for node in range(2):
+        job.signal(node, "torchrun")
+    await job.until(lambda s: s.generation >= 2)
+    job.signal(1, "launcher", signal.SIGCONT)
+    known = await job.running(nodes=2, after=1)
+    await job.stepping(generation=known.generation, ranks=2)
+    assert {node.incarnation for node in await site.client.nodes(job.name)} == {1}
+    assert FailureClass.RENDEZVOUS_TIMEOUT not in {incident.failure for incident in await job.incidents()}
+
+
 async def test_a_launcher_killed_is_a_lost_node(site: Site):
     job = await site.submit()
     await job.running(nodes=2)

@@ -21,7 +21,9 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
+from activities.signals import SignalActivities
 from activities.site import SiteActivities
+from tests.workflows.left_out import no_event_left_out
 from workflows.messages import (
     ApplyWorld,
     CheckConnection,
@@ -31,6 +33,7 @@ from workflows.messages import (
     Failure,
     FailureKind,
     Finished,
+    GroupMissing,
     Heartbeat,
     Joined,
     KnownNode,
@@ -45,6 +48,7 @@ from workflows.messages import (
     NodesRequest,
     RankExit,
     Ready,
+    RestartCommand,
     SiteFacts,
     Stall,
     Stepping,
@@ -71,9 +75,17 @@ class PlayedNode:
     entered: int = 0
     worlds: list[ApplyWorld] = field(default_factory=list)
     completed: int = 0
+    stages_complete: int = 0
+    command_restarts: int = 0
     stopped: bool = False
+    leaving: bool = False
+    """Refuses worlds, as an agent does whose node is being ended."""
+    refused: int = 0
+    """How many."""
     silent: bool = False
     """Takes commands but does not step."""
+    enters: bool = True
+    """Its command runs, and enters each world that its agent takes."""
     asked_to_connect: list[CheckConnection] = field(default_factory=list)
     lease_epochs: list[int] = field(default_factory=list)
     lease_taken_at: datetime | None = None
@@ -111,6 +123,7 @@ class PlayedNode:
                 self.apply_world,
                 self.check_connection,
                 self.complete_generation,
+                self.restart_command,
                 self.stop_node,
             ],
             activity_task_poller_behavior=PollerBehaviorSimpleMaximum(1),
@@ -134,8 +147,16 @@ class PlayedNode:
         await self.start()
         self.fleet.become_ready = ready
 
-    async def ready(self, after: int = 0) -> None:
-        await self.to_group("ready", Ready, after_generation=after, store_ports=self.ports())
+    async def join_again(self) -> None:
+        """The agent holds no lease although the job runs."""
+        await self.to_group("joined", Joined, agent_started_at=self.started_at, address="127.0.0.1", host="here")
+
+    async def miss_group(self) -> None:
+        """The server knows no open group."""
+        await self.to_job("group_missing", GroupMissing)
+
+    async def ready(self, after: int = 0, *, stage: int | None = None) -> None:
+        await self.to_group("ready", Ready, after_generation=after, store_ports=self.ports(), stage=stage)
 
     async def step(self) -> None:
         await self.to_group("stepping", Stepping, generation=self.generation, entered_at=now())
@@ -164,14 +185,19 @@ class PlayedNode:
         await self.fleet.client.get_workflow_handle(self.request.job_id).signal("failure", failure)
         return failure
 
-    async def finish(self, generation: int | None = None) -> None:
+    async def finish(self, generation: int | None = None, *, command_runs: bool = False) -> None:
         finished = Finished(
             sender=self.request.node,
             sequence=next(self._to_job),
             time=now(),
             generation=generation or self.generation,
+            command_runs=command_runs,
         )
         await self.fleet.client.get_workflow_handle(self.request.job_id).signal("finished", finished)
+
+    async def to_job(self, signal: str, message: type, **fields: Any) -> None:
+        fields = {"sender": self.request.node, "sequence": next(self._to_job), "time": now()} | fields
+        await self.fleet.client.get_workflow_handle(self.request.job_id).signal(signal, message(**fields))
 
     async def to_group(self, signal: str, message: type, **fields: Any) -> None:
         fields = {"sender": self.request.node, "sequence": next(self._to_group), "time": now()} | fields
@@ -191,14 +217,22 @@ class PlayedNode:
     async def apply_world(self, world: ApplyWorld) -> CommandAnswer:
         if world.node != self.request.node:
             raise ApplicationError("not for this incarnation", non_retryable=True)
-        if world.generation < self.generation:
+        if self.leaving:
+            self.refused += 1
+            self.fleet.changed()
+        if self.leaving or world.generation < self.generation:
             return CommandAnswer(accepted=False, generation=self.generation)
         self.generation = world.generation
         self.worlds.append(world)
         self.fleet.changed()
-        if not self.silent:
+        self.enters = self.enters or world.restart_command
+        # It takes a moment to enter: longer than to answer.
+        answer = CommandAnswer(accepted=True, generation=world.generation, entered=self.entered)
+        if self.enters:
+            self.entered = world.generation
+        if self.enters and not self.silent:
             await self.step()
-        return CommandAnswer(accepted=True, generation=world.generation)
+        return answer
 
     @activity.defn(name="check_connection")
     async def check_connection(self, command: CheckConnection) -> None:
@@ -209,8 +243,15 @@ class PlayedNode:
 
     @activity.defn(name="complete_generation")
     async def complete_generation(self, request: CompleteGeneration) -> CommandAnswer:
-        self.completed = request.generation
+        self.completed, self.stages_complete = request.generation, request.stages_complete
+        self.fleet.changed()
         return CommandAnswer(accepted=True, generation=request.generation)
+
+    @activity.defn(name="restart_command")
+    async def restart_command(self, request: RestartCommand) -> CommandAnswer:
+        self.command_restarts = request.number
+        self.fleet.changed()
+        return CommandAnswer(accepted=True, generation=self.generation)
 
     @activity.defn(name="stop_node")
     async def stop_node(self, request: StopNode) -> CommandAnswer:
@@ -248,9 +289,14 @@ class Fleet:
         self.unseen: set[int] = set()
         """Ranks whose first incarnation is taken away before anybody sees it."""
         self.withhold_events = False
+        self.delete_nothing = False
+        """Nodes that are to be deleted stay."""
         self.watches = 0
         """How often one was begun."""
         self.watches_die = asyncio.Event()
+        self.may_end = asyncio.Event()
+        """Nodes that are deleted end."""
+        self.may_end.set()
         self._away: set[str] = set()
         """Nodes that were made and are no more, though nobody asked for it."""
         self._changed = asyncio.Event()
@@ -269,6 +315,31 @@ class Fleet:
     def started(self, node: PlayedNode) -> None:
         """A node that came by itself: it ends with the fleet."""
         self._started.append(node)
+
+    def make_node(self, request: NodeRequest) -> PlayedNode:
+        """An incarnation that has not started yet."""
+        return PlayedNode(self, request)
+
+    def workers(self, *, max_cached_workflows: int) -> tuple[Worker, Worker]:
+        """Workers for both queues, with this fleet as the backend."""
+        facts = SiteActivities(SiteFacts(search_attributes=True, backends=("local",)))
+        return (
+            Worker(
+                self.client,
+                task_queue=self.task_queue,
+                workflows=[TrainingJob, NodeGroup],
+                activities=[
+                    self.create_node,
+                    self.create_nodes,
+                    self.delete_nodes,
+                    *facts.all,
+                    *SignalActivities(self.client).all,
+                ],
+                max_cached_workflows=max_cached_workflows,
+                max_heartbeat_throttle_interval=timedelta(seconds=1),
+            ),
+            Worker(self.client, task_queue=watch_task_queue(self.task_queue), activities=[self.watch_nodes]),
+        )
 
     async def lose(self, node: PlayedNode, reason: str = "killed") -> None:
         """The node and its agent are gone; the watch says so unless told not to."""
@@ -295,7 +366,7 @@ class Fleet:
             await self._make_for_ever(request.name)
         key = (request.job_id, rank, request.node.incarnation)
         if key not in self.nodes or self.nodes[key].request.node.uid != request.node.uid:
-            node = self.nodes[key] = PlayedNode(self, request)
+            node = self.nodes[key] = self.make_node(request)
             self._started.append(node)
             if rank in self.told_early:
                 await self._tell_that_it_waits(request, self.told_early[rank])
@@ -341,9 +412,16 @@ class Fleet:
 
     @activity.defn(name="delete_nodes")
     async def delete_nodes(self, request: NodesRef) -> None:
+        while self.delete_nothing:
+            activity.heartbeat()
+            await asyncio.sleep(0.1)
         names = {ref.name for ref in request.nodes}
         self.deleted += sorted(names)
         self.deleted_too_early += sorted(names & self._making)
+        while not self.may_end.is_set():
+            activity.heartbeat()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.may_end.wait(), 1)
         await asyncio.gather(*(node.die() for node in self._started if node.request.name in names))
         self.changed()
 
@@ -398,22 +476,13 @@ class Fleet:
 async def running_fleet(client: Client, *, max_cached_workflows: int = 1000) -> AsyncIterator[Fleet]:
     """Workers for both queues with a fleet behind them."""
     fleet = Fleet(client, f"perdure-{uuid4().hex[:8]}")
-    facts = SiteActivities(SiteFacts(search_attributes=True, backends=("local",)))
-    async with (
-        Worker(
-            client,
-            task_queue=fleet.task_queue,
-            workflows=[TrainingJob, NodeGroup],
-            activities=[fleet.create_node, fleet.create_nodes, fleet.delete_nodes, facts.site_facts],
-            max_cached_workflows=max_cached_workflows,
-            max_heartbeat_throttle_interval=timedelta(seconds=1),
-        ),
-        Worker(client, task_queue=watch_task_queue(fleet.task_queue), activities=[fleet.watch_nodes]),
-    ):
-        try:
-            yield fleet
-        finally:
-            await fleet.close()
+    main, watching = fleet.workers(max_cached_workflows=max_cached_workflows)
+    with no_event_left_out():
+        async with main, watching:
+            try:
+                yield fleet
+            finally:
+                await fleet.close()
 
 
 def job_spec(nodes: str = "2", **fields: Any) -> dict[str, Any]:

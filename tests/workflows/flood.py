@@ -15,6 +15,7 @@ from temporalio import activity, workflow
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
+from activities.signals import SignalActivities
 from perdure.spec.validate import parse_spec
 from tests.workflows.fleet import PlayedNode, job_spec, now
 from workflows.messages import (
@@ -174,7 +175,7 @@ async def _listening(
             client,
             task_queue=queue,
             workflows=[NodeGroup, ListeningJob],
-            activities=[create_node, create_nodes, delete_nodes],
+            activities=[create_node, create_nodes, delete_nodes, *SignalActivities(client).all],
         ),
         Worker(client, task_queue=watch_task_queue(queue), activities=[watch_nodes]),
     ):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from temporalio import workflow
-from temporalio.exceptions import ApplicationError
 
+from workflows import edges as edges_module
+from workflows.delivery import Delivery
 from workflows.edges import EdgeBatch
-from workflows.messages import GroupEdges
+from workflows.messages import EdgeKind, GroupEdges
 from workflows.node_record import EdgesCarried
 
 
@@ -25,12 +25,13 @@ class Job:
         self._adopts = adopts
         self._closed = closed
 
-    async def signal(self, name: str, message: GroupEdges) -> None:
+    async def take(self, job_id: str, signal: str, message: GroupEdges, **_: Any) -> Delivery:
         self.told.append(message)
         if len(self.told) == 1:
             self._adopts()
             if self._closed:
-                raise ApplicationError("not found")
+                return Delivery.CLOSED
+        return Delivery.TAKEN
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
@@ -45,13 +46,44 @@ async def test_a_job_that_adopts_a_group_while_it_says_goodbye_hears_that_it_is_
         job_id="job/ns/name", uid="1", group=0, gather=timedelta(seconds=1), carried=EdgesCarried(tenure="old")
     )
     job = Job(lambda: edges.adopted((), tenure=tenure), closed=closed)
-    monkeypatch.setattr(workflow, "get_external_workflow_handle", lambda _: job)
+    monkeypatch.setattr(edges_module, "deliver", job.take)
     monkeypatch.setattr(workflow, "wait_condition", until)
-    monkeypatch.setattr(workflow, "logger", logging.getLogger(__name__))
     edges.wound_down()
     async with asyncio.timeout(10):
         await edges.deliver()
     assert [(message.tenure, message.adopted, message.wound_down) for message in job.told] == [
         ("old", None, True),
         (tenure, (), True),
+    ]
+
+
+async def test_edges_whose_delivery_seemed_to_fail_are_numbered_alike_when_they_go_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    edges = EdgeBatch(job_id="job/ns/name", uid="1", group=0, gather=timedelta(0), carried=EdgesCarried(tenure="t"))
+    told: list[GroupEdges] = []
+
+    def add(rank: int) -> None:
+        edges.add(kind=EdgeKind.READY, rank=rank, incarnation=1, time=datetime.now(UTC))
+
+    async def take(job_id: str, signal: str, message: GroupEdges, **_: Any) -> Delivery:
+        told.append(message)
+        if len(told) == 3:
+            edges.wound_down()
+        else:
+            add(len(told))
+        return Delivery.FAILED if len(told) == 2 else Delivery.TAKEN
+
+    async def until(condition: Callable[[], bool], **_: Any) -> None: ...
+
+    monkeypatch.setattr(edges_module, "deliver", take)
+    monkeypatch.setattr(workflow, "wait_condition", until)
+    add(0)
+    async with asyncio.timeout(10):
+        await edges.deliver()
+    assert [(one.sequence, one.before, [edge.rank for edge in one.edges]) for one in told] == [
+        (1, 0, [0]),
+        (2, 1, [1]),
+        (3, 1, [1, 2]),
+        (4, 3, []),
     ]

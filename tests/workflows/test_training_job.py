@@ -178,6 +178,20 @@ async def test_scale_suspend_resume_restart_relaunch(fleet: Fleet):
 
 
 @also_replayed
+async def test_a_relaunched_node_enters_no_world_before_the_old_one_has_ended(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    fleet.may_end.clear()
+    await handle.execute_update("relaunch_node", RelaunchRequest(rank=0))
+    known = await until(handle, lambda s: "node 0: waits until incarnation 1 has ended" in s.reason)
+    assert (known.phase, known.generation) == (JobPhase.WAITING, 1)
+    fleet.may_end.set()
+    await running(handle, nodes=2, generation=2)
+    old = fleet.nodes[handle.id, 0, 1]
+    assert [world.generation for world in old.worlds] == [1]
+
+
+@also_replayed
 async def test_a_node_that_does_not_get_to_the_others_is_left_out_until_it_does(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)

@@ -23,6 +23,7 @@ from workflows.messages.agents import (
     Failure,
     FailureKind,
     Finished,
+    GroupMissing,
     Heartbeat,
     Joined,
     LeaseTaken,
@@ -38,6 +39,8 @@ from workflows.messages.agents import (
 )
 from workflows.messages.backends import (
     CreatedNode,
+    GroupRef,
+    JobCheck,
     KnownNode,
     NodeEvent,
     NodeEventKind,
@@ -58,13 +61,14 @@ from workflows.messages.commands import (
     CommandAnswer,
     CompleteGeneration,
     LeaseRequest,
+    RestartCommand,
     StopNode,
 )
 from workflows.messages.groups import Adopt, DesiredNode, EdgeKind, GroupDesire, GroupEdges, Member, NodeEdge, World
 from workflows.messages.joining import JoinAnswer, JoinRefusal, JoinRequest
 from workflows.messages.logs import LogChunk, LogPosition, ReadLog
 from workflows.messages.users import Accepted, ReasonRequest, RelaunchRequest, ScaleRequest
-from workflows.messages.views import Considered, Evidence, IncidentView, JobResult, JobStatus, NodeView
+from workflows.messages.views import Considered, Evidence, IncidentView, JobResult, JobStatus, NodeView, Observation
 from workflows.messages.vocabulary import (
     EvidenceSource,
     FailureClass,
@@ -96,8 +100,11 @@ __all__ = [
     "Finished",
     "GroupDesire",
     "GroupEdges",
+    "GroupMissing",
+    "GroupRef",
     "Heartbeat",
     "IncidentView",
+    "JobCheck",
     "JobPhase",
     "JobResult",
     "JobStatus",
@@ -128,6 +135,7 @@ __all__ = [
     "NodesCreated",
     "NodesRef",
     "NodesRequest",
+    "Observation",
     "Progress",
     "ProgressSource",
     "RankExit",
@@ -136,6 +144,7 @@ __all__ = [
     "Ready",
     "ReasonRequest",
     "RelaunchRequest",
+    "RestartCommand",
     "ScaleRequest",
     "SiteFacts",
     "Stall",

@@ -5,13 +5,10 @@ Telemetry goes to the group, whose history it fills; what a job must decide on g
 
 from __future__ import annotations
 
-from datetime import datetime
-from enum import StrEnum
-
 from pydantic import Field
 
 from perdure.spec.durations import Duration
-from workflows.messages.base import Message
+from workflows.messages.base import ErrorText, LogTail, Message, ShortText, Time, Vocabulary
 from workflows.messages.logs import LogPosition
 from workflows.messages.vocabulary import ProgressSource
 
@@ -35,7 +32,7 @@ class AgentMessage(Message):
     sender: NodeIdentity
     sequence: int = Field(ge=1)
     """Counts per destination, and over restarts of the agent."""
-    time: datetime
+    time: Time
     """When it happened."""
 
 
@@ -51,7 +48,7 @@ class Progress(Message):
     source: ProgressSource = ProgressSource.COUNTED
     generation_steps: int = 0
     """Steps seen in the current generation."""
-    last_step_at: datetime | None = None
+    last_step_at: Time | None = None
     apart: bool = False
     """Ranks step without a process group although there are several: each trains by itself."""
 
@@ -59,16 +56,18 @@ class Progress(Message):
 class Joined(AgentMessage):
     """An agent's first word, said again whenever it restarts. To the NodeGroup."""
 
-    agent_started_at: datetime
-    address: str
+    agent_started_at: Time
+    address: ShortText
     """Where other nodes reach this one: a pod's IP, or 127.0.0.1."""
-    host: str = ""
+    host: ShortText = ""
     """The machine's name, for people."""
     generation: int = 0
     """The newest generation that this node has been told of; 0 for none. Agents refuse lower ones."""
     agent_version: str = ""
-    log_path: str = ""
+    log_path: ShortText = ""
     """Where the node keeps its log, where its backend cannot know that."""
+    preparing: bool = False
+    """Its command has worked for a while and has not come to its torchrun yet. Said again while that lasts."""
 
 
 class Ready(AgentMessage):
@@ -80,8 +79,11 @@ class Ready(AgentMessage):
     """Ports on which this node already listens, each for the store of one generation."""
     processes: int = Field(default=1, ge=1)
     """Ranks that this node will start."""
-    command_nodes: str | None = None
+    command_nodes: ShortText | None = None
     """`--nnodes` as the command itself was given it, where that differs from what we asked for."""
+    stage: int | None = None
+    """How many torchruns of the command have ended with 0 before the one that asks; None from an agent of an older
+    release, which cannot pass over torchruns that the job has finished."""
 
 
 class RankStarts(Message):
@@ -90,11 +92,11 @@ class RankStarts(Message):
     warm: int = 0
     """Ranks whose process had imported torch before they were started."""
     cold: int = 0
-    reason: str = ""
+    reason: ShortText = ""
     """Why the first of the cold ones was not warm."""
     standbys: int = 0
     """Those of the warm ones that had waited as a process of their own; the others were forked."""
-    standby_reason: str = ""
+    standby_reason: ShortText = ""
     """Why the first of these was not forked."""
 
     def __add__(self, other: RankStarts) -> RankStarts:
@@ -108,11 +110,13 @@ class RankStarts(Message):
 
 
 class Stepping(AgentMessage):
-    """All ranks of the node made their first step in a generation, or run where steps cannot be seen. To the
-    NodeGroup."""
+    """All ranks of the node made their first step in a generation, or have stayed alive in it without one. To the
+    NodeGroup; a first step that comes later is reported again."""
 
     generation: int
-    entered_at: datetime | None = None
+    counted: bool = True
+    """A step of every rank was seen."""
+    entered_at: Time | None = None
     """When the node's handler returned the world: what follows is process start."""
     starts: RankStarts | None = None
     """Of the node's ranks; None where warm starts are turned off, or cannot be had at all."""
@@ -122,7 +126,7 @@ class Stall(AgentMessage):
     """No rank of the node steps any more although its processes are alive, or they step again. To the NodeGroup."""
 
     generation: int
-    since: datetime | None = None
+    since: Time | None = None
     """Of the last step; None where the ranks step again."""
     usual_step: Duration | None = None
     """How long a step took before that."""
@@ -131,7 +135,7 @@ class Stall(AgentMessage):
 class LeaseTaken(AgentMessage):
     """The agent holds the lease of this epoch: it is back. To the NodeGroup."""
 
-    agent_started_at: datetime
+    agent_started_at: Time
     epoch: int
 
 
@@ -171,7 +175,7 @@ class LeaseView(Message):
     progress: Progress | None = None
     log_end: LogPosition | None = None
     """Where the node's log ends now: who follows it asks for more only where there is more."""
-    time: datetime | None = None
+    time: Time | None = None
 
 
 class RankExit(Message):
@@ -183,14 +187,14 @@ class RankExit(Message):
     exit_code: int | None = None
     """None where a signal ended it."""
     signal: int | None = None
-    error: str | None = None
+    error: ErrorText | None = None
     """From the rank's torch error file: the exception's type and message, on one line."""
-    traceback: str | None = None
+    traceback: LogTail | None = None
     """Its last lines; at most 2,000 characters."""
-    time: datetime | None = None
+    time: Time | None = None
 
 
-class FailureKind(StrEnum):
+class FailureKind(Vocabulary):
     RANKS = "RANKS"
     """Ranks ended; torchrun is alive and asks for the next world."""
     COMMAND = "COMMAND"
@@ -201,6 +205,8 @@ class FailureKind(StrEnum):
     """Nothing ended: the command runs and has not entered the world in time."""
     NODE = "NODE"
     """The node is ended from outside, and its processes have ended for that."""
+    UNKNOWN = "UNKNOWN"
+    """Of a newer agent: the other fields say what it is about."""
 
 
 class Failure(AgentMessage):
@@ -214,9 +220,11 @@ class Failure(AgentMessage):
     """Of the command."""
     signal: int | None = None
     """That ended the command."""
-    message: str = ""
+    starts_again: bool = False
+    """Of COMMAND: the agent has it started again by itself, for a newer world that the node was given meanwhile."""
+    message: ShortText = ""
     """One line for people."""
-    log_tail: str = ""
+    log_tail: LogTail = ""
     """The last lines of the command's output; at most 4,000 characters."""
     progress: Progress | None = None
     store_ports: tuple[int, ...] = ()
@@ -224,8 +232,16 @@ class Failure(AgentMessage):
     """The node's memory controller counted an OOM kill."""
 
 
+class GroupMissing(AgentMessage):
+    """The server knows no open NodeGroup of this node's, although its job runs. To the TrainingJob."""
+
+
 class Finished(AgentMessage):
-    """All ranks of this node ended with 0 in this generation. To the TrainingJob."""
+    """All ranks of this node ended with 0 in this generation, or its command did. To the TrainingJob."""
 
     generation: int
+    """The newest that the node entered; 0 where its command ended without one."""
     progress: Progress | None = None
+    command_runs: bool = False
+    """Only torchrun has finished: the command itself has not ended, and its end is reported by another message. Agents
+    of older releases know no difference."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from enum import StrEnum
+from datetime import timedelta
 
+from perdure.spec.accepted import AcceptedSpec
 from perdure.spec.durations import Duration
-from perdure.spec.job import JobSpec
 from workflows.messages.agents import NodeIdentity
-from workflows.messages.base import Message
+from workflows.messages.base import Message, ShortText, Time, Vocabulary
 from workflows.messages.vocabulary import LossCause
 
 
@@ -18,7 +17,7 @@ class NodeRequest(Message):
     node: NodeIdentity
     name: str
     """Deterministic: see `workflows.names.node_name`."""
-    spec: JobSpec
+    spec: AcceptedSpec
     job_id: str
     job_first_run_id: str
     group_id: str
@@ -48,7 +47,7 @@ class NodesRequest(Message):
     """Argument of `create_nodes`: many nodes of one group."""
 
     orders: tuple[NodeOrder, ...]
-    spec: JobSpec
+    spec: AcceptedSpec
     job_id: str
     job_first_run_id: str
     group_id: str
@@ -97,12 +96,24 @@ class NodesRef(Message):
     nodes: tuple[NodeRef, ...]
 
 
+class GroupRef(Message):
+    """Argument of `clear_group`: a group that ends, and of which nothing may be left."""
+
+    uid: str
+    role: str
+    group: int
+    backend: str
+    namespace: str
+    grace: Duration
+    """As in `NodeRef`."""
+
+
 class CreatedNode(Message):
     name: str
     address: str = ""
     host: str = ""
     log_path: str = ""
-    pending: str = ""
+    pending: ShortText = ""
     """Why it cannot run yet; empty where it can."""
 
 
@@ -111,15 +122,17 @@ class NodesCreated(Message):
 
     created: dict[int, CreatedNode]
     """By rank."""
-    refused: dict[int, str]
+    refused: dict[int, ShortText]
     """By rank, why it never will be."""
 
 
-class NodeEventKind(StrEnum):
+class NodeEventKind(Vocabulary):
     PENDING = "PENDING"
     RUNNING = "RUNNING"
     GONE = "GONE"
     """Its processes have ended or it was removed; nothing of it runs any more."""
+    UNKNOWN = "UNKNOWN"
+    """Of a newer worker's backend: it says that the node was seen, and nothing else."""
 
 
 class NodeEvent(Message):
@@ -128,11 +141,16 @@ class NodeEvent(Message):
     kind: NodeEventKind
     rank: int
     incarnation: int
-    time: datetime
-    reason: str = ""
+    time: Time
+    reason: ShortText = ""
     queued: bool = False
     """Of PENDING: no machine is given to it, since a queue has not admitted it or none has room. That may take hours,
     and is nobody's failure."""
+    refused: bool = False
+    """Of PENDING and GONE: neither it nor another one in its place can run, whatever happens in the cluster. With the
+    cause JOB it is the specification that must change."""
+    absent: bool = False
+    """Of PENDING: it does not exist, since its backend could not make it yet; it is asked again."""
     exit_code: int | None = None
     signal: int | None = None
     host: str = ""
@@ -173,9 +191,18 @@ class WatchRequest(Message):
 
 
 class SiteFacts(Message):
-    """What `site_facts` answers: what the worker found out about its Temporal namespace when it started."""
+    """What `site_facts` answers, asked in each later run of a job: what the worker found out about its Temporal
+    namespace when it started."""
 
     search_attributes: bool
     """Perdure's search attributes exist; setting one that does not exist would block the workflow for ever."""
     backends: tuple[str, ...] = ()
     """Backends that this worker serves."""
+
+
+class JobCheck(Message):
+    """What `check_job` answers, asked in the first run of a job."""
+
+    facts: SiteFacts
+    problem: str = ""
+    """What is wrong with the specification that the job was started with; empty where nothing is."""

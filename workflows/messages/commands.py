@@ -31,6 +31,8 @@ class ApplyWorld(Message):
     store_port: int
     store_host: bool
     """This node hosts the generation's store."""
+    stage: int | None = None
+    """The torchrun of the command that the world is for, from 0."""
     restart_command: bool = False
     """The command is started again even where it runs, unless it has entered the world before this one after all."""
 
@@ -39,6 +41,10 @@ class CommandAnswer(Message):
     accepted: bool
     generation: int = 0
     """The newest one that the agent knows."""
+    entered: int | None = None
+    """The newest one that the node has entered."""
+    preparing: bool = False
+    """The command works, and has not come to its torchrun yet."""
     detail: str = ""
 
 
@@ -55,6 +61,16 @@ class CompleteGeneration(Message):
 
     node: NodeIdentity
     generation: int
+    stages_complete: int = 0
+    """How many torchruns of the command the job has finished by then."""
+
+
+class RestartCommand(Message):
+    """Argument of `restart_command`: the command has ended between two worlds, and is started again on its node."""
+
+    node: NodeIdentity
+    number: int
+    """Counts per incarnation: what was followed once is not followed again."""
 
 
 class StopNode(Message):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from enum import StrEnum
-
 from pydantic import Field
 
 from workflows.messages.agents import RankStarts
-from workflows.messages.base import Message
+from workflows.messages.base import Message, ShortText, Time, Vocabulary
 from workflows.messages.views import NodeView
 from workflows.messages.vocabulary import EvidenceSource, LossCause
 
 
-class EdgeKind(StrEnum):
+class EdgeKind(Vocabulary):
     """What changed about a node."""
 
     CREATED = "CREATED"
@@ -35,6 +32,8 @@ class EdgeKind(StrEnum):
     LOST = "LOST"
     CREATE_FAILED = "CREATE_FAILED"
     REMOVED = "REMOVED"
+    UNKNOWN = "UNKNOWN"
+    """Of a newer group: its other fields count."""
 
 
 class NodeEdge(Message):
@@ -43,21 +42,33 @@ class NodeEdge(Message):
     kind: EdgeKind
     rank: int
     incarnation: int
-    time: datetime
+    time: Time
     source: EvidenceSource = EvidenceSource.AGENT
-    detail: str = ""
+    detail: ShortText = ""
     cause: LossCause = LossCause.UNKNOWN
     """Of LOST."""
     queued: bool = False
     """Of PENDING: as in `NodeEvent`."""
+    certain: bool = True
+    """Of REMOVED: nothing of the node runs any more. False where only its agent could end it and did not answer."""
     generation: int = 0
-    entered_at: datetime | None = None
+    entered: int | None = None
+    """Of COMMANDED: the newest generation that the node has entered; None where its agent does not say."""
+    inquiry: int = 0
+    """Of COMMANDED: the newest inquiry that the command followed."""
+    entered_at: Time | None = None
+    counted: bool = True
+    """Of STEPPING: as in `Stepping`."""
     starts: RankStarts | None = None
     store_ports: tuple[int, ...] | None = None
     processes: int | None = None
     address: str | None = None
     host: str | None = None
     command_nodes: str | None = None
+    stage: int | None = None
+    """Of READY: as in `Ready`."""
+    preparing: bool = False
+    """Of JOINED and COMMANDED: the node's command works, and has not come to its torchrun yet."""
 
 
 class GroupEdges(Message):
@@ -67,6 +78,9 @@ class GroupEdges(Message):
     """Of the job's run: a later job of the same name ignores the groups of an earlier one."""
     group: int
     sequence: int
+    """Grows with each message, repeats of what could not be delivered included."""
+    before: int | None = None
+    """Edges of this group that went before the first of these; None from a group that does not count them."""
     edges: tuple[NodeEdge, ...] = ()
     adopted: tuple[NodeView, ...] | None = None
     """The whole table: the answer to `adopt`, for a job that was reset or replaced."""
@@ -81,7 +95,9 @@ class DesiredNode(Message):
     incarnation: int
     token: str
     avoids: tuple[str, ...] = ()
-    """Machines that it had better not run on."""
+    """Machines that it should avoid."""
+    command_restarts: int = 0
+    """How often its command is to be started again between two worlds."""
 
 
 class Member(Message):
@@ -106,6 +122,8 @@ class World(Message):
     store_port: int
     store_rank: int
     """The node (slot) that hosts the store."""
+    stage: int = 0
+    """The torchrun of the command that it is for, from 0."""
 
     @property
     def nodes(self) -> int:
@@ -129,10 +147,14 @@ class GroupDesire(Message):
     world_nodes: int = 0
     undisturbed: bool = False
     """Nothing is known to be wrong with the world: a node that joins it must not break it."""
+    inquiry: int = 0
+    """Grows whenever the job asks where members are that it has not heard to step: the world is given to them again."""
     nodes_min: int | None = None
     """The fewest nodes that the job trains with."""
     complete_generation: int = 0
     """Every rank of the world finished this generation: let torchrun leave its exit barrier."""
+    stages_complete: int = 0
+    """How many torchruns of the command the job has finished."""
     wind_down: bool = False
     """Delete everything and close."""
     reason: str = ""

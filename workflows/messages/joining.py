@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import StrEnum
 
 from pydantic import Field
 
 from workflows.messages.backends import NodeRequest
-from workflows.messages.base import Message
+from workflows.messages.base import Message, Time
 
 
 class JoinRequest(Message):
@@ -20,7 +19,7 @@ class JoinRequest(Message):
     """One process that joins; made anew by each."""
     stay: int = Field(default=1, ge=1)
     """Counts the session's places: a higher one says that nothing of the one before is left."""
-    started_at: datetime
+    started_at: Time
     """When the session began, by its host's clock."""
     host: str = ""
     """The machine's name, for people."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workflows.messages.base import Message
+from workflows.messages.base import Message, ShortText
 
 
 class ScaleRequest(Message):
@@ -12,20 +12,20 @@ class ScaleRequest(Message):
     """`4`, or `2:8` for min and max."""
     role: str | None = None
     """Needed only where the job has several."""
-    reason: str = ""
+    reason: ShortText = ""
 
 
 class ReasonRequest(Message):
     """Updates `suspend`, `resume`, `restart`."""
 
-    reason: str = ""
+    reason: ShortText = ""
 
 
 class RelaunchRequest(Message):
     """Update `relaunch_node`."""
 
     rank: int
-    reason: str = ""
+    reason: ShortText = ""
 
 
 class Accepted(Message):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from perdure.spec.durations import Duration
 from workflows.messages.agents import Metrics, Progress, RankStarts
-from workflows.messages.base import Message
+from workflows.messages.base import Message, ShortText, Time
 from workflows.messages.logs import LogPosition
 from workflows.messages.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase
 
@@ -30,12 +28,12 @@ class NodeView(Message):
     processes: int = 1
     progress: Progress | None = None
     metrics: Metrics | None = None
-    stalled_since: datetime | None = None
+    stalled_since: Time | None = None
     """When its ranks made their last step, where they stand still since."""
     store_ports: tuple[int, ...] = ()
     command_nodes: str | None = None
     """How many nodes its command asks torchrun for, as MIN:MAX, where that is not what the job asked for."""
-    since: datetime | None = None
+    since: Time | None = None
     """When the phase began."""
     avoids: tuple[str, ...] = ()
     """Suspect machines that it was asked to keep away from."""
@@ -48,10 +46,10 @@ class NodeView(Message):
 class Evidence(Message):
     """One thing that was seen."""
 
-    time: datetime
+    time: Time
     source: EvidenceSource
     rank: int | None = None
-    text: str
+    text: ShortText
 
 
 class Considered(Message):
@@ -61,8 +59,18 @@ class Considered(Message):
     why_not: str
 
 
+class Observation(Message):
+    """A pause that passed by itself: nothing was interrupted, and nothing was done about it."""
+
+    unreachable: tuple[int, ...] = ()
+    """Nodes (slots) that could not be reached."""
+    stalled: tuple[int, ...] = ()
+    """Nodes (slots) whose ranks stood still."""
+
+
 class IncidentView(Message):
-    """One interruption, from its first sign until the world steps again: what `perdure explain` prints."""
+    """One interruption, from its first sign until the world steps again, or an observation: what `perdure explain`
+    prints."""
 
     number: int
     title: str
@@ -70,17 +78,25 @@ class IncidentView(Message):
     """None for what users asked for."""
     culprit: int | None = None
     """The node (slot) where it began, where that is known."""
-    started_at: datetime
+    also_failed: tuple[int, ...] = ()
+    """Other nodes (slots) that failed in the same generation by themselves."""
+    started_at: Time
     """When it happened."""
-    noticed_at: datetime
+    noticed_at: Time
     """When the job heard of it."""
-    decided_at: datetime | None = None
-    commanded_at: datetime | None = None
+    decided_at: Time | None = None
+    commanded_at: Time | None = None
     """When the last surviving agent had the new world."""
-    entered_at: datetime | None = None
+    entered_at: Time | None = None
     """When the last member's rendezvous returned."""
-    stepping_at: datetime | None = None
-    """When the last member stepped again."""
+    running_at: Time | None = None
+    """When the last member's ranks were in the new world, where they stayed alive there without a step being seen."""
+    stepping_at: Time | None = None
+    """When the last member was seen to step again; None where no step was seen."""
+    closed_at: Time | None = None
+    """When it ended otherwise: the next one began, or what was being repaired was given up."""
+    followed_by: int | None = None
+    """The number of the incident that began before the new world ran."""
     starts: RankStarts | None = None
     """How the ranks of the new world were started, as far as agents say."""
     evidence: tuple[Evidence, ...] = ()
@@ -97,7 +113,16 @@ class IncidentView(Message):
     nodes_before: int = 0
     nodes_after: int | None = None
     step_before: int | None = None
+    observation: Observation | None = None
+    """Set where this is an observation and no interruption; it is closed from the beginning."""
     log_tail: str = ""
+    left_out: str = ""
+    """That texts were shortened, where they were: only the newest incidents are kept in full."""
+
+    @property
+    def over_at(self) -> Time | None:
+        """When it was over, in whatever way; None while it is open."""
+        return self.stepping_at or self.running_at or self.closed_at
 
 
 class JobStatus(Message):
@@ -122,10 +147,12 @@ class JobStatus(Message):
     """Ranks of the current world."""
     restarts: int
     """Within the window."""
+    restarts_total: int = 0
+    """Since the job began."""
     max_restarts: int
     restart_window: Duration
-    started_at: datetime
-    finished_at: datetime | None = None
+    started_at: Time
+    finished_at: Time | None = None
     logs_url: str = ""
     """Where nodes' logs are copied to: `outputs.logs`."""
     groups: tuple[str, ...] = ()
@@ -153,7 +180,7 @@ class JobResult(Message):
     reason: str
     generations: int
     restarts: int
-    """Failures that were repaired by a new generation."""
+    """Restarts that failures caused since the job began."""
     step: int | None = None
-    started_at: datetime
-    finished_at: datetime
+    started_at: Time
+    finished_at: Time

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from workflows.messages.base import Vocabulary
 
 
-class JobPhase(StrEnum):
+class JobPhase(Vocabulary):
     """Where a job stands, for people, dashboards and the search attribute `JobPhase`."""
 
     STARTING = "STARTING"
@@ -27,9 +27,11 @@ class JobPhase(StrEnum):
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
+    UNKNOWN = "UNKNOWN"
+    """A newer release's phase: the job is of that release."""
 
 
-class NodePhase(StrEnum):
+class NodePhase(Vocabulary):
     """Where one incarnation of a node stands."""
 
     REQUESTED = "REQUESTED"
@@ -46,9 +48,11 @@ class NodePhase(StrEnum):
     """Its processes are gone, by evidence. A new incarnation may follow."""
     REMOVED = "REMOVED"
     """Taken away because the job no longer wants it."""
+    UNKNOWN = "UNKNOWN"
+    """A newer release's phase: the node is there, and what follows says more."""
 
 
-class FailureClass(StrEnum):
+class FailureClass(Vocabulary):
     """What a failure means; the policy acts on this and on nothing finer."""
 
     USER_CODE = "USER_CODE"
@@ -64,7 +68,7 @@ class FailureClass(StrEnum):
     LAUNCH = "LAUNCH"
     """The command could not be started: not found, not executable, refused options."""
     COMMAND_LOST = "COMMAND_LOST"
-    """The command (torchrun itself) died under healthy ranks."""
+    """The command (torchrun itself) was ended, and none of its ranks had failed."""
     UNPROTECTED = "UNPROTECTED"
     """A rank appeared on one of several nodes without having gone through our rendezvous."""
     NODE_LOST = "NODE_LOST"
@@ -75,9 +79,11 @@ class FailureClass(StrEnum):
     """The backend refused the node for good."""
     RENDEZVOUS_TIMEOUT = "RENDEZVOUS_TIMEOUT"
     """A member did not enter a world in time."""
+    UNKNOWN = "UNKNOWN"
+    """What failed has no name in this release: the ranks are restarted in place."""
 
 
-class LossCause(StrEnum):
+class LossCause(Vocabulary):
     """Whose doing the loss of a node was, as far as its machine is concerned."""
 
     WANTED = "WANTED"
@@ -90,7 +96,7 @@ class LossCause(StrEnum):
     """Nothing is known that explains it."""
 
 
-class EvidenceSource(StrEnum):
+class EvidenceSource(Vocabulary):
     """Who says so. Independent sources raise confidence."""
 
     AGENT = "AGENT"
@@ -99,12 +105,15 @@ class EvidenceSource(StrEnum):
     COMMAND = "COMMAND"
     PEERS = "PEERS"
     USER = "USER"
+    UNKNOWN = "UNKNOWN"
 
 
-class ProgressSource(StrEnum):
+class ProgressSource(Vocabulary):
     """How far the step number can be trusted."""
 
     REPORTED = "REPORTED"
     """The script says it through `perdure.training.report`: absolute and exact."""
     COUNTED = "COUNTED"
     """Optimizer steps since the process started: says alive, not how far."""
+    UNKNOWN = "UNKNOWN"
+    """Counts as COUNTED does."""

@@ -9,6 +9,8 @@ from datetime import datetime
 
 from perdure.spec.job import JobSpec
 from workflows.messages import NodePhase
+from workflows.policy import succession
+from workflows.policy.entering import entry_deadline
 from workflows.policy.job import unreachable_deadline
 from workflows.policy.judge import waits_until
 from workflows.policy.state import JobState
@@ -24,12 +26,14 @@ def next_deadline(state: JobState, job: JobSpec, now: datetime) -> datetime | No
         times.append(state.started_at + job.limits.active_deadline)
     if not state.suspended:
         times += _deadlines_of_the_world(state, job)
+        times += [node.until for node in state.leaving]
+        times += [node.predecessor_until for node in succession.waiting_nodes(state)]
         times += [node.not_before for node in state.nodes.values() if node.phase is NodePhase.LOST]
     return min((time for time in times if time is not None and time > now), default=None)
 
 
 def _deadlines_of_the_world(state: JobState, job: JobSpec) -> list[datetime | None]:
-    times: list[datetime | None] = []
+    times = [entry_deadline(state, job)]
     interruption = state.interruption
     if interruption is not None:
         times.append(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import TypeVar
 
 from perdure.spec.job import JobSpec
 from workflows.messages import (
     DesiredNode,
     FailureClass,
     GroupDesire,
-    IncidentView,
     JobPhase,
     JobResult,
     JobStatus,
@@ -18,9 +19,14 @@ from workflows.messages import (
     ProgressSource,
 )
 from workflows.names import group_index
-from workflows.policy import holding
+from workflows.policy import holding, stages, succession
 from workflows.policy.budget import within_window
-from workflows.policy.state import JobState
+from workflows.policy.state import JobState, NodeState
+
+_OfNode = TypeVar("_OfNode")
+
+_WARNED_OF = 8
+"""Nodes of which the same warning is given."""
 
 _SHOWN = 64
 """Nodes in the details of the workflow's page."""
@@ -31,31 +37,58 @@ def groups_of(state: JobState) -> tuple[int, ...]:
     return tuple(sorted({group_index(rank) for rank in (*state.nodes, *range(state.nodes_max))}))
 
 
-def desire_for(state: JobState, group: int) -> GroupDesire:
-    """All that the job wants of one group; its version is set when it is sent."""
-    return GroupDesire(
+def desires_of(state: JobState) -> dict[int, GroupDesire]:
+    """All that the job wants of each of its groups; versions are set when they are sent."""
+    nodes, members = _by_group(state.nodes), _by_group(state.world.members if state.world else {})
+    world = state.world if state.world is not None and not state.suspended else None
+    common = GroupDesire(
         version=0,
-        nodes={
-            rank: DesiredNode(incarnation=node.incarnation, token=node.token, avoids=node.avoids)
-            for rank, node in sorted(state.nodes.items())
-            # One that winds down wants nothing, and is not told again whenever a node has gone.
-            if group_index(rank) == group
-            and node.alive
-            and (state.outcome is None or (state.held and holding.can_be_looked_at(node)))
-        },
-        world=state.world.model_copy(
-            update={"members": {r: m for r, m in state.world.members.items() if group_index(r) == group}}
-        )
-        if state.world is not None and not state.suspended
-        else None,
+        nodes={},
         world_nodes=state.world.nodes if state.world else 0,
         nodes_min=state.nodes_min,
         world_size=state.world.processes if state.world else 0,
-        undisturbed=state.world is not None and state.interruption is None,
+        undisturbed=state.world is not None and state.interruption is None and not state.between_stages,
+        inquiry=state.inquiry,
         complete_generation=state.complete_generation,
+        stages_complete=state.stages_complete,
         wind_down=state.outcome is not None and not state.held,
         reason=_reason(state),
     )
+    return {
+        group: common.model_copy(
+            update={
+                "nodes": _desired(state, nodes.get(group, {})),
+                "world": world.model_copy(update={"members": members.get(group, {})}) if world else None,
+            }
+        )
+        for group in groups_of(state)
+    }
+
+
+def desire_for(state: JobState, group: int) -> GroupDesire:
+    """All that the job wants of one group."""
+    return desires_of(state)[group]
+
+
+def _by_group(by_rank: Mapping[int, _OfNode]) -> dict[int, dict[int, _OfNode]]:
+    groups: dict[int, dict[int, _OfNode]] = {}
+    for rank, of_node in by_rank.items():
+        groups.setdefault(group_index(rank), {})[rank] = of_node
+    return groups
+
+
+def _desired(state: JobState, nodes: Mapping[int, NodeState]) -> dict[int, DesiredNode]:
+    return {
+        rank: DesiredNode(
+            incarnation=node.incarnation,
+            token=node.token,
+            avoids=node.avoids,
+            command_restarts=node.command_restarts,
+        )
+        for rank, node in sorted(nodes.items())
+        # One that winds down wants nothing, and is not told again whenever a node has gone.
+        if node.alive and (state.outcome is None or (state.held and holding.can_be_looked_at(node)))
+    }
 
 
 def is_over(state: JobState) -> bool:
@@ -89,6 +122,7 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
         nodes_max=state.nodes_max,
         world_size=world.processes if world else 0,
         restarts=len(within_window(state.restarts, now=now, window=job.retry.window)),
+        restarts_total=state.all_restarts,
         max_restarts=job.retry.max_restarts,
         restart_window=job.retry.window,
         started_at=state.started_at,
@@ -98,9 +132,9 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
         unreachable=tuple(node.rank for node in state.nodes.values() if node.alive and not node.reachable),
         stalled=tuple(node.rank for node in state.stalled),
         lost=tuple(node.rank for node in state.nodes.values() if node.phase is NodePhase.LOST),
-        protected=all(incident.failure is not FailureClass.UNPROTECTED for incident in state.incidents[-1:]),
+        protected=state.last_incident is None or state.last_incident.failure is not FailureClass.UNPROTECTED,
         warnings=warnings_of(state),
-        last_incident=last_incident(state),
+        last_incident=state.last_incident,
         next_action=next_action(state),
         progress=state.progress,
     )
@@ -112,17 +146,25 @@ def warnings_of(state: JobState) -> tuple[str, ...]:
     asked = {
         node.command_nodes.partition(":")[::2] for node in state.nodes.values() if node.alive and node.command_nodes
     }
-    cut_off = (
-        f"node {node.rank} is left out of the world: {node.reason}"
-        for node in state.nodes.values()
-        if node.alive and node.cut_off
+    left_out = [node for node in state.nodes.values() if node.alive and node.cut_off]
+    cut_off = [f"node {node.rank} is left out of the world: {node.reason}" for node in left_out[:_WARNED_OF]]
+    if len(left_out) > _WARNED_OF:
+        cut_off.append(f"{len(left_out) - _WARNED_OF} more nodes are left out of the world: `perdure nodes` names them")
+    dropped = (
+        f"{state.dropped_events} messages could not be taken and were left out, the last one {state.last_dropped}: "
+        "please report this as a defect"
+        for _ in range(min(state.dropped_events, 1))
     )
-    return *cut_off, *(
-        f"the command asks for {_node_count(*counts)} (--nnodes, or --num_machines of accelerate) and the job for "
-        f"{_node_count(*wanted)}: the job decides. Leave the option out of the command"
-        + (f", or scale the job to {counts[0]}" if counts[0] == counts[1] else "")
-        for counts in sorted(asked)
-        if counts != wanted
+    return (
+        *dropped,
+        *cut_off,
+        *(
+            f"the command asks for {_node_count(*counts)} (--nnodes, or --num_machines of accelerate) and the job for "
+            f"{_node_count(*wanted)}: the job decides. Leave the option out of the command"
+            + (f", or scale the job to {counts[0]}" if counts[0] == counts[1] else "")
+            for counts in sorted(asked)
+            if counts != wanted
+        ),
     )
 
 
@@ -132,13 +174,11 @@ def _node_count(minimum: str, maximum: str) -> str:
     return f"{minimum} to {maximum} nodes"
 
 
-def last_incident(state: JobState) -> IncidentView | None:
-    return state.incidents[-1] if state.incidents else None
-
-
 def next_action(state: JobState) -> str:
     """What happens next without anybody doing anything."""
-    coming = [node for node in state.nodes.values() if node.alive and node.phase is not NodePhase.READY]
+    coming = [
+        node for node in state.nodes.values() if node.alive and node.phase is not NodePhase.READY and not node.ended
+    ]
     delayed = [node for node in state.nodes.values() if node.phase is NodePhase.LOST and node.not_before is not None]
     if state.outcome is not None and state.outcome.held_until is not None:
         until = f"{state.outcome.held_until:%Y-%m-%d %H:%M:%S} UTC"
@@ -147,16 +187,32 @@ def next_action(state: JobState) -> str:
         return "the nodes are wound down"
     if state.suspended:
         return "nothing, until somebody resumes it"
+    if held := succession.why_held(state):
+        return f"the next world {held}"
+    if held_back := succession.waiting_nodes(state):
+        return f"node {held_back[0].rank} {succession.why_waiting(held_back[0])}"
+    if state.between_stages and (waits := stages.next_action(state)):
+        return waits
     if coming:
         node = coming[0]
         return f"waits for node {node.rank} ({node.phase.lower()}{f': {node.reason}' if node.reason else ''})"
     if delayed:
         return f"asks again for node {delayed[0].rank}, which was lost before it was ready: {delayed[0].reason}"
+    if stalled := state.stalled:
+        nodes = f"node{'s' if len(stalled) > 1 else ''} {', '.join(str(node.rank) for node in stalled)}"
+        return f"waits for {nodes} to step again; nothing is restarted for it, as a long evaluation looks the same"
     return "nothing to do"
 
 
-def node_views(state: JobState, *, first: int | None = None) -> tuple[NodeView, ...]:
-    """The answer to the query `nodes`: the job's own view, without telemetry; of the first nodes only, or of all."""
+def node_views(state: JobState, *, first: int | None = None, group: int | None = None) -> tuple[NodeView, ...]:
+    """The answer to the query `nodes`: the job's own view, without telemetry.
+
+    Args:
+        state: The job.
+        first: Only so many nodes.
+        group: Only nodes of this group: those of all groups may be more than one answer can carry.
+    """
+    nodes = [node for node in state.nodes.values() if group is None or group_index(node.rank) == group]
     members = state.world.members if state.world else {}
     stalled = {node.rank for node in state.stalled}
     return tuple(
@@ -167,7 +223,7 @@ def node_views(state: JobState, *, first: int | None = None) -> tuple[NodeView, 
             reachable=node.reachable,
             host=node.host,
             address=node.address,
-            reason=node.reason,
+            reason=node.reason or stages.doing(state, node),
             generation=node.commanded,
             group_rank=members[node.rank].group_rank if state.is_member(node) and node.alive else None,
             processes=node.processes,
@@ -175,7 +231,7 @@ def node_views(state: JobState, *, first: int | None = None) -> tuple[NodeView, 
             stalled_since=node.stalled_since if node.rank in stalled else None,
             avoids=node.avoids,
         )
-        for node in sorted(state.nodes.values(), key=lambda node: node.rank)[:first]
+        for node in map(succession.describe, sorted(nodes, key=lambda node: node.rank)[:first])
     )
 
 
@@ -189,9 +245,7 @@ def result_of(state: JobState, now: datetime) -> JobResult:
         exit_code=outcome.exit_code,
         reason=outcome.reason,
         generations=state.generation,
-        restarts=sum(
-            incident.failure is not None and incident.generation_after is not None for incident in state.incidents
-        ),
+        restarts=state.all_restarts,
         step=progress.step if progress is not None and progress.source is ProgressSource.REPORTED else None,
         started_at=state.started_at,
         finished_at=now,
@@ -211,13 +265,10 @@ def details_of(state: JobState, phase: JobPhase) -> str:
         f"| Generation | {state.generation} |",
         f"| Next | {next_action(state)} |",
     ]
-    incident = last_incident(state)
+    incident = state.last_incident
     if incident is not None:
-        took = (
-            f"stepping again after {(incident.stepping_at - incident.started_at).total_seconds():.1f} s"
-            if incident.stepping_at
-            else "under way"
-        )
+        again, how = incident.stepping_at or incident.running_at, "stepping" if incident.stepping_at else "running"
+        took = f"{how} again after {(again - incident.started_at).total_seconds():.1f} s" if again else "under way"
         lines.append(f"| Last incident | #{incident.number} {incident.title} ({took}) |")
     lines += ["", "| Node | State | Group rank | Host | Why |", "|-|-|-|-|-|"]
     for view in node_views(state, first=_SHOWN):

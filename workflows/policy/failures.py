@@ -13,6 +13,9 @@ from workflows.messages import Failure, FailureClass, FailureKind, RankExit
 SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV, SIGTERM = 4, 6, 7, 8, 9, 11, 15
 _CRASH_SIGNALS = frozenset({SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV})
 
+_ENDING_SIGNALS = _CRASH_SIGNALS | {1, 2, 3, SIGKILL, SIGTERM, 24, 25}
+"""What people, kernels and clusters end processes with."""
+
 _PEER_LOST = re.compile(
     r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|socket closed"
     r"|remote (process|peer) (exited|closed)|connectfullmesh|gloo.*(timed out|timeout|recvbuf|transport)"
@@ -48,22 +51,38 @@ USERS_OWN = frozenset(
 """Likely to happen again by itself, so it counts against progress; the job's exit code is then 1."""
 
 
-def classify_rank(exit: RankExit, *, out_of_memory: bool = False) -> FailureClass:
-    """The class of one rank's end."""
+def signal_in_shell(exit_code: int | None) -> int | None:
+    """The signal that ended what a shell ran, if its exit code probably says so: a shell then exits with 128 + n.
+
+    Only signals that end processes from outside or for a crash count; any other code may be the program's own.
+    """
+    number = (exit_code or 0) - 128
+    return number if number in _ENDING_SIGNALS else None
+
+
+def classify_rank(exit: RankExit, *, out_of_memory: bool = False, shells: bool = True) -> FailureClass:
+    """The class of one rank's end; `shells` is as for `classify`."""
     text = exit.error or ""
-    if exit.signal in (SIGKILL, SIGTERM):
-        return FailureClass.OUT_OF_MEMORY if out_of_memory and exit.signal == SIGKILL else FailureClass.KILLED
+    number = exit.signal
+    if number is None and not text and shells:
+        number = signal_in_shell(exit.exit_code)
+    if number in (SIGKILL, SIGTERM):
+        return FailureClass.OUT_OF_MEMORY if out_of_memory and number == SIGKILL else FailureClass.KILLED
     if _OUT_OF_MEMORY.search(text):
         return FailureClass.OUT_OF_MEMORY
     if _PEER_LOST.search(text) and not _UNEQUAL.search(text):
         return FailureClass.PEER_LOST
-    if exit.signal in _CRASH_SIGNALS:
+    if number in _CRASH_SIGNALS:
         return FailureClass.CRASH
     return FailureClass.USER_CODE
 
 
-def classify(failure: Failure) -> tuple[FailureClass, str, int | None]:
+def classify(failure: Failure, *, shells: bool = True) -> tuple[FailureClass, str, int | None]:
     """What a node's report means.
+
+    Args:
+        failure: What the agent reported.
+        shells: Whether 128 + n is read as the end by signal n of what a shell ran.
 
     Returns:
         The class, one line for people, and the exit code that speaks for it (None where a signal did).
@@ -75,11 +94,15 @@ def classify(failure: Failure) -> tuple[FailureClass, str, int | None]:
     if failure.kind is FailureKind.RENDEZVOUS:
         return FailureClass.RENDEZVOUS_TIMEOUT, failure.message or "it did not enter its world in time", None
     if failure.ranks:
-        classes = [(classify_rank(exit, out_of_memory=failure.out_of_memory), exit) for exit in failure.ranks]
+        oom = failure.out_of_memory
+        classes = [(classify_rank(exit, out_of_memory=oom, shells=shells), exit) for exit in failure.ranks]
         worst, exit = min(classes, key=lambda pair: _SEVERITY.index(pair[0]))
         return worst, describe_rank(exit), exit.exit_code
     if failure.kind is FailureKind.RANKS:
         return FailureClass.PEER_LOST, failure.message or "the ranks ended without a trace", failure.exit_code
+    if failure.kind is FailureKind.UNKNOWN and failure.exit_code is None and failure.signal is None:
+        text = failure.message or "its agent, of a newer release, reports a failure that this worker does not know"
+        return FailureClass.UNKNOWN, text, None
     if failure.exit_code in (126, 127):
         return FailureClass.LAUNCH, failure.message or "the command could not be started", failure.exit_code
     if failure.signal is not None:
@@ -87,6 +110,14 @@ def classify(failure: Failure) -> tuple[FailureClass, str, int | None]:
             FailureClass.OUT_OF_MEMORY if failure.out_of_memory else FailureClass.COMMAND_LOST,
             failure.message or f"the command was ended by {signal_name(failure.signal)}",
             None,
+        )
+    if shells and (number := signal_in_shell(failure.exit_code)) is not None:
+        # A program may choose such a code itself, so the text says what is inferred.
+        said = failure.message or f"the command exited with {failure.exit_code}"
+        return (
+            FailureClass.OUT_OF_MEMORY if failure.out_of_memory else FailureClass.COMMAND_LOST,
+            f"{said}, as a shell does when {signal_name(number)} ended what it ran",
+            failure.exit_code,
         )
     if failure.exit_code == 0:
         return FailureClass.COMMAND_LOST, failure.message or "the command left although its world goes on", 0
@@ -97,7 +128,10 @@ def describe_rank(exit: RankExit) -> str:
     """`rank 3 SIGSEGV` or `rank 3 exit code 1: ValueError: …`."""
     rank = exit.global_rank if exit.global_rank is not None else f"(local {exit.local_rank})"
     how = signal_name(exit.signal) if exit.signal is not None else f"exit code {exit.exit_code}"
-    return f"rank {rank} {how}" + (f": {exit.error}" if exit.error else "")
+    if exit.error:
+        return f"rank {rank} {how}: {exit.error}"
+    number = signal_in_shell(exit.exit_code)
+    return f"rank {rank} {how}" + (f", as a shell has it after {signal_name(number)}" if number else "")
 
 
 def signal_name(number: int) -> str:

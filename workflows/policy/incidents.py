@@ -1,15 +1,20 @@
 """The story of each interruption, told while it happens: what was seen, what it means, what was done and what not.
 
-An incident lasts from the first sign until the world steps again. A failure before that belongs to the same one: a
-node found dead while its peers restart is the cause of what they reported first, not another story.
+An incident lasts from the first sign until the next world runs: its ranks step, or stay alive there for a while. A
+failure of a node that took part in the next world is another incident, although nothing has run yet. That of a node
+which never took part belongs to the same one: found dead while its peers restart, it caused what they reported.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from workflows.messages import Considered, Evidence, EvidenceSource, FailureClass, IncidentView, RankStarts
-from workflows.policy.state import JobState
+from workflows.messages.base import shorten
+from workflows.policy.behavior import Behavior
+from workflows.policy.incident_texts import within_budget
+from workflows.policy.state import JobState, NodeFailure
 
 KEPT_INCIDENTS = 50
 """Older ones are in the workflow's history; these ride through continue-as-new."""
@@ -35,7 +40,7 @@ def sighted(
     if incident is None:
         incident = IncidentView(
             number=state.incident_count + 1,
-            title=text,
+            title=shorten(text),
             started_at=time,
             noticed_at=now,
             evidence=(evidence,),
@@ -45,7 +50,8 @@ def sighted(
             log_tail=log_tail[-_LOG_TAIL:],
         )
         return state.changed(
-            incidents=(*state.incidents, incident)[-KEPT_INCIDENTS:], incident_count=state.incident_count + 1
+            incidents=within_budget((*state.incidents, incident)[-KEPT_INCIDENTS:]),
+            incident_count=state.incident_count + 1,
         )
     known = incident.evidence
     return _replace_last(
@@ -70,6 +76,7 @@ def decided(
     failure: FailureClass | None = None,
     culprit: int | None = None,
     considered: tuple[Considered, ...] = (),
+    failures: Iterable[NodeFailure] = (),
 ) -> JobState:
     """Writes down the decision; a later one for the same incident replaces it."""
     incident = state.open_incident
@@ -77,17 +84,20 @@ def decided(
         return state
     if incident.failure is not None and failure is None:
         # A wish, or a node that came in time, while a failure is being repaired: the failure stays the story.
-        return _replace_last(state, incident.model_copy(update={"action": f"{incident.action}; {action}"}))
+        return _replace_last(state, incident.model_copy(update={"action": shorten(f"{incident.action}; {action}")}))
+    same = incident.decided_at is not None and (incident.failure, incident.culprit) == (failure, culprit)
+    also = _others(failures, culprit) | (set(incident.also_failed) - {culprit})
     return _replace_last(
         state,
         incident.model_copy(
             update={
-                "title": title,
+                "title": shorten(title),
                 "failure": failure,
                 "culprit": culprit,
-                "decided_at": now,
+                "also_failed": tuple(sorted(also)),
+                "decided_at": incident.decided_at if same else now,
                 "rule": rule,
-                "action": action,
+                "action": shorten(action),
                 "considered": considered,
                 "commanded_at": None,
                 "entered_at": None,
@@ -107,7 +117,9 @@ def avoiding(state: JobState, machines: tuple[str, ...]) -> JobState:
 def waits(state: JobState, text: str) -> JobState:
     """A node that is needed to go on does not come, and says why; the newest reason stays."""
     incident = state.open_incident
-    return state if incident is None else _replace_last(state, incident.model_copy(update={"waited_for": text}))
+    return (
+        state if incident is None else _replace_last(state, incident.model_copy(update={"waited_for": shorten(text)}))
+    )
 
 
 def formed(state: JobState) -> JobState:
@@ -117,7 +129,10 @@ def formed(state: JobState) -> JobState:
         return state
     return _replace_last(
         state,
-        incident.model_copy(update={"generation_after": state.world.generation, "nodes_after": state.world.nodes}),
+        # How ranks were started counts per world: this one may follow another that the same incident ended.
+        incident.model_copy(
+            update={"generation_after": state.world.generation, "nodes_after": state.world.nodes, "starts": None}
+        ),
     )
 
 
@@ -146,12 +161,22 @@ def started(state: JobState, starts: RankStarts) -> JobState:
     return _replace_last(state, incident.model_copy(update={"starts": known + starts if known else starts}))
 
 
-def closed(state: JobState, time: datetime) -> JobState:
-    """The world steps again."""
-    incident = state.open_incident
-    if incident is None:
+def follow_running(state: JobState, now: datetime) -> JobState:
+    """Closes the incident that the current world ended once that runs, and notes its first step whenever it comes."""
+    incident = _of_current_world(state) or state.open_incident
+    if incident is None or incident.stepping_at is not None or incident.closed_at is not None or not state.stepping:
         return state
-    return _replace_last(state, incident.model_copy(update={"stepping_at": time}))
+    if state.stepped:
+        return _replace_last(state, incident.model_copy(update={"stepping_at": now}))
+    if incident.running_at is not None:
+        return state
+    return _replace_last(state, incident.model_copy(update={"running_at": incident.entered_at or now}))
+
+
+def caught_up(state: JobState, now: datetime) -> JobState:
+    """Closes the open incident between two worlds: what failed is where the others are, or has ended."""
+    incident = state.open_incident
+    return state if incident is None else _replace_last(state, incident.model_copy(update={"running_at": now}))
 
 
 def abandoned(state: JobState, time: datetime, how: str) -> JobState:
@@ -161,14 +186,60 @@ def abandoned(state: JobState, time: datetime, how: str) -> JobState:
         return state
     if incident.decided_at is None:
         state = decided(state, now=time, title=incident.title, rule=how, action=how)
-    return closed(state, time)
+        incident = state.last_incident or incident
+    return _replace_last(state, incident.model_copy(update={"closed_at": time}))
+
+
+def follow_with_another(state: JobState, failure: NodeFailure, *, took_part: bool) -> JobState:
+    """Closes the open incident where a failure is another story: one that happened in the world which it led to.
+
+    Args:
+        state: The job, before the failure is taken in.
+        failure: What is reported.
+        took_part: Whether its node had accepted the current world.
+    """
+    incident, world = state.open_incident, state.world
+    if state.behavior < Behavior.RELEASE_0_2 or incident is None or world is None or state.interruption is not None:
+        return state
+    unexplained = incident.failure is FailureClass.PEER_LOST
+    continues = unexplained and (failure.failure is FailureClass.PEER_LOST or not took_part)
+    continues = continues or (not took_part and incident.culprit == failure.rank)
+    if continues or incident.generation_after != world.generation:
+        return state
+    at = max(incident.started_at, failure.time)
+    return _replace_last(state, incident.model_copy(update={"closed_at": at, "followed_by": incident.number + 1}))
+
+
+def sighted_late(state: JobState, failure: NodeFailure, *, generation: int, source: EvidenceSource) -> JobState:
+    """Adds a report about a world that is over to the incident that ended it; drops it where there is none."""
+    for index in reversed(range(len(state.incidents))):
+        incident = state.incidents[index]
+        if incident.generation_before == generation and incident.failure is not None:
+            told = Evidence(time=failure.time, source=source, rank=failure.rank, text=failure.text)
+            also = _others([failure], incident.culprit) - set(incident.also_failed)
+            update: dict[str, object] = {"also_failed": (*incident.also_failed, *sorted(also))}
+            if told not in incident.evidence and not incident.left_out:
+                update["evidence"] = (*incident.evidence, told)[-KEPT_EVIDENCE:]
+            incidents = list(state.incidents)
+            incidents[index] = incident.model_copy(update=update)
+            return state.changed(incidents=tuple(incidents))
+    return state
+
+
+def _others(failures: Iterable[NodeFailure], culprit: int | None) -> set[int]:
+    """Nodes that failed by themselves, beside the culprit."""
+    return {
+        failure.rank
+        for failure in failures
+        if failure.certain and failure.failure is not FailureClass.PEER_LOST and failure.rank != culprit
+    }
 
 
 def _of_current_world(state: JobState) -> IncidentView | None:
     """The incident that the current world ended; an acknowledgement may come after the first steps."""
-    if state.world is None or not state.incidents:
+    incident = state.last_incident
+    if state.world is None or incident is None:
         return None
-    incident = state.incidents[-1]
     return incident if incident.generation_after == state.world.generation else None
 
 
@@ -177,4 +248,6 @@ def _later(known: datetime | None, time: datetime) -> datetime:
 
 
 def _replace_last(state: JobState, incident: IncidentView) -> JobState:
-    return state.changed(incidents=(*state.incidents[:-1], incident))
+    """Replaces the last interruption by a newer version of it."""
+    incidents = tuple(incident if one.number == incident.number else one for one in state.incidents)
+    return state.changed(incidents=incidents)

@@ -13,10 +13,12 @@ from uuid import UUID
 
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
-from workflows.messages import EvidenceSource, FailureClass, JobPhase, LossCause, NodePhase
-from workflows.policy import holding, incidents, joining, suspicion, waiting, wishes
+from workflows.messages import EvidenceSource, FailureClass, JobPhase, LossCause, NodePhase, World
+from workflows.policy import entering, holding, incidents, joining, stages, succession, suspicion, waiting, wishes
+from workflows.policy.behavior import Behavior
 from workflows.policy.budget import backoff
 from workflows.policy.events import Event
+from workflows.policy.interruptions import interrupted
 from workflows.policy.judge import Verdict, judge, record
 from workflows.policy.observe import observe
 from workflows.policy.rendezvous import choose_members, form_world, ports_remembered, usable
@@ -34,7 +36,7 @@ def decide(state: JobState, event: Event, job: JobSpec, now: datetime, *, new_to
 def hear(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
     """What the job knows after an event. `advance` must follow: after the last one, where many come at once."""
     state = joining.taken(observe(state, event, now), event, job, now)
-    return wishes.asked(state, event, now)
+    return wishes.asked(state, event, job, now)
 
 
 def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
@@ -43,9 +45,11 @@ def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSou
         return _with_phase(holding.over(state, now), job)
     state = _check_limits(state, job, now)
     if state.outcome is None and state.suspended:
-        state = _dismiss(state, now)
+        state = _dismiss(state, job, now)
     elif state.outcome is None:
-        state = _complete(state, now)
+        state = stages.advanced(state, now)
+        state = entering.inquire(state, job, now)
+        state = succession.presume_ends(state, now)
         state = _give_up_on_unreachable(state, job, now)
         state = _judge(state, job, now)
         if state.outcome is None:
@@ -68,7 +72,9 @@ def _judge(state: JobState, job: JobSpec, now: datetime) -> JobState:
         # Its replacement, asked for by an earlier verdict on the same world, is not what failed.
         if node is not None and node.alive and state.is_member(node):
             state = state.with_node(
-                node.changed(
+                succession.drop(
+                    state,
+                    node,
                     phase=NodePhase.LOST,
                     since=now,
                     reason=verdict.title,
@@ -77,7 +83,7 @@ def _judge(state: JobState, job: JobSpec, now: datetime) -> JobState:
                     failed_starts=max(node.failed_starts, min(node.missed_worlds, 1)),
                 )
             )
-    return state
+    return stages.repaired(state, interruption) if state.between_stages and state.outcome is None else state
 
 
 def _cause(rank: int, interruption: Interruption) -> LossCause:
@@ -91,7 +97,9 @@ def _cause(rank: int, interruption: Interruption) -> LossCause:
 def _give_up_on_unreachable(state: JobState, job: JobSpec, now: datetime) -> JobState:
     """A member that stays unreachable while its world stands still cannot be told of the next one."""
     interruption = state.interruption
-    if interruption is None or not interruption.decided or interruption.requested is not None:
+    if state.between_stages:
+        return _give_up_on_silent(state, job, now)
+    if interruption is None or not interruption.decided or _may_still_train(state, interruption):
         return state
     if now < unreachable_deadline(state, job, interruption):
         return state
@@ -105,12 +113,35 @@ def _give_up_on_unreachable(state: JobState, job: JobSpec, now: datetime) -> Job
             )
             state = incidents.sighted(
                 state, now=now, time=now, source=EvidenceSource.LEASE, text=failure.text, rank=node.rank
-            ).changed(
-                interruption=interruption.model_copy(
-                    update={"failures": (*interruption.failures, failure), "decided": False}
-                )
-            )
+            ).changed(interruption=_because_of(interruption, failure))
             interruption = state.interruption or interruption
+    return state
+
+
+def _because_of(interruption: Interruption, failure: NodeFailure) -> Interruption:
+    """The interruption with a further failure; what was requested until now is a failure's story from here on."""
+    if interruption.requested is not None:
+        return Interruption(since=interruption.since, failures=(failure,))
+    return interruption.model_copy(update={"failures": (*interruption.failures, failure), "decided": False})
+
+
+def _may_still_train(state: JobState, interruption: Interruption) -> bool:
+    """Whether only a request interrupts the world, and every member of it is there."""
+    if interruption.requested is None:
+        return False
+    alive = sum(node.alive for node in state.members)
+    return state.behavior < Behavior.RELEASE_0_2 or state.world is None or alive == state.world.nodes
+
+
+def _give_up_on_silent(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """Between two worlds an unreachable node may work: it is given up on where nothing else is waited for."""
+    limit = waiting.limit_of(state, job)
+    if limit is None or now < limit.at:
+        return state
+    for node in stages.silent(state):
+        text = f"node {node.rank} stayed unreachable while all others waited for it: {node.reason}"
+        failure = NodeFailure(rank=node.rank, failure=FailureClass.NODE_UNRESPONSIVE, time=now, text=text)
+        state = interrupted(state, failure, now=now, source=EvidenceSource.LEASE)
     return state
 
 
@@ -125,19 +156,35 @@ def candidates(state: JobState) -> list[NodeState]:
 
     While the world stands still, a replacement counts from its agent's first word on: the others start their ranks
     while its command is still on its way to the rendezvous. One whose last incarnation did not get there must first.
-    One that is cut off from the others counts only where there is no world without it.
+    One that is cut off from the others counts only where there is no world without it, and one whose predecessor may
+    still train does not count at all.
     """
+    if state.between_stages:
+        return [
+            node
+            for node in state.nodes.values()
+            if node.reachable and not node.predecessor and node.rank < state.nodes_max and stages.at_stage(state, node)
+        ]
     stands_still = state.world is not None and state.interruption is not None
     found = [
         node
         for node in state.nodes.values()
         if node.alive
         and node.reachable
+        and not node.predecessor
         and node.rank < state.nodes_max
         and (
-            node.phase is NodePhase.READY
+            stages.at_stage(state, node)
             or state.is_member(node)
-            or (stands_still and node.phase is NodePhase.JOINED and node.failed_starts == 0)
+            # One that begins anew passes over the torchruns that have finished first, and may have to work in between.
+            or (
+                stands_still
+                and node.phase is NodePhase.JOINED
+                and node.failed_starts == 0
+                and not state.stages_complete
+                and not state.prepares
+                and not node.ended
+            )
         )
     ]
     connected = [node for node in found if not node.cut_off or state.is_member(node)]
@@ -152,14 +199,20 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
         return state
     at_hand = candidates(state)
     size = usable(len(at_hand), minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
+    if state.between_stages or world is None:
+        state = stages.no_way_on(state, now, ready_nodes=0 if size else len(at_hand))
+        if state.outcome is not None:
+            return state
+    if state.between_stages and (resting := _rest(state, job, now, size=size, at_hand=len(at_hand))) is not None:
+        return resting
     surplus = world is not None and any(rank >= state.nodes_max for rank in world.members)
-    if world is not None and interruption is None and not surplus and size <= world.nodes:
+    if world is not None and not state.between_stages and interruption is None and not surplus and size <= world.nodes:
         return state.changed(ready_since=None, waiting_since=None)
     # From here on a world is due: there is none, it broke, it must shrink, or it can grow.
-    if any(node.alive and not node.reachable for node in state.members):
+    if not state.between_stages and any(node.alive and not node.reachable for node in state.members):
         # It cannot be told, and while its world steps nothing is held against it.
         return state
-    stands_still = world is None or interruption is not None
+    stands_still = world is None or interruption is not None or state.between_stages
     if size == 0:
         return waiting.waited(state, job, now, at_hand=len(at_hand)) if stands_still else state
     ready_since = state.ready_since or now
@@ -172,14 +225,26 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
         generation=state.generation + 1,
         previous=world,
         restarted=_to_restart(state),
+        stage=state.stages_complete,
     )
     if formed is None:
-        return state
-    if interruption is None and world is not None:
-        text = f"world {'shrinks' if surplus else 'grows'} from {world.nodes} to {size} nodes"
-        asked_for = wishes.reasons(state, formed.members.keys() ^ world.members.keys())
-        state = wishes.request(state, f"{text}: {asked_for}" if asked_for else text, now, by_user=bool(asked_for))
-        state = record(state, _verdict_of_request(state, job, now), _interruption(state, now), job, now)
+        if state.behavior < Behavior.RELEASE_0_2 or not stands_still:
+            return state
+        missing = "none of them offers a port for its store"
+        # A last call that is over does not begin again.
+        over = now - ready_since >= job.timing.rendezvous.last_call
+        state = waiting.waited(state, job, now, at_hand=len(at_hand), missing=missing)
+        return state.changed(ready_since=ready_since if over else None)
+    if surplus and not state.between_stages and state.behavior >= Behavior.RELEASE_0_2:
+        state = _dismiss_surplus(_announce(state, formed, job, now), job, now)
+    if state.leaving:
+        return succession.hold(state)
+    if state.between_stages:
+        state = _with_fresh_progress(state)
+    elif world is not None:
+        state = _announce(state, formed, job, now)
+        # That the ranks of some had finished counts for nothing: their world did not.
+        state = state.changed(nodes={rank: node.changed(ended=False) for rank, node in state.nodes.items()})
     host = state.nodes[formed.store_rank]
     state = state.with_node(
         host.changed(
@@ -187,7 +252,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
             used_ports=(*host.used_ports, formed.store_port)[-ports_remembered(job.network) :],
         )
     )
-    state = wishes.followed(state, formed)
+    state = succession.leave_out(wishes.followed(state, formed), formed)
     return incidents.formed(
         state.changed(
             world=formed,
@@ -199,6 +264,44 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
             ready_since=None,
         )
     )
+
+
+def _announce(state: JobState, formed: World, job: JobSpec, now: datetime) -> JobState:
+    """The state with the reason why a world that nothing has interrupted is followed by another one."""
+    world = state.world
+    if world is None or state.interruption is not None:
+        return state
+    text = f"world {'grows' if formed.nodes > world.nodes else 'shrinks'} from {world.nodes} to {formed.nodes} nodes"
+    asked_for = wishes.reasons(state, formed.members.keys() ^ world.members.keys())
+    text = f"{text}: {asked_for}" if asked_for else text
+    state = wishes.request(state, text, now, by_user=bool(asked_for))
+    return record(state, _verdict_of_request(state, job, now), _interruption(state, now), job, now)
+
+
+def _dismiss_surplus(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """Members that the next world has no place for have to end before it is formed."""
+    for node in state.members:
+        if node.alive and node.rank >= state.nodes_max:
+            state = succession.dismiss(state, node, job, now, phase=NodePhase.REMOVED, reason="scaled down")
+    return state
+
+
+def _rest(state: JobState, job: JobSpec, now: datetime, *, size: int, at_hand: int) -> JobState | None:
+    """The state while no world of the next stage is due; None where one is."""
+    if stages.working(state):
+        return state.changed(ready_since=None, waiting_since=None)
+    if stages.silent(state):
+        return state.changed(waiting_since=state.waiting_since or now, ready_since=None)
+    if size:
+        return None
+    if stages.awaits_nodes(state):
+        return waiting.waited(state, job, now, at_hand=at_hand)
+    return state.changed(ready_since=None, waiting_since=None)
+
+
+def _with_fresh_progress(state: JobState) -> JobState:
+    """A stage is over: what its steps said about progress says nothing about the next one."""
+    return state.changed(progress=None, failures_without_progress=0, best_step=-1, last_generation_steps=-1)
 
 
 def _to_restart(state: JobState) -> set[int]:
@@ -214,7 +317,7 @@ def _is_time(
 ) -> bool:
     """Whether a world of this size should be formed now, rather than waiting for more nodes."""
     full = usable(state.nodes_max, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
-    if size >= full or surplus:
+    if size >= full or surplus or (state.between_stages and not stages.awaits_nodes(state)):
         return True
     world = state.world
     if world is not None and state.interruption is not None:
@@ -227,14 +330,13 @@ def _is_time(
 def _staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
     """Every slot has a living node, and no other node is kept."""
     for node in list(state.nodes.values()):
-        if node.alive and node.rank >= state.nodes_max and not state.is_member(node):
-            state = state.with_node(node.changed(phase=NodePhase.REMOVED, since=now, reason="scaled down"))
+        if node.alive and node.rank >= state.nodes_max and (state.between_stages or not state.is_member(node)):
+            state = succession.dismiss(state, node, job, now, phase=NodePhase.REMOVED, reason="scaled down")
     wanted: list[int] = []
     for rank in range(state.nodes_max):
         node = state.nodes.get(rank)
         # One that has finished is needed again where the others' world broke.
-        done = node is not None and state.interruption is None and state.has_finished(node)
-        if node is not None and (node.alive or done):
+        if node is not None and (node.alive or stages.is_done(state, node)):
             continue
         if node is not None and node.phase is NodePhase.LOST:
             if node.not_before is None and (delay := backoff(node.failed_starts)):
@@ -248,48 +350,29 @@ def _staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSour
     avoids = suspicion.avoided(state, job, now) if wanted else ()
     for rank in wanted:
         node = state.nodes.get(rank)
-        state = state.with_node(
-            NodeState(
-                rank=rank,
-                incarnation=node.incarnation + 1 if node else 1,
-                token=new_token().hex,
-                since=now,
-                processes=node.processes if node else 1,
-                failed_starts=node.failed_starts if node else 0,
-                reason=f"replaces: {node.reason}" if node and node.reason else "",
-                avoids=avoids,
-            )
+        newer = NodeState(
+            rank=rank,
+            incarnation=node.incarnation + 1 if node else 1,
+            token=new_token().hex,
+            since=now,
+            processes=node.processes if node else 1,
+            failed_starts=node.failed_starts if node else 0,
+            reason=f"replaces: {node.reason}" if node and node.reason else "",
+            avoids=avoids,
+            catching_up=state.stages_complete > 0,
         )
+        state = state.with_node(succession.succeed(state, node, newer, job, now))
     return incidents.avoiding(state, avoids)
 
 
-def _complete(state: JobState, now: datetime) -> JobState:
-    """A job is complete when all ranks of one generation have finished."""
-    world = state.world
-    if world is None or not state.finished:
-        return state
-    state = incidents.abandoned(state.changed(complete_generation=world.generation), now, "finished")
-    return state.stopped(
-        Outcome(
-            phase=JobPhase.SUCCEEDED,
-            exit_code=0,
-            reason=f"all {world.processes} ranks finished in generation {world.generation}",
-            decided_at=now,
-        ),
-    )
-
-
-def _dismiss(state: JobState, now: datetime) -> JobState:
+def _dismiss(state: JobState, job: JobSpec, now: datetime) -> JobState:
     """A suspended job has no nodes; their numbers are kept, so that none is ever used again."""
-    nodes = {
-        rank: node.changed(phase=NodePhase.REMOVED, since=now, reason="suspended", store_ports=())
-        if node.alive
-        else node
-        for rank, node in state.nodes.items()
-    }
-    return state.changed(
-        nodes=nodes, world=None, interruption=None, waiting_since=None, queued_since=None, ready_since=None
-    )
+    for node in list(state.nodes.values()):
+        if node.alive:
+            ended = node.ended and state.between_stages
+            changes = {"phase": NodePhase.REMOVED, "reason": "suspended", "store_ports": (), "ended": ended}
+            state = succession.dismiss(state, node, job, now, **changes)
+    return state.changed(world=None, interruption=None, waiting_since=None, queued_since=None, ready_since=None)
 
 
 def _check_limits(state: JobState, job: JobSpec, now: datetime) -> JobState:
@@ -301,9 +384,11 @@ def _check_limits(state: JobState, job: JobSpec, now: datetime) -> JobState:
 
 
 def _note_stepping(state: JobState, now: datetime) -> JobState:
-    if state.open_incident is not None and state.interruption is None and state.stepping:
-        return incidents.closed(state, now)
-    return state
+    if state.interruption is not None:
+        return state
+    if state.between_stages:
+        return incidents.caught_up(state, now) if stages.recovered(state) else state
+    return incidents.follow_running(state, now)
 
 
 def _interruption(state: JobState, now: datetime) -> Interruption:
@@ -332,14 +417,18 @@ def _phase(state: JobState, job: JobSpec) -> tuple[JobPhase, str]:
     if queued or (state.waiting_since is not None and (world is not None or state.generation > 0)):
         return JobPhase.WAITING, waiting.told(state, job, at_hand=len(candidates(state)))
     if state.interruption is not None or (incident is not None and world is not None):
-        return JobPhase.RECOVERING, incident.title if incident else ""
+        told = (incident.title if incident else "", succession.why_held(state))
+        return JobPhase.RECOVERING, "; ".join(text for text in told if text)
     if world is None:
         ready = sum(node.phase is NodePhase.READY for node in state.nodes.values())
         blocked = waiting.blocking(state)
         why = f"; node {blocked.rank}: {blocked.reason}" if blocked else ""
         return JobPhase.STARTING, f"{ready} of {state.nodes_max} nodes are ready{why}"
+    if state.between_stages:
+        return JobPhase.RUNNING, stages.told(state)
     if not state.stepping:
-        return JobPhase.RENDEZVOUS, f"generation {world.generation} with {world.nodes} nodes is starting"
+        late = "".join(f"; node {node.rank}: {node.reason}" for node in state.members if node.preparing)
+        return JobPhase.RENDEZVOUS, f"generation {world.generation} with {world.nodes} nodes is starting{late}"
     return JobPhase.RUNNING, f"{world.nodes} of {state.nodes_max} nodes, {world.processes} ranks{_stall(state)}"
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from perdure.spec.job import Backend, JobSpec
 from workflows.messages import EdgeKind, EvidenceSource, JoinRefusal, JoinRequest, NodeEdge, NodePhase
+from workflows.policy import stages
 from workflows.policy.events import EdgeSeen, Event, JoinAsked
 from workflows.policy.observe import observe
 from workflows.policy.state import Holder, JobState, NodeState
@@ -175,7 +176,7 @@ def _comes_back(state: JobState, rank: int) -> bool:
     node = state.nodes.get(rank)
     if node is None or node.alive:
         return False
-    return state.interruption is not None or not state.has_finished(node)
+    return not stages.is_done(state, node)
 
 
 def _lost(state: JobState, node: NodeState, holder: Holder, request: JoinRequest, now: datetime) -> JobState:

@@ -12,6 +12,7 @@ from perdure.spec.job import Backend, JobSpec
 from perdure.spec.recovery import CapacityLoss
 from workflows.messages import Considered, FailureClass, JobPhase, ProgressSource
 from workflows.policy import incidents, wishes
+from workflows.policy.behavior import Behavior
 from workflows.policy.budget import follows, made_progress, within_window
 from workflows.policy.failures import USERS_OWN
 from workflows.policy.rendezvous import usable
@@ -29,6 +30,7 @@ _CULPRITS = (
     FailureClass.KILLED,
     FailureClass.RENDEZVOUS_TIMEOUT,
     FailureClass.USER_CODE,
+    FailureClass.UNKNOWN,
     FailureClass.PEER_LOST,
 )
 """Who speaks for an interruption that several nodes reported: causes before their effects."""
@@ -99,7 +101,7 @@ def judge(state: JobState, interruption: Interruption, job: JobSpec, now: dateti
     culprit = min(
         interruption.failures, key=lambda failure: (_CULPRITS.index(failure.failure), not failure.certain, failure.time)
     )
-    return _must_stop(state, culprit, job, now) or _repair(state, interruption, culprit, job, now)
+    return _must_stop(state, interruption, culprit, job, now) or _repair(state, interruption, culprit, job, now)
 
 
 def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, job: JobSpec, now: datetime) -> Verdict:
@@ -129,6 +131,30 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
                 ),
             ),
         )
+    if state.world is None:
+        return Verdict(
+            rule='failed-start/1 "replace the node, and try again a few times"',
+            title=f"node {culprit.rank}: {culprit.text}",
+            action="replace the node and start its command again",
+            failure=culprit.failure,
+            culprit=culprit.rank,
+            considered=(
+                Considered(option="start it again on its node", why_not="agents start a command for a world only"),
+                Considered(option="stop the job", why_not="retry.no_progress_limit and max_restarts allow another try"),
+            ),
+        )
+    if state.between_stages:
+        return Verdict(
+            rule='command-failure/1 "start it again on its node"',
+            title=f"node {culprit.rank}: {culprit.text}",
+            action="start the command again on its node; it passes over the torchruns that have finished",
+            failure=culprit.failure,
+            culprit=culprit.rank,
+            considered=(
+                Considered(option="restart the others", why_not="their commands go on"),
+                Considered(option="replace the node", why_not="its agent and launcher are alive"),
+            ),
+        )
     command = culprit.failure is FailureClass.COMMAND_LOST
     return Verdict(
         rule='command-lost/1 "start it again on its node"' if command else 'rank-failure/1 "restart in place"',
@@ -156,13 +182,12 @@ def _node_gone(
     state: JobState, interruption: Interruption, culprit: NodeFailure, job: JobSpec, now: datetime
 ) -> Verdict:
     gone = _to_replace(state, interruption)
-    names = f"node {gone[0]}" if len(gone) == 1 else f"nodes {', '.join(map(str, gone))}"
-    what, why_not_in_place = _GONE[culprit.failure]
+    _, why_not_in_place = _GONE[culprit.failure]
     survivors = [node for node in state.members if node.alive and node.rank not in gone]
     size = usable(len(survivors), minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
     before = state.world.nodes if state.world else 0
     in_place = Considered(option="restart in place", why_not=why_not_in_place)
-    title = f"{names} {what}"
+    title = _what_is_gone(interruption, gone)
     asked, ask = _replacement(job)
     choice = job.recovery.on_capacity_loss
     if choice is CapacityLoss.FAIL:
@@ -175,6 +200,16 @@ def _node_gone(
             culprit=culprit.rank,
             considered=(in_place,),
             stop=Outcome(phase=JobPhase.FAILED, exit_code=3, reason=reason, decided_at=now),
+        )
+    if state.between_stages:
+        return Verdict(
+            rule='node-loss/5 "between two worlds: replace, disturb no other"',
+            title=f"{title}, {asked}",
+            action=f"{ask}; its command begins anew and passes over the torchruns that have finished",
+            failure=culprit.failure,
+            culprit=culprit.rank,
+            considered=(in_place, Considered(option="restart the others", why_not="their commands go on")),
+            replace=gone,
         )
     if size and choice is CapacityLoss.SHRINK:
         return Verdict(
@@ -202,6 +237,18 @@ def _node_gone(
     )
 
 
+def _what_is_gone(interruption: Interruption, gone: tuple[int, ...]) -> str:
+    """Each node that is given up, once, with what is known of it."""
+    left = set(gone)
+    parts: list[str] = []
+    for failure, (what, _) in _GONE.items():
+        ranks = sorted(left & interruption.ranks_with(failure))
+        left.difference_update(ranks)
+        if ranks:
+            parts.append(f"node{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} {what}")
+    return ", ".join(parts)
+
+
 def _replacement(job: JobSpec) -> tuple[str, str]:
     """How a lost node is made up for: as a fact, and as what is done."""
     if job.backend is Backend.JOINED:
@@ -209,7 +256,9 @@ def _replacement(job: JobSpec) -> tuple[str, str]:
     return "replacement asked", "ask for a replacement"
 
 
-def _must_stop(state: JobState, culprit: NodeFailure, job: JobSpec, now: datetime) -> Verdict | None:
+def _must_stop(
+    state: JobState, interruption: Interruption, culprit: NodeFailure, job: JobSpec, now: datetime
+) -> Verdict | None:
     """The reason not to repair at all, if there is one."""
     users = culprit.failure in USERS_OWN
     retry = job.retry
@@ -234,9 +283,12 @@ def _must_stop(state: JobState, culprit: NodeFailure, job: JobSpec, now: datetim
     if culprit.exit_code in retry.fatal_exit_codes:
         return stop(
             'fatal-exit-code/1 "retry.fatal_exit_codes"',
-            f"{culprit.text}; exit code {culprit.exit_code} is listed in retry.fatal_exit_codes",
+            f"{culprit.text}; exit code {culprit.exit_code} is listed in retry.fatal_exit_codes{_why_fatal(culprit)}",
             1,
         )
+    if interruption.counted and state.behavior >= Behavior.RELEASE_0_2:
+        # The budgets have allowed this restart already.
+        return None
     futile = failures_without_progress(state, culprit)
     if futile > retry.no_progress_limit:
         return stop(
@@ -252,6 +304,10 @@ def _must_stop(state: JobState, culprit: NodeFailure, job: JobSpec, now: datetim
             1 if users else 3,
         )
     return None
+
+
+def _why_fatal(culprit: NodeFailure) -> str:
+    return ": programs exit with it when called with wrong arguments" if culprit.exit_code == 2 else ""
 
 
 def failures_without_progress(state: JobState, culprit: NodeFailure) -> int:
@@ -279,19 +335,22 @@ def record(state: JobState, verdict: Verdict, interruption: Interruption, job: J
         failure=verdict.failure,
         culprit=verdict.culprit,
         considered=verdict.considered,
+        failures=interruption.failures if verdict.failure is not None else (),
     )
     if verdict.failure is not None and not interruption.counted:
         culprit = next(f for f in interruption.failures if f.failure is verdict.failure and _is(f, verdict))
         progress = state.progress
         futile = failures_without_progress(state, culprit)
         reported = progress is not None and progress.source is ProgressSource.REPORTED
+        if not verdict.stop and not _belongs_to_the_last(state, verdict.failure, job, now):
+            state = state.changed(
+                restarts=(*within_window(state.restarts, now=now, window=job.retry.window), now),
+                restart_count=state.all_restarts + 1,
+            )
         state = state.changed(
             failures_without_progress=futile,
             best_step=max(state.best_step, progress.step) if progress is not None and reported else state.best_step,
             last_generation_steps=progress.generation_steps if progress is not None else -1,
-            restarts=state.restarts
-            if verdict.stop or _belongs_to_the_last(state, verdict.failure, job, now)
-            else (*within_window(state.restarts, now=now, window=job.retry.window), now),
             progress=progress if reported else None,
         )
     return state.changed(

@@ -13,6 +13,7 @@ from workflows.messages import (
     AgentMessage,
     EdgeKind,
     EvidenceSource,
+    Failure,
     FailureClass,
     FailureKind,
     LossCause,
@@ -21,7 +22,8 @@ from workflows.messages import (
     Progress,
     ProgressSource,
 )
-from workflows.policy import incidents
+from workflows.policy import incidents, observations, succession
+from workflows.policy.behavior import Behavior
 from workflows.policy.events import (
     EdgeSeen,
     Event,
@@ -31,6 +33,7 @@ from workflows.policy.events import (
     NodeFinished,
 )
 from workflows.policy.failures import classify
+from workflows.policy.interruptions import command_failed, interrupted, tried_again
 from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
 
 CONTROL_LAG = timedelta(seconds=5)
@@ -40,6 +43,10 @@ CONTROL_LAG_GRACE = timedelta(seconds=15)
 """How long agents may then take to poll again: the SDK's backoff grows to about 10 s."""
 
 _REMEMBERED_SEQUENCES = 32
+
+_PREPARES = "its command works and has not come to its torchrun; only limits.active_deadline ends that"
+
+_OLD_AGENT = "its agent is of an older release and cannot pass over torchruns that have finished; update it"
 
 
 def observe(state: JobState, event: Event, now: datetime) -> JobState:
@@ -59,18 +66,24 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
     if known is None:
         return state
     state, node = known
-    failure_class, text, exit_code = classify(failure)
+    failure_class, text, exit_code = classify(failure, shells=state.behavior >= Behavior.RELEASE_0_2)
     member = state.is_member(node)
-    node = node.changed(
+    node = _with_preparation(node, preparing=False).changed(
         phase=NodePhase.READY if failure.kind is FailureKind.RANKS else NodePhase.JOINED,
         since=now,
         store_ports=_fresh_ports(node, failure.store_ports),
         reachable=True,
+        ranks_ended=failure.kind is FailureKind.NODE,
     )
     state = state.with_node(node).changed(progress=_further(state.progress, failure.progress))
-    if state.outcome is not None or (node.finished and state.world and node.finished >= state.world.generation):
+    if state.between_stages and state.outcome is None:
+        return _failed_between_stages(state, node, failure, now)
+    if state.outcome is not None:
         return state
-    in_its_world = failure.kind in (FailureKind.RANKS, FailureKind.RENDEZVOUS)
+    if node.finished and state.world and node.finished >= state.world.generation:
+        failed = failure.kind is FailureKind.COMMAND and not node.ended
+        return state.with_node(node.changed(failed=_command_failure(state, node, failure))) if failed else state
+    in_its_world = failure.kind in (FailureKind.RANKS, FailureKind.RENDEZVOUS, FailureKind.UNKNOWN)
     if not member:
         if in_its_world:
             return state
@@ -78,34 +91,50 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
         state = _lose(state, node, now, text, LossCause.JOB)
         if state.world is not None:
             return state
+        state = tried_again(state, node, now)
     elif state.world is not None and failure.generation < state.world.generation:
         commanded_since = state.world_decided_at is not None and failure.time > state.world_decided_at
-        if in_its_world or not commanded_since:
+        if in_its_world or failure.starts_again or not commanded_since:
             # About a world that is over: the story of why, but no reason to end this one.
-            if state.open_incident is None:
-                return state
-            return incidents.sighted(
-                state, now=now, time=failure.time, source=EvidenceSource.AGENT, text=text, rank=node.rank
+            return incidents.sighted_late(
+                state,
+                _node_failure(node, failure, failure_class, text, exit_code),
+                generation=failure.generation,
+                source=_source(failure_class),
             )
     if failure.kind is FailureKind.RENDEZVOUS:
         state = state.with_node(node.changed(missed_worlds=node.missed_worlds + 1))
-    certain = not (failure_class is FailureClass.USER_CODE and not any(rank.error for rank in failure.ranks))
-    # Who ends a node knows why; its backend says so a moment later.
-    certain = (certain or failure.kind is not FailureKind.RANKS) and failure.kind is not FailureKind.NODE
     return interrupted(
         state,
-        NodeFailure(
-            rank=node.rank,
-            failure=failure_class,
-            time=failure.time,
-            exit_code=exit_code,
-            text=text,
-            log_tail=failure.log_tail or next((rank.traceback or "" for rank in failure.ranks), ""),
-            certain=certain,
-        ),
+        _node_failure(node, failure, failure_class, text, exit_code),
         now=now,
-        source=EvidenceSource.PEERS if failure_class is FailureClass.PEER_LOST else EvidenceSource.AGENT,
+        source=_source(failure_class),
+        generation=failure.generation,
     )
+
+
+def _node_failure(
+    node: NodeState, failure: Failure, failure_class: FailureClass, text: str, exit_code: int | None
+) -> NodeFailure:
+    certain = not (failure_class is FailureClass.USER_CODE and not any(rank.error for rank in failure.ranks))
+    # Who ends a node knows why; its backend says so a moment later.
+    certain = (certain or failure.kind is not FailureKind.RANKS) and failure.kind not in (
+        FailureKind.NODE,
+        FailureKind.UNKNOWN,
+    )
+    return NodeFailure(
+        rank=node.rank,
+        failure=failure_class,
+        time=failure.time,
+        exit_code=exit_code,
+        text=text,
+        log_tail=failure.log_tail or next((rank.traceback or "" for rank in failure.ranks), ""),
+        certain=certain,
+    )
+
+
+def _source(failure_class: FailureClass) -> EvidenceSource:
+    return EvidenceSource.PEERS if failure_class is FailureClass.PEER_LOST else EvidenceSource.AGENT
 
 
 @_observe.register
@@ -115,10 +144,41 @@ def _(event: NodeFinished, state: JobState, now: datetime) -> JobState:
     if known is None:
         return state
     state, node = known
-    if not state.is_member(node) or state.world is None or finished.generation != state.world.generation:
+    world, ended = state.world, not finished.command_runs
+    if world is not None and state.is_member(node) and finished.generation == world.generation:
+        node = node.changed(
+            finished=finished.generation,
+            ended=node.ended or ended,
+            counts_stages=node.counts_stages or finished.command_runs,
+            catching_up=node.catching_up and not ended,
+        )
+        return state.with_node(node).changed(progress=_further(state.progress, finished.progress))
+    outside = world is None or state.between_stages or not state.is_member(node)
+    if not ended or not outside or state.behavior < Behavior.RELEASE_0_2:
         return state
-    return state.with_node(node.changed(finished=finished.generation)).changed(
-        progress=_further(state.progress, finished.progress)
+    # Its command has nothing more to do; a world that its node is no part of is the others' business.
+    text = "its command has ended with 0"
+    return state.with_node(node.changed(ended=True, catching_up=False, phase=NodePhase.JOINED, since=now, reason=text))
+
+
+def _failed_between_stages(state: JobState, node: NodeState, failure: Failure, now: datetime) -> JobState:
+    """A command failed after its torchruns, or while it catches up: there is no world that could break."""
+    if failure.kind in (FailureKind.RANKS, FailureKind.RENDEZVOUS) or node.ended:
+        return state
+    return command_failed(state, _command_failure(state, node, failure), now)
+
+
+def _command_failure(state: JobState, node: NodeState, failure: Failure) -> NodeFailure:
+    failure_class, text, exit_code = classify(failure, shells=state.behavior >= Behavior.RELEASE_0_2)
+    return NodeFailure(
+        rank=node.rank,
+        failure=failure_class,
+        time=failure.time,
+        exit_code=exit_code,
+        text=text,
+        log_tail=failure.log_tail,
+        # Who ends a node knows why; its backend says so a moment later.
+        certain=failure.kind is not FailureKind.NODE,
     )
 
 
@@ -162,25 +222,35 @@ def _(event: GroupWoundDown, state: JobState, now: datetime) -> JobState:
 def _(event: EdgeSeen, state: JobState, now: datetime) -> JobState:
     edge = event.edge
     node = state.nodes.get(edge.rank)
-    state = _newer_generation(state, edge.generation, now)
+    state = succession.observe_end(_newer_generation(state, edge.generation, now), edge)
     if node is None or node.incarnation != edge.incarnation or not node.alive:
         return state
     match edge.kind:
         case EdgeKind.CREATED | EdgeKind.PENDING:
-            if node.phase in (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED):
+            # Its agent may speak before its command's container can be made.
+            obstructed = edge.kind is EdgeKind.PENDING and node.phase is NodePhase.JOINED
+            if obstructed or node.phase in (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED):
                 phase = NodePhase.CREATED if edge.kind is EdgeKind.CREATED else NodePhase.PENDING
                 node = node.changed(phase=phase, since=now, reason=edge.detail, queued=edge.queued)
                 if edge.detail:
                     state = incidents.waits(state, f"node {edge.rank}: {edge.detail}")
         case EdgeKind.JOINED:
-            if node.phase is not NodePhase.READY:
+            if edge.preparing:
+                state = state.changed(prepares=True)
+            elif node.phase is not NodePhase.READY:
                 node = node.changed(phase=NodePhase.JOINED, since=now, reason="", queued=False)
-            node = node.changed(reachable=True)
+            node = _with_preparation(node.changed(reachable=True), preparing=edge.preparing or node.preparing)
         case EdgeKind.READY:
             return _ready(state.with_node(_facts(node, edge)), edge, now)
         case EdgeKind.STEPPING:
             first = edge.generation > node.stepping
-            node = node.changed(stepping=max(node.stepping, edge.generation), reachable=True, missed_worlds=0)
+            node = node.changed(
+                stepping=max(node.stepping, edge.generation),
+                stepped=max(node.stepped, edge.generation) if edge.counted else node.stepped,
+                reachable=True,
+                missed_worlds=0,
+            )
+            node = _with_preparation(node, preparing=False)
             if state.world is not None and edge.generation == state.world.generation:
                 state = incidents.entered(state, edge.entered_at or edge.time)
                 if first and edge.starts is not None:
@@ -188,14 +258,25 @@ def _(event: EdgeSeen, state: JobState, now: datetime) -> JobState:
         case EdgeKind.STALLED:
             node = node.changed(stalled_in=edge.generation, stalled_since=edge.time)
         case EdgeKind.GOING_ON:
+            state = observations.observe_going_on(state, node, edge.time, now)
             node = node.changed(stalled_in=0, stalled_since=None)
         case EdgeKind.COMMANDED:
-            node = node.changed(commanded=max(node.commanded, edge.generation), reachable=True)
+            node = node.changed(
+                commanded=max(node.commanded, edge.generation),
+                entered=max(node.entered, edge.entered or 0),
+                reachable=True,
+            )
             if state.world is not None and edge.generation == state.world.generation:
                 state = incidents.commanded(state, edge.time)
+                came = node.preparing and not edge.preparing
+                node = _with_preparation(node, preparing=edge.preparing)
+                # One that has just come to its torchrun is asked once more.
+                if _has_not_entered(state, node, edge) and not came:
+                    return _missed(state.with_node(node), edge, now)
         case EdgeKind.UNREACHABLE:
-            node = node.changed(reachable=False, reason=edge.detail)
+            node = _silent(node, edge, now)
         case EdgeKind.REACHABLE:
+            state = observations.observe_reachable(state, node, now)
             node = node.changed(reachable=True, reason="")
         case EdgeKind.UNRESPONSIVE:
             return _unresponsive(state, node, edge, now)
@@ -203,45 +284,9 @@ def _(event: EdgeSeen, state: JobState, now: datetime) -> JobState:
             return _gone(state, node, edge, now)
         case EdgeKind.REMOVED:
             node = node.changed(phase=NodePhase.REMOVED, since=now)
-        case EdgeKind.STORE_PORTS:
+        case EdgeKind.STORE_PORTS | EdgeKind.UNKNOWN:
             pass
     return state.with_node(_facts(node, edge))
-
-
-def interrupted(state: JobState, failure: NodeFailure, *, now: datetime, source: EvidenceSource) -> JobState:
-    """The current world is over, and this is one sign of it."""
-    interruption = state.interruption or Interruption(since=now)
-    if interruption.requested is not None:
-        # What a user asked for is under way and restarts every rank anyway.
-        return state
-    for node in state.stalled:
-        # Nothing was done about it, but the interruption began here.
-        state = incidents.sighted(
-            state,
-            now=now,
-            time=node.stalled_since or now,
-            source=EvidenceSource.AGENT,
-            text=f"node {node.rank} stepped for the last time",
-            rank=node.rank,
-        )
-    state = incidents.sighted(
-        state,
-        now=now,
-        time=failure.time,
-        source=source,
-        text=failure.text,
-        rank=failure.rank,
-        log_tail=failure.log_tail,
-    )
-    return state.changed(
-        interruption=interruption.model_copy(
-            update={
-                "failures": (*interruption.failures, failure),
-                # A new culprit before the next world is formed: decide again with all that is known.
-                "decided": interruption.decided and failure.failure is FailureClass.PEER_LOST,
-            }
-        )
-    )
 
 
 def _newer_generation(state: JobState, generation: int, now: datetime) -> JobState:
@@ -259,8 +304,15 @@ def _newer_generation(state: JobState, generation: int, now: datetime) -> JobSta
 def _ready(state: JobState, edge: NodeEdge, now: datetime) -> JobState:
     node = state.nodes[edge.rank]
     world = state.world
+    node = _with_preparation(node, preparing=False)
     node = node.changed(phase=NodePhase.READY, since=now, reason=edge.detail, cut_off=bool(edge.detail))
+    if edge.stage is not None:
+        # Stages are complete by the job's word alone: one that has passed more knows what a reset job has forgotten.
+        state = state.changed(stages_complete=max(state.stages_complete, edge.stage))
+    node = _asks_for_a_world(state, node, edge.stage, edge.generation)
     state = state.with_node(node.changed(reachable=True, failed_starts=0))
+    if state.between_stages:
+        return state
     over = world is not None and state.is_member(node) and edge.generation >= world.generation
     if not over or state.interruption is not None or state.outcome is not None:
         return state
@@ -275,15 +327,35 @@ def _ready(state: JobState, edge: NodeEdge, now: datetime) -> JobState:
         ),
         now=now,
         source=EvidenceSource.PEERS,
+        generation=edge.generation,
     )
 
 
+def _asks_for_a_world(state: JobState, node: NodeState, stage: int | None, after_generation: int) -> NodeState:
+    """The node once its command has asked for a world.
+
+    Args:
+        state: Of the job.
+        node: Before it asked.
+        stage: How many torchruns of the command ended before the one that asks; None where its agent cannot say.
+        after_generation: The newest generation that it has been in.
+    """
+    if stage is None:
+        reached = after_generation >= state.complete_generation
+        return node.changed(
+            stage=state.stages_complete if reached else 0, ended=False, reason=node.reason if reached else _OLD_AGENT
+        )
+    caught_up = stage + 1 >= state.stages_complete
+    return node.changed(stage=stage, counts_stages=True, ended=False, catching_up=node.catching_up and not caught_up)
+
+
 def _unresponsive(state: JobState, node: NodeState, edge: NodeEdge, now: datetime) -> JobState:
-    state = state.with_node(node.changed(reachable=False, reason=edge.detail))
+    state = state.with_node(_silent(node, edge, now))
     world = state.world
-    if world is None or not state.is_member(node) or state.outcome is not None:
+    if world is None or not state.is_member(node) or state.outcome is not None or state.between_stages:
         return state
-    stands_still = edge.generation == world.generation and node.stepping < world.generation
+    # One that has entered may be too busy with its first step to take a command in time; its lease says if it is gone.
+    stands_still = edge.generation == world.generation and max(node.stepping, node.entered) < world.generation
     if not stands_still or (state.control_lag_until is not None and now < state.control_lag_until):
         return state
     return interrupted(
@@ -299,10 +371,52 @@ def _unresponsive(state: JobState, node: NodeState, edge: NodeEdge, now: datetim
     )
 
 
+def _with_preparation(node: NodeState, *, preparing: bool) -> NodeState:
+    """The node with what its agent says about work before the torchrun of its command."""
+    if node.preparing is preparing:
+        return node
+    return node.changed(preparing=preparing, reason=_PREPARES if preparing else "")
+
+
+def _silent(node: NodeState, edge: NodeEdge, now: datetime) -> NodeState:
+    return node.changed(
+        reachable=False, reason=edge.detail, silent_since=now if node.reachable else node.silent_since or now
+    )
+
+
+def _has_not_entered(state: JobState, node: NodeState, edge: NodeEdge) -> bool:
+    """Whether this is the answer to the job's newest question, and says that the node is not in its world."""
+    asked, decided = state.inquired_at, state.world_decided_at
+    if asked is None or decided is None or asked < decided or edge.inquiry != state.inquiry or edge.entered is None:
+        return False
+    late = max(node.entered, node.stepping, node.finished) < edge.generation
+    return late and not edge.preparing and state.is_member(node) and state.outcome is None
+
+
+def _missed(state: JobState, edge: NodeEdge, now: datetime) -> JobState:
+    node = state.nodes[edge.rank]
+    state = state.with_node(node.changed(missed_worlds=node.missed_worlds + 1))
+    return interrupted(
+        state,
+        NodeFailure(
+            rank=edge.rank,
+            failure=FailureClass.RENDEZVOUS_TIMEOUT,
+            time=edge.time,
+            text=f"it was given generation {edge.generation} and has not entered it: {edge.detail or 'not known why'}",
+        ),
+        now=now,
+        source=EvidenceSource.COMMAND,
+    )
+
+
 def _gone(state: JobState, node: NodeState, edge: NodeEdge, now: datetime) -> JobState:
     refused = edge.kind is EdgeKind.CREATE_FAILED
-    text = f"node {node.rank} {'was refused' if refused else 'lost'}: {edge.detail or 'no reason given'}"
+    # What the specification asks for cannot be started, by this node or another one.
+    launch = refused and edge.cause is LossCause.JOB
+    what = "cannot be started" if launch else "was refused" if refused else "lost"
+    text = f"node {node.rank} {what}: {edge.detail or 'no reason given'}"
     done = state.world is not None and node.finished >= state.world.generation
+    done = done and (node.ended or not state.between_stages)
     lost = _lose(state, node.changed(host=edge.host or node.host), now, edge.detail, edge.cause)
     member = state.is_member(node) and not done
     if state.outcome is not None or not (member or refused):
@@ -311,7 +425,9 @@ def _gone(state: JobState, node: NodeState, edge: NodeEdge, now: datetime) -> Jo
         lost,
         NodeFailure(
             rank=node.rank,
-            failure=FailureClass.CREATE_FAILED if refused else FailureClass.NODE_LOST,
+            failure=(
+                FailureClass.LAUNCH if launch else FailureClass.CREATE_FAILED if refused else FailureClass.NODE_LOST
+            ),
             time=edge.time,
             text=text,
         ),
@@ -338,9 +454,7 @@ def _hear(state: JobState, message: AgentMessage, now: datetime) -> tuple[JobSta
     """The sender's node; None where the message is not from a current incarnation, or is a repeat."""
     sender = message.sender
     node = state.nodes.get(sender.rank)
-    if sender.uid != state.uid or node is None or not node.alive:
-        return None
-    if (sender.incarnation, sender.token) != (node.incarnation, node.token) or message.sequence in node.heard:
+    if node is None or not state.is_current(sender) or message.sequence in node.heard:
         return None
     node = node.changed(heard=(*node.heard, message.sequence)[-_REMEMBERED_SEQUENCES:])
     state = state.with_node(node)

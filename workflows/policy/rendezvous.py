@@ -72,6 +72,7 @@ def form_world(
     generation: int,
     previous: World | None,
     restarted: Collection[int] = (),
+    stage: int = 0,
 ) -> World | None:
     """The next world; None while no member offers a port for its store.
 
@@ -81,6 +82,7 @@ def form_world(
         generation: Of the new world.
         previous: The world that it follows.
         restarted: Slots whose command must be started again to get there.
+        stage: The torchrun of the command that it is for, from 0.
     """
     group_ranks = assign_group_ranks(ranks, previous)
     store = choose_store(nodes, group_ranks)
@@ -104,4 +106,5 @@ def form_world(
         store_address=store.address,
         store_port=store.port,
         store_rank=store.rank,
+        stage=stage,
     )

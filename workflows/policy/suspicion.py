@@ -10,7 +10,7 @@ What follows is a wish: where no other machine has room, a node runs there again
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
 from perdure.spec.job import Backend, JobSpec
@@ -20,6 +20,10 @@ from workflows.policy.state import JobState, MachineLoss, NodeState
 LOSSES = 2
 """Unexplained ones that make a machine suspect; one that its own failure explains is enough."""
 
+_STANDS_OUT = 2
+"""A machine stands out with more than this many times the mean of the job's other machines, in unexplained losses: who
+kills processes everywhere, a user or a script, is no machine's fault."""
+
 _REMEMBERED = 64
 """Losses, the newest: they ride through continue-as-new."""
 
@@ -27,20 +31,28 @@ _AVOIDED = 8
 """Machines at most that a node keeps away from: as many ride in its manifest and in each message about it."""
 
 
-def suspects(losses: Iterable[MachineLoss], *, now: datetime, window: timedelta) -> tuple[str, ...]:
+def suspects(
+    losses: Iterable[MachineLoss], *, now: datetime, window: timedelta, machines: Collection[str] = ()
+) -> tuple[str, ...]:
     """The machines to keep away from, by name.
 
     Args:
         losses: What was lost where, in any order.
         now: The time.
         window: Only losses of the last this long count.
+        machines: All that the job runs on, where that is known: losses that nothing explains, and that all machines
+            have alike, speak against none.
     """
     counted = [loss for loss in losses if now - loss.time < window]
-    strikes: Counter[str] = Counter()
-    for loss in counted:
-        strikes[loss.host] += LOSSES if loss.cause is LossCause.MACHINE else 1
+    proven = {loss.host for loss in counted if loss.cause is LossCause.MACHINE}
+    unexplained = Counter(loss.host for loss in counted if loss.cause is not LossCause.MACHINE)
     newest = {loss.host: loss.time for loss in sorted(counted, key=lambda loss: loss.time)}
-    guilty = [host for host, count in strikes.items() if count >= LOSSES]
+
+    def stands_out(host: str) -> bool:
+        others = {*machines, *newest} - {host} if machines else set[str]()
+        return not others or unexplained[host] * len(others) > _STANDS_OUT * sum(unexplained[one] for one in others)
+
+    guilty = proven | {host for host, count in unexplained.items() if count >= LOSSES and stands_out(host)}
     return tuple(sorted(sorted(guilty, key=lambda host: (newest[host], host))[-_AVOIDED:]))
 
 
@@ -48,7 +60,8 @@ def avoided(state: JobState, job: JobSpec, now: datetime) -> tuple[str, ...]:
     """What the job's next node keeps away from; nothing where its backend does not choose machines."""
     if job.backend is not Backend.KUBERNETES:
         return ()
-    return suspects(state.losses, now=now, window=job.retry.window)
+    machines = {node.host for node in state.nodes.values() if node.host}
+    return suspects(state.losses, now=now, window=job.retry.window, machines=machines)
 
 
 def remembered(state: JobState, node: NodeState) -> JobState:

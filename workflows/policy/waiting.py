@@ -5,6 +5,7 @@
 | machines for the first world: not admitted by a queue, or no machine has room | `limits.queue_timeout` | stops |
 | nodes of the first world that have a machine | `timing.rendezvous.join_timeout` | stops |
 | replacements, with fewer than `nodes.min` left | `recovery.replace_timeout` | stops |
+| commands that work and have not come to their torchrun, where a world needs no other nodes | none | |
 | replacements, because `recovery.on_capacity_loss` is `wait` | `recovery.replace_timeout` | goes on smaller |
 """
 
@@ -16,8 +17,15 @@ from datetime import datetime
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
 from workflows.messages import JobPhase, NodePhase
+from workflows.policy import succession
 from workflows.policy.rendezvous import usable
 from workflows.policy.state import JobState, NodeState, Outcome
+
+_ON_THEIR_WAY = {
+    NodePhase.CREATED: "its agent has not been heard",
+    NodePhase.JOINED: "its command has not come to the rendezvous",
+}
+"""What is missing of a node that gives no reason itself."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,19 @@ def in_queue(state: JobState) -> bool:
     return state.world is None and placed < len(nodes) and not enough
 
 
-def waited(state: JobState, job: JobSpec, now: datetime, *, at_hand: int) -> JobState:
-    """No world is possible with the nodes at hand: waits on, or stops when that has taken too long."""
+def waited(state: JobState, job: JobSpec, now: datetime, *, at_hand: int, missing: str = "") -> JobState:
+    """No world is possible with the nodes at hand: waits on, or stops when that has taken too long.
+
+    Args:
+        state: The job.
+        job: Its specification.
+        now: The time.
+        at_hand: How many nodes could be members.
+        missing: What else a world lacks, where there are enough of them.
+    """
+    if _preparing_suffices(state, at_hand):
+        # When one of them fails or is lost, its successor has all the time that a node has.
+        return state.changed(waiting_since=None, queued_since=None, ready_since=None)
     if in_queue(state):
         state = state.changed(queued_since=state.queued_since or now, waiting_since=None, ready_since=None)
     else:
@@ -48,10 +67,21 @@ def waited(state: JobState, job: JobSpec, now: datetime, *, at_hand: int) -> Job
     blocked = blocking(state)
     since = state.queued_since if state.waiting_since is None else state.waiting_since
     waited_for = format_duration(limit.at - (since or now))
-    reason = f"{at_hand} nodes were ready after {waited_for} ({limit.field}), and nodes.min is {state.nodes_min}" + (
+    missing = missing or f"nodes.min is {state.nodes_min}"
+    reason = f"{at_hand} nodes were ready after {waited_for} ({limit.field}), and {missing}" + (
         f"; node {blocked.rank}: {blocked.reason}" if blocked else ""
     )
     return state.stopped(Outcome(phase=JobPhase.FAILED, exit_code=3, reason=reason, decided_at=now))
+
+
+def _preparing_suffices(state: JobState, at_hand: int) -> bool:
+    """Whether a world is possible as soon as commands that work have come to their torchrun."""
+    preparing = sum(
+        node.alive and node.reachable and node.preparing and node.rank < state.nodes_max and not state.is_member(node)
+        for node in state.nodes.values()
+    )
+    total = at_hand + preparing
+    return bool(preparing and usable(total, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit))
 
 
 def limit_of(state: JobState, job: JobSpec) -> Limit | None:
@@ -68,8 +98,23 @@ def limit_of(state: JobState, job: JobSpec) -> Limit | None:
 
 def blocking(state: JobState) -> NodeState | None:
     """A node that is waited for and says why it does not come; those without a machine first."""
-    nodes = [node for node in state.nodes.values() if node.reason and node.phase is not NodePhase.READY]
-    return min(nodes, key=lambda node: (not node.queued, node.rank), default=None)
+    known = map(succession.describe, state.nodes.values())
+    nodes = [
+        node
+        for node in known
+        if node.reason
+        and (
+            node.predecessor
+            or node.phase is not NodePhase.READY
+            or not node.reachable
+            or node.stage < state.stages_complete
+        )
+    ]
+    if nodes:
+        return min(nodes, key=lambda node: (not node.queued, node.rank))
+    late = [node for node in state.nodes.values() if node.phase in _ON_THEIR_WAY and not state.is_member(node)]
+    found = min(late, key=lambda node: node.rank, default=None)
+    return found.changed(reason=_ON_THEIR_WAY[found.phase]) if found is not None else None
 
 
 def told(state: JobState, job: JobSpec, *, at_hand: int) -> str:

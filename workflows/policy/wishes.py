@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
+from perdure.spec.job import JobSpec
 from workflows.messages import EvidenceSource, JobPhase, NodePhase, World
-from workflows.policy import holding, incidents
+from workflows.policy import holding, incidents, succession
 from workflows.policy.events import (
     CancelAsked,
     Event,
@@ -25,7 +26,7 @@ from workflows.policy.state import Interruption, JobState, Outcome
 RULE = 'user/1 "asked for"'
 
 
-def asked(state: JobState, event: Event, now: datetime) -> JobState:
+def asked(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
     """The state with a user's wish in it."""
     match event:
         case ScaleAsked():
@@ -39,7 +40,7 @@ def asked(state: JobState, event: Event, now: datetime) -> JobState:
         case RestartAsked():
             return request(state, f"restart asked by a user{_because(event.reason)}", now)
         case RelaunchAsked():
-            return _relaunched(state, event, now)
+            return _relaunched(state, event, job, now)
         case CancelAsked():
             if state.outcome is not None:
                 return holding.released(state)
@@ -51,7 +52,9 @@ def asked(state: JobState, event: Event, now: datetime) -> JobState:
 
 def request(state: JobState, text: str, now: datetime, *, by_user: bool = True) -> JobState:
     """Opens an interruption that is nobody's failure; one that is under way makes it needless."""
-    if state.world is None or (state.interruption is not None and state.interruption.requested is None):
+    if state.world is None or state.between_stages:
+        return state
+    if state.interruption is not None and state.interruption.requested is None:
         return state
     source = EvidenceSource.USER if by_user else EvidenceSource.AGENT
     state = incidents.sighted(state, now=now, time=now, source=source, text=text)
@@ -91,7 +94,7 @@ def _suspended(state: JobState, text: str, now: datetime) -> JobState:
     return state.changed(suspended=True, reason=text, asked_for={})
 
 
-def _relaunched(state: JobState, event: RelaunchAsked, now: datetime) -> JobState:
+def _relaunched(state: JobState, event: RelaunchAsked, job: JobSpec, now: datetime) -> JobState:
     node = state.nodes.get(event.rank)
     if node is None or not node.alive:
         return state
@@ -99,7 +102,7 @@ def _relaunched(state: JobState, event: RelaunchAsked, now: datetime) -> JobStat
     if state.is_member(node):
         state = request(state, text, now)
     state = state.changed(asked_for=state.asked_for | {event.rank: text})
-    return state.with_node(node.changed(phase=NodePhase.LOST, since=now, reason=text, failed_starts=0))
+    return succession.dismiss(state, node, job, now, phase=NodePhase.LOST, reason=text, failed_starts=0)
 
 
 def _because(reason: str) -> str:

@@ -37,6 +37,8 @@ _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=150
 _RETRIES = Backoff(steps=6, duration=0.2, factor=2.0, jitter=0.5)
 """Six tries in about eight seconds, or as the server's Retry-After says; Temporal repeats the activity after that."""
 _LONGEST_PAUSE = 10.0
+_REFUSAL_IS_FINAL = 5.0
+"""Seconds for which a watch that is refused is asked for again; other requests are repeated as `_RETRIES` says."""
 TRANSIENT = (aiohttp.ClientError, TimeoutError, ConnectionError)
 """Of the way to the API server: the same request may succeed later."""
 
@@ -67,6 +69,18 @@ class KubernetesError(Exception):
     def transient(self) -> bool:
         """Whether the same request may succeed later."""
         return self.status == 429 or self.status >= 500
+
+    @property
+    def quota_exceeded(self) -> bool:
+        """Whether a quota refuses it, which has room again when something else ends."""
+        return self.status == 403 and "exceeded quota" in self.message
+
+    @property
+    def unauthorized(self) -> bool:
+        """Whether the caller lacks the right, or seems to: an API server that starts refuses rightful callers, too,
+        until it has read the cluster's roles and accounts."""
+        admission = self.quota_exceeded or "NamespaceTerminating" in self.causes
+        return self.status in (401, 403) and not admission
 
 
 @dataclass(frozen=True)
@@ -202,15 +216,20 @@ class KubernetesApi:
         query = {name: value for name, value in query.items() if value}
         version = ""
         pause = _Pause()
+        loop = asyncio.get_running_loop()
+        refused_since: float | None = None
         while True:
+            watching = bool(version)
             try:
-                if not version:
+                if not watching:
                     listed = await self._request("GET", path, query=query)
                     version = listed["metadata"]["resourceVersion"]
                     yield Listed(tuple(listed["items"]))
+                    watching = True
                 async with contextlib.aclosing(self._watch(path, query, version)) as events:
                     async for kind, thing in events:
                         version = thing["metadata"]["resourceVersion"]
+                        refused_since = None
                         pause.reset()
                         if kind == "DELETED":
                             yield Removed(thing)
@@ -221,6 +240,11 @@ class KubernetesApi:
                     # The server has forgotten what happened since: only a new list can tell.
                     logger.info("%s: version %s has expired, listing anew", path, version)
                     version = ""
+                elif error.unauthorized and watching:
+                    refused_since = refused_since or loop.time()
+                    if loop.time() - refused_since > _REFUSAL_IS_FINAL:
+                        raise
+                    await pause.after(path, error)
                 elif not error.transient:
                     raise
                 else:
@@ -255,7 +279,9 @@ class KubernetesApi:
             return from_json(await response.read())
 
         def again(error: Exception) -> bool:
-            return error.transient if isinstance(error, KubernetesError) else isinstance(error, TRANSIENT)
+            if isinstance(error, KubernetesError):
+                return error.transient or error.unauthorized
+            return isinstance(error, TRANSIENT)
 
         return await on_retry_after_error(_RETRIES, again, once)
 

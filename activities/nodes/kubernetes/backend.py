@@ -9,22 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from temporalio.client import Client
+
 from activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeRefused
-from activities.nodes.kubernetes import workdir
+from activities.nodes.kubernetes import leftovers, workdir
 from activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
 from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed, Removed
 from activities.nodes.kubernetes.facts import event_of, is_held, machine_is_silent
 from activities.nodes.kubernetes.gangs import SharedObject
-from activities.nodes.kubernetes.naming import INCARNATION, RANK, ROLE, UID
+from activities.nodes.kubernetes.naming import GROUP, INCARNATION, RANK, ROLE, UID
 from activities.nodes.kubernetes.objects import Pod
 from activities.nodes.kubernetes.pod import BEYOND_GRACE, pod_of
 from activities.nodes.kubernetes.presets import find_presets, with_preset
 from activities.nodes.kubernetes.settings import KubernetesSettings
 from activities.nodes.kubernetes.watch import GroupWatch, pods_of
-from workflows.messages import CreatedNode, NodeEvent, NodeRef, NodeRequest, WatchRequest, WorkdirRequest
+from workflows.messages import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, WatchRequest, WorkdirRequest
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ class KubernetesBackend:
                 if error.reason == "AlreadyExists":
                     await self._accept_existing(api, request)
                 else:
-                    _refuse(error, request)
+                    refuse(error, request)
         return CreatedNode(name=request.name)
 
     async def delete(self, *nodes: NodeRef) -> None:
@@ -82,8 +85,29 @@ class KubernetesBackend:
             given_up = [node for node in nodes if not node.replaced]
             await asyncio.gather(*(self._let_go(api, node, finalizer) for node in given_up))
             await _until_gone(api, given_up)
-        if nodes[0].winding_down and not await api.list(pods_of(namespace), labels=f"{UID}={uid}", limit=1):
-            await anchors.remove(namespace, uid)
+        if nodes[0].winding_down:
+            await _remove_anchor(api, anchors, namespace, uid)
+
+    async def clear(self, group: GroupRef) -> None:
+        """Ends whatever pods there are by the group's labels, and removes the job's anchor with the last of them."""
+        api, anchors = await self._connection()
+        labels = f"{UID}={group.uid},{ROLE}={group.role},{GROUP}={group.group}"
+        try:
+            found = [Pod.model_validate(one) for one in await api.list(pods_of(group.namespace), labels=labels)]
+            if found:
+                logger.warning("%d pods were left of %s/%s", len(found), group.uid, group.role)
+                await self.delete(*(_ref(pod, group) for pod in found))
+            await _remove_anchor(api, anchors, group.namespace, group.uid)
+        except KubernetesError as error:
+            if error.status != 403 or await _may_create_pods(api, group.namespace):
+                raise
+            # Where pods may not even be created there are none.
+            logger.warning("what is left of %s/%s is not known: %s", group.uid, group.role, error)
+
+    async def keep_tidy(self, client: Client) -> None:
+        """Removes the anchors of jobs that are over, and with them what else is left of those."""
+        api, _ = await self._connection()
+        await leftovers.keep_tidy(api, client)
 
     async def _end(self, api: KubernetesApi, node: NodeRef) -> bool:
         """Asks for the pod's end; False where there is none."""
@@ -180,6 +204,27 @@ class KubernetesBackend:
             )
 
 
+def _ref(pod: Pod, group: GroupRef) -> NodeRef:
+    return NodeRef(
+        name=pod.metadata.name,
+        uid=group.uid,
+        role=group.role,
+        rank=pod.rank,
+        incarnation=pod.incarnation,
+        backend=group.backend,
+        namespace=group.namespace,
+        grace=group.grace,
+        winding_down=True,
+    )
+
+
+async def _remove_anchor(api: KubernetesApi, anchors: Anchors, namespace: str, uid: str) -> None:
+    """Removes a job's anchor unless pods of the job are left that nobody has asked to end."""
+    pods = [Pod.model_validate(one) for one in await api.list(pods_of(namespace), labels=f"{UID}={uid}")]
+    if all(pod.metadata.deletion_timestamp for pod in pods):
+        await anchors.remove(namespace, uid)
+
+
 async def _may_create_pods(api: KubernetesApi, namespace: str) -> bool:
     """Whether this worker may create pods in the namespace; everybody may ask for their own rights."""
     attributes = {"namespace": namespace, "verb": "create", "resource": "pods"}
@@ -222,8 +267,15 @@ def _labels(uid: str, role: str, ranks: Iterable[int]) -> str:
     return f"{UID}={uid},{ROLE}={role},{RANK} in ({','.join(map(str, sorted(ranks)))})"
 
 
-def _refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:
-    """Tells what can never succeed from what may."""
+def refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:
+    """Tells what can never succeed from what may.
+
+    Raises:
+        NodeRefused: if this request never can.
+        NodeNotYet: if it can once there is room, or somebody has made what it names.
+        JobRevoked: if the whole job is not wanted any more.
+        KubernetesError: if nothing is known but that it failed.
+    """
     namespace = request.spec.namespace
     if "NamespaceTerminating" in error.causes:
         raise JobRevoked(why_namespace_is_gone(error, namespace)) from error
@@ -231,9 +283,24 @@ def _refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:
         raise NodeRefused(f"namespace {namespace} does not exist; create it, or set `namespace`") from error
     if error.status in (400, 422):
         raise NodeRefused(f"the API server does not take it: {error.message}") from error
-    # A quota refuses with 403 as well, and has room again when something else ends.
-    if error.status == 403 and "exceeded quota" not in error.message:
-        raise NodeRefused(
-            f"the API server forbids it: {error.message}; grant the worker this right (docs/kubernetes.md, The worker)"
-        ) from error
+    if error.quota_exceeded:
+        raise NodeNotYet(_quota(error.message)) from error
+    if error.status == 403 and _NO_ACCOUNT in error.message:
+        raise NodeNotYet(f"its service account does not exist: {error.message}", queued=False) from error
+    if error.status == 403:
+        lacks_right = 'User "' in error.message
+        remedy = "grant the worker this right (docs/kubernetes.md, The worker)" if lacks_right else "change the job"
+        raise NodeRefused(f"the API server forbids it: {error.message}; {remedy}") from error
     raise error
+
+
+_NO_ACCOUNT = "error looking up service account"
+
+
+def _quota(message: str) -> str:
+    """For people. What is used changes all the time and is left out."""
+    found = re.search(r"exceeded quota: (.+?), requested: (.+?), used: .+?, limited: (.+)", message)
+    if found is None:
+        return f"its namespace's quota is used up: {message}"
+    name, requested, limited = found.groups()
+    return f"its namespace's quota {name} is used up: it asks for {requested}, and the limit is {limited}"

@@ -63,6 +63,20 @@ WAITING: Mapping[str, str] = {
 }
 """By Kubernetes' own word for what a pod waits for, what it means. Other words are not worth telling."""
 
+_NOT_PULLED = WAITING["ErrImagePull"]
+
+
+class _Exit(NamedTuple):
+    exit_code: int
+    text: str
+
+
+NO_PYTHON = _Exit(127, "neither python3 nor python is on PATH in this image")
+"""How a training container ends whose image cannot run the launcher: see `pod`."""
+
+FINAL = frozenset({"InvalidImageName"})
+"""What no registry, no Secret and no machine can mend: only another specification can."""
+
 _LONGEST = 300
 
 
@@ -79,6 +93,7 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
         ended = state.terminated or Terminated(exit_code=-1)
         signal = ended.exit_code - 128 if ended.exit_code > 128 else None
         reason, cause = _why_ended(pod, state.terminated)
+        no_python = ended.exit_code == NO_PYTHON.exit_code and NO_PYTHON.text in ended.message
         return _event(
             pod,
             NodeEventKind.GONE,
@@ -87,11 +102,23 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
             exit_code=ended.exit_code if signal is None and ended.exit_code >= 0 else None,
             signal=signal,
             host=pod.spec.node_name,
-            cause=cause,
+            cause=LossCause.JOB if no_python else cause,
+            refused=no_python,
         )
     if state.running is not None:
         return _event(pod, NodeEventKind.RUNNING, reason=_silence(pod))
-    return _event(pod, NodeEventKind.PENDING, reason=_why_waiting(pod), queued=has_no_machine(pod))
+    why = _why_waiting(pod)
+    cause = LossCause.JOB if why.final else LossCause.UNKNOWN
+    return _event(
+        pod, NodeEventKind.PENDING, reason=why.text, queued=has_no_machine(pod), refused=why.final, cause=cause
+    )
+
+
+def says_the_same(event: NodeEvent, told: NodeEvent) -> bool:
+    """Whether an event is no news after another. A kubelet that cannot pull an image says so in two ways in turn."""
+    meaning, told_meaning = event.reason.partition(" (")[0], told.reason.partition(" (")[0]
+    same_words = event.reason == told.reason or (_NOT_PULLED in meaning and meaning == told_meaning)
+    return event.kind is told.kind and same_words
 
 
 def processes_ended(pod: Pod) -> bool:
@@ -167,16 +194,25 @@ def _failed_init_container(pod: Pod) -> str:
     return ""
 
 
-def _why_waiting(pod: Pod) -> str:
+class _Wait(NamedTuple):
+    """Why a pod waits."""
+
+    text: str = ""
+    final: bool = False
+    """Nothing that happens in the cluster ends it."""
+
+
+def _why_waiting(pod: Pod) -> _Wait:
     scheduled = pod.condition("PodScheduled")
     if scheduled and scheduled.status == "False":
         meaning = WAITING.get(scheduled.reason, "it waits for a machine")
-        return _told(meaning, scheduled.reason, scheduled.message)
+        return _Wait(_told(meaning, scheduled.reason, scheduled.message))
     for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         waiting = container.state.waiting
         if waiting and (meaning := WAITING.get(waiting.reason)):
-            return _told(f"{container.name}: {meaning}", waiting.reason, waiting.message)
-    return ""
+            text = _told(f"{container.name}: {meaning}", waiting.reason, waiting.message)
+            return _Wait(text, final=waiting.reason in FINAL)
+    return _Wait()
 
 
 def _silence(pod: Pod) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from workflows.names import fitting
+
 LABEL = "perdure.dev/"
 UID, ROLE, GROUP, RANK, INCARNATION, JOB = (
     f"{LABEL}{name}" for name in ("uid", "role", "group", "rank", "incarnation", "job")
@@ -9,5 +11,5 @@ UID, ROLE, GROUP, RANK, INCARNATION, JOB = (
 
 
 def run_name(job_name: str, uid: str) -> str:
-    """Of the objects that stand for one run of a job."""
-    return f"perdure-{job_name}-{uid}"
+    """Of the objects that stand for one run of a job; a label's value too, so a long job's name is shortened."""
+    return fitting(f"perdure-{job_name}", f"-{uid}")

@@ -19,6 +19,7 @@ from typing import Any
 from activities.nodes.backend import NodeRefused
 from activities.nodes.configurations import agent_configuration, launcher_configuration
 from activities.nodes.containers import SHARED, TRAINING
+from activities.nodes.kubernetes.facts import NO_PYTHON
 from activities.nodes.kubernetes.merge import merged
 from activities.nodes.kubernetes.naming import GROUP, INCARNATION, JOB, RANK, ROLE, UID
 from activities.nodes.kubernetes.settings import KubernetesSettings
@@ -45,8 +46,8 @@ _ADDRESS_LATER = "0.0.0.0"
 
 _START = (
     f'for python in python3 python; do command -v "$python" >/dev/null 2>&1 && exec "$python" {SHARED}/lib; done;'
-    " message='neither python3 nor python is on PATH in this image; choose one with Python and PyTorch, or set"
-    ' roles.ROLE.python\'; echo "perdure: $message" >&2; exit 127'
+    f" message='{NO_PYTHON.text}; choose one with Python and PyTorch, or set"
+    f' roles.ROLE.python\'; echo "perdure: $message" >&2; exit {NO_PYTHON.exit_code}'
 )
 
 

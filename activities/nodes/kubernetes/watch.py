@@ -15,7 +15,7 @@ from typing import NamedTuple
 from activities.nodes.backend import Fact, Revocation
 from activities.nodes.kubernetes.anchor import Anchors
 from activities.nodes.kubernetes.api import TRANSIENT, Change, Changed, KubernetesApi, KubernetesError, Listed, Removed
-from activities.nodes.kubernetes.facts import event_of, processes_ended
+from activities.nodes.kubernetes.facts import event_of, processes_ended, says_the_same
 from activities.nodes.kubernetes.naming import GROUP, ROLE, UID, run_name
 from activities.nodes.kubernetes.objects import OwnerReference, Pod
 from workflows.messages import NodeEvent, NodeEventKind, WatchRequest
@@ -120,7 +120,7 @@ class GroupWatch:
         uid = pod.metadata.uid
         self._pods[uid] = pod
         event, told = event_of(pod), self._told.get(uid)
-        if told is None or (told.kind, told.reason) != (event.kind, event.reason):
+        if told is None or not says_the_same(event, told):
             self._told[uid] = event
             yield event
 

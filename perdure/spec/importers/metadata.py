@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from .draft import Draft
 from .reader import Field
 
-_MAX_NAME = 40
+_MAX_NAME = 63
 
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 

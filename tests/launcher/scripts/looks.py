@@ -86,8 +86,9 @@ def main() -> None:
         print(json.dumps(looks()))
     elif ending == "random":
         import torch
+        from sympy.core import random as sympys
 
-        print(random.random(), torch.rand(()).item(), torch.initial_seed())
+        print(random.random(), torch.rand(()).item(), torch.initial_seed(), sympys.random())
     elif ending == "atexit":
         atexit.register(print, "at exit")
     elif ending == "exception":

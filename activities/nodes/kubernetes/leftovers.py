@@ -1,0 +1,128 @@
+"""Finds what is left in a cluster of jobs that are over, and removes it.
+
+A job's group ends by showing that nothing is left of it. A group that was terminated, or whose workers never came back,
+cannot. All that a job has in the cluster belongs to its anchor, which names the job's workflow and run: where that is
+closed, and none of its groups runs, nobody else will remove the anchor, and the cluster's garbage collector removes the
+rest after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from temporalio.client import Client
+
+from activities.nodes.kubernetes.api import TRANSIENT, KubernetesApi, KubernetesError, Object
+from activities.nodes.kubernetes.naming import UID
+from agent.owner import JobFate, ask_fate
+from workflows.names import NODE_GROUP, TRAINING_JOB
+
+logger = logging.getLogger(__name__)
+
+INTERVAL = timedelta(minutes=10)
+"""Between two looks; each asks Temporal once for its jobs, and the API server once for each of their namespaces."""
+
+YOUNG = timedelta(minutes=5)
+"""Nothing is left over before this age: visibility is behind, and a group that has just begun may not be in it."""
+
+MOST_JOBS = 1000
+"""The newest jobs, whose namespaces are looked at."""
+
+_CALL_TIMEOUT = timedelta(seconds=5)
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """The anchor of a job that is over."""
+
+    namespace: str
+    name: str
+    uid: str
+    """The object's own."""
+    job_id: str
+
+    @property
+    def path(self) -> str:
+        """The API's path of the object."""
+        return f"{_config_maps(self.namespace)}/{self.name}"
+
+
+async def keep_tidy(
+    api: KubernetesApi, client: Client, *, interval: timedelta = INTERVAL, young: timedelta = YOUNG
+) -> None:
+    """Removes what is left over, now and after every interval; trouble is logged and waits for the next time."""
+    while True:
+        try:
+            for leftover in await find_leftovers(api, client, young=young):
+                logger.warning("%s is over: its ConfigMap %s is removed", leftover.job_id, leftover.name)
+                await api.delete(leftover.path, uid=leftover.uid)
+        except Exception as error:
+            logger.warning("what is left of jobs stays for now: %s", error)
+        await asyncio.sleep(interval.total_seconds())
+
+
+async def find_leftovers(
+    api: KubernetesApi, client: Client, namespaces: Iterable[str] | None = None, *, young: timedelta = YOUNG
+) -> list[Leftover]:
+    """The anchors of jobs of this Temporal namespace that are over and have no group left.
+
+    Args:
+        api: Of the cluster.
+        client: Of the Temporal namespace whose jobs count; other jobs' anchors are not judged.
+        namespaces: Of pods; by default those of the jobs that Temporal remembers.
+        young: Anchors of less than this age are left out.
+
+    Raises:
+        RPCError: if Temporal does not answer.
+    """
+    found: list[Leftover] = []
+    for namespace in await _namespaces(client) if namespaces is None else namespaces:
+        try:
+            anchors = await api.list(_config_maps(namespace), labels=f"app.kubernetes.io/managed-by=perdure,{UID}")
+        except (KubernetesError, *TRANSIENT) as error:
+            logger.info("what is left in namespace %s is not known: %s", namespace, error or type(error).__name__)
+            continue
+        found += [_leftover(anchor) for anchor in anchors if await _is_left_over(anchor, client, young=young)]
+    return found
+
+
+async def _namespaces(client: Client) -> set[str]:
+    jobs = client.list_workflows(
+        f"WorkflowType = '{TRAINING_JOB}'", limit=MOST_JOBS, page_size=MOST_JOBS, rpc_timeout=_CALL_TIMEOUT
+    )
+    return {job.id.split("/")[1] async for job in jobs if job.id.startswith("job/")}
+
+
+async def _is_left_over(anchor: Object, client: Client, *, young: timedelta) -> bool:
+    metadata = anchor["metadata"]
+    made = datetime.fromisoformat(metadata["creationTimestamp"])
+    if metadata.get("deletionTimestamp") or datetime.now(UTC) - made < young:
+        return False
+    job_id, run_id = (metadata.get("annotations", {}).get(f"perdure.dev/{key}", "") for key in ("workflow", "run"))
+    if not (job_id and run_id):
+        return False
+    fate = await ask_fate(client, job_id=job_id, first_run_id=run_id, rpc_timeout=_CALL_TIMEOUT)
+    if fate is not JobFate.CLOSED:
+        # One that this Temporal namespace does not know may be another's.
+        return False
+    groups = f"{job_id}/{metadata['labels'][UID]}/"
+    query = f"WorkflowType = '{NODE_GROUP}' AND ExecutionStatus = 'Running' AND WorkflowId STARTS_WITH '{groups}'"
+    return not (await client.count_workflows(query, rpc_timeout=_CALL_TIMEOUT)).count
+
+
+def _leftover(anchor: Object) -> Leftover:
+    metadata = anchor["metadata"]
+    return Leftover(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        job_id=metadata["annotations"]["perdure.dev/workflow"],
+    )
+
+
+def _config_maps(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/configmaps"

@@ -1,0 +1,50 @@
+"""Delivers the signals between jobs and groups, on behalf of both: see `workflows.delivery`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from workflows import options
+from workflows.delivery import SIGNAL_ACTIVITIES, Delivery
+from workflows.messages import Adopt, GroupDesire, GroupEdges
+
+
+class SignalActivities:
+    """Sends signals by the worker's own client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @property
+    def all(self) -> Sequence[Callable[..., Any]]:
+        return (self.signal_desire, self.signal_adopt, self.signal_edges)
+
+    @activity.defn(name=SIGNAL_ACTIVITIES["desire"])
+    async def signal_desire(self, group_id: str, message: GroupDesire) -> Delivery:
+        """Tells a group what its job desires."""
+        return await self._deliver(group_id, "desire", message)
+
+    @activity.defn(name=SIGNAL_ACTIVITIES["adopt"])
+    async def signal_adopt(self, group_id: str, message: Adopt) -> Delivery:
+        """Asks a running group for its table, on behalf of the job that adopts it."""
+        return await self._deliver(group_id, "adopt", message)
+
+    @activity.defn(name=SIGNAL_ACTIVITIES["edges"])
+    async def signal_edges(self, job_id: str, message: GroupEdges) -> Delivery:
+        """Tells a job what changed in one of its groups."""
+        return await self._deliver(job_id, "edges", message)
+
+    async def _deliver(self, workflow_id: str, signal: str, message: GroupDesire | Adopt | GroupEdges) -> Delivery:
+        try:
+            handle = self._client.get_workflow_handle(workflow_id)
+            await handle.signal(signal, message, rpc_timeout=options.SIGNAL_TIMEOUT)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return Delivery.CLOSED
+            raise
+        return Delivery.TAKEN

@@ -1,0 +1,101 @@
+"""What the end of a node's processes means: pure functions of what is reported and of what the node remembers."""
+
+from __future__ import annotations
+
+import signal
+from datetime import UTC, datetime
+from enum import Enum
+
+from agent.protocol import ExitedBody
+from agent.state import NodeState
+from workflows.messages import RankExit
+
+_CANNOT_START = (126, 127)
+"""Exit codes of commands that cannot be started: the next start would end alike."""
+
+_TRACEBACK_MAX = 2_000
+
+
+class Meaning(Enum):
+    """What a command's end says about the job."""
+
+    NODE_ENDED = "the node is ended from outside, and its command with it"
+    RANKS_FINISHED = "all ranks have ended with 0: without torchrun they are the command"
+    COMMAND_FINISHED = "the command has nothing more to do"
+    FAILED = "the command failed, or left although its ranks had not finished"
+
+
+def is_news(state: NodeState, body: ExitedBody) -> bool:
+    """Whether the command was still wanted when it ended, and no other start of it."""
+    return state.leaving is None and state.run and body.attempt >= state.attempt
+
+
+def starts_again(state: NodeState, body: ExitedBody) -> bool:
+    """Whether the command is to be started again at once, for a newer world than it knew."""
+    outdated = max(body.generation or state.entered, state.started_for) < state.generation
+    return is_news(state, body) and (body.superseded or (outdated and body.exit_code not in _CANNOT_START))
+
+
+def meaning(state: NodeState, body: ExitedBody, generation: int) -> Meaning:
+    """What the end of the command says about this generation."""
+    if state.ended_by:
+        return Meaning.NODE_ENDED
+    if body.exit_code != 0:
+        return Meaning.FAILED
+    if state.mode == "env" and _was_in(state, body, generation):
+        return Meaning.RANKS_FINISHED
+    finished = generation <= max(state.finished, state.complete)
+    return Meaning.COMMAND_FINISHED if finished else Meaning.FAILED
+
+
+def command_message(state: NodeState, body: ExitedBody, generation: int) -> str:
+    """One line for people about a command that failed."""
+    message = body.message or _end_message("the command", body.exit_code, body.signal)
+    if not _was_in(state, body, generation):
+        return f"{message} before it entered generation {generation}"
+    if body.exit_code == 0:
+        return f"{message} although its ranks had not finished generation {generation}"
+    return message
+
+
+def last_seen(state: NodeState) -> str:
+    """Where a command is that has not entered the newest world."""
+    if state.ready_after is not None:
+        return "its rendezvous handler was ready, and does not take it"
+    if state.entered:
+        return f"it was in generation {state.entered} last"
+    return "it has not come to the rendezvous"
+
+
+def _was_in(state: NodeState, body: ExitedBody, generation: int) -> bool:
+    return max(body.generation, state.entered) >= generation
+
+
+def shortened(rank: RankExit) -> RankExit:
+    """The exit with the last lines of its traceback."""
+    return RankExit.model_validate(
+        rank.model_dump() | {"traceback": rank.traceback[-_TRACEBACK_MAX:] if rank.traceback else None}
+    )
+
+
+def earliest(ranks: tuple[RankExit, ...]) -> datetime | None:
+    """When the first of them ended, as far as that is known."""
+    return min((rank.time for rank in ranks if rank.time), default=None)
+
+
+def rank_message(ranks: tuple[RankExit, ...]) -> str:
+    """One line for people about ranks that ended together."""
+    # Whoever a signal ended did not fail because of the others.
+    first = min(ranks, key=lambda rank: (rank.signal is None, rank.time or datetime.max.replace(tzinfo=UTC)))
+    name = f"rank {first.local_rank if first.global_rank is None else first.global_rank}"
+    message = f"{name}: {first.error}" if first.error else _end_message(name, first.exit_code, first.signal)
+    return message if len(ranks) == 1 else f"{message} (and {len(ranks) - 1} more)"
+
+
+def _end_message(who: str, exit_code: int | None, number: int | None) -> str:
+    if number is None:
+        return f"{who} exited with {exit_code}"
+    try:
+        return f"{who} was ended by {signal.Signals(number).name}"
+    except ValueError:
+        return f"{who} was ended by signal {number}"

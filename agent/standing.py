@@ -1,0 +1,34 @@
+"""Where a node stands: pure functions of what it remembers."""
+
+from __future__ import annotations
+
+from agent.protocol import WorldBody
+from agent.state import NodeState
+
+
+def refusal_of(state: NodeState, world: WorldBody) -> str:
+    """Why a node does not take a world; empty where it does."""
+    if state.leaving is not None:
+        return f"this node is leaving: {state.leaving}"
+    if world.generation < state.generation:
+        return f"generation {world.generation} is over; this node is in {state.generation}"
+    if world.generation == state.generation and world != state.world:
+        return f"generation {world.generation} was handed out before, with another content"
+    return ""
+
+
+def summary_of(state: NodeState) -> str:
+    """A few words for people."""
+    if state.leaving is not None:
+        return "leaving"
+    if state.exited_attempt >= state.attempt:
+        return "command ended"
+    if state.prepares:
+        return "its command has not come to its torchrun"
+    if state.ready_after is not None:
+        return "waiting for a world"
+    if state.entered and state.entered in (state.finished, state.complete):
+        return "its command runs without ranks"
+    if state.entered and state.entered == state.stepping >= state.generation:
+        return "stepping" if state.stepped == state.stepping else "running"
+    return "starting"

@@ -1,0 +1,192 @@
+"""`make bench-chaos`: injects faults for a while, lets the programs end, and says what was right and what was not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from perdure.cli.explain import explanation
+
+from .faults import Fault, Kind, draw, inject, thaw
+from .judgement import doubts
+from .programs import PROGRAMS, Program, undisturbed
+from .site import NODES, Job, Site
+
+OUT = Path(__file__).with_name("out")
+SHORTEST_PAUSE, LONGEST_PAUSE = 3.0, 20.0
+"""Seconds between two faults."""
+SAME_JOB = 0.4
+"""How often the next fault hits the job that the last one hit: it is probably being repaired."""
+LOOK = 2.0
+"""Seconds between two looks at the jobs."""
+AWAY = (0.5, 12.0)
+"""Seconds for which a killed worker or server stays away."""
+FROZEN = (1.0, 15.0)
+"""Seconds for which an agent stands still."""
+
+
+class Chaos:
+    """One run."""
+
+    def __init__(self, site: Site, *, chance: random.Random, console: Console) -> None:
+        self.site = site
+        self.chance = chance
+        self.console = console
+        self.faults: list[Fault] = []
+        self._began = time.monotonic()
+        self._last: Job | None = None
+        self._control_plane: asyncio.Task[int] | None = None
+
+    async def run(self, *, seconds: float, patience: float) -> None:
+        """Injects faults for that long or until all programs have ended; then waits for these."""
+        looking = asyncio.create_task(self._look())
+        deadline = time.monotonic() + seconds
+        try:
+            while time.monotonic() < deadline and self.site.unfinished():
+                await asyncio.sleep(self.chance.uniform(SHORTEST_PAUSE, LONGEST_PAUSE))
+                await self._inject()
+            if self._control_plane is not None:
+                await self._control_plane
+            self.say(f"no more faults; waiting for {len(self.site.unfinished())} programs")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self.site.all_ended.wait()
+        finally:
+            looking.cancel()
+        await self.site.look()
+
+    async def _look(self) -> None:
+        while True:
+            await self.site.look()
+            await asyncio.sleep(LOOK)
+
+    async def _inject(self) -> None:
+        jobs = self.site.unfinished()
+        if not jobs:
+            return
+        kind = draw(self.chance)
+        if kind in (Kind.WORKER, Kind.SERVER):
+            if self._control_plane is None or self._control_plane.done():
+                away = self.chance.uniform(*AWAY)
+                self._note(Fault(kind=kind, job="", time=time.time(), processes=1), f"for {away:.1f} s")
+                self._control_plane = asyncio.create_task(self.site.kill_control_plane(kind, away=away))
+            return
+        same = self._last if self._last in jobs and self.chance.random() < SAME_JOB else None
+        job = same or self.chance.choice(jobs)
+        self._last = job
+        nodes = tuple(range(NODES)) if kind is Kind.RANKS_OF_TWO_NODES else (self.chance.randrange(NODES),)
+        when, killed = inject(kind, uid=job.uid, nodes=nodes)
+        self._note(Fault(kind=kind, job=job.name, nodes=nodes, time=when, processes=len(killed), phase=job.phase))
+        if kind is Kind.FROZEN_AGENT:
+            asyncio.get_running_loop().call_later(self.chance.uniform(*FROZEN), thaw, killed)
+
+    def _note(self, fault: Fault, more: str = "") -> None:
+        self.faults.append(fault)
+        where = f"{fault.job} node {'+'.join(map(str, fault.nodes))} ({fault.phase})" if fault.job else more
+        self.say(f"{fault.kind}: {where}, {fault.processes} processes")
+
+    def say(self, line: str) -> None:
+        self.console.print(f"{time.monotonic() - self._began:7.1f}s  {line}", markup=False, highlight=False)
+
+    def report(self, folder: Path, expected: dict[str, str]) -> dict[str, object]:
+        """Writes what was seen, prints a table, and returns the closing line's keys."""
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = (fault.model_dump_json() for fault in self.faults)
+        (folder / "faults.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        table = Table("program", "faults", "incidents", "generations", "ended as", "result", "doubts")
+        right: list[bool] = []
+        doubtful = 0
+        for job in self.site.jobs:
+            incidents = [job.incidents[number] for number in sorted(job.incidents)]
+            stories = (explanation(incident, job=job.name, flag="").plain for incident in incidents)
+            (folder / f"{job.program.name}.explain").write_text("\n\n".join(stories) + "\n", encoding="utf-8")
+            wrong = doubts(job.name, incidents, self.faults)
+            (folder / f"{job.program.name}.doubts").write_text("\n".join(wrong) + "\n", encoding="utf-8")
+            doubtful += len(wrong)
+            made = _result(job)
+            right.append(made == expected[job.program.name])
+            ended = job.result.phase.value if job.result is not None else f"hangs in {job.phase}"
+            hit = sum(fault.job in ("", job.name) and fault.processes > 0 for fault in self.faults)
+            generations = str(job.status.generation) if job.status else ""
+            same = "right" if right[-1] else "WRONG"
+            table.add_row(job.program.name, str(hit), str(len(incidents)), generations, ended, same, str(len(wrong)))
+            if not right[-1]:
+                self.say(f"{job.program.name} made: {made}; right is: {expected[job.program.name]}")
+            for doubt in wrong:
+                self.say(f"{job.program.name} doubted: {doubt}")
+        self.console.print(table)
+        self.say(f"what was injected, explained and doubted: {folder}")
+        return {
+            "faults": sum(fault.processes > 0 for fault in self.faults),
+            "incidents": sum(len(job.incidents) for job in self.site.jobs),
+            "ended": [job.result.phase.value if job.result is not None else None for job in self.site.jobs],
+            "right": right,
+            "doubts": doubtful,
+        }
+
+
+def _result(job: Job) -> str:
+    try:
+        return job.program.result(job.out)
+    except (OSError, ValueError, KeyError) as error:
+        return f"none ({error})"
+
+
+def main(
+    minutes: Annotated[float, typer.Option(help="For how long faults are injected.")] = 30,
+    patience: Annotated[float, typer.Option(help="Minutes for the programs to end afterwards.")] = 15,
+    program: Annotated[list[str] | None, typer.Option(help="Only these.")] = None,
+    length: Annotated[float, typer.Option(help="Of the programs, as a factor.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Of the faults; default: another one each time.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for what was seen.")] = None,
+) -> None:
+    """Trains programs that know nothing of Perdure while its processes and theirs are killed at random."""
+    chosen = [known for known in PROGRAMS if not program or known.name in program]
+    seed = seed if seed is not None else int(time.time())
+    console = Console(highlight=False, soft_wrap=True)
+    # Sockets lie below, and their paths are limited to 108 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="pc-"))
+    lengths = {known.name: max(1, round(known.length * length)) for known in chosen}
+    closing: dict[str, object] = {}
+
+    async def run() -> None:
+        chaos = Chaos(Site(folder), chance=random.Random(seed), console=console)
+        chaos.say(f"seed {seed}; the programs by themselves, for their right results")
+        expected = {known.name: await _expected(known, folder, lengths[known.name]) for known in chosen}
+        chaos.say(f"{expected}")
+        try:
+            await chaos.site.start()
+            for known in chosen:
+                await chaos.site.submit(known, length=lengths[known.name], at=time.time())
+            await chaos.run(seconds=minutes * 60, patience=patience * 60)
+            closing.update(chaos.report(out or OUT / time.strftime("%Y%m%d-%H%M%S"), expected))
+        finally:
+            await chaos.site.end()
+
+    asyncio.run(run())
+    if all(closing["right"] or [False]):  # pyright: ignore[reportArgumentType]
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        console.print(f"what the programs and nodes left is kept in {folder}")
+    print(json.dumps(closing, separators=(",", ":")))
+
+
+async def _expected(program: Program, folder: Path, length: int) -> str:
+    if program.expected is not None:
+        return program.expected(length)
+    return await undisturbed(program, folder / "undisturbed" / program.name, length=length)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,167 @@
+"""Faults of a local site: each kills what it names by SIGKILL, without warning anyone."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from enum import StrEnum
+
+import psutil
+from pydantic import BaseModel, ConfigDict
+
+from benchmarks.recovery.perdure_job import node_processes
+from perdure_launcher.warm.names import LISTENING_VARIABLE
+
+
+class Kind(StrEnum):
+    """What is killed."""
+
+    RANK = "rank"
+    RANKS_OF_TWO_NODES = "ranks of two nodes"
+    TORCHRUN = "torchrun"
+    COMMAND = "command"
+    STAND_IN = "process that stands in for a warm rank"
+    WARM_INTERPRETER = "warm interpreter"
+    LAUNCHER = "launcher"
+    AGENT = "agent"
+    NODE = "node"
+    FROZEN_AGENT = "agent frozen for a while"
+    WORKER = "worker"
+    SERVER = "server"
+
+
+WEIGHTS = {
+    Kind.RANK: 10,
+    Kind.RANKS_OF_TWO_NODES: 3,
+    Kind.TORCHRUN: 4,
+    Kind.COMMAND: 3,
+    Kind.STAND_IN: 2,
+    Kind.WARM_INTERPRETER: 3,
+    Kind.LAUNCHER: 3,
+    Kind.AGENT: 5,
+    Kind.NODE: 5,
+    Kind.FROZEN_AGENT: 2,
+    Kind.WORKER: 3,
+    Kind.SERVER: 3,
+}
+
+INTERRUPTING = frozenset(
+    {Kind.RANK, Kind.RANKS_OF_TWO_NODES, Kind.STAND_IN, Kind.TORCHRUN, Kind.COMMAND, Kind.LAUNCHER, Kind.NODE}
+)
+"""A job that trains is interrupted by each of these."""
+
+
+class Fault(BaseModel):
+    """One fault as it was injected."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: Kind
+    job: str
+    """Empty where it concerns the control plane, and so every job."""
+    nodes: tuple[int, ...] = ()
+    time: float
+    """Seconds since the epoch."""
+    processes: int
+    """How many were signalled; 0 where nothing of the kind ran."""
+    phase: str = ""
+    """Of the job, just before."""
+
+
+def draw(chance: random.Random) -> Kind:
+    return chance.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))[0]
+
+
+def inject(kind: Kind, *, uid: str, nodes: tuple[int, ...]) -> tuple[float, list[psutil.Process]]:
+    """Signals the processes of a kind on these nodes of a job.
+
+    Returns:
+        When, in seconds since the epoch, and what was signalled.
+    """
+    victims = [process for node in nodes for process in _victims(kind, f"{uid}/worker-{node}/")]
+    number = signal.SIGSTOP if kind is Kind.FROZEN_AGENT else signal.SIGKILL
+    if kind is Kind.NODE:
+        # At once, as a machine loses its power: nothing of it may report the end of the rest.
+        for process in victims:
+            _signal(process, signal.SIGSTOP)
+    when = time.time()
+    return when, [process for process in victims if _signal(process, number)]
+
+
+def thaw(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        _signal(process, signal.SIGCONT)
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> bool:
+    with suppress(psutil.Error):
+        process.send_signal(number)
+        return True
+    return False
+
+
+def _victims(kind: Kind, node: str) -> Iterator[psutil.Process]:
+    wanted = _TESTS.get(kind)
+    for process in node_processes(node):
+        with suppress(psutil.Error):
+            if wanted is None or wanted(process, process.environ(), process.cmdline()):
+                yield process
+
+
+def _is_rank(process: psutil.Process, environment: dict[str, str], command: list[str]) -> bool:
+    """A forked rank shows the environment of the interpreter that it was forked from."""
+    if LISTENING_VARIABLE in environment:
+        parent = process.parent()
+        return parent is not None and LISTENING_VARIABLE in parent.environ()
+    return "GROUP_RANK" in environment and not _is_stand_in(process, environment, command)
+
+
+def _is_stand_in(process: psutil.Process, environment: dict[str, str], command: list[str]) -> bool:
+    del process
+    return "GROUP_RANK" in environment and command[1:2] == ["-IS"]
+
+
+def _is_torchrun(process: psutil.Process, environment: dict[str, str], command: list[str]) -> bool:
+    del process
+    return "GROUP_RANK" not in environment and any(word.endswith("torchrun") for word in command[:3])
+
+
+def _is_command(process: psutil.Process, environment: dict[str, str], command: list[str]) -> bool:
+    """The child of the launcher: a wrapper, or torchrun itself."""
+    parent = process.parent()
+    return (
+        parent is not None
+        and _is_launcher(parent, parent.environ(), parent.cmdline())
+        and LISTENING_VARIABLE not in environment
+        and bool(command)
+    )
+
+
+def _is_warm_interpreter(process: psutil.Process, environment: dict[str, str], command: list[str]) -> bool:
+    return LISTENING_VARIABLE in environment and not _is_rank(process, environment, command)
+
+
+def _is_launcher(process: psutil.Process, environment: dict[str, str], command: list[str]) -> bool:
+    del process, environment
+    return command[2:4] == ["-m", "perdure_launcher"]
+
+
+def _is_agent(process: psutil.Process, environment: dict[str, str], command: list[str]) -> bool:
+    del process, environment
+    return command[2:4] == ["-m", "agent"]
+
+
+_TESTS: dict[Kind, Callable[[psutil.Process, dict[str, str], list[str]], bool]] = {
+    Kind.RANK: _is_rank,
+    Kind.RANKS_OF_TWO_NODES: _is_rank,
+    Kind.TORCHRUN: _is_torchrun,
+    Kind.COMMAND: _is_command,
+    Kind.STAND_IN: _is_stand_in,
+    Kind.WARM_INTERPRETER: _is_warm_interpreter,
+    Kind.LAUNCHER: _is_launcher,
+    Kind.AGENT: _is_agent,
+    Kind.FROZEN_AGENT: _is_agent,
+}

@@ -1,0 +1,112 @@
+"""The programs: what each is started with, and how one knows that it ended with the right result."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.recovery.processes import QUIET_NETWORK
+
+SOURCES = Path(__file__).with_name("programs")
+BIN = Path(sys.executable).parent
+ENVIRONMENT = {**QUIET_NETWORK, "ACCELERATE_USE_CPU": "true", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@dataclass(frozen=True)
+class Program:
+    """One training program."""
+
+    name: str
+    command: Callable[[Path, int], list[str]]
+    """From the folder that it writes into, and how long it is to train, to its command."""
+    length: int
+    """What it counts differs: epochs, or rounds."""
+    result: Callable[[Path], str]
+    """From its folder to a digest of what it made: equal for every right run. Raises OSError where there is none."""
+    expected: Callable[[int], str] | None = None
+    """From its length to the right result; None where an undisturbed run has to show it."""
+
+
+def _torchrun(script: str) -> Callable[[Path, int], list[str]]:
+    return lambda out, length: [str(BIN / "torchrun"), str(SOURCES / script), str(out), str(length)]
+
+
+def _bash(script: str) -> Callable[[Path, int], list[str]]:
+    return lambda out, length: ["bash", str(SOURCES / script), str(out), str(length)]
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _snapshot(out: Path, name: str = "snapshot.pt") -> str:
+    saved = torch.load(out / name)
+    return f"{_digest(saved['model'])} after {saved['epoch']} epochs"
+
+
+def _lightning(out: Path) -> str:
+    saved = torch.load(out / "last.ckpt", weights_only=False)
+    return f"{_digest(saved['state_dict'])} after {saved['global_step']} steps"
+
+
+def _trainer(out: Path) -> str:
+    from safetensors.torch import load_file
+
+    steps = max(json.loads(state.read_text())["global_step"] for state in out.glob("checkpoint-*/trainer_state.json"))
+    return f"{_digest(load_file(out / 'final' / 'model.safetensors'))} after {steps} steps"
+
+
+def _two_stages(out: Path) -> str:
+    return f"{_snapshot(out / 'pretrain')}, then {_snapshot(out, 'exported.pt')}"
+
+
+def _accelerate(out: Path) -> str:
+    (out / "all-passed").stat()
+    passed = set((out / "passed").read_text().split("\n")) - {""}
+    return f"{len(passed)} programs passed"
+
+
+PROGRAMS = (
+    Program("ddp", _torchrun("ddp_env.py"), 500, _snapshot),
+    Program("lightning", _torchrun("lightning_fit.py"), 400, _lightning),
+    Program("trainer", _torchrun("hf_trainer.py"), 80, _trainer),
+    Program("stages", _bash("two_stages.sh"), 250, _two_stages),
+    Program(
+        "accelerate", _bash("accelerate_scripts.sh"), 10, _accelerate, lambda rounds: f"{2 * rounds} programs passed"
+    ),
+)
+
+
+async def undisturbed(program: Program, folder: Path, *, length: int) -> str:
+    """Runs the program by itself, two ranks under plain torchrun, and returns its result.
+
+    Raises:
+        RuntimeError: if it fails by itself.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        **ENVIRONMENT,
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PET_NPROC_PER_NODE": "2",
+        "STEP_SECONDS": "0",
+    }
+    with (folder / "undisturbed.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *program.command(folder, length), env=environment, stdout=log, stderr=log, stdin=asyncio.subprocess.DEVNULL
+        )
+        if await process.wait() != 0:
+            raise RuntimeError(f"{program.name} fails by itself: {folder / 'undisturbed.log'}")
+    return program.result(folder)

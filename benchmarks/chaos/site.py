@@ -1,0 +1,121 @@
+"""Where the programs run: a control plane of their own, killed and started again as the faults say."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.recovery.perdure_job import node_processes
+from perdure.client import Client
+from perdure.errors import PerdureError
+from perdure.local.control_plane import LocalControlPlane
+from perdure.local.state import StateFolder
+from workflows.messages import IncidentView, JobResult, JobStatus
+from workflows.names import uid_of
+
+from .faults import Kind
+from .programs import BIN, ENVIRONMENT, Program
+
+NODES = 2
+
+
+@dataclass
+class Job:
+    """One program as a job, and what was seen of it."""
+
+    program: Program
+    out: Path
+    name: str
+    uid: str
+    status: JobStatus | None = None
+    incidents: dict[int, IncidentView] = field(default_factory=dict[int, IncidentView])
+    """By number: the job itself keeps the newest only."""
+    result: JobResult | None = None
+    ended_at: float | None = None
+
+    @property
+    def phase(self) -> str:
+        return self.status.phase.value if self.status is not None else "unknown"
+
+
+class Site:
+    """A server, a worker and the jobs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.control_plane = LocalControlPlane(StateFolder(folder / "state"))
+        self.client = Client()
+        self.jobs: list[Job] = []
+        self.all_ended = asyncio.Event()
+
+    async def start(self) -> None:
+        """Starts server and worker where they do not run."""
+        endpoint = await self.control_plane.ensure()
+        self.client = Client(endpoint=endpoint)
+        await self.client.connect()
+
+    async def submit(self, program: Program, *, length: int, at: float) -> Job:
+        """Starts a program; its folder says what it has made."""
+        out = self.folder / program.name
+        out.mkdir()
+        name = f"chaos-{program.name}-{int(at) % 100_000}"
+        submission = await self.client.submit(
+            {
+                "name": name,
+                "env": {**ENVIRONMENT, "PATH": f"{BIN}:/usr/bin:/bin"},
+                "limits": {"termination_grace_period": "5s"},
+                # What is counted here are faults, and a job that gives up tells nothing about the next one.
+                "retry": {"max_restarts": 10_000, "no_progress_limit": 10_000},
+                "roles": {"worker": {"nodes": str(NODES), "command": program.command(out, length)}},
+            }
+        )
+        job = Job(program, out, name, uid_of(submission.run_id))
+        self.jobs.append(job)
+        return job
+
+    async def look(self) -> None:
+        """Asks every job where it stands; while the control plane is away, what was known stays."""
+        for job in self.jobs:
+            with suppress(PerdureError, TimeoutError):
+                async with asyncio.timeout(10):
+                    job.incidents |= {incident.number: incident for incident in await self.client.incidents(job.name)}
+                    job.status = await self.client.status(job.name)
+                    if job.result is None and job.status.finished_at is not None:
+                        job.result = await self.client.wait(job.name)
+                        job.ended_at = time.time()
+        if not self.unfinished():
+            self.all_ended.set()
+
+    def unfinished(self) -> list[Job]:
+        return [job for job in self.jobs if job.result is None]
+
+    async def kill_control_plane(self, kind: Kind, *, away: float) -> int:
+        """Kills the worker or the server, and starts it again after a while."""
+        known = self.control_plane.status()
+        record = known.worker if kind is Kind.WORKER else known.server
+        if record is None:
+            return 0
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(record.pid).kill()
+        await asyncio.sleep(away)
+        await self.control_plane.ensure()
+        return 1
+
+    async def end(self) -> None:
+        """Leaves nothing behind."""
+        for job in self.unfinished():
+            with suppress(PerdureError, TimeoutError):
+                async with asyncio.timeout(60):
+                    await self.client.cancel(job.name)
+                    await self.client.wait(job.name)
+        for job in self.jobs:
+            for process in node_processes(f"{job.uid}/"):
+                with suppress(psutil.Error):
+                    process.kill()
+        await self.control_plane.stop_worker()
+        await self.control_plane.stop_server()

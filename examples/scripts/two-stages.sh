@@ -1,0 +1,7 @@
+# Two torchruns, one after the other. A node that is replaced in the second one trains the first one no more.
+#
+#     perdure run --nodes 2 -- bash examples/scripts/two-stages.sh
+set -e
+torchrun examples/train.py --out out/narrow --width 64 --steps "${STEPS:-2000}"
+echo "the narrow model is trained"
+torchrun examples/train.py --out out/wide --width 256 --steps "${STEPS:-2000}"

@@ -1,0 +1,52 @@
+"""What reaches the terminal: text of user code and of other machines must not be able to steer it.
+
+An exception's text or a log line may hold escape sequences, which write to the clipboard, set the title, clear the
+screen or paint over what stands there. Consoles of this module leave them out of everything that they print, apart from
+their own styles.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+_CONTROL = re.compile(
+    # Strings up to their end (DCS, SOS, OSC, PM, APC); sequences with parameters (CSI); others.
+    r"(?:\x1b[PX\]^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|\x1b[ -/]*[0-~]"
+    # All that is left of C0 and C1, but for tabs and line breaks.
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+_NOT_ESCAPED = re.compile(r"[\x7f-\x9f]")
+"""Control characters that JSON allows in a string as they are."""
+
+
+def without_controls(text: str) -> str:
+    """The text without escape sequences and control characters; tabs and line breaks stay."""
+    return _CONTROL.sub("", text)
+
+
+def as_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON of exactly this value, with every control character escaped."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return _NOT_ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+class SafeConsole(Console):
+    """Prints text without the control characters in it."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Everything that is printed or drawn comes by here."""
+        for segment in super().render(renderable, options):
+            # Rich's own control sequences, such as for moving the cursor, are in segments of their own.
+            yield segment if segment.control else segment._replace(text=without_controls(segment.text))
+
+    def on_broken_pipe(self) -> None:
+        """A reader that has seen enough, such as `head`, is no error; rich would exit with 1."""
+        raise BrokenPipeError

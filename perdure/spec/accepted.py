@@ -1,0 +1,78 @@
+"""Specifications of jobs that have started: read as they are, whatever this release would say to them.
+
+A specification is checked once, when its job starts. After that it is data: a later release may allow less, and a job
+that runs must not stop for it. What is left out are checks only: conversions and defaults are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, cast
+
+from pydantic import ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import CoreSchema, SchemaValidator
+
+from .errors import SpecError, problem_report
+from .job import JobSpec
+from .validate import fill_templates, parse_spec
+
+_CONSTRAINTS = frozenset({"ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern", "strict"})
+_NOT_SCHEMA = frozenset({"cls", "default", "expected", "function", "members", "metadata", "serialization"})
+
+
+def read_accepted(data: Any) -> JobSpec:
+    """Reads what a job was started with, and fills `${job.name}` and the like in.
+
+    Raises:
+        SpecError: if it is no specification at all: a field that has no default is missing, or a value cannot be
+            converted.
+    """
+    try:
+        return parse_spec(data)
+    except SpecError as strict:
+        if not isinstance(data, Mapping):
+            raise
+        try:
+            return fill_templates(_without_checks().validate_python(data))
+        except ValidationError as error:
+            raise SpecError(problem_report(error).problems or strict.problems) from None
+
+
+def _read(value: Any, checked: ValidatorFunctionWrapHandler) -> JobSpec:
+    try:
+        return checked(value)
+    except ValidationError:
+        return _without_checks().validate_python(value)
+
+
+AcceptedSpec = Annotated[JobSpec, WrapValidator(_read)]
+"""Of a field: the specification of a job that has started."""
+
+
+@cache
+def _without_checks() -> SchemaValidator:
+    schema = cast("CoreSchema", _relaxed(JobSpec.__pydantic_core_schema__))
+    # Those that the models have built for themselves check.
+    return SchemaValidator(schema, _use_prebuilt=False)
+
+
+def _relaxed(schema: Any) -> Any:
+    """A copy of pydantic's schema without checks: functions that run after a value was converted, and constraints."""
+    if isinstance(schema, Mapping):
+        known = cast("Mapping[str, Any]", schema)
+        if known.get("type") == "function-after":
+            inner = _relaxed(known["schema"])
+            return {**inner, "ref": known["ref"]} if "ref" in known else inner
+        relaxed: dict[str, Any] = {
+            key: value if key in _NOT_SCHEMA else _relaxed(value)
+            for key, value in known.items()
+            if key not in _CONSTRAINTS or isinstance(value, Mapping)
+        }
+        if relaxed.get("extra_fields_behavior") == "forbid":
+            relaxed["extra_fields_behavior"] = "ignore"
+        return relaxed
+    if isinstance(schema, list | tuple):
+        items = cast("list[Any] | tuple[Any, ...]", schema)
+        return type(items)(_relaxed(item) for item in items)
+    return schema

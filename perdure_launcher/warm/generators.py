@@ -1,0 +1,61 @@
+"""Finds generators of random numbers that imports have made: in forks all of them would draw the same numbers.
+
+Packages keep generators of their own beside the global ones. A started rank has each seeded by itself; a forked one has
+it as the warm interpreter left it.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from collections.abc import Iterable
+
+_KINDS = (
+    ("random", "Random"),
+    # Of numpy's Generator and RandomState each holds one.
+    ("numpy.random.bit_generator", "BitGenerator"),
+    ("torch", "Generator"),
+)
+
+
+def pythons_generators() -> list[random.Random]:
+    """The instances of `random.Random` in this process, but for the module's own, which Python seeds at each fork."""
+    own = _identities(_seeded_at_forks())
+    return [
+        item
+        for item in gc.get_objects()
+        if issubclass(type(item), random.Random) and type(item) is not random.SystemRandom and id(item) not in own
+    ]
+
+
+def made_since_frozen(*, without: Iterable[object]) -> list[str]:
+    """Names the types of the generators that were made since `gc.freeze` was called last.
+
+    Args:
+        without: Generators that are known.
+    """
+    kinds = tuple(kind for module, name in _KINDS if (kind := getattr(sys.modules.get(module), name, None)) is not None)
+    known = _identities([*_seeded_at_forks(), *without])
+    objects = gc.get_objects()
+    # torch's generators are not tracked themselves, but what holds them is.
+    everything: tuple[object, ...] = (*objects, *gc.get_referents(*objects))
+    found: list[object] = [item for item in everything if issubclass(type(item), kinds) and id(item) not in known]
+    return sorted({item.__class__.__name__ for item in found if not isinstance(item, random.SystemRandom)})
+
+
+def _seeded_at_forks() -> list[object]:
+    """Generators that Python or we seed anew in each fork, or that tell forks apart by themselves."""
+    names = getattr(sys.modules.get("tempfile"), "_name_sequence", None)
+    numpys = getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None)
+    torchs = getattr(sys.modules.get("torch"), "default_generator", None)
+    return [
+        getattr(random, "_inst", None),
+        getattr(names, "_rng", None),
+        getattr(numpys, "_bit_generator", None),
+        torchs,
+    ]
+
+
+def _identities(items: Iterable[object]) -> set[int]:
+    return {id(item) for item in items}

@@ -1,0 +1,52 @@
+"""An agent reports that its ranks run, and their first step when it is seen: never a step that was not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from agent.progress import FOLDER_NAME, ProgressReader
+from agent.protocol import EnteredBody
+from agent.telemetry import Telemetry
+from perdure_launcher.progress import COUNTED, ProgressWriter, progress_path
+from tests.agent.test_agent_node import Bench
+from workflows.messages import Stepping
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+async def test_ranks_that_stay_alive_run_and_a_later_first_step_is_reported_again(tmp_path: Path):
+    bench = Bench(tmp_path)
+    bench.apply(1)
+    entered_at = datetime.now(UTC)
+    bench.node.entered(EnteredBody(generation=1, time=entered_at))
+    telemetry = Telemetry(bench.node, ProgressReader(tmp_path), to_group=bench.group)
+    watching = asyncio.create_task(telemetry.run())
+    try:
+        await until(lambda: bool(bench.group.of(Stepping)))
+        assert bench.node.summary == "running"
+        path = progress_path(tmp_path / FOLDER_NAME, 0)
+        ProgressWriter(path, generation=1, pid=100, source=COUNTED).step(1, time=time.time())
+        await until(lambda: len(bench.group.of(Stepping)) == 2)
+    finally:
+        watching.cancel()
+    runs, steps = bench.group.of(Stepping)
+    assert (runs.generation, runs.counted, runs.entered_at) == (1, False, entered_at)
+    assert (steps.generation, steps.counted) == (1, True)
+    assert bench.node.summary == "stepping"
+
+
+async def test_a_first_step_that_comes_soon_is_all_that_is_reported(tmp_path: Path):
+    bench = Bench(tmp_path)
+    bench.apply(1)
+    bench.node.entered(EnteredBody(generation=1, time=datetime.now(UTC)))
+    for counted in (True, True, False):
+        bench.node.stepping(1, counted=counted, starts=None)
+    assert [message.counted for message in bench.group.of(Stepping)] == [True]

@@ -1,0 +1,33 @@
+"""What an agent remembers, where another release has written it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.state import STATE_NAME, NodeState, StateFile
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({"finished": "all of them"}, {"attempt": 3, "entered": 7}),
+        ({"failures": {"a": 1}, "entered": None}, {"attempt": 3}),
+        ({"field_of_the_next_release": 1}, {"attempt": 3, "entered": 7}),
+    ],
+)
+def test_only_what_cannot_be_read_is_forgotten(tmp_path: Path, changes: dict[str, object], kept: dict[str, int]):
+    file = StateFile(tmp_path)
+    file.save(NodeState(attempt=3, entered=7))
+    path = tmp_path / STATE_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert file.load() == NodeState.model_validate(kept)
+
+
+def test_what_is_no_state_is_kept_aside(tmp_path: Path):
+    for content in ("[1, 2", "[1, 2]", "7"):
+        (tmp_path / STATE_NAME).write_text(content)
+        assert StateFile(tmp_path).load() == NodeState()
+        assert (tmp_path / f"{STATE_NAME}.rejected").read_text() == content

@@ -1,0 +1,133 @@
+"""Whatever a node's processes die of, their reports reach the agent and count."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.progress import ProgressReader
+from agent.server import NodeServer
+from agent.telemetry import Telemetry
+from perdure_launcher import client
+from perdure_launcher.client import AgentSession, Outbox
+from tests.agent.test_agent_node import Bench
+from workflows.messages import Failure, FailureKind, Finished
+
+PATIENCE = timedelta(seconds=30)
+HELLO = {"pid": 1, "started_at": 1.7e9, "attempt": 1, "mode": "torchrun", "processes": 1, "protocol": 1}
+
+texts = st.one_of(
+    st.text(st.characters(exclude_categories=()), max_size=20),
+    st.sampled_from(["caf\udce9.jpg", "\0", "\ud83d", "x" * 5_000_000, "\x1b]52;c;eA==\x07"]),
+)
+times = st.one_of(st.none(), st.floats(), st.sampled_from([1e300, -1e300, 1.7e9]))
+rank_exits = st.fixed_dictionaries(
+    {
+        "local_rank": st.integers(0, 7),
+        "global_rank": st.none() | st.integers(0, 1000),
+        "pid": st.none() | st.integers(0, 2**22),
+        "exit_code": st.none() | st.integers(0, 255),
+        "signal": st.none() | st.integers(1, 64),
+        "error": st.none() | texts,
+        "traceback": st.none() | texts,
+        "time": times,
+    }
+)
+
+
+def deliver(bench: Bench, *reports: tuple[str, dict[str, Any]], hello: dict[str, Any] = HELLO) -> None:
+    """Has the launcher's outbox post to the agent's server."""
+
+    async def run(run_dir: Path) -> None:
+        telemetry = Telemetry(bench.node, ProgressReader(run_dir), to_group=bench.group)
+        server = NodeServer(bench.node, telemetry, run_dir, on_hello=lambda _: None)
+        await server.start()
+        session = AgentSession(socket_path=run_dir / "agent.sock", hello_path="/v1/launcher/hello", hello=lambda: hello)
+        outbox = Outbox(session)
+        for path, body in reports:
+            outbox.post(path, body)
+        outbox.start()
+        assert await asyncio.to_thread(outbox.flush, PATIENCE)
+        session.close()
+
+    asyncio.run(run(bench.config.run_dir))
+
+
+def node(folder: str) -> Bench:
+    bench = Bench(Path(folder))
+    bench.apply(1)
+    bench.enter(1)
+    return bench
+
+
+@settings(deadline=None, max_examples=40)
+@given(ranks=st.lists(rank_exits, min_size=1, max_size=2))
+def test_failed_ranks_count_whatever_they_died_of(ranks: list[dict[str, Any]]) -> None:
+    with tempfile.TemporaryDirectory(prefix="pl-") as folder:
+        bench = node(folder)
+        deliver(bench, ("/v1/rendezvous/ready", {"after_generation": 1, "ranks": ranks, "processes": 1}))
+        [failure] = bench.job.of(Failure)
+        assert [(one.local_rank, one.signal, one.exit_code) for one in failure.ranks] == [
+            (one["local_rank"], one["signal"], one["exit_code"]) for one in ranks
+        ]
+        assert bench.node.state.ready_after == 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(tail=texts, message=texts, time=times, ranks=st.lists(rank_exits, max_size=2))
+def test_the_commands_end_counts_whatever_it_printed(
+    tail: str, message: str, time: float | None, ranks: list[dict[str, Any]]
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="pl-") as folder:
+        bench = node(folder)
+        report = {"attempt": 1, "generation": 1, "exit_code": 1, "signal": None, "out_of_memory": False}
+        texts_of_it = {"log_tail": tail, "message": message, "time": time, "ranks": ranks, "superseded": False}
+        deliver(bench, ("/v1/launcher/exited", {**report, **texts_of_it}))
+        [failure] = bench.job.of(Failure)
+        assert (failure.kind, failure.exit_code) == (FailureKind.COMMAND, 1)
+        assert bench.node.state.exited_attempt == 1
+
+
+@settings(deadline=None, max_examples=20)
+@given(text=texts, time=times)
+def test_every_other_report_counts_too(text: str, time: float | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="pl-") as folder:
+        bench = node(folder)
+        handler = {"pid": 5, "torch": text, "min_nodes": 2, "max_nodes": 4, "processes": 1, "run_id": text}
+        deliver(
+            bench,
+            ("/v1/rendezvous/hello", handler),
+            ("/v1/rendezvous/entered", {"generation": 2, "time": time, "store_ports": [29501]}),
+            ("/v1/rendezvous/finished", {"generation": 2, "time": time}),
+            ("/v1/launcher/unprotected", {"ranks": [11], "detail": text}),
+            ("/v1/launcher/leaving", {"reason": text}),
+            hello={**HELLO, "started_at": time, "mode": text},
+        )
+        assert (bench.node.state.handler, bench.node.state.entered) == (5, 2)
+        assert len(bench.job.of(Finished)) == 1
+        [failure] = bench.job.of(Failure)
+        assert (failure.kind, failure.ranks[0].pid) == (FailureKind.UNPROTECTED, 11)
+        assert bench.node.state.ended_by
+
+
+def test_a_report_that_the_agent_cannot_parse_counts_without_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where launcher and agent are of different releases."""
+
+    def encode(body: dict[str, Any]) -> bytes:
+        return encoded(body).replace(b"odd", rb"\udce9")
+
+    encoded = client.encode
+    monkeypatch.setattr(client, "encode", encode)
+    with tempfile.TemporaryDirectory(prefix="pl-") as folder:
+        bench = node(folder)
+        ranks = [{"local_rank": 0, "global_rank": 3, "signal": 9, "error": "odd"}]
+        deliver(bench, ("/v1/rendezvous/ready", {"after_generation": 1, "ranks": ranks, "processes": 1}))
+        [failure] = bench.job.of(Failure)
+        assert (failure.ranks[0].signal, failure.message) == (9, "rank 3 was ended by SIGKILL")

@@ -1,0 +1,93 @@
+"""A worker that cannot go on with a job: every view names the failing workflow task and its cause."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+
+import pytest
+from temporalio import workflow
+from temporalio.client import Client as TemporalClient
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+
+from perdure.cli.checks import Verdict, check_workflow_tasks
+from perdure.cli.look import _failing, _jobs_table
+from perdure.client import Client
+from perdure.errors import NoWorker, WorkflowTaskFails
+from perdure.worker import _runtime
+from tests.support.temporal_server import DevServer
+from tests.workflows.fleet import job_spec, running_fleet, submit
+from tests.workflows.jobs import running
+from workflows.node_group import NodeGroup
+
+
+@workflow.defn(name="TrainingJob")
+class OtherJob:
+    """What it does for the same events is something else."""
+
+    @workflow.run
+    async def run(self, spec: dict[str, object]) -> None:
+        await workflow.sleep(timedelta(hours=1))
+
+    @workflow.signal
+    def failure(self, message: dict[str, object]) -> None:
+        """Makes a workflow task."""
+
+
+@pytest.fixture
+async def own_client(temporal_server: DevServer) -> TemporalClient:
+    """A connection whose log lines go where those of a worker go."""
+    return await TemporalClient.connect(
+        temporal_server.address, data_converter=pydantic_data_converter, runtime=_runtime(None)
+    )
+
+
+async def test_a_failing_workflow_task_is_named_with_its_cause(
+    own_client: TemporalClient, caplog: pytest.LogCaptureFixture
+):
+    client = Client(temporal=own_client)
+    async with running_fleet(own_client) as fleet:
+        job = await submit(fleet, job_spec("1"))
+        name = job.id.rpartition("/")[2]
+        await running(job, nodes=1)
+        (listed,) = [found for found in await client.list(limit=500) if found.name == name]
+        assert listed.task_failure is None
+        assert await client.task_failures(name) == ()
+    with caplog.at_level(logging.WARNING):
+        async with Worker(
+            own_client,
+            task_queue=fleet.task_queue,
+            workflows=[OtherJob, NodeGroup],
+            workflow_runner=UnsandboxedWorkflowRunner(),
+        ):
+            await job.signal("failure", {})
+            async with asyncio.timeout(60):
+                while not (found := next(one for one in await client.list(limit=500) if one.name == name)).task_failure:
+                    await asyncio.sleep(0.2)
+            failure = found.task_failure
+            assert failure.nondeterminism
+            assert failure.attempt > 1
+            assert failure.worker
+            assert "failing workflow task" in caplog.text.lower()
+            with pytest.raises(WorkflowTaskFails, match=r"its workflow task fails by .*ondeterminism") as fails:
+                await client.status(name)
+            assert "of that release or a newer one" in fails.value.remedy
+            failed = [check async for check in check_workflow_tasks(own_client) if check.verdict is Verdict.FAILED]
+            assert any(job.id in check.detail and "ondeterminism" in check.detail for check in failed)
+            assert any("(fails)" in str(cell) for cell in _jobs_table([found], everywhere=False).columns[1].cells)
+            assert job.id in _failing((failure,))[0]
+    await job.terminate()
+    assert job.id not in str([check.detail async for check in check_workflow_tasks(own_client)])
+
+
+async def test_no_worker_is_not_a_failing_task(temporal_client: TemporalClient):
+    async with running_fleet(temporal_client) as fleet:
+        job = await submit(fleet, job_spec("1"))
+        await running(job, nodes=1)
+    name = job.id.rpartition("/")[2]
+    with pytest.raises(NoWorker, match="no worker answers") as nobody:
+        await Client(temporal=temporal_client).status(name)
+    assert not isinstance(nobody.value, WorkflowTaskFails)
+    await job.terminate()

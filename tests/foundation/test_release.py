@@ -1,0 +1,39 @@
+"""One release has one number, wherever it is written."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+
+import perdure_launcher
+from tests.support.allocation import REPOSITORY
+from workflows.policy.behavior import CURRENT
+
+VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+
+
+def test_the_chart_and_the_launcher_are_of_the_same_release():
+    chart = yaml.safe_load((REPOSITORY / "deploy/helm/perdure/Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"], perdure_launcher.__version__) == (VERSION, VERSION, VERSION)
+
+
+def test_images_are_named_after_the_release():
+    places = [
+        *REPOSITORY.glob("deploy/kustomize/**/*.yaml"),
+        REPOSITORY / "deploy/images/Dockerfile",
+        REPOSITORY / "docs/install-kubernetes.md",
+    ]
+    named = {(path, number) for path in places for number in image_versions(path)}
+    assert {number for _, number in named} == {VERSION}, named
+
+
+def image_versions(path: Path) -> list[str]:
+    return re.findall(r"(?:perdure:|newTag: |kubernetes\.io/version: \")(\d+\.\d+\.\d+)", path.read_text())
+
+
+def test_the_newest_behavior_is_of_a_release_that_is_not_in_the_future():
+    release = tuple(int(part) for part in CURRENT.name.removeprefix("RELEASE_").split("_"))
+    assert release <= tuple(int(part) for part in VERSION.split("."))

@@ -1,0 +1,114 @@
+"""A played API server that refuses for a while, as a real one does between its start and having read the roles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.utils import Backoff
+
+from activities.nodes.kubernetes import api as api_module
+from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed
+
+PODS = "/api/v1/namespaces/nlp/pods"
+NOT_YET = 'pods is forbidden: User "worker" cannot list resource "pods" in API group "" in the namespace "nlp"'
+QUOTA = 'pods "a" is forbidden: exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0'
+
+
+def forbidden(message: str) -> web.Response:
+    return web.json_response({"code": 403, "reason": "Forbidden", "message": message}, status=403)
+
+
+@dataclass
+class PlayedServer:
+    """Answers requests for pods; each entry of `refusals` is spent on one request that `refuses` chooses."""
+
+    refusals: list[str] = field(default_factory=list[str])
+    refuses: Callable[[web.Request], bool] = lambda request: True
+    asked: list[str] = field(default_factory=list[str])
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        what = "WATCH" if request.query.get("watch") else request.method
+        self.asked.append(what)
+        if self.refuses(request) and self.refusals:
+            return forbidden(self.refusals.pop(0))
+        if what == "WATCH":
+            response = web.StreamResponse()
+            await response.prepare(request)
+            event = {"type": "ADDED", "object": {"metadata": {"name": "a", "resourceVersion": "2"}}}
+            await response.write(json.dumps(event).encode() + b"\n")
+            return response
+        if what == "GET":
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
+        return web.json_response(await request.json())
+
+
+@asynccontextmanager
+async def played(server: PlayedServer) -> AsyncIterator[KubernetesApi]:
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", server.answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    configuration = Configuration()
+    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    api = KubernetesApi(configuration)
+    try:
+        yield api
+    finally:
+        await api.close()
+        await runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many tries as there are, with shorter pauses."""
+    monkeypatch.setattr(api_module, "_RETRIES", Backoff(steps=6, duration=0.01, factor=1.0))
+
+
+async def test_a_server_that_has_not_read_its_roles_yet_is_asked_again() -> None:
+    server = PlayedServer([NOT_YET, NOT_YET])
+    async with played(server) as api:
+        made: dict[str, Any] = await api.create(PODS, {"metadata": {"name": "a"}})
+    assert made["metadata"]["name"] == "a"
+    assert server.asked == ["POST"] * 3
+
+
+async def test_a_right_that_is_lacking_is_told_after_a_few_tries() -> None:
+    server = PlayedServer([NOT_YET] * 100)
+    async with played(server) as api:
+        with pytest.raises(KubernetesError, match="cannot list resource"):
+            await api.list(PODS)
+    assert server.asked == ["GET"] * 6
+
+
+async def test_a_quota_is_told_at_once_since_only_time_helps() -> None:
+    server = PlayedServer([QUOTA])
+    async with played(server) as api:
+        with pytest.raises(KubernetesError, match="exceeded quota"):
+            await api.create(PODS, {"metadata": {"name": "a"}})
+    assert server.asked == ["POST"]
+
+
+async def test_a_watch_outlasts_a_refusal_and_what_it_missed_is_not_listed_again() -> None:
+    server = PlayedServer([NOT_YET, NOT_YET], refuses=lambda request: "watch" in request.query)
+    async with played(server) as api, aclosing(api.follow(PODS)) as changes:
+        assert await anext(changes) == Listed(())
+        assert isinstance(await anext(changes), Changed)
+    assert server.asked[:4] == ["GET", "WATCH", "WATCH", "WATCH"]
+
+
+async def test_a_watch_that_is_forbidden_for_good_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_module, "_REFUSAL_IS_FINAL", 0.1)
+    server = PlayedServer([NOT_YET] * 100, refuses=lambda request: "watch" in request.query)
+    async with played(server) as api, aclosing(api.follow(PODS)) as changes:
+        assert await anext(changes) == Listed(())
+        with pytest.raises(KubernetesError, match="cannot list resource"):
+            await anext(changes)
+    assert server.asked.count("WATCH") > 1

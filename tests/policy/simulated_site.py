@@ -1,0 +1,307 @@
+"""A whole job in virtual time: the real policy, a group's real table, agents' real decisions, and played processes.
+
+What stands between them is a network that delays, doubles and reorders as the real transport may:
+
+- The job's desires reach the group late, twice, and in any order; they carry a version.
+- Edges reach the job late, and once each in their order: the group sends them until they are taken, the job drops
+  repeats.
+- An agent's messages to its group, and those to the job, are two outboxes: each is late, in order, and may come twice.
+  What an agent has not delivered when its machine is gone is lost. Nothing else is.
+- A command waits while its agent is away, which the group tells, and may be carried out twice.
+
+Processes start, come to the rendezvous, enter the world that their agent holds, and step once all its members are in.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from itertools import count
+from typing import Any
+
+from tests.policy.scenario import UID, Scenario
+from tests.policy.simulated_node import SimulatedNode
+from workflows.messages import (
+    ApplyWorld,
+    EdgeKind,
+    EvidenceSource,
+    GroupDesire,
+    NodeEvent,
+    NodeEvents,
+    NodeIdentity,
+    NodePhase,
+)
+from workflows.node_record import GroupInput, NodeRecord
+from workflows.node_table import NodeTable
+from workflows.policy.deadlines import next_deadline
+from workflows.policy.desire import desire_for
+from workflows.policy.events import EdgeSeen, Event, GroupWoundDown, TimePassed
+
+TORCH_TIMEOUT = 1800.0
+"""Seconds after which a rank that waits for one that is gone fails: torch's own timeout."""
+COMMAND_PATIENCE = 4.0
+COMMAND_AGAIN = 15.0
+
+
+class Site:
+    """One job and all that is around it."""
+
+    def __init__(self, nodes: str, seed: int, **spec: Any) -> None:
+        self.nodes = nodes
+        self.chance = random.Random(seed)
+        self.faulty = True
+        self.agents_report_overdue = True
+        self.hanging: set[int] = set()
+        """Slots whose next command does not come to the rendezvous."""
+        self.numbers = count(1000)
+        self.clock = 0.0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._ports = count(30_000)
+        self._edges_due = 0.0
+        self._sent: GroupDesire | None = None
+        self._version = 0
+        self._commands: set[tuple[int, int, int]] = set()
+        self._closed = False
+        self.agents: dict[tuple[int, int], SimulatedNode] = {}
+        self.job = Scenario(nodes, **spec)
+        self.began = self.job.now
+        self._deadline = next_deadline(self.job.state, self.job.job, self.job.now)
+        group = GroupInput(
+            job_id="job/a/b",
+            job_first_run_id="first",
+            uid=UID,
+            group=0,
+            role="worker",
+            spec=self.job.job,
+            desire=GroupDesire(version=0, nodes={}),
+        )
+        self.table = NodeTable(group)
+        self._publish()
+
+    # Time
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.clock + seconds, next(self._order), action))
+
+    def delay(self) -> float:
+        """How long a message takes."""
+        return self.chance.choice((0.01, 0.05, 0.3, 2.0, 8.0)) if self.faulty else 0.05
+
+    def run(self, until: float, *, done: Callable[[], bool] = lambda: False) -> None:
+        """Plays everything up to a time, or until what is waited for."""
+        while not done():
+            deadline = self._deadline
+            due = (deadline - self.began).total_seconds() if deadline is not None else float("inf")
+            first = self._queue[0][0] if self._queue else float("inf")
+            if min(due, first) > until:
+                self._set(until)
+                return
+            if due < first:
+                self._set(due, exactly=deadline)
+                self.take(TimePassed())
+            else:
+                moment, _, action = heapq.heappop(self._queue)
+                self._set(moment)
+                action()
+
+    def _set(self, clock: float, *, exactly: datetime | None = None) -> None:
+        self.clock = max(self.clock, clock)
+        self.job.now = exactly or max(self.job.now, self.began + timedelta(seconds=self.clock))
+
+    # The job and its group
+
+    def take(self, event: Event) -> None:
+        self.job.take(event)
+        self._deadline = next_deadline(self.job.state, self.job.job, self.job.now)
+        self._publish()
+
+    def _publish(self) -> None:
+        desire = desire_for(self.job.state, 0)
+        if desire == self._sent:
+            return
+        self._sent, self._version = desire, self._version + 1
+        versioned = desire.model_copy(update={"version": self._version})
+        for _ in range(2 if self.faulty and self.chance.random() < 0.2 else 1):
+            self.after(self.delay(), lambda: self._desire(versioned))
+
+    def _desire(self, desire: GroupDesire) -> None:
+        self.table.want(desire)
+        self.reconcile()
+
+    def edge(self, record: NodeRecord, kind: EdgeKind, **facts: Any) -> None:
+        self.table.edge(record, kind, self.job.now, **facts)
+        self.reconcile()
+
+    def backend_says(self, event: NodeEvent) -> None:
+        self.table.watched(NodeEvents(events=(event,)))
+        self.reconcile()
+
+    def reconcile(self) -> None:
+        """What the group's workflow does, without its waiting."""
+        table = self.table
+        desired = {} if table.winding_down else table.desire.nodes
+        for rank, record in list(table.records.items()):
+            want = desired.get(rank)
+            if want is None or want.incarnation > record.node.incarnation:
+                del table.records[rank]
+                agent = self.agents.get((rank, record.node.incarnation))
+                if agent is not None:
+                    agent.machine, agent.process = False, None
+        for rank, want in desired.items():
+            if rank not in table.records:
+                node = NodeIdentity(uid=UID, role="worker", rank=rank, incarnation=want.incarnation, token=want.token)
+                table.put(NodeRecord(node=node, since=self.job.now))
+                self.after(self.delay(), lambda node=node: self._create(node))
+        for record in list(table.records.values()):
+            if record.joined and record.phase is not NodePhase.LOST:
+                self._command(record)
+                if table.world_to_join(record.node) is not None or record.joining is not None:
+                    table.connected(record.node)
+                complete = table.desire.complete_generation
+                agent = self.agents[record.node.rank, record.node.incarnation]
+                if complete and agent.machine and agent.connected:
+                    agent.node.complete_generation(complete)
+        if table.winding_down and table.is_empty and not self._closed:
+            self._closed = True
+            self.after(self.delay(), lambda: self.take(GroupWoundDown(group=0)))
+        self._send_edges()
+
+    def _send_edges(self) -> None:
+        waiting = self.table.edges._waiting  # pyright: ignore[reportPrivateUsage]
+        edges, waiting[:] = tuple(waiting), ()
+        for edge in edges:
+            self._edges_due = max(self._edges_due, self.clock + self.delay())
+            moment = self._edges_due - self.clock
+            self.after(moment, lambda edge=edge: self.take(EdgeSeen(edge=edge)))
+
+    def _create(self, node: NodeIdentity) -> None:
+        record = self.table.current(node)
+        if record is None or record.phase is not NodePhase.REQUESTED:
+            return
+        self.table.put(record.changed(phase=NodePhase.CREATED, watched=True))
+        agent = self.agents[node.rank, node.incarnation] = SimulatedNode(self, node)
+        self.edge(record, EdgeKind.CREATED)
+        agent.follow()
+
+    def _command(self, record: NodeRecord) -> None:
+        world, node = self.table.desire.world, record.node
+        member = world.members.get(node.rank) if world is not None else None
+        if world is None or member is None or member.incarnation != node.incarnation:
+            return
+        asked = self.table.desire.inquiry > record.inquired and record.stepping < world.generation
+        key = (node.rank, node.incarnation, world.generation)
+        if (record.generation < world.generation or asked) and key not in self._commands:
+            self._commands.add(key)
+            self.after(self.delay(), lambda: self._apply(key, node, 0.0))
+
+    def _apply(self, key: tuple[int, int, int], node: NodeIdentity, waited: float) -> None:
+        table, generation = self.table, key[2]
+        world, record = table.desire.world, table.current(node)
+        if record is None or world is None or world.generation != generation or table.winding_down:
+            self._commands.discard(key)
+            return
+        agent = self.agents[node.rank, node.incarnation]
+        if not agent.machine or not agent.connected:
+            if waited in (COMMAND_PATIENCE, COMMAND_PATIENCE + COMMAND_AGAIN):
+                facts: dict[str, Any] = {"generation": generation, "detail": "not taken in time"}
+                self.edge(record, EdgeKind.UNRESPONSIVE, source=EvidenceSource.COMMAND, **facts)
+                waited = COMMAND_PATIENCE
+            self.after(1.0, lambda: self._apply(key, node, waited + 1.0))
+            return
+        member, inquiry = world.members[node.rank], table.desire.inquiry
+        command = ApplyWorld(
+            node=node,
+            generation=generation,
+            nodes=table.desire.world_nodes,
+            group_rank=member.group_rank,
+            base_rank=member.base_rank,
+            world_size=table.desire.world_size,
+            store_address=world.store_address,
+            store_port=world.store_port,
+            store_host=world.store_rank == node.rank,
+            restart_command=member.restart_command,
+        )
+        answer = agent.node.apply_world(command)
+        if self.faulty and self.chance.random() < 0.2:
+            answer = agent.node.apply_world(command)
+        agent.follow()
+        self._commands.discard(key)
+        table.put(record.changed(generation=max(generation, answer.generation), inquired=inquiry))
+        kind = EdgeKind.COMMANDED if answer.accepted else EdgeKind.JOINED
+        facts = {"generation": answer.generation, "entered": answer.entered, "inquiry": inquiry}
+        self.edge(record, kind, detail=answer.detail, **facts)
+
+    # The world
+
+    def ports(self) -> tuple[int, ...]:
+        return tuple(next(self._ports) for _ in range(4))
+
+    def hangs_at_start(self, agent: SimulatedNode) -> bool:
+        if agent.identity.rank in self.hanging:
+            self.hanging.discard(agent.identity.rank)
+            return True
+        return False
+
+    def inside(self, generation: int) -> list[SimulatedNode]:
+        return [agent for agent in self.agents.values() if agent.process and agent.process.inside == generation]
+
+    def step(self) -> None:
+        """Every world that is whole makes a step."""
+        for agent in list(self.agents.values()):
+            process = agent.process
+            if process is None or not process.inside or process.steps or agent.node.state.world is None:
+                continue
+            together = self.inside(process.inside)
+            if len(together) == agent.node.state.world.nodes and not any(
+                one.process is None or one.process.ending for one in together
+            ):
+                for one in together:
+                    assert one.process is not None
+                    one.process.steps = True
+                    one.node.stepping(process.inside, counted=True, starts=None)
+
+    def peers_notice(self, gone: SimulatedNode, generation: int, *, silent: bool = False) -> None:
+        """Who was connected to it fails soon, or with torch's timeout where its machine says nothing more."""
+        for peer in self.inside(generation) if generation else ():
+            process = peer.process
+            if peer is gone or process is None or not process.steps:
+                continue
+            process.steps = False
+
+            def fail(peer: SimulatedNode = peer) -> None:
+                if peer.process is not None and peer.process.inside == generation:
+                    peer.ranks_fail(victim=True)
+
+            self.after(TORCH_TIMEOUT if silent else self.chance.choice((0.1, 0.5, 3.0)), fail)
+
+    @property
+    def members(self) -> list[SimulatedNode]:
+        """Nodes of the present, by slot."""
+        newest = dict(sorted(self.agents))
+        return [self.agents[key] for key in sorted(newest.items()) if self.agents[key].machine]
+
+    @property
+    def trains(self) -> bool:
+        """The job believes that its world steps, and so it is."""
+        state = self.job.state
+        if state.world is None or state.interruption is not None or not state.stepping:
+            return False
+        inside = self.inside(state.world.generation)
+        return len(inside) == state.world.nodes and all(one.process and one.process.steps for one in inside)
+
+    def story(self) -> str:
+        """Where everything stands, for a test that fails."""
+        state = self.job.state
+        nodes = "; ".join(
+            f"{one.identity.rank}.{one.identity.incarnation} gen {one.node.state.generation} {one.node.summary}"
+            f" {'' if one.connected else 'cut off'} {one.process}"
+            for one in self.members
+        )
+        known = {
+            rank: (node.phase.value, node.reachable, node.entered, node.stepping) for rank, node in state.nodes.items()
+        }
+        where = f"{self.clock:.1f} s: {state.phase} {state.reason} | {state.generation} {known}"
+        return f"{where} | {state.interruption} | {nodes}"

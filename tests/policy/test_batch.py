@@ -1,0 +1,48 @@
+"""An event that cannot be decided on is left out, counted and shown; a job that cannot decide at all says so."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import uuid4
+
+import pytest
+
+from tests.policy.scenario import START, Scenario
+from workflows.messages import EdgeKind, NodeEdge
+from workflows.policy.batch import decide_all
+from workflows.policy.desire import warnings_of
+from workflows.policy.events import EdgeSeen, Event
+from workflows.policy.state import JobState
+
+
+def lost(rank: int, time: datetime = START) -> EdgeSeen:
+    return EdgeSeen(edge=NodeEdge(kind=EdgeKind.LOST, rank=rank, incarnation=1, time=time))
+
+
+def malformed(rank: int) -> EdgeSeen:
+    """Times are checked where messages are read; this one was not."""
+    event = lost(rank)
+    edge = event.edge.model_copy(update={"time": datetime(2026, 1, 1)})  # noqa: DTZ001
+    return event.model_copy(update={"edge": edge})
+
+
+def taken(scenario: Scenario, *events: Event) -> tuple[JobState, list[str]]:
+    dropped: list[str] = []
+    state = decide_all(scenario.state, events, scenario.job, scenario.now, new_token=uuid4, dropped=dropped.append)
+    return state, dropped
+
+
+def test_other_events_are_taken_and_the_status_says_what_was_left_out():
+    scenario = Scenario("3").running()
+    state, dropped = taken(scenario, lost(0), malformed(1), lost(2))
+    assert [node.incarnation for _, node in sorted(state.nodes.items())] == [2, 1, 2]
+    assert len(dropped) == state.dropped_events == 1
+    assert "EdgeSeen: TypeError" in dropped[0]
+    assert warnings_of(state)[0].startswith("1 messages could not be taken")
+
+
+def test_a_job_that_cannot_decide_without_any_event_raises():
+    scenario = Scenario("2").running()
+    scenario.state = scenario.state.changed(nodes_min="two")
+    with pytest.raises(TypeError):
+        taken(scenario, lost(0))

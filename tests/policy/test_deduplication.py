@@ -1,0 +1,52 @@
+"""A job takes each edge of a group once, however often it is delivered."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from tests.policy.scenario import Scenario
+from workflows.messages import EdgeKind, GroupEdges, NodeEdge
+from workflows.policy.deduplication import accept, begin_tenure
+from workflows.policy.state import JobState
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def message(sequence: int, before: int | None, *ranks: int, group: int = 0) -> GroupEdges:
+    edges = tuple(NodeEdge(kind=EdgeKind.READY, rank=rank, incarnation=1, time=NOW) for rank in ranks)
+    return GroupEdges(uid="0", group=group, sequence=sequence, before=before, edges=edges)
+
+
+def taken(state: JobState, *messages: GroupEdges) -> list[list[int] | None]:
+    """The ranks of the edges that are accepted of each message."""
+    accepted: list[list[int] | None] = []
+    for one in messages:
+        state, edges = accept(state, one)
+        accepted.append(None if edges is None else [edge.rank for edge in edges])
+    return accepted
+
+
+def test_a_message_that_arrives_twice_or_late_is_taken_once():
+    one, two = message(1, 0, 0, 1), message(2, 2, 2)
+    assert taken(Scenario().state, one, one, two, one, two) == [[0, 1], None, [2], None, None]
+
+
+def test_edges_that_arrived_although_their_delivery_seemed_to_fail_are_taken_once():
+    assert taken(Scenario().state, message(1, 0, 0, 1), message(2, 0, 0, 1, 2)) == [[0, 1], [2]]
+
+
+def test_groups_count_by_themselves():
+    assert taken(Scenario().state, message(3, 4, 0), message(1, 0, 128, group=1)) == [[0], [128]]
+
+
+def test_a_job_that_was_reset_takes_up_where_the_group_is():
+    assert taken(Scenario().state, message(7, 40, 0)) == [[0]]
+
+
+def test_a_group_that_is_started_again_counts_from_the_beginning():
+    state, _ = accept(Scenario().state, message(7, 40, 0))
+    assert taken(begin_tenure(state, 0, "another"), message(1, 0, 1)) == [[1]]
+
+
+def test_a_group_of_an_older_release_does_not_count():
+    assert taken(Scenario().state, message(1, None, 0), message(1, None, 0)) == [[0], [0]]

@@ -1,0 +1,108 @@
+"""Whatever is late, doubled, reordered or lost: a job trains again, or stops with the reason, within bounded time.
+
+Hypothesis chooses faults and the network's moods; then the faults end, and nothing but the job's own timers and
+what nodes say by themselves may bring it back.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.policy.simulated_site import TORCH_TIMEOUT, Site
+from workflows.policy.events import RelaunchAsked, RestartAsked, ResumeAsked, SuspendAsked
+
+BOUND = TORCH_TIMEOUT + 1800.0
+"""Seconds of virtual time: torch's own timeout, where a machine vanished without a trace, and then the job's."""
+
+SPEC = {"retry": {"max_restarts": 1000, "no_progress_limit": 1000}}
+"""Budgets that never end a job: it must train again."""
+
+FAULTS = (
+    "rank",
+    "torchrun",
+    "torchruns",
+    "slow torchrun",
+    "fails at start",
+    "hangs at start",
+    "crash",
+    "silent crash",
+    "cut off",
+    "cut off for long",
+    "restart",
+    "relaunch",
+    "suspend",
+)
+
+faults = st.lists(
+    st.tuples(st.sampled_from([0.1, 1.0, 5.0, 20.0]), st.sampled_from(FAULTS), st.integers(0, 2)), max_size=6
+)
+
+
+def inflict(site: Site, fault: str, which: int) -> None:
+    """Does one node, or the job, something."""
+    state = site.job.state
+    if state.outcome is not None:
+        return
+    match fault:
+        case "restart" if state.world is not None:
+            site.take(RestartAsked())
+        case "suspend":
+            site.take(ResumeAsked() if state.suspended else SuspendAsked())
+        case "torchruns":
+            for node in site.members:
+                node.end_command(signal=9, dying=site.chance.choice((0.0, 1.0, 10.0)))
+        case _ if site.members:
+            node = site.members[which % len(site.members)]
+            match fault:
+                case "rank":
+                    node.ranks_fail(victim=False)
+                case "torchrun":
+                    node.end_command(signal=9)
+                case "slow torchrun":
+                    node.end_command(signal=9, dying=site.chance.choice((1.0, 10.0)))
+                case "fails at start":
+                    node.end_command(code=1)
+                case "hangs at start":
+                    site.hanging.add(node.identity.rank)
+                    node.end_command(signal=9)
+                case "crash":
+                    node.crash(seen_after=site.chance.choice((0.5, 40.0)))
+                case "silent crash":
+                    # Of the last node only its backend can tell.
+                    node.crash(seen_after=None if len(site.members) > 1 else 300.0)
+                case "cut off":
+                    node.disconnect(3.0)
+                case "cut off for long":
+                    node.disconnect(600.0)
+                case "relaunch" if state.nodes[node.identity.rank].alive:
+                    site.take(RelaunchAsked(rank=node.identity.rank))
+                case _:
+                    pass
+        case _:
+            pass
+
+
+@pytest.mark.parametrize("nodes", ["1", "2", "3", "2:3"])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 1_000_000), story=faults, agents_report=st.booleans())
+def test_it_trains_again(nodes: str, seed: int, story: list[tuple[float, str, int]], agents_report: bool) -> None:
+    site = Site(nodes, seed, **SPEC)
+    site.agents_report_overdue = agents_report
+    site.run(60.0, done=lambda: site.trains)
+    for pause, fault, which in story:
+        site.run(site.clock + pause)
+        inflict(site, fault, which)
+    if site.job.state.suspended:
+        site.take(ResumeAsked())
+    site.faulty = False
+    site.run(site.clock + BOUND, done=lambda: site.trains or site.job.state.outcome is not None)
+    outcome = site.job.state.outcome
+    if outcome is not None and {"hangs at start", "silent crash", "cut off for long"} & {
+        fault for _, fault, _ in story
+    }:
+        # A node that was never in a world, and does not come, is waited for as long as the specification says.
+        assert "_timeout)" in outcome.reason
+        return
+    assert site.trains, site.story()

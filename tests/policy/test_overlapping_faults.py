@@ -1,0 +1,141 @@
+"""Golden tables of faults that overlap: each is an incident of its own, or is named by the one that it belongs to.
+
+They are checked as `perdure explain` prints them.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from perdure.cli.explain import explanation
+from tests.policy.scenario import Scenario
+from workflows.messages import EdgeKind, FailureClass, IncidentView, JobPhase
+from workflows.policy.behavior import Behavior
+from workflows.policy.events import RestartAsked
+
+
+def told(incident: IncidentView) -> dict[str, str]:
+    """What `perdure explain` prints, by label; the first line of each."""
+    lines = explanation(incident, job="job", flag="").plain.splitlines()
+    return {"TITLE": lines[0]} | {line[:6].strip(): line[6:] for line in lines[1:] if line[:6].strip()}
+
+
+def accepted(job: Scenario, *ranks: int) -> Scenario:
+    """Agents have the current world; nothing runs yet."""
+    for rank in ranks:
+        job.edge(rank, EdgeKind.COMMANDED, generation=job.generation)
+    return job
+
+
+def test_a_rank_killed_in_the_next_world_is_an_incident_of_its_own():
+    job = Scenario("1:2").running().wait(10).lost(1).wait(3)
+    accepted(job, 0).rank_killed(0)
+    first, second = job.state.incidents
+    assert (first.failure, first.culprit) == (FailureClass.NODE_LOST, 1)
+    assert (second.failure, second.culprit) == (FailureClass.KILLED, 0)
+    assert (first.generation_before, first.generation_after) == (1, 2)
+    assert (second.generation_before, second.generation_after) == (2, 3)
+    assert "cost 3.0 s until #2 began" in told(first)["TITLE"]
+    assert "culprit: node 1; fair confidence: 1 sign from 1 source" in told(first)["MEANS"]
+    assert told(first)["TOOK"].endswith("did not run again before #2 began")
+    assert "culprit: node 0; fair confidence: 1 sign from 1 source" in told(second)["MEANS"]
+    assert "node 1" not in told(second)["TITLE"]
+    assert told(second)["TOOK"] == "noticed after 0.00 s, decided in 0.00 s"
+    job.wait(2).steps()
+    assert job.state.incidents[1].stepping_at == job.now
+    assert job.state.incidents[0].stepping_at is None
+
+
+def test_two_nodes_lost_one_after_the_other_are_two_incidents():
+    job = Scenario("1:3").running().lost(2).wait(0.5)
+    accepted(job, 0, 1).lost(1)
+    assert [incident.culprit for incident in job.state.incidents] == [2, 1]
+
+
+def test_two_ranks_killed_on_two_nodes_within_a_second_are_both_named():
+    job = Scenario("2").running().rank_killed(0).wait(0.4).rank_killed(1, generation=1)
+    [incident] = job.state.incidents
+    assert (incident.culprit, incident.also_failed) == (0, (1,))
+    assert "culprit: node 0; also failed: node 1; fair confidence: 1 sign from 1 source" in told(incident)["MEANS"]
+
+
+def test_victims_are_no_culprits_and_raise_the_confidence():
+    job = Scenario("2").running().rank_killed(0).peer_failed(1, generation=1)
+    [incident] = job.state.incidents
+    assert incident.also_failed == ()
+    assert "culprit: node 0; high confidence: 2 signs from 2 sources" in told(incident)["MEANS"]
+
+
+def test_a_rank_killed_while_a_replacement_is_awaited_is_named():
+    job = Scenario("2").running().lost(1).wait(10).rank_killed(0)
+    [incident] = job.state.incidents
+    assert (incident.failure, incident.culprit, incident.also_failed) == (FailureClass.NODE_LOST, 1, (0,))
+    assert "decided in 0.00 s" in told(incident)["TOOK"], "the first decision stands"
+    assert "also failed: node 0; fair confidence: 1 sign from 1 source" in told(incident)["MEANS"]
+
+
+def test_a_torchrun_killed_during_the_repair_is_an_incident_of_its_own():
+    job = Scenario("2").running().rank_killed(0).wait(0.3)
+    accepted(job, 1).command_exited(1, None, 9)
+    first, second = job.state.incidents
+    assert (first.culprit, second.culprit) == (0, 1)
+    assert second.failure is FailureClass.COMMAND_LOST
+
+
+def test_a_node_found_dead_while_its_peers_restart_is_the_cause_of_what_they_reported():
+    job = Scenario("2").running().peer_failed(0).wait(2)
+    job.edge(1, EdgeKind.UNREACHABLE).edge(1, EdgeKind.UNRESPONSIVE, generation=2, detail="not taken")
+    [incident] = job.state.incidents
+    assert (incident.failure, incident.culprit) == (FailureClass.NODE_UNRESPONSIVE, 1)
+
+
+def test_a_failure_after_a_restart_that_a_user_asked_for_is_not_that_restart():
+    job = Scenario("2").running().take(RestartAsked(reason="new config"))
+    accepted(job, 0, 1).rank_killed(0)
+    asked, failed = job.state.incidents
+    assert asked.title == "restart asked by a user: new config"
+    assert failed.culprit == 0
+
+
+def test_reports_about_an_older_world_belong_to_the_incident_that_ended_it():
+    job = Scenario("2").running().rank_killed(0).steps().wait(1).rank_killed(0).steps()
+    job.peer_failed(1, generation=1)
+    assert [len(incident.evidence) for incident in job.state.incidents] == [2, 1]
+
+
+def test_a_program_without_steps_runs_and_each_kill_is_an_incident_with_its_own_time():
+    job = Scenario("2").ready(0, 1).wait(5).runs()
+    assert job.state.phase is JobPhase.RUNNING
+    for kill in range(6):
+        job.wait(9).rank_killed(kill % 2).wait(2).runs()
+        incident = job.state.incidents[-1]
+        assert (incident.number, incident.running_at, incident.stepping_at) == (kill + 1, job.now, None)
+        assert "cost 2.0 s" in told(incident)["TITLE"]
+        assert told(incident)["TOOK"].endswith("its ranks run, and no step was seen yet")
+    assert len(job.state.incidents) == 6
+
+
+def test_the_first_step_is_told_when_it_is_seen_and_not_before():
+    job = Scenario("2").running().rank_killed(0).wait(3).runs().wait(60)
+    assert "first step" not in told(job.state.incidents[-1])["TOOK"]
+    entered, _ = job.now - timedelta(seconds=60), job.wait(47)
+    for rank in (0, 1):
+        job.edge(rank, EdgeKind.STEPPING, generation=2, entered_at=entered)
+    [incident] = job.state.incidents
+    assert incident.stepping_at == job.now == incident.started_at + timedelta(seconds=110)
+    assert "cost 1m 50s" in told(incident)["TITLE"]
+    assert "first step in 1m 47s" in told(incident)["TOOK"]
+
+
+def test_a_run_of_an_older_release_goes_on_as_it_began():
+    job = Scenario("1:2").running()
+    job.state = job.state.changed(behavior=Behavior.RELEASE_0_1)
+    accepted(job.lost(1), 0).rank_killed(0)
+    assert len(job.state.incidents) == 1
+
+
+def test_a_node_that_answers_no_command_is_not_called_lost_with_another_one():
+    job = Scenario("2").running().rank_killed(0).wait(4)
+    job.edge(0, EdgeKind.UNRESPONSIVE, generation=2, detail="not taken").wait(1).lost(1)
+    [incident] = job.state.incidents
+    assert incident.title.startswith("node 1 lost, node 0 unresponsive while its world stands still")

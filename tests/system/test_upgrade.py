@@ -1,0 +1,109 @@
+"""A worker of this release takes over jobs of an earlier one while they train: nothing is restarted, no task fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from temporalio.api.enums.v1 import EventType
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.worker import Replayer
+
+from tests.support.allocation import REPOSITORY
+from tests.system.site import WALK, Job, Site
+from workflows.policy.behavior import CURRENT
+from workflows.training_job import TrainingJob
+
+EARLIER = {"0.1.0": "706b6f936ef19133eb4e35340120ef1fa1b99756"}
+"""Releases whose workers are put under jobs, and their commits."""
+
+PACKAGES = ("perdure", "workflows", "activities", "agent", "perdure_launcher")
+
+START = """
+import asyncio
+from pathlib import Path
+from perdure.local.control_plane import LocalControlPlane
+from perdure.local.state import StateFolder
+from perdure.worker import leave
+print(asyncio.run(LocalControlPlane(StateFolder(Path({state!r}))).ensure_worker()).code)
+leave(0)
+"""
+
+
+@pytest.fixture(params=EARLIER)
+def release(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The code of an earlier release, in a folder of its own."""
+    command = ["git", "archive", "--format=tar", EARLIER[request.param], *PACKAGES]
+    archive = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=False)
+    if archive.returncode != 0:
+        pytest.skip(f"the history of this checkout does not hold release {request.param}")
+    folder = tmp_path / request.param
+    with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
+        files.extractall(folder, filter="data")
+    return folder
+
+
+async def start_worker_of(release: Path, site: Site) -> None:
+    """As `perdure run` of that release does; its nodes have that release's agents and launchers."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", START.format(state=str(site.state.path))),
+        env={**os.environ, "PYTHONPATH": str(release)},
+        cwd=release,
+    )
+    assert await process.wait() == 0
+
+
+async def task_failures(job: Job, group: str) -> list[str]:
+    """Workflow tasks that have failed since the job began."""
+    temporal = await job.client.connect()
+    histories = [await temporal.get_workflow_handle(name).fetch_history() for name in (job.workflow_id, group)]
+    return [
+        event.workflow_task_failed_event_attributes.failure.message
+        for history in histories
+        for event in history.events
+        if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED
+    ]
+
+
+async def test_a_job_that_an_earlier_release_began_goes_on_under_this_one(own_site: Site, release: Path):
+    await own_site.control_plane.stop_worker()
+    await start_worker_of(release, own_site)
+    began = own_site.control_plane.status().worker
+    assert began is not None
+    assert began.process is not None
+    assert began.process.environ()["PYTHONPATH"] == str(release)
+    job = await own_site.submit(script=WALK)
+    known = await job.running(nodes=2)
+    job.signal(0, "rank")
+    known = await job.running(nodes=2, after=known.generation)
+
+    temporal = await own_site.client.connect()
+    workflow = temporal.get_workflow_handle(job.workflow_id)
+    began_run = (await workflow.describe()).run_id
+    assert (await own_site.control_plane.ensure_worker()).pid != began.pid
+    await job.undisturbed(ranks=2, seconds=3)
+    job.signal(1, "rank")
+    known = await job.running(nodes=2, after=known.generation)
+    await job.stepping(generation=known.generation, ranks=2)
+    assert {node.incarnation for node in await own_site.client.nodes(job.name)} == {1}
+    assert [incident.culprit for incident in await job.incidents()] == [0, 1]
+    assert await own_site.client.task_failures(job.name) == ()
+    assert await task_failures(job, known.groups[0]) == []
+    # With its next quiet moment it has come to this release's behavior.
+    async with asyncio.timeout(60):
+        while (await workflow.describe()).run_id == began_run:
+            await asyncio.sleep(0.25)
+    assert f"'behavior-{CURRENT.value}'" in str((await workflow.describe()).typed_search_attributes)
+    ended_run = await temporal.get_workflow_handle(job.workflow_id, run_id=began_run).fetch_history()
+    replayer = Replayer(workflows=[TrainingJob], data_converter=pydantic_data_converter)
+    await replayer.replay_workflow(ended_run)
+    assert (await job.status()).generation == known.generation
+    job.finish()
+    assert (await own_site.client.wait(job.name)).exit_code == 0
+    await job.wound_down()

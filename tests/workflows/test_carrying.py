@@ -1,0 +1,120 @@
+"""What is carried into the next run stays below the server's limit, and says the same there."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from temporalio import activity
+from temporalio.client import Client, WorkflowHandle
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+
+from activities.site import SiteActivities
+from perdure.spec.roles import MAX_NODES
+from tests.support.temporal_server import dev_server
+from tests.workflows.fleet import job_spec
+from tests.workflows.jobs import incidents, status
+from tests.workflows.large import large_state, long_incident
+from workflows import options
+from workflows.carrying import LARGEST_PLAIN, Packed, pack, unpack
+from workflows.delivery import SIGNAL_ACTIVITIES, Delivery
+from workflows.messages import GroupDesire, GroupEdges, JobStatus, NodeView, SiteFacts
+from workflows.policy.incident_texts import within_budget
+from workflows.policy.state import JobState
+from workflows.training_job import TrainingJob
+
+INCIDENTS = 50
+
+
+@activity.defn(name=SIGNAL_ACTIVITIES["desire"])
+async def take_desire(group_id: str, message: GroupDesire) -> Delivery:
+    """A group that has what is desired already."""
+    return Delivery.TAKEN
+
+
+async def start(client: Client, task_queue: str, carried: Any) -> WorkflowHandle[Any, Any]:
+    """A job that goes on from what another run carried."""
+    spec = job_spec(str(MAX_NODES))
+    job = await client.start_workflow(
+        "TrainingJob", args=[spec, carried], id=f"job/default/{spec['name']}", task_queue=task_queue
+    )
+    return client.get_workflow_handle(job.id)
+
+
+async def continued(job: WorkflowHandle[Any, Any]) -> None:
+    """Has the job look whether it should continue as new, and returns when it has."""
+    first_run = (await job.describe()).run_id
+    await job.signal("edges", GroupEdges(uid="of another job", group=0, sequence=1))
+    async with asyncio.timeout(60):
+        while (await job.describe()).run_id == first_run:
+            await asyncio.sleep(0.1)
+
+
+async def test_a_large_job_with_long_incidents_continues_as_new_and_knows_the_same(monkeypatch: pytest.MonkeyPatch):
+    told = within_budget(tuple(long_incident(number + 1) for number in range(INCIDENTS)))
+    large = large_state(MAX_NODES).changed(incidents=told, incident_count=INCIDENTS)
+    facts = SiteActivities(SiteFacts(search_attributes=False, backends=("local",)))
+    async with dev_server() as server:
+        client, queue = await server.client(), f"perdure-{uuid4().hex[:8]}"
+        async with Worker(
+            client,
+            task_queue=queue,
+            workflow_runner=UnsandboxedWorkflowRunner(),
+            workflows=[TrainingJob],
+            activities=[*facts.all, take_desire],
+        ):
+            job = await start(client, queue, pack(large))
+            before = await status(job)
+            monkeypatch.setattr(options, "HISTORY_LIMIT", 40)
+            await continued(job)
+            monkeypatch.undo()
+            after = await status(job)
+            assert facts_of(after) == facts_of(before)
+            assert after.nodes == MAX_NODES
+            assert [one.number for one in await incidents(job)] == list(range(1, INCIDENTS + 1))
+            views = [view for group in range(len(after.groups)) for view in await views_of(job, group)]
+            assert [view.rank for view in views] == list(range(MAX_NODES))
+
+
+def facts_of(status: JobStatus) -> dict[str, Any]:
+    """What does not change while nothing happens to the job."""
+    kept = {"generation", "nodes", "world_size", "restarts_total", "groups", "unreachable", "lost", "last_incident"}
+    return status.model_dump(include=kept)
+
+
+async def views_of(job: WorkflowHandle[Any, Any], group: int) -> list[NodeView]:
+    return await job.query("nodes", group, result_type=list[NodeView])
+
+
+def carried(message: JobState) -> bytes:
+    """What the server is given."""
+    return pack(message).model_dump_json().encode()
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 600), st.integers(0, 20), st.text(min_size=1, max_size=40))
+def test_what_is_carried_is_what_it_was(nodes: int, count: int, text: str):
+    told = tuple(long_incident(number + 1, text) for number in range(count))
+    state = large_state(nodes).changed(incidents=told, incident_count=count)
+    read = TypeAdapter[JobState | Packed | None](JobState | Packed | None).validate_json(carried(state))
+    assert read is not None
+    assert isinstance(read, Packed) == (len(state.model_dump_json().encode()) > LARGEST_PLAIN)
+    assert unpack(read, JobState) == state
+
+
+def test_the_largest_job_is_carried_below_the_size_that_the_server_warns_of():
+    told = within_budget(tuple(long_incident(number + 1) for number in range(INCIDENTS)))
+    state = large_state(MAX_NODES).changed(incidents=told)
+    assert len(state.model_dump_json().encode()) > 2 * 1024 * 1024, "as plain JSON the server would refuse it"
+    assert len(carried(state)) < 512 * 1024
+
+
+def test_a_small_state_is_carried_as_every_release_reads_it():
+    state = large_state(16)
+    assert pack(state) is state
+    assert unpack(state, JobState) is state

@@ -1,0 +1,53 @@
+"""Members that say nothing of having entered their world: the job asks, through real groups and commands."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from temporalio.client import Client
+
+from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.jobs import eventually, incidents, node, running, status
+from workflows.messages import FailureClass
+
+IMPATIENT = {
+    "rendezvous": {"last_call": "200ms", "enter_timeout": "1s"},
+    "commands": {"schedule_to_start": "2s"},
+}
+
+
+@pytest.fixture
+async def fleet(temporal_client: Client) -> AsyncIterator[Fleet]:
+    async with running_fleet(temporal_client) as fleet:
+        yield fleet
+
+
+async def test_a_node_whose_command_does_not_run_and_that_says_nothing_is_started_again(fleet: Fleet):
+    fleet.become_ready = False
+    job = await submit(fleet, job_spec("2", timing=IMPATIENT))
+    first, second = await node(fleet, job, 0), await node(fleet, job, 1)
+    second.enters = False
+    await first.ready()
+    await second.ready()
+    await running(job, nodes=2, generation=2)
+    assert [world.generation for world in second.worlds] == [1, 1, 2]
+    assert second.worlds[-1].restart_command
+    [incident] = await incidents(job)
+    assert (incident.failure, incident.culprit) == (FailureClass.RENDEZVOUS_TIMEOUT, 1)
+
+
+async def test_who_has_entered_and_loads_a_large_model_is_asked_once_and_left_alone(fleet: Fleet):
+    fleet.become_ready = False
+    job = await submit(fleet, job_spec("2", timing=IMPATIENT))
+    first, second = await node(fleet, job, 0), await node(fleet, job, 1)
+    first.silent = second.silent = True
+    await first.ready()
+    await second.ready()
+    await eventually(lambda: len(first.worlds) == len(second.worlds) == 2)
+    assert not await incidents(job)
+    await first.step()
+    await second.step()
+    await running(job, nodes=2, generation=1)
+    assert (await status(job)).restarts == 0
+    assert len(first.worlds) == len(second.worlds) == 2

@@ -1,0 +1,141 @@
+"""A group that ends although its job runs is noticed, and started again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+
+from tests.support.temporal_server import dev_server
+from tests.workflows.fleet import Fleet, PlayedNode, job_spec, running_fleet, submit
+from tests.workflows.jobs import eventually, node, running, status, until
+from workflows import options
+from workflows.messages import JobPhase
+
+Handle = WorkflowHandle[Any, Any]
+
+
+async def end(fleet: Fleet, handle: Handle) -> Handle:
+    """Terminates the job's only group, and returns its handle."""
+    group = fleet.client.get_workflow_handle((await status(handle)).groups[0])
+    await group.terminate("by hand")
+    return group
+
+
+async def started_again(group: Handle) -> None:
+    async with asyncio.timeout(60):
+        while (described := await group.describe()).status is None or described.status.name != "RUNNING":
+            await asyncio.sleep(0.1)
+
+
+async def leased_again(nodes: list[PlayedNode]) -> None:
+    for played in nodes:
+        played.lease_epochs.clear()
+        await played.join_again()
+    await eventually(lambda: all(played.lease_epochs for played in nodes), what="leases are held again")
+
+
+async def test_a_terminated_group_is_started_again_and_sees_an_agent_die(temporal_client: Client):
+    async with running_fleet(temporal_client) as fleet:
+        spec = job_spec("2", timing={"lease": {"heartbeat": "1s", "timeout": "3s", "schedule_to_start": "1s"}})
+        handle = await submit(fleet, spec)
+        await running(handle, nodes=2)
+        nodes = [await node(fleet, handle, rank) for rank in range(2)]
+        await started_again(await end(fleet, handle))
+        await leased_again(nodes)
+        await nodes[1].die()
+        known = await until(handle, lambda s: s.unreachable == (1,))
+        assert (known.phase, known.generation) == (JobPhase.RUNNING, 1)
+        assert len(fleet.nodes) == 2, "no node was created again"
+
+
+async def test_a_group_that_is_no_child_of_the_jobs_run_is_started_again_when_an_agent_misses_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async with dev_server() as server, running_fleet(await server.client()) as fleet:
+        handle = await submit(fleet, job_spec("2"))
+        await running(handle, nodes=2)
+        nodes = [await node(fleet, handle, rank) for rank in range(2)]
+        handle = fleet.client.get_workflow_handle(handle.id)
+        first_run = (await handle.describe()).run_id
+        monkeypatch.setattr(options, "HISTORY_LIMIT", 10)
+        while (await handle.describe()).run_id == first_run:
+            await nodes[0].rank_dies(sequence=1)
+        monkeypatch.undo()
+        await running(handle, nodes=2)
+        group = await end(fleet, handle)
+        await nodes[0].miss_group()
+        await started_again(group)
+        await leased_again(nodes)
+
+
+async def test_a_group_that_winds_down_for_long_continues_as_new(monkeypatch: pytest.MonkeyPatch):
+    async with dev_server() as server, running_fleet(await server.client()) as fleet:
+        fleet.delete_nothing = True
+        handle = await submit(fleet, job_spec("2"))
+        known = await running(handle, nodes=2)
+        played = await node(fleet, handle, 0)
+        await handle.cancel()
+        await until(handle, lambda s: s.phase is JobPhase.STOPPING)
+        group = fleet.client.get_workflow_handle(known.groups[0])
+        first_run = (await group.describe()).run_id
+        monkeypatch.setattr(options, "HISTORY_LIMIT", 100)
+        while (await group.describe()).run_id == first_run:
+            await played.heartbeat()
+        monkeypatch.undo()
+        fleet.delete_nothing = False
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+        assert len(fleet.deleted) >= 2
+
+
+async def test_a_job_with_an_open_incident_continues_as_new_before_the_server_refuses_signals(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async with dev_server() as server, running_fleet(await server.client()) as fleet:
+        handle = await submit(fleet, job_spec("2"))
+        handle = fleet.client.get_workflow_handle(handle.id)
+        await running(handle, nodes=2)
+        fleet.become_ready = False
+        await fleet.lose(await node(fleet, handle, 1))
+        await until(handle, lambda s: s.phase is JobPhase.WAITING)
+        first_run = (await handle.describe()).run_id
+        monkeypatch.setattr(options, "HISTORY_LIMIT", 100)
+        while (await handle.describe()).run_id == first_run:
+            await (await node(fleet, handle, 0)).rank_dies(sequence=1, generation=0)
+        monkeypatch.undo()
+        await (await node(fleet, handle, 1, incarnation=2)).ready()
+        known = await running(handle, nodes=2)
+        assert known.last_incident is not None
+        assert (known.last_incident.number, known.last_incident.culprit) == (1, 1)
+
+
+async def test_a_member_that_refuses_a_world_is_asked_once(temporal_client: Client):
+    async with running_fleet(temporal_client) as fleet:
+        handle = await submit(fleet, job_spec("2"))
+        await running(handle, nodes=2)
+        zero, one = [await node(fleet, handle, rank) for rank in range(2)]
+        one.leaving = True
+        await zero.rank_dies()
+        await eventually(lambda: one.refused > 0, what="the world is refused")
+        for _ in range(10):
+            await zero.heartbeat()
+            await status(handle)
+        assert one.refused == 1
+        one.leaving = False
+        await one.restart()
+        await running(handle, nodes=2, generation=2)
+
+
+async def test_a_group_that_is_started_again_leases_the_members_of_the_world_at_once(temporal_client: Client):
+    async with running_fleet(temporal_client) as fleet:
+        handle = await submit(fleet, job_spec("2"))
+        await running(handle, nodes=2)
+        nodes = [await node(fleet, handle, rank) for rank in range(2)]
+        for played in nodes:
+            await eventually(lambda played=played: bool(played.lease_epochs), what="a lease is held")
+            played.lease_epochs.clear()
+        await end(fleet, handle)
+        await eventually(lambda: all(played.lease_epochs for played in nodes), within=30, what="leases are held again")

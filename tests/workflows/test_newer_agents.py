@@ -1,0 +1,39 @@
+"""Agents of a newer release beside an older worker: what they say counts, though some of its words are unknown."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from temporalio.client import Client
+
+from tests.workflows.fleet import Fleet, job_spec, now, running_fleet, submit
+from tests.workflows.jobs import incidents, node, running
+from workflows.messages import FailureClass
+
+
+@pytest.fixture
+async def fleet(temporal_client: Client) -> AsyncIterator[Fleet]:
+    async with running_fleet(temporal_client) as fleet:
+        yield fleet
+
+
+async def test_a_failure_of_an_unknown_kind_is_repaired(fleet: Fleet):
+    job = await submit(fleet, job_spec("2"))
+    await running(job, nodes=2)
+    reporter = await node(fleet, job, 1)
+    failure = {
+        "sender": reporter.request.node.model_dump(mode="json"),
+        "sequence": 1,
+        "time": now().isoformat(),
+        "generation": 1,
+        "kind": "A_KIND_OF_THE_NEXT_RELEASE",
+        "message": "rank 1 did what only the next release knows",
+        "progress": {"step": 7, "source": "A_SOURCE_OF_THE_NEXT_RELEASE"},
+    }
+    await job.signal("failure", failure)
+    await reporter.ready(after=1)
+    await running(job, nodes=2, generation=2)
+    (incident,) = await incidents(job)
+    assert (incident.failure, incident.culprit) == (FailureClass.UNKNOWN, 1)
+    assert "only the next release knows" in incident.title

@@ -1,0 +1,131 @@
+"""What a group concludes from what its agents and its backend say, in whatever order: values only."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+import pytest
+
+from perdure.spec.validate import parse_spec
+from tests.workflows.fleet import job_spec
+from workflows.messages import (
+    DesiredNode,
+    EdgeKind,
+    GroupDesire,
+    Joined,
+    LeaseTaken,
+    NodeEvent,
+    NodeEventKind,
+    NodeEvents,
+    NodeIdentity,
+    NodePhase,
+    Ready,
+)
+from workflows.node_record import GroupInput, NodeRecord
+from workflows.node_table import NodeTable
+from workflows.policy.behavior import CURRENT, Behavior
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NODE = NodeIdentity(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="t" * 16)
+NOT_PULLED = "training: its image cannot be pulled (ErrImagePull: not found)"
+PENDING, RUNNING = NodeEventKind.PENDING, NodeEventKind.RUNNING
+
+
+class Table:
+    """A table with one node, and what is said to it."""
+
+    def __init__(self, behavior: Behavior = CURRENT) -> None:
+        spec = job_spec("1")
+        group = GroupInput(
+            job_id=f"job/default/{spec['name']}",
+            job_first_run_id="run",
+            uid=NODE.uid,
+            group=0,
+            role="worker",
+            spec=parse_spec(spec),
+            desire=GroupDesire(version=1, nodes={0: DesiredNode(incarnation=1, token=NODE.token)}),
+        )
+        self.table = NodeTable(group, behavior=behavior)
+        self.table.put(NodeRecord(node=NODE, since=NOW))
+        self._sequence = count(1)
+
+    def event(self, kind: NodeEventKind, reason: str = "", **facts: Any) -> list[NodeRecord]:
+        event = NodeEvent(kind=kind, rank=0, incarnation=1, time=NOW, reason=reason, **facts)
+        return self.table.watched(NodeEvents(events=(event,)))
+
+    def joined(self) -> None:
+        self.table.joined(
+            Joined(sender=NODE, sequence=next(self._sequence), time=NOW, agent_started_at=NOW, address="a", host="h")
+        )
+        self.table.lease_taken(
+            LeaseTaken(sender=NODE, sequence=next(self._sequence), time=NOW, agent_started_at=NOW, epoch=1)
+        )
+
+    def ready(self) -> None:
+        self.table.ready(Ready(sender=NODE, sequence=next(self._sequence), time=NOW, store_ports=(1,)))
+
+    @property
+    def shown(self) -> tuple[NodePhase, str]:
+        [view] = self.table.views()
+        return view.phase, view.reason
+
+    @property
+    def told(self) -> list[tuple[EdgeKind, str]]:
+        return [(edge.kind, edge.detail) for edge in self.table.edges.carried.waiting]
+
+
+@pytest.mark.parametrize("joins_first", [True, False])
+def test_why_a_command_cannot_start_is_told_although_the_agent_has_joined(joins_first: bool) -> None:
+    table = Table()
+    if joins_first:
+        table.joined()
+    table.event(PENDING, NOT_PULLED)
+    if not joins_first:
+        table.joined()
+    assert table.shown == (NodePhase.PENDING, NOT_PULLED)
+    assert table.told[-1] == (EdgeKind.PENDING, NOT_PULLED)
+    told = len(table.told)
+    table.event(PENDING, NOT_PULLED)
+    assert len(table.told) == told, "told once"
+    table.event(RUNNING)
+    assert table.shown == (NodePhase.JOINED, "")
+    assert table.told[-1] == (EdgeKind.JOINED, "")
+    table.ready()
+    assert table.shown == (NodePhase.READY, "")
+
+
+def test_what_a_queue_said_is_late_once_the_agent_has_joined() -> None:
+    table = Table()
+    table.event(PENDING, "no machine can take it", queued=True)
+    table.joined()
+    assert table.shown == (NodePhase.JOINED, "")
+    table.event(PENDING, "no machine can take it", queued=True)
+    assert table.shown == (NodePhase.JOINED, "")
+
+
+def test_a_run_of_the_release_before_does_as_that_did() -> None:
+    table = Table(Behavior.RELEASE_0_1)
+    table.event(PENDING, NOT_PULLED)
+    table.joined()
+    table.event(PENDING, NOT_PULLED)
+    assert table.shown == (NodePhase.JOINED, "")
+    assert [kind for kind, _ in table.told] == [EdgeKind.PENDING, EdgeKind.JOINED]
+
+
+def test_a_node_that_its_backend_has_not_made_is_not_taken_for_one_that_is_gone() -> None:
+    table = Table()
+    table.event(PENDING, "its namespace's quota is used up", queued=True, absent=True)
+    assert table.shown == (NodePhase.PENDING, "its namespace's quota is used up")
+    assert not table.table.begin_watch()
+    assert table.table.was_not_made(table.table.records[0]), "the next run of the group asks for it"
+
+
+@pytest.mark.parametrize("kind", [PENDING, NodeEventKind.GONE])
+def test_what_can_never_run_is_refused(kind: NodeEventKind) -> None:
+    table = Table()
+    table.joined()
+    assert table.event(kind, "its image's name is invalid", refused=True)
+    assert table.shown == (NodePhase.LOST, "its image's name is invalid")
+    assert table.told[-1] == (EdgeKind.CREATE_FAILED, "its image's name is invalid")

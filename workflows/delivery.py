@@ -1,0 +1,66 @@
+"""Signals between a job and its groups, sent by the worker's client from an activity.
+
+A signal that a workflow sends by command is a task of the server that locks the sending workflow and asks for the lock
+of the receiving one. Two workflows that signal each other in the same milliseconds then wait for each other until the
+server's time limit (500 ms by default). A client's signal locks the receiver alone.
+
+It is no local activity: one of those keeps the sender's workflow task open, and the sender takes no events meanwhile.
+
+An attempt that seemed to fail may have arrived all the same, so receivers drop repeats: desires have versions, messages
+of a group have sequence numbers.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, TemporalError
+
+with workflow.unsafe.imports_passed_through():
+    from workflows import options
+    from workflows.messages import Adopt, GroupDesire, GroupEdges
+    from workflows.policy.behavior import Behavior
+
+
+class Delivery(StrEnum):
+    """What became of a signal."""
+
+    TAKEN = "TAKEN"
+    CLOSED = "CLOSED"
+    """No open workflow has this ID."""
+    FAILED = "FAILED"
+    """The server did not take it; it may have arrived all the same."""
+
+
+SIGNAL_ACTIVITIES = {"desire": "signal_desire", "adopt": "signal_adopt", "edges": "signal_edges"}
+"""The activity by name of the signal: one for each type of message."""
+
+
+async def deliver(
+    workflow_id: str, signal: str, message: GroupDesire | Adopt | GroupEdges, *, behavior: Behavior
+) -> Delivery:
+    """Signals the current run of a workflow."""
+    if behavior < Behavior.RELEASE_0_2:
+        return await _deliver_by_command(workflow_id, signal, message)
+    try:
+        return await workflow.execute_activity(
+            SIGNAL_ACTIVITIES[signal],
+            args=[workflow_id, message],
+            result_type=Delivery,
+            start_to_close_timeout=options.SIGNAL_TIMEOUT,
+            retry_policy=options.SIGNAL_RETRY,
+            summary=f"{signal} to {workflow_id}",
+        )
+    except ActivityError as error:
+        workflow.logger.warning("%s was not delivered to %s: %s", signal, workflow_id, error.cause or error)
+        return Delivery.FAILED
+
+
+async def _deliver_by_command(workflow_id: str, signal: str, message: GroupDesire | Adopt | GroupEdges) -> Delivery:
+    try:
+        await workflow.get_external_workflow_handle(workflow_id).signal(signal, message)
+    except TemporalError as error:
+        workflow.logger.warning("%s was not delivered to %s: %s", signal, workflow_id, error)
+        return Delivery.CLOSED
+    return Delivery.TAKEN

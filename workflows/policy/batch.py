@@ -1,0 +1,57 @@
+"""Decides on all that a job has received since it decided last, and on each event alone where that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from perdure.spec.job import JobSpec
+from workflows.policy.events import EdgeSeen, Event, TimePassed
+from workflows.policy.job import TokenSource, decide, hear
+from workflows.policy.state import JobState
+
+_LAST_DROPPED = 300
+
+
+def decide_all(
+    state: JobState,
+    events: Sequence[Event],
+    job: JobSpec,
+    now: datetime,
+    *,
+    new_token: TokenSource,
+    dropped: Callable[[str], None],
+) -> JobState:
+    """What the job is after all events.
+
+    An event that cannot be decided on, because it is malformed or this release has a defect, is left out and counted:
+    one message must not stop a job. Where the job cannot decide even without it, the error is raised: the workflow task
+    fails, nothing is lost, and a release that can decide takes all events.
+
+    Args:
+        state: What the job was before.
+        events: In the order in which they came.
+        job: Its specification.
+        now: The time of the decision.
+        new_token: Makes the secrets of new incarnations.
+        dropped: Is called with a description of each event that is left out.
+    """
+    try:
+        known = state
+        for event in events:
+            if isinstance(event, EdgeSeen):
+                # Each decision looks at every node, and a thousand of them speak at once; what is lost at once is one
+                # incident.
+                known = hear(known, event, job, now)
+            else:
+                known = decide(known, event, job, now, new_token=new_token)
+        return decide(known, TimePassed(), job, now, new_token=new_token)
+    except Exception:
+        for event in events:
+            try:
+                state = decide(state, event, job, now, new_token=new_token)
+            except Exception as error:
+                what = f"{type(event).__name__}: {type(error).__name__}: {error}"[:_LAST_DROPPED]
+                dropped(what)
+                state = state.changed(dropped_events=state.dropped_events + 1, last_dropped=what)
+        return decide(state, TimePassed(), job, now, new_token=new_token)

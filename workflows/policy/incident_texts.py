@@ -1,0 +1,55 @@
+"""How much text a job keeps of its incidents: they ride through continue-as-new, and answer one query.
+
+The newest incident is told in full. Where all of them together exceed `BUDGET`, the oldest are shortened first, and say
+so. What is left out stands in the workflow's history.
+"""
+
+from __future__ import annotations
+
+from workflows.messages import Evidence, IncidentView
+from workflows.messages.base import shorten
+
+BUDGET = 256 * 1024
+"""Bytes of JSON of all incidents. The server takes no answer to a query of 2 MB, and warns from 512 KB on."""
+
+_SHORT = 120
+"""Characters of one text of a shortened incident: fifty of them stay within the budget."""
+
+_EVIDENCE = 3
+"""Signs that a shortened incident keeps, the first ones."""
+
+
+def within_budget(incidents: tuple[IncidentView, ...]) -> tuple[IncidentView, ...]:
+    """The incidents, the oldest of them shortened where all together are too large."""
+    sizes = [len(incident.model_dump_json().encode()) for incident in incidents]
+    total, kept = sum(sizes), list(incidents)
+    for index, incident in enumerate(incidents[:-1]):
+        if total <= BUDGET:
+            break
+        if not incident.left_out:
+            kept[index] = _shortened(incident)
+            total -= sizes[index] - len(kept[index].model_dump_json().encode())
+    return tuple(kept)
+
+
+def _shortened(incident: IncidentView) -> IncidentView:
+    count = max(0, len(incident.evidence) - _EVIDENCE)
+    signs = f", and {count} of its signs left out" if count else ""
+    return incident.model_copy(
+        update={
+            "title": shorten(incident.title, _SHORT),
+            "action": shorten(incident.action, _SHORT),
+            "waited_for": shorten(incident.waited_for, _SHORT),
+            "evidence": tuple(_short_sign(sign) for sign in incident.evidence[:_EVIDENCE]),
+            "considered": tuple(
+                one.model_copy(update={"why_not": shorten(one.why_not, _SHORT)}) for one in incident.considered
+            ),
+            "starts": None,
+            "log_tail": incident.log_tail[-_SHORT:],
+            "left_out": f"the texts of this older incident were shortened{signs}: the workflow's history has them",
+        }
+    )
+
+
+def _short_sign(sign: Evidence) -> Evidence:
+    return sign.model_copy(update={"text": shorten(sign.text, _SHORT)})

@@ -1,0 +1,93 @@
+"""What breaks the current world, or fails between two worlds: gathered until a verdict, and counted once per try.
+
+Failures of several nodes are one interruption where they have one cause, and so one restart in the budgets.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from workflows.messages import EvidenceSource, FailureClass
+from workflows.policy import incidents
+from workflows.policy.behavior import Behavior
+from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
+
+
+def interrupted(
+    state: JobState, failure: NodeFailure, *, now: datetime, source: EvidenceSource, generation: int = 0
+) -> JobState:
+    """The current world is over, and this is one sign of it.
+
+    Args:
+        state: The job.
+        failure: The sign.
+        now: The time.
+        source: Who reports it.
+        generation: Of the world in which the failure is known to have happened; 0 where that is not known.
+    """
+    accepted = max(generation, state.nodes[failure.rank].commanded, state.nodes[failure.rank].stepping)
+    took_part = failure.failure not in (FailureClass.RENDEZVOUS_TIMEOUT, FailureClass.NODE_UNRESPONSIVE)
+    took_part = took_part and state.world is not None and accepted >= state.world.generation
+    state = incidents.follow_with_another(state, failure, took_part=took_part)
+    interruption = state.interruption or Interruption(since=now)
+    if interruption.requested is not None:
+        silent = any(node.alive and not node.reachable for node in state.members)
+        if state.behavior < Behavior.RELEASE_0_2 or not silent:
+            # What a user asked for is under way and restarts every rank anyway.
+            return state
+        # The request waits for a silent member while the others train. Now they do not.
+        interruption = Interruption(since=now)
+    for node in state.stalled:
+        # Nothing was done about it, but the interruption began here.
+        state = incidents.sighted(
+            state,
+            now=now,
+            time=node.stalled_since or now,
+            source=EvidenceSource.AGENT,
+            text=f"node {node.rank} stepped for the last time",
+            rank=node.rank,
+        )
+    state = incidents.sighted(
+        state,
+        now=now,
+        time=failure.time,
+        source=source,
+        text=failure.text,
+        rank=failure.rank,
+        log_tail=failure.log_tail,
+    )
+    return state.changed(
+        interruption=interruption.model_copy(
+            update={
+                # The incident has what it printed.
+                "failures": (*interruption.failures, failure.model_copy(update={"log_tail": ""})),
+                # A new culprit before the next world is formed: decide again with all that is known.
+                "decided": interruption.decided and failure.failure is FailureClass.PEER_LOST,
+            }
+        )
+    )
+
+
+def tried_again(state: JobState, node: NodeState, now: datetime) -> JobState:
+    """A command that fails once more before it came to any world is a failure of its own, which counts."""
+    interruption = state.interruption
+    if state.behavior < Behavior.RELEASE_0_2 or interruption is None or not interruption.decided:
+        return state
+    if node.rank not in {failure.rank for failure in interruption.failures}:
+        # The others' first commands fail for the same reason at about the same time.
+        return state
+    return state.changed(interruption=Interruption(since=now))
+
+
+def command_failed(state: JobState, failure: NodeFailure, now: datetime) -> JobState:
+    """A command failed between two worlds. The same line of a script fails on every node, sooner or later: all first
+    failures are one try of the job, all second ones another, and each try is one restart in the budgets."""
+    node = state.nodes[failure.rank]
+    tries = max(known.failed_between for known in state.nodes.values())
+    fails = failure.failure is not FailureClass.NODE_LOST
+    counted = fails and state.interruption is None and node.failed_between < tries
+    state = state.with_node(node.changed(failed_between=node.failed_between + fails))
+    state = interrupted(state, failure, now=now, source=EvidenceSource.AGENT)
+    if not counted or state.interruption is None:
+        return state
+    return state.changed(interruption=state.interruption.model_copy(update={"counted": True}))

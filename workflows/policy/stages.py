@@ -1,0 +1,176 @@
+"""The torchruns of a command, one after another: each is a *stage* of the job, with worlds of its own.
+
+A stage is complete when all ranks of one world have finished. Then the job decides on nothing but what the commands do:
+they work on (an upload, an evaluation), ask for the next stage's world, or end. The job has succeeded when each command
+has ended with 0. Nothing limits how long a command works between and after its torchruns but `limits.active_deadline`.
+
+A command that begins anew (a replacement, or one that failed) begins with its first torchrun. Its torchruns of complete
+stages end with 0 at once, so a node takes part again when it has caught up with the others.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from workflows.messages import JobPhase, NodePhase
+from workflows.policy import incidents
+from workflows.policy.behavior import Behavior
+from workflows.policy.interruptions import command_failed
+from workflows.policy.state import Interruption, JobState, NodeState, Outcome
+
+_ON_ITS_WAY = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
+
+
+def advanced(state: JobState, now: datetime) -> JobState:
+    """The stage is complete if all ranks of its world have finished, and the job if all commands have ended."""
+    world = state.world
+    if world is not None and state.finished and state.complete_generation < world.generation:
+        state = incidents.abandoned(
+            state.changed(complete_generation=world.generation, stages_complete=world.stage + 1), now, "finished"
+        )
+        for node in state.members:
+            if node.alive and not node.ended:
+                # Its torchrun leaves; it is ready again when the next one asks for a world.
+                joined = node.changed(phase=NodePhase.JOINED, since=now, reason="", failed=None, failed_between=0)
+                state = state.with_node(joined)
+                if node.failed is not None:
+                    state = command_failed(state, node.failed, now)
+    return _succeeded(state, now) if _all_ended(state) else state
+
+
+def working(state: JobState) -> tuple[NodeState, ...]:
+    """Nodes that can be reached, whose command runs and has not asked for a world of the current stage."""
+    return tuple(node for node in _nodes(state) if node.reachable and _works(state, node))
+
+
+def silent(state: JobState) -> tuple[NodeState, ...]:
+    """Nodes that cannot be reached, and whose command has not ended as far as is known."""
+    return tuple(node for node in _nodes(state) if not node.reachable and not node.ended)
+
+
+def awaits_nodes(state: JobState) -> bool:
+    """Whether there are nodes that may still come."""
+    nodes = [state.nodes.get(rank) for rank in range(state.nodes_max)]
+    return any(
+        node is None
+        or (not node.alive and not node.ended)
+        or (node.alive and node.predecessor)
+        or node.phase in _ON_ITS_WAY
+        for node in nodes
+    )
+
+
+def at_stage(state: JobState, node: NodeState) -> bool:
+    """Whether the node is ready for a world of the current stage."""
+    return node.phase is NodePhase.READY and node.stage >= state.stages_complete and not node.ended
+
+
+def repaired(state: JobState, interruption: Interruption) -> JobState:
+    """After a verdict on a failure between two worlds: what failed is started again, and nothing else is touched."""
+    for rank in {failure.rank for failure in interruption.failures}:
+        node = state.nodes[rank]
+        if node.alive and not node.ended:
+            state = state.with_node(node.changed(command_restarts=node.command_restarts + 1, catching_up=True))
+    return state.changed(interruption=None)
+
+
+def recovered(state: JobState) -> bool:
+    """Nothing that failed between two worlds is behind the others any more."""
+    lost = any(not node.alive and not node.ended for node in state.members)
+    return not lost and not any(node.catching_up for node in _nodes(state))
+
+
+def is_done(state: JobState, node: NodeState) -> bool:
+    """Whether the node needs no successor if it is lost: its command has ended with 0, or the others still train and do
+    not need its ranks any more."""
+    if state.is_member(node) and not state.between_stages:
+        return state.interruption is None and state.has_finished(node)
+    # In the first stage the others' world may still need it, if it breaks.
+    return node.ended and (state.world is None or state.between_stages or state.stages_complete > 0)
+
+
+def no_way_on(state: JobState, now: datetime, *, ready_nodes: int) -> JobState:
+    """Stops a job whose commands disagree: some have ended with 0, and the others ask for a world that they are too few
+    for. Waiting would change nothing."""
+    ended = sorted(node.rank for node in _nodes(state) if node.ended)
+    if not ready_nodes or not ended or awaits_nodes(state) or working(state) or silent(state):
+        return state
+    count = "node" if len(ended) == 1 else "nodes"
+    reason = (
+        f"the command of {count} {', '.join(map(str, ended))} has ended with 0, and {ready_nodes} other"
+        f"{'s ask' if ready_nodes > 1 else ' asks'} for torchrun {state.stages_complete + 1}: fewer than nodes.min = "
+        f"{state.nodes_min}. Every node's command must start the same torchruns"
+    )
+    return state.stopped(Outcome(phase=JobPhase.FAILED, exit_code=1, reason=reason, decided_at=now))
+
+
+def told(state: JobState) -> str:
+    """What the commands do between two worlds, for people."""
+    nodes = _nodes(state)
+    done = f"torchrun {state.stages_complete} has finished"
+    counts = (
+        (sum(_works(state, node) for node in nodes), "at work"),
+        (sum(at_stage(state, node) for node in nodes), f"ready for torchrun {state.stages_complete + 1}"),
+        (sum(node.ended for node in nodes), "ended with 0"),
+    )
+    commands = ", ".join(f"{count} {what}" for count, what in counts if count)
+    return f"{done}; commands: {commands}" if commands else done
+
+
+def doing(state: JobState, node: NodeState) -> str:
+    """What the node's command does without ranks, for people; empty where its ranks or its rendezvous say more."""
+    if node.ended:
+        return "its command has ended with 0"
+    if not state.between_stages or not node.alive or not _works(state, node):
+        return ""
+    return "its command begins anew" if node.catching_up else "its command works without ranks"
+
+
+def next_action(state: JobState) -> str:
+    """What the job waits for between two worlds; empty where that is nothing of the commands' doing."""
+    busy = working(state)
+    if not busy:
+        return ""
+    behind = [node for node in busy if node.catching_up]
+    if behind:
+        return f"waits for node {behind[0].rank}, whose command was started again, to catch up with the others"
+    names = f"node {busy[0].rank}" if len(busy) == 1 else f"{len(busy)} nodes"
+    return f"waits for the command of {names} to end or to start another torchrun, for as long as that takes"
+
+
+def _nodes(state: JobState) -> tuple[NodeState, ...]:
+    return tuple(node for node in state.nodes.values() if node.alive and node.rank < state.nodes_max)
+
+
+def _works(state: JobState, node: NodeState) -> bool:
+    if node.ended or node.phase in _ON_ITS_WAY:
+        return False
+    # An older agent never passes over what is complete: it works on nothing.
+    return node.phase is not NodePhase.READY or (node.counts_stages and node.stage < state.stages_complete)
+
+
+def _all_ended(state: JobState) -> bool:
+    world = state.world
+    if world is None:
+        # No torchrun in this incarnation of the nodes, or none at all.
+        nodes = [state.nodes.get(rank) for rank in range(state.nodes_max)]
+        return state.behavior >= Behavior.RELEASE_0_2 and all(node is not None and node.ended for node in nodes)
+    if state.complete_generation < world.generation:
+        return False
+    kept = (state.nodes[rank] for rank in world.members if rank < state.nodes_max)
+    others = (
+        node for node in _nodes(state) if node.counts_stages and node.phase in (NodePhase.JOINED, NodePhase.READY)
+    )
+    return all(node.ended for node in (*kept, *others))
+
+
+def _succeeded(state: JobState, now: datetime) -> JobState:
+    world, stages = state.world, state.stages_complete
+    if world is not None and stages <= 1:
+        reason = f"all {world.processes} ranks finished in generation {world.generation}"
+    else:
+        runs = f"{stages} torchruns finished" if stages else "it started no torchrun"
+        reason = f"the command ended with 0 on every node; {runs}"
+    return incidents.abandoned(state, now, "finished").stopped(
+        Outcome(phase=JobPhase.SUCCEEDED, exit_code=0, reason=reason, decided_at=now)
+    )
