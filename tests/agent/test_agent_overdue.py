@@ -80,9 +80,13 @@ async def test_a_launcher_replaces_the_command(
     temporal_server: DevServer, workflows: Workflows, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     state, code = tmp_path_factory.mktemp("s"), tmp_path_factory.mktemp("code")
+    # Its name says that nothing but torchrun is started: another script might do other work first.
+    torchrun = code / "torchrun"
+    torchrun.write_text("#!/bin/bash\ntrap '' TERM; echo $$ >> starts; while :; do sleep 1; done\n")
+    torchrun.chmod(0o755)
     job = LocalJob(
         state,
-        run_at_once("bash", "-c", "trap '' TERM; echo $$ >> starts; while :; do sleep 1; done"),
+        run_at_once(str(torchrun), "train.py"),
         workdir={"path": str(code)},
         timing=IMPATIENT.model_dump(mode="json"),
     )

@@ -30,9 +30,15 @@ async def started_again(group: Handle) -> None:
             await asyncio.sleep(0.1)
 
 
+async def forget_leases(nodes: list[PlayedNode]) -> None:
+    """So that each lease seen from now on is a new one."""
+    for played in nodes:
+        await eventually(lambda played=played: bool(played.lease_epochs), what="a lease is held")
+        played.lease_epochs.clear()
+
+
 async def leased_again(nodes: list[PlayedNode]) -> None:
     for played in nodes:
-        played.lease_epochs.clear()
         await played.join_again()
     await eventually(lambda: all(played.lease_epochs for played in nodes), what="leases are held again")
 
@@ -43,6 +49,7 @@ async def test_a_terminated_group_is_started_again_and_sees_an_agent_die(tempora
         handle = await submit(fleet, spec)
         await running(handle, nodes=2)
         nodes = [await node(fleet, handle, rank) for rank in range(2)]
+        await forget_leases(nodes)
         await started_again(await end(fleet, handle))
         await leased_again(nodes)
         await nodes[1].die()
@@ -65,6 +72,7 @@ async def test_a_group_that_is_no_child_of_the_jobs_run_is_started_again_when_an
             await nodes[0].rank_dies(sequence=1)
         monkeypatch.undo()
         await running(handle, nodes=2)
+        await forget_leases(nodes)
         group = await end(fleet, handle)
         await nodes[0].miss_group()
         await started_again(group)
@@ -134,8 +142,6 @@ async def test_a_group_that_is_started_again_leases_the_members_of_the_world_at_
         handle = await submit(fleet, job_spec("2"))
         await running(handle, nodes=2)
         nodes = [await node(fleet, handle, rank) for rank in range(2)]
-        for played in nodes:
-            await eventually(lambda played=played: bool(played.lease_epochs), what="a lease is held")
-            played.lease_epochs.clear()
+        await forget_leases(nodes)
         await end(fleet, handle)
         await eventually(lambda: all(played.lease_epochs for played in nodes), within=30, what="leases are held again")

@@ -155,7 +155,9 @@ async def test_a_stall_is_shown_by_group_and_job_until_it_is_over(fleet: Fleet):
     assert [view.stalled_since for view in views] == [None, since]
     await stuck.stall(None)
     await until(handle, lambda s: not s.stalled)
-    assert not await incidents(handle)
+    [pause] = await incidents(handle)
+    assert pause.observation is not None
+    assert pause.observation.stalled == (1,)
 
 
 @also_replayed
