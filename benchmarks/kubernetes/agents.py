@@ -33,6 +33,7 @@ from perdure.worker import leave
 from workflows.messages import (
     AgentMessage,
     ApplyWorld,
+    CheckConnection,
     CommandAnswer,
     CompleteGeneration,
     Heartbeat,
@@ -42,6 +43,7 @@ from workflows.messages import (
     LeaseView,
     Progress,
     Ready,
+    RestartCommand,
     Stepping,
     StopNode,
 )
@@ -86,7 +88,14 @@ class PlayedAgent:
         self._tally.agents += 1
         try:
             async with asyncio.TaskGroup() as tasks:
-                commands = (self.hold_lease, self.apply_world, self.complete_generation, self.stop_node)
+                commands = (
+                    self.hold_lease,
+                    self.apply_world,
+                    self.check_connection,
+                    self.complete_generation,
+                    self.restart_command,
+                    self.stop_node,
+                )
                 tasks.create_task(self._control.serve(commands))
                 tasks.create_task(self._outbox.run())
                 self._say(Joined, agent_started_at=self._started_at, address=self._config.address)
@@ -122,11 +131,19 @@ class PlayedAgent:
         if world.generation > self._generation:
             self._generation = world.generation
             self._say(Stepping, generation=world.generation, entered_at=datetime.now(UTC))
-        return CommandAnswer(accepted=True, generation=self._generation)
+        return CommandAnswer(accepted=True, generation=self._generation, entered=self._generation)
+
+    @activity.defn(name="check_connection")
+    async def check_connection(self, command: CheckConnection) -> None:
+        """All of them are on this machine."""
 
     @activity.defn(name="complete_generation")
     async def complete_generation(self, request: CompleteGeneration) -> CommandAnswer:
         return CommandAnswer(accepted=True, generation=request.generation)
+
+    @activity.defn(name="restart_command")
+    async def restart_command(self, request: RestartCommand) -> CommandAnswer:
+        return CommandAnswer(accepted=True, generation=self._generation)
 
     @activity.defn(name="stop_node")
     async def stop_node(self, request: StopNode) -> CommandAnswer:

@@ -153,10 +153,9 @@ def warnings_of(state: JobState) -> tuple[str, ...]:
     dropped = (
         f"{state.dropped_events} messages could not be taken and were left out, the last one {state.last_dropped}: "
         "please report this as a defect"
-        for _ in range(min(state.dropped_events, 1))
     )
     return (
-        *dropped,
+        *((dropped,) if state.dropped_events else ()),
         *cut_off,
         *(
             f"the command asks for {_node_count(*counts)} (--nnodes, or --num_machines of accelerate) and the job for "

@@ -139,7 +139,10 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
             failure=culprit.failure,
             culprit=culprit.rank,
             considered=(
-                Considered(option="start it again on its node", why_not="agents start a command for a world only"),
+                Considered(
+                    option="start it again on its node",
+                    why_not="it failed there, and another machine may have what it lacks",
+                ),
                 Considered(option="stop the job", why_not="retry.no_progress_limit and max_restarts allow another try"),
             ),
         )

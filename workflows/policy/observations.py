@@ -22,12 +22,12 @@ KEPT = 10
 
 _NAMED = 4
 
-_WHY_NOTHING = (
-    Considered(
-        option="replace the node",
-        why_not="a node that cannot be reached may train: nothing said that its ranks had failed",
-    ),
-    Considered(option="restart the ranks", why_not="a long evaluation or a slow disk looks the same from outside"),
+_NO_REPLACEMENT = Considered(
+    option="replace the node",
+    why_not="a node that cannot be reached may train: nothing said that its ranks had failed",
+)
+_NO_RESTART = Considered(
+    option="restart the ranks", why_not="a long evaluation or a slow disk looks the same from outside"
 )
 
 
@@ -98,7 +98,10 @@ def _add(
         closed_at=until,
         observation=seen,
         evidence=evidence,
-        considered=_WHY_NOTHING[0 if seen.unreachable else 1 : 2 if seen.stalled else 1],
+        considered=(
+            *((_NO_REPLACEMENT,) if seen.unreachable else ()),
+            *((_NO_RESTART,) if seen.stalled else ()),
+        ),
         generation_before=state.generation,
         nodes_before=state.world.nodes if state.world else 0,
     )

@@ -66,7 +66,7 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
     if known is None:
         return state
     state, node = known
-    failure_class, text, exit_code = classify(failure, shells=state.behavior >= Behavior.RELEASE_0_2)
+    reported = _node_failure(state, node, failure)
     member = state.is_member(node)
     node = _with_preparation(node, preparing=False).changed(
         phase=NodePhase.READY if failure.kind is FailureKind.RANKS else NodePhase.JOINED,
@@ -77,18 +77,21 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
     )
     state = state.with_node(node).changed(progress=_further(state.progress, failure.progress))
     if state.between_stages and state.outcome is None:
-        return _failed_between_stages(state, node, failure, now)
+        if failure.kind in (FailureKind.RANKS, FailureKind.RENDEZVOUS) or node.ended:
+            return state
+        # After its torchruns, or while it catches up: there is no world that could break.
+        return command_failed(state, reported, now)
     if state.outcome is not None:
         return state
     if node.finished and state.world and node.finished >= state.world.generation:
         failed = failure.kind is FailureKind.COMMAND and not node.ended
-        return state.with_node(node.changed(failed=_command_failure(state, node, failure))) if failed else state
+        return state.with_node(node.changed(failed=reported)) if failed else state
     in_its_world = failure.kind in (FailureKind.RANKS, FailureKind.RENDEZVOUS, FailureKind.UNKNOWN)
     if not member:
         if in_its_world:
             return state
         # Its command left before it could take part; there is no world to restart it in, so the node is replaced.
-        state = _lose(state, node, now, text, LossCause.JOB)
+        state = _lose(state, node, now, reported.text, LossCause.JOB)
         if state.world is not None:
             return state
         state = tried_again(state, node, now)
@@ -96,26 +99,15 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
         commanded_since = state.world_decided_at is not None and failure.time > state.world_decided_at
         if in_its_world or failure.starts_again or not commanded_since:
             # About a world that is over: the story of why, but no reason to end this one.
-            return incidents.sighted_late(
-                state,
-                _node_failure(node, failure, failure_class, text, exit_code),
-                generation=failure.generation,
-                source=_source(failure_class),
-            )
+            source = _source(reported.failure)
+            return incidents.sighted_late(state, reported, generation=failure.generation, source=source)
     if failure.kind is FailureKind.RENDEZVOUS:
         state = state.with_node(node.changed(missed_worlds=node.missed_worlds + 1))
-    return interrupted(
-        state,
-        _node_failure(node, failure, failure_class, text, exit_code),
-        now=now,
-        source=_source(failure_class),
-        generation=failure.generation,
-    )
+    return interrupted(state, reported, now=now, source=_source(reported.failure), generation=failure.generation)
 
 
-def _node_failure(
-    node: NodeState, failure: Failure, failure_class: FailureClass, text: str, exit_code: int | None
-) -> NodeFailure:
+def _node_failure(state: JobState, node: NodeState, failure: Failure) -> NodeFailure:
+    failure_class, text, exit_code = classify(failure, shells=state.behavior >= Behavior.RELEASE_0_2)
     certain = not (failure_class is FailureClass.USER_CODE and not any(rank.error for rank in failure.ranks))
     # Who ends a node knows why; its backend says so a moment later.
     certain = (certain or failure.kind is not FailureKind.RANKS) and failure.kind not in (
@@ -159,27 +151,6 @@ def _(event: NodeFinished, state: JobState, now: datetime) -> JobState:
     # Its command has nothing more to do; a world that its node is no part of is the others' business.
     text = "its command has ended with 0"
     return state.with_node(node.changed(ended=True, catching_up=False, phase=NodePhase.JOINED, since=now, reason=text))
-
-
-def _failed_between_stages(state: JobState, node: NodeState, failure: Failure, now: datetime) -> JobState:
-    """A command failed after its torchruns, or while it catches up: there is no world that could break."""
-    if failure.kind in (FailureKind.RANKS, FailureKind.RENDEZVOUS) or node.ended:
-        return state
-    return command_failed(state, _command_failure(state, node, failure), now)
-
-
-def _command_failure(state: JobState, node: NodeState, failure: Failure) -> NodeFailure:
-    failure_class, text, exit_code = classify(failure, shells=state.behavior >= Behavior.RELEASE_0_2)
-    return NodeFailure(
-        rank=node.rank,
-        failure=failure_class,
-        time=failure.time,
-        exit_code=exit_code,
-        text=text,
-        log_tail=failure.log_tail,
-        # Who ends a node knows why; its backend says so a moment later.
-        certain=failure.kind is not FailureKind.NODE,
-    )
 
 
 @_observe.register
