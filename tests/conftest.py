@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,24 +20,86 @@ from perdure.local.state import StateFolder
 from tests.support.command_line import end_nodes
 from tests.support.temporal_server import DevServer, shared_dev_server
 
-_WITH_RANKS = ("tests/benchmarks/", "tests/launcher/", "tests/system/")
-"""Most of the tests that start torch again and again, which takes a core each time; half the time of all tests."""
+_NEEDS = {
+    "cluster": ("tests/kubernetes/",),
+    "ranks": ("tests/benchmarks/", "tests/launcher/", "tests/system/"),
+}
+"""What tests need, by their folders: there is one cluster, and ranks import torch again and again, which takes a core
+each time. All others need a Temporal server at most."""
+
+_CORES_PER_RANKS = 2
+"""Processes with ranks beside each other: one for so many cores."""
+
+LONG = ("launchers", "frameworks", "warm-starts", "cluster-faults", "endurance")
+"""Groups of tests that are too long for each run. `.ci/run` adds one by turn."""
 
 
-class _TwoGroups(LoadScopeScheduling):
-    """Makes two groups for runs in two processes, about equally long.
-
-    Most tests with ranks are in one. Those of a cluster are in the other: there is one cluster, and they wait for it
-    two thirds of their time.
-    """
+class _ByNeed(LoadScopeScheduling):
+    """Shares files out among processes: those that need the same thing go to one process, in a row."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "with ranks" if nodeid.startswith(_WITH_RANKS) else "without"
+        file = nodeid.partition("::")[0]
+        match _need(file):
+            case "cluster":
+                return "cluster"
+            case "ranks":
+                return f"ranks {zlib.crc32(file.encode()) % max((os.cpu_count() or 1) // _CORES_PER_RANKS, 1)}"
+            case _:
+                return file
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _TwoGroups:
-    """Has `pytest -n 2` share the tests out in that way."""
-    return _TwoGroups(config, log)
+def _need(file: str) -> str:
+    return next((need for need, folders in _NEEDS.items() if file.startswith(folders)), "server")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByNeed:
+    """Has `pytest -n` share the tests out in that way."""
+    config.option.loadscopereorder = False
+    return _ByNeed(config, log)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--long`."""
+    parser.addoption(
+        "--long",
+        default="with",
+        choices=("with", "without", "only", "by-commit", *LONG),
+        help="long tests: with them, without them, only them, or only one group of them; by-commit: one by turn",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what `--long` leaves out, and puts first what takes a process for longest."""
+    groups = {item: _long_group(item) for item in items}
+    match config.getoption("--long"):
+        case "with":
+            kept = items[:]
+        case "without":
+            kept = [item for item in items if groups[item] is None]
+        case "only":
+            kept = [item for item in items if groups[item] is not None]
+        case chosen:
+            group = _group_by_turn() if chosen == "by-commit" else chosen
+            print(f"long tests: {group}")
+            kept = [item for item in items if groups[item] == group]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    order = [*_NEEDS, "server"]
+    items[:] = sorted(kept, key=lambda item: order.index(_need(item.nodeid)))
+
+
+def _long_group(item: pytest.Item) -> str | None:
+    marker = item.get_closest_marker("long")
+    if marker is None:
+        return None
+    [group] = marker.args
+    assert group in LONG, f"{item.nodeid}: {group} is no group of long tests; tests/conftest.py names them"
+    return group
+
+
+def _group_by_turn() -> str:
+    """Another one for nearly every commit."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    return LONG[int(commit or "0", 16) % len(LONG)]
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from temporalio.exceptions import ApplicationError, ChildWorkflowError, Temporal
 with workflow.unsafe.imports_passed_through():
     from perdure.spec.accepted import read_accepted
     from perdure.spec.job import JobSpec
-    from workflows import job_check, options, preset
+    from workflows import job_check, options, preset, requests
     from workflows.carrying import Packed, pack, unpack
     from workflows.delivery import Delivery, deliver
     from workflows.messages import (
@@ -40,8 +40,6 @@ with workflow.unsafe.imports_passed_through():
         JobStatus,
         JoinAnswer,
         JoinRequest,
-        NodeIdentity,
-        NodeRequest,
         NodeView,
         ReasonRequest,
         RelaunchRequest,
@@ -52,8 +50,6 @@ with workflow.unsafe.imports_passed_through():
         TRAINING_JOB,
         group_index,
         group_workflow_id,
-        node_name,
-        node_task_queue,
         uid_of,
     )
     from workflows.node_record import GroupInput
@@ -81,8 +77,7 @@ with workflow.unsafe.imports_passed_through():
         TimePassed,
     )
     from workflows.policy.job import decide
-    from workflows.policy.state import JobState, NodeState
-    from workflows.requests import node_count
+    from workflows.policy.state import JobState
     from workflows.search_attributes import changed_attributes
 
 
@@ -196,16 +191,13 @@ class TrainingJob:
 
     @workflow.update(description="Change how many nodes the job has: 4, or 2:8 for min and max")
     def scale(self, request: ScaleRequest) -> Accepted:
-        count = node_count(request.nodes, self._state.unit)
+        count = requests.node_count(request.nodes, self._state.unit)
         self._take(ScaleAsked(minimum=count.min, maximum=count.max, reason=request.reason))
         return Accepted(message=f"{self._state.name} goes to {count} nodes; {wanted.next_action(self._state)}")
 
     @scale.validator
     def _scale_is_valid(self, request: ScaleRequest) -> None:
-        self._is_running()
-        node_count(request.nodes, self._state.unit)
-        if request.role is not None and request.role != self._state.role:
-            raise ApplicationError(f'role: got "{request.role}"; this job has the role "{self._state.role}"')
+        requests.check_scale(self._running_state(), request)
 
     @workflow.update(description="Give all nodes back; the job keeps its history and can be resumed")
     def suspend(self, request: ReasonRequest) -> Accepted:
@@ -214,9 +206,7 @@ class TrainingJob:
 
     @suspend.validator
     def _suspend_is_valid(self, request: ReasonRequest) -> None:
-        self._is_running()
-        if self._state.suspended:
-            raise ApplicationError("the job is already suspended; resume it to go on")
+        requests.check_suspend(self._running_state())
 
     @workflow.update(description="Ask for nodes again after a suspend")
     def resume(self, request: ReasonRequest) -> Accepted:
@@ -225,9 +215,7 @@ class TrainingJob:
 
     @resume.validator
     def _resume_is_valid(self, request: ReasonRequest) -> None:
-        self._is_running()
-        if not self._state.suspended:
-            raise ApplicationError("the job is not suspended, so there is nothing to resume")
+        requests.check_resume(self._running_state())
 
     @workflow.update(description="Restart all ranks in place")
     def restart(self, request: ReasonRequest) -> Accepted:
@@ -236,9 +224,7 @@ class TrainingJob:
 
     @restart.validator
     def _restart_is_valid(self, request: ReasonRequest) -> None:
-        self._is_running()
-        if self._state.world is None:
-            raise ApplicationError(f"there is nothing to restart: the job is {self._state.phase}")
+        requests.check_restart(self._running_state())
 
     @workflow.update(description="Replace one node by a new one")
     def relaunch_node(self, request: RelaunchRequest) -> Accepted:
@@ -247,11 +233,7 @@ class TrainingJob:
 
     @relaunch_node.validator
     def _relaunch_is_valid(self, request: RelaunchRequest) -> None:
-        self._is_running()
-        node = self._state.nodes.get(request.rank)
-        if node is None or not node.alive:
-            known = ", ".join(str(rank) for rank, node in sorted(self._state.nodes.items()) if node.alive)
-            raise ApplicationError(f"rank: got {request.rank}; this job has the nodes {known or 'none'}")
+        requests.check_relaunch(self._running_state(), request)
 
     @workflow.update(description="Give a machine that somebody else started a place among the nodes")
     def join(self, request: JoinRequest) -> JoinAnswer:
@@ -259,7 +241,11 @@ class TrainingJob:
         node = joining.place_of(self._state, request)
         if node is None:
             return JoinAnswer(reason=joining.what_is_missing(self._state, request))
-        return JoinAnswer(node=self._node_request(node))
+        return JoinAnswer(
+            node=requests.node_request(
+                self._state, node, self._job, workflow.info(), group_id=self._group_id(group_index(node.rank))
+            )
+        )
 
     @join.validator
     def _join_is_valid(self, request: JoinRequest) -> None:
@@ -465,25 +451,6 @@ class TrainingJob:
     def _phase(self) -> JobPhase:
         return self._closed or self._state.phase
 
-    def _node_request(self, node: NodeState) -> NodeRequest:
-        """What a backend would be given to make this node."""
-        state, info = self._state, workflow.info()
-        return NodeRequest(
-            node=NodeIdentity(
-                uid=state.uid,
-                role=state.role,
-                rank=node.rank,
-                incarnation=node.incarnation,
-                token=node.token,
-            ),
-            name=node_name(state.name, state.role, node.rank, state.uid, node.incarnation),
-            spec=self._job,
-            job_id=info.workflow_id,
-            job_first_run_id=info.first_execution_run_id,
-            group_id=self._group_id(group_index(node.rank)),
-            task_queue=node_task_queue(state.uid, state.role, node.rank, node.incarnation),
-        )
-
     def _group_id(self, group: int) -> str:
         return group_workflow_id(workflow.info().workflow_id, self._state.uid, self._state.role, group)
 
@@ -495,12 +462,18 @@ class TrainingJob:
             raise ApplicationError(self._spec_error, type="InvalidSpec")
         return self._state
 
-    def _is_running(self) -> None:
+    def _running_state(self) -> JobState:
+        """The state of a job that takes requests.
+
+        Raises:
+            ApplicationError: if it takes none, or none anymore.
+        """
         state = self._known_state()
         if state.outcome is not None:
             raise ApplicationError(f"the job is ending: {state.outcome.reason}")
         if not self._resolved:
             raise ApplicationError(f"the job waits for its preset {self._job.runtime}; ask again")
+        return state
 
 
 def _new_state(job: JobSpec) -> JobState:

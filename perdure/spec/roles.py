@@ -15,8 +15,8 @@ from pydantic_core import CoreSchema
 from .base import DnsLabel, Integer, Quantity, Section, Template
 
 MAX_NODES = 2_000
-"""Of one role. The state of a job of 5,000 nodes could be carried, but each decision looks at all nodes: in a
-sandboxed worker on a busy machine one for 5,000 took longer than the 2 s that Temporal's SDK lets a workflow think."""
+"""Of one role: twice the largest job that was run. The state of one of 5,000 nodes continues as new, too, at 0.5 MB of
+the 2 MB that the server takes."""
 
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?")
 
