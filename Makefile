@@ -6,12 +6,14 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # Of the demo's nodes: local or kubernetes.
 BACKEND ?= local
-# Tests with ranks run beside those without (tests/conftest.py).
-SIDE_BY_SIDE := -n 2
+# One process for each core shares the tests out by what they need (tests/conftest.py).
+SIDE_BY_SIDE := -n $(shell $(PYTHON) -c "import os; print(max(os.cpu_count() or 1, 2))")
+# Of long tests: only, for all of them, or one group (tests/conftest.py names them).
+GROUP ?= only
 # What is compiled once need not be in each of the thousands of processes that tests, demo and benchmarks start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history cluster cluster-down cluster-binaries kustomize clean
+.PHONY: help setup demo test test-long test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history cluster cluster-down cluster-binaries kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -22,12 +24,15 @@ setup:  ## Create .venv from the lock and fetch the Temporal binary, where missi
 demo: setup  ## Train on three nodes while ranks, nodes, worker and server are killed; BACKEND=kubernetes: on pods
 	@$(BIN)/python -m examples.demo --backend $(BACKEND)
 
-test: check  ## Static checks, then all tests, or those that PYTEST_ARGS names
+test: check  ## Static checks, then all tests but the long ones, or those that PYTEST_ARGS names
 ifeq ($(PYTEST_ARGS),)
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long without
 else
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
+
+test-long: setup  ## The long tests: whole matrices of launchers, frameworks, scripts and cluster faults; GROUP=NAME: one
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long $(GROUP)
 
 test-torch-floor: setup  ## Recovery with the oldest PyTorch that pyproject.toml allows (7 GB, once)
 	@$(BIN)/python -m scripts.torch_floor
