@@ -8,24 +8,10 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from perdure.cli import text
+from workflows.policy.failure_classes import FAILURE_CLASSES
 
 if TYPE_CHECKING:
     from workflows.messages import Evidence, IncidentView
-
-MEANINGS = {
-    "USER_CODE": "the script failed by itself; the same will probably happen again",
-    "CRASH": "a rank crashed in native code",
-    "KILLED": "a rank was killed from outside",
-    "OUT_OF_MEMORY": "memory ran out",
-    "PEER_LOST": "ranks failed because another one went away",
-    "LAUNCH": "the command could not be started",
-    "COMMAND_LOST": "the command itself was ended, and none of its ranks had failed",
-    "UNPROTECTED": "ranks ran without Perdure's rendezvous",
-    "NODE_LOST": "the node was lost (infrastructure)",
-    "NODE_UNRESPONSIVE": "the node answered nothing while its world stood still (infrastructure)",
-    "CREATE_FAILED": "the node could not be created",
-    "RENDEZVOUS_TIMEOUT": "a node did not enter the world in time",
-}
 
 
 def explanation(incident: IncidentView, *, job: str, flag: str) -> Text:
@@ -93,7 +79,7 @@ def _meaning(incident: IncidentView) -> str:
         several = "s" if len(incident.also_failed) > 1 else ""
         culprit += f"; also failed: node{several} {', '.join(map(str, incident.also_failed))}"
     signs = f"{text.count(len(evidence), 'sign')} from {text.count(len(sources), 'source')}"
-    return f"{MEANINGS[incident.failure]}{culprit}; {confidence} confidence: {signs}"
+    return f"{FAILURE_CLASSES[incident.failure].meaning}{culprit}; {confidence} confidence: {signs}"
 
 
 def _speaks_for(sign: Evidence, incident: IncidentView) -> bool:
@@ -157,14 +143,10 @@ def _starts(incident: IncidentView) -> str:
 
 
 def _advice(incident: IncidentView, *, job: str, flag: str) -> str:
-    match incident.failure:
-        case "USER_CODE" | "CRASH" | "LAUNCH" | "OUT_OF_MEMORY" | "COMMAND_LOST" | "UNPROTECTED":
-            node = "" if incident.culprit is None else f" --node {incident.culprit}"
-            return f"perdure logs {job}{flag}{node} --tail 50"
-        case None:
-            return f"nothing to do; perdure status {job}{flag}"
-        case _:
-            return f"nothing to do, unless it repeats; perdure nodes {job}{flag}"
+    if incident.failure is None:
+        return f"nothing to do; perdure status {job}{flag}"
+    node = "" if incident.culprit is None else f" --node {incident.culprit}"
+    return FAILURE_CLASSES[incident.failure].advice.format(job=job, flag=flag, node=node)
 
 
 def table_line(incident: IncidentView) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from workflows.messages import Failure, FailureClass, FailureKind, RankExit
+from workflows.policy.failure_classes import FAILURE_CLASSES
 
 SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV, SIGTERM = 4, 6, 7, 8, 9, 11, 15
 _CRASH_SIGNALS = frozenset({SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV})
@@ -29,26 +30,6 @@ _UNEQUAL = re.compile(r"enforce fail at .*gloo.* vs ", re.IGNORECASE | re.DOTALL
 """Gloo's text when ranks bring tensors of different sizes to one collective: the script's own doing."""
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|outofmemoryerror|cannot allocate memory|\bmemoryerror\b", re.IGNORECASE)
-
-_SEVERITY = (
-    FailureClass.OUT_OF_MEMORY,
-    FailureClass.CRASH,
-    FailureClass.USER_CODE,
-    FailureClass.KILLED,
-    FailureClass.PEER_LOST,
-)
-"""Which of several ranks of one node speaks for it: a rank that was killed may have been torchrun's own doing."""
-
-USERS_OWN = frozenset(
-    {
-        FailureClass.USER_CODE,
-        FailureClass.CRASH,
-        FailureClass.LAUNCH,
-        FailureClass.OUT_OF_MEMORY,
-        FailureClass.UNPROTECTED,
-    }
-)
-"""Likely to happen again by itself, so it counts against progress; the job's exit code is then 1."""
 
 
 def signal_in_shell(exit_code: int | None) -> int | None:
@@ -96,7 +77,7 @@ def classify(failure: Failure, *, shells: bool = True) -> tuple[FailureClass, st
     if failure.ranks:
         oom = failure.out_of_memory
         classes = [(classify_rank(exit, out_of_memory=oom, shells=shells), exit) for exit in failure.ranks]
-        worst, exit = min(classes, key=lambda pair: _SEVERITY.index(pair[0]))
+        worst, exit = min(classes, key=lambda pair: FAILURE_CLASSES[pair[0]].among_ranks)
         return worst, describe_rank(exit), exit.exit_code
     if failure.kind is FailureKind.RANKS:
         return FailureClass.PEER_LOST, failure.message or "the ranks ended without a trace", failure.exit_code

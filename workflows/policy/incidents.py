@@ -13,6 +13,7 @@ from datetime import datetime
 from workflows.messages import Considered, Evidence, EvidenceSource, FailureClass, IncidentView, RankStarts
 from workflows.messages.base import shorten
 from workflows.policy.behavior import Behavior
+from workflows.policy.failure_classes import VICTIMS
 from workflows.policy.incident_texts import within_budget
 from workflows.policy.state import JobState, NodeFailure
 
@@ -201,8 +202,8 @@ def follow_with_another(state: JobState, failure: NodeFailure, *, took_part: boo
     incident, world = state.open_incident, state.world
     if state.behavior < Behavior.RELEASE_0_2 or incident is None or world is None or state.interruption is not None:
         return state
-    unexplained = incident.failure is FailureClass.PEER_LOST
-    continues = unexplained and (failure.failure is FailureClass.PEER_LOST or not took_part)
+    unexplained = incident.failure in VICTIMS
+    continues = unexplained and (failure.failure in VICTIMS or not took_part)
     continues = continues or (not took_part and incident.culprit == failure.rank)
     if continues or incident.generation_after != world.generation:
         return state
@@ -231,7 +232,7 @@ def _others(failures: Iterable[NodeFailure], culprit: int | None) -> set[int]:
     return {
         failure.rank
         for failure in failures
-        if failure.certain and failure.failure is not FailureClass.PEER_LOST and failure.rank != culprit
+        if failure.certain and failure.failure not in VICTIMS and failure.rank != culprit
     }
 
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from workflows.messages import EvidenceSource, FailureClass
 from workflows.policy import incidents
 from workflows.policy.behavior import Behavior
+from workflows.policy.failure_classes import FAILURE_CLASSES, VICTIMS
 from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
 
 
@@ -26,7 +27,7 @@ def interrupted(
         generation: Of the world in which the failure is known to have happened; 0 where that is not known.
     """
     accepted = max(generation, state.nodes[failure.rank].commanded, state.nodes[failure.rank].stepping)
-    took_part = failure.failure not in (FailureClass.RENDEZVOUS_TIMEOUT, FailureClass.NODE_UNRESPONSIVE)
+    took_part = FAILURE_CLASSES[failure.failure].took_part
     took_part = took_part and state.world is not None and accepted >= state.world.generation
     state = incidents.follow_with_another(state, failure, took_part=took_part)
     interruption = state.interruption or Interruption(since=now)
@@ -62,7 +63,7 @@ def interrupted(
                 # The incident has what it printed.
                 "failures": (*interruption.failures, failure.model_copy(update={"log_tail": ""})),
                 # A new culprit before the next world is formed: decide again with all that is known.
-                "decided": interruption.decided and failure.failure is FailureClass.PEER_LOST,
+                "decided": interruption.decided and failure.failure in VICTIMS,
             }
         )
     )

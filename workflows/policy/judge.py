@@ -14,42 +14,16 @@ from workflows.messages import Considered, FailureClass, JobPhase, ProgressSourc
 from workflows.policy import incidents, wishes
 from workflows.policy.behavior import Behavior
 from workflows.policy.budget import follows, made_progress, within_window
-from workflows.policy.failures import USERS_OWN
+from workflows.policy.failure_classes import (
+    FAILURE_CLASSES,
+    NODE_FAILURES,
+    USERS_OWN,
+    VICTIMS,
+    GiveUp,
+    precedence,
+)
 from workflows.policy.rendezvous import usable
 from workflows.policy.state import Interruption, JobState, NodeFailure, Outcome
-
-_CULPRITS = (
-    FailureClass.NODE_LOST,
-    FailureClass.NODE_UNRESPONSIVE,
-    FailureClass.CREATE_FAILED,
-    FailureClass.UNPROTECTED,
-    FailureClass.LAUNCH,
-    FailureClass.OUT_OF_MEMORY,
-    FailureClass.CRASH,
-    FailureClass.COMMAND_LOST,
-    FailureClass.KILLED,
-    FailureClass.RENDEZVOUS_TIMEOUT,
-    FailureClass.USER_CODE,
-    FailureClass.UNKNOWN,
-    FailureClass.PEER_LOST,
-)
-"""Who speaks for an interruption that several nodes reported: causes before their effects."""
-
-_NODE_FAILURES = frozenset({FailureClass.NODE_LOST, FailureClass.NODE_UNRESPONSIVE})
-
-_GONE = {
-    FailureClass.NODE_LOST: ("lost", "its processes are gone"),
-    FailureClass.NODE_UNRESPONSIVE: (
-        "unresponsive while its world stands still",
-        "its agent does not take commands",
-    ),
-    FailureClass.RENDEZVOUS_TIMEOUT: (
-        "did not enter two worlds in a row",
-        "its command was started again, and did not enter either",
-    ),
-}
-"""Why a node is given up on: what is said of it, and why its ranks cannot just be restarted."""
-
 
 _WORTH_WAITING = timedelta(milliseconds=100)
 
@@ -74,10 +48,10 @@ def waits_until(state: JobState, interruption: Interruption, job: JobSpec) -> da
     loss of more nodes; None where enough is known."""
     if interruption.requested is not None:
         return None
-    certain = {failure.failure for failure in interruption.failures if failure.certain} - {FailureClass.PEER_LOST}
+    certain = {failure.failure for failure in interruption.failures if failure.certain} - VICTIMS
     if certain:
         settles = len(state.members) * job.timing.rendezvous.settle_per_node
-        return interruption.since + settles if certain & _NODE_FAILURES and settles >= _WORTH_WAITING else None
+        return interruption.since + settles if certain & NODE_FAILURES and settles >= _WORTH_WAITING else None
     reported = {failure.rank for failure in interruption.failures}
     if interruption.ranks_with(FailureClass.NODE_LOST):
         # Its agent says so; the backend, whose word comes by way of a kubelet, knows of the drain or the deletion.
@@ -99,22 +73,22 @@ def judge(state: JobState, interruption: Interruption, job: JobSpec, now: dateti
     if until is not None and now < until:
         return None
     culprit = min(
-        interruption.failures, key=lambda failure: (_CULPRITS.index(failure.failure), not failure.certain, failure.time)
+        interruption.failures, key=lambda failure: (precedence(failure.failure), not failure.certain, failure.time)
     )
     return _must_stop(state, interruption, culprit, job, now) or _repair(state, interruption, culprit, job, now)
 
 
 def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, job: JobSpec, now: datetime) -> Verdict:
-    if culprit.failure in _NODE_FAILURES or (
-        culprit.failure is FailureClass.RENDEZVOUS_TIMEOUT and culprit.rank in _to_replace(state, interruption)
-    ):
-        return _node_gone(state, interruption, culprit, job, now)
-    if culprit.failure is FailureClass.PEER_LOST:
+    traits = FAILURE_CLASSES[culprit.failure]
+    give_up = traits.give_up
+    if give_up is not None and (give_up.at_once or culprit.rank in _to_replace(state, interruption)):
+        return _node_gone(state, interruption, culprit, give_up, job, now)
+    if traits.victim:
         return Verdict(
             rule='peers-lost/1 "no culprit spoke: restart in place"',
             title=f"connections between ranks broke: {culprit.text}",
             action="restart the ranks of every node in place",
-            failure=FailureClass.PEER_LOST,
+            failure=culprit.failure,
             considered=(Considered(option="replace a node", why_not="nothing says which, and no node is known lost"),),
         )
     if culprit.failure is FailureClass.RENDEZVOUS_TIMEOUT:
@@ -178,18 +152,17 @@ def _to_replace(state: JobState, interruption: Interruption) -> tuple[int, ...]:
     """Nodes that are gone, silent, or did not enter their world although their command was started again for it."""
     missed = interruption.ranks_with(FailureClass.RENDEZVOUS_TIMEOUT)
     again = {rank for rank in missed if state.nodes[rank].missed_worlds > 1}
-    return tuple(sorted(interruption.ranks_with(*_NODE_FAILURES) | again))
+    return tuple(sorted(interruption.ranks_with(*NODE_FAILURES) | again))
 
 
 def _node_gone(
-    state: JobState, interruption: Interruption, culprit: NodeFailure, job: JobSpec, now: datetime
+    state: JobState, interruption: Interruption, culprit: NodeFailure, give_up: GiveUp, job: JobSpec, now: datetime
 ) -> Verdict:
     gone = _to_replace(state, interruption)
-    _, why_not_in_place = _GONE[culprit.failure]
     survivors = [node for node in state.members if node.alive and node.rank not in gone]
     size = usable(len(survivors), minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
     before = state.world.nodes if state.world else 0
-    in_place = Considered(option="restart in place", why_not=why_not_in_place)
+    in_place = Considered(option="restart in place", why_not=give_up.why_not_in_place)
     title = _what_is_gone(interruption, gone)
     asked, ask = _replacement(job)
     choice = job.recovery.on_capacity_loss
@@ -244,11 +217,13 @@ def _what_is_gone(interruption: Interruption, gone: tuple[int, ...]) -> str:
     """Each node that is given up, once, with what is known of it."""
     left = set(gone)
     parts: list[str] = []
-    for failure, (what, _) in _GONE.items():
+    for failure, traits in FAILURE_CLASSES.items():
+        if traits.give_up is None:
+            continue
         ranks = sorted(left & interruption.ranks_with(failure))
         left.difference_update(ranks)
         if ranks:
-            parts.append(f"node{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} {what}")
+            parts.append(f"node{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} {traits.give_up.what}")
     return ", ".join(parts)
 
 
@@ -263,8 +238,7 @@ def _must_stop(
     state: JobState, interruption: Interruption, culprit: NodeFailure, job: JobSpec, now: datetime
 ) -> Verdict | None:
     """The reason not to repair at all, if there is one."""
-    users = culprit.failure in USERS_OWN
-    retry = job.retry
+    traits, retry = FAILURE_CLASSES[culprit.failure], job.retry
 
     def stop(rule: str, reason: str, exit_code: int) -> Verdict:
         return Verdict(
@@ -277,12 +251,8 @@ def _must_stop(
             stop=Outcome(phase=JobPhase.FAILED, exit_code=exit_code, reason=reason, decided_at=now),
         )
 
-    if culprit.failure is FailureClass.LAUNCH:
-        return stop('launch/1 "it will not start the next time either"', culprit.text, 1)
-    if culprit.failure is FailureClass.UNPROTECTED:
-        return stop('unprotected/1 "ranks that the job has not placed: stop"', culprit.text, 2)
-    if culprit.failure is FailureClass.CREATE_FAILED:
-        return stop('refused/1 "the backend will never create this node"', culprit.text, 3)
+    if traits.stop is not None:
+        return stop(traits.stop.rule, culprit.text, traits.stop.exit_code)
     if culprit.exit_code in retry.fatal_exit_codes:
         return stop(
             'fatal-exit-code/1 "retry.fatal_exit_codes"',
@@ -304,7 +274,7 @@ def _must_stop(
         return stop(
             'budget/1 "retry.max_restarts"',
             f"{used} restarts within {retry.window} use up retry.max_restarts; last: {culprit.text}",
-            1 if users else 3,
+            1 if traits.users_own else 3,
         )
     return None
 
@@ -324,7 +294,7 @@ def failures_without_progress(state: JobState, culprit: NodeFailure) -> int:
 
 def _belongs_to_the_last(state: JobState, failure: FailureClass, job: JobSpec, now: datetime) -> bool:
     """More nodes go with those that the last restart was for."""
-    return failure in _NODE_FAILURES and follows(state.restarts, now=now, within=job.retry.same_loss)
+    return failure in NODE_FAILURES and follows(state.restarts, now=now, within=job.retry.same_loss)
 
 
 def record(state: JobState, verdict: Verdict, interruption: Interruption, job: JobSpec, now: datetime) -> JobState:

@@ -32,6 +32,7 @@ from workflows.policy.events import (
     GroupWoundDown,
     NodeFinished,
 )
+from workflows.policy.failure_classes import VICTIMS
 from workflows.policy.failures import classify
 from workflows.policy.interruptions import command_failed, interrupted, tried_again
 from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
@@ -126,7 +127,7 @@ def _node_failure(state: JobState, node: NodeState, failure: Failure) -> NodeFai
 
 
 def _source(failure_class: FailureClass) -> EvidenceSource:
-    return EvidenceSource.PEERS if failure_class is FailureClass.PEER_LOST else EvidenceSource.AGENT
+    return EvidenceSource.PEERS if failure_class in VICTIMS else EvidenceSource.AGENT
 
 
 @_observe.register
