@@ -70,7 +70,7 @@ async def uploaded(
             backend=job.backend,
             namespace=job.namespace,
             job_id=job_workflow_id(job.namespace, job.name),
-            source=job.workdir.path or "",
+            source=job.workdir.path,
         ),
         id=workdir_workflow_id(job.namespace, archive.name),
         task_queue=task_queue,

@@ -71,7 +71,7 @@ def packed_workdir(job: JobSpec) -> PackedWorkdir | None:
         SpecError: if it cannot be.
     """
     workdir = job.workdir
-    if job.backend is not Backend.KUBERNETES or workdir is None or workdir.path is None or workdir.archive:
+    if job.backend is not Backend.KUBERNETES or workdir is None or workdir.archive:
         return None
     return pack_workdir(workdir.path, workdir.exclude)
 

@@ -32,7 +32,7 @@ LOCK = ROOT / "requirements.lock"
 STAMP = VENV / "perdure-setup"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure"
 
-LOCKED_EXTRAS = ("local", "kubernetes", "torch", "frameworks", "dev")
+LOCKED_EXTRAS = ("kubernetes", "torch", "frameworks", "dev")
 
 IMAGE_LOCK = ROOT / "deploy" / "images" / "requirements.lock"
 """What the image of worker and agents needs, in the same versions."""

@@ -24,8 +24,8 @@ from perdure.connection import CALL_TIMEOUT
 from perdure.errors import ExitCode, PerdureError, Refused
 from perdure.explained import explained
 from perdure.leases import leases_of
+from perdure.spec.accepted import read_accepted
 from perdure.spec.job import JobSpec
-from perdure.spec.validate import parse_spec
 from perdure.views import Submission, comparable
 from workflows.messages import JobPhase, JobResult, JobStatus
 from workflows.names import NODE_GROUP, uid_of
@@ -98,7 +98,7 @@ class Runs:
             answer = await temporal.workflow_service.get_workflow_execution_history(request, timeout=CALL_TIMEOUT)
         started = answer.history.events[0].workflow_execution_started_event_attributes
         (given, *_) = await temporal.data_converter.decode(started.input.payloads)
-        return parse_spec(given)
+        return read_accepted(given)
 
     async def status(self, resource: TrainingJobResource) -> JobStatus:
         """Where the job stands.

@@ -1,8 +1,7 @@
 """Which fields have a meaning where, so that none is silently ignored.
 
 A field that would change what runs (an image, a volume, a secret) is refused where it has no meaning; one that only
-says where or how nicely it runs (a queue, a toleration) is named in a warning. What this release cannot do yet is
-refused.
+says where or how nicely it runs (a queue, a toleration) is named in a warning.
 """
 
 from __future__ import annotations
@@ -12,11 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from .errors import SpecError, SpecProblem, format_path, format_value, line_of
-from .fields import Location, one_of
+from .fields import Location
 from .job import Backend, JobSpec
-
-AVAILABLE_BACKENDS = frozenset({Backend.LOCAL, Backend.KUBERNETES, Backend.JOINED})
-"""What this release can run on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,56 +45,48 @@ class FieldSupport:
     """The field; `*` stands for any name or index."""
     backends: frozenset[Backend] = frozenset(Backend)
     """The backends that know it."""
-    available: bool = True
-    """Whether this release does it at all."""
     harmless: bool = False
     """Whether a job without it still does the same."""
     remedy: str = ""
     """What to do instead."""
 
 
-def _field(path: str, *backends: Backend, available: bool = True, harmless: bool = False, remedy: str = ""):
+def _field(path: str, *backends: Backend, harmless: bool = False, remedy: str = ""):
     return FieldSupport(
         pattern=tuple(path.split(".")),
         backends=frozenset(backends) or frozenset(Backend),
-        available=available,
         harmless=harmless,
         remedy=remedy,
     )
 
 
 _PODS = (Backend.KUBERNETES,)
-_CONTAINERS = (Backend.KUBERNETES, Backend.RAY)
 
 FIELD_SUPPORT: tuple[FieldSupport, ...] = (
     _field("runtime", *_PODS, remedy="write the preset's fields into the specification"),
-    _field("workdir.git", available=False, remedy="check the commit out and use workdir.path"),
-    _field("recovery.spares", available=False, remedy="remove it; a lost node is replaced by a new one"),
-    _field("outputs.archive", available=False, remedy="remove it"),
-    _field("notifications", available=False, remedy="remove it"),
-    _field("secrets", *_CONTAINERS, remedy="set the variables where the worker starts"),
+    _field("secrets", *_PODS, remedy="set the variables where the worker starts"),
     _field("volumes", *_PODS, remedy="use paths of the machine"),
-    _field("roles.*.image", *_CONTAINERS, remedy="the command runs with the machine's own programs"),
+    _field("roles.*.image", *_PODS, remedy="the command runs with the machine's own programs"),
     _field("roles.*.pod_template", *_PODS, remedy="remove it"),
     _field("queue", *_PODS, harmless=True),
     _field("priority_class", *_PODS, harmless=True),
     _field("limits.queue_timeout", *_PODS, harmless=True),
     _field("ttl_after_finished", Backend.KUBERNETES, Backend.JOINED, harmless=True),
-    _field("workdir.exclude", *_CONTAINERS, harmless=True),
+    _field("workdir.exclude", *_PODS, harmless=True),
     _field("workdir.archive", *_PODS, harmless=True),
-    _field("roles.*.python", *_CONTAINERS, harmless=True),
+    _field("roles.*.python", *_PODS, harmless=True),
     _field("roles.*.image_pull_policy", *_PODS, harmless=True),
     _field("roles.*.image_pull_secrets", *_PODS, harmless=True),
-    _field("roles.*.resources", *_CONTAINERS, harmless=True),
+    _field("roles.*.resources", *_PODS, harmless=True),
     _field("roles.*.ports", *_PODS, harmless=True),
     _field("roles.*.tolerations", *_PODS, harmless=True),
     _field("roles.*.topology", *_PODS, harmless=True),
 )
-"""Fields that not every backend knows, or that this release lacks; all others have a meaning everywhere."""
+"""Fields that not every backend knows; all others have a meaning everywhere."""
 
 
 def check_backend(spec: JobSpec) -> tuple[SpecWarning, ...]:
-    """Checks that this release can run the job on its backend, and returns what is worth saying.
+    """Checks that the job can run on its backend, and returns what is worth saying.
 
     Raises:
         SpecError: if it cannot.
@@ -112,45 +100,33 @@ def check_backend(spec: JobSpec) -> tuple[SpecWarning, ...]:
 def find_unsupported(
     mapping: Mapping[str, Any], *, backend: Backend | None
 ) -> tuple[tuple[SpecProblem, ...], tuple[SpecWarning, ...]]:
-    """The fields of a specification, valid or not, that the backend or this release has no use for; of this release
-    only, where the backend is unknown."""
+    """The fields of a specification, valid or not, that the backend has no use for; none where it is unknown."""
     problems: list[SpecProblem] = []
     warnings: list[SpecWarning] = []
-    if backend and backend not in AVAILABLE_BACKENDS:
-        problems.append(
-            SpecProblem(
-                location=("backend",),
-                value=format_value(backend),
-                message="not available in this release",
-                expected=one_of(sorted(AVAILABLE_BACKENDS)),
-            )
-        )
+    if backend is None:
+        return (), ()
     for support in FIELD_SUPPORT:
+        if backend in support.backends:
+            continue
+        message = f"has no meaning on the backend {backend}"
         for location in _occurrences(mapping, support.pattern):
-            if not support.available:
-                problems.append(
-                    SpecProblem(location=location, message="not available in this release", hint=support.remedy)
-                )
-            elif backend and backend not in support.backends:
-                message = f"has no meaning on the backend {backend}"
-                if support.harmless:
-                    warnings.append(SpecWarning(location=location, message=f"{message} and is ignored"))
-                else:
-                    problems.append(SpecProblem(location=location, message=message, hint=support.remedy))
+            if support.harmless:
+                warnings.append(SpecWarning(location=location, message=f"{message} and is ignored"))
+            else:
+                problems.append(SpecProblem(location=location, message=message, hint=support.remedy))
     if backend is Backend.KUBERNETES:
         problems += _without_image(mapping)
-    if backend in AVAILABLE_BACKENDS:
-        for location in _occurrences(mapping, ("workdir", "path")):
-            path = mapping["workdir"]["path"]
-            if isinstance(path, str) and not path.startswith("/"):
-                problems.append(
-                    SpecProblem(
-                        location=location,
-                        value=format_value(path),
-                        expected="an absolute path",
-                        hint="relative ones are known only where the specification is a file",
-                    )
+    for location in _occurrences(mapping, ("workdir", "path")):
+        path = mapping["workdir"]["path"]
+        if isinstance(path, str) and not path.startswith("/"):
+            problems.append(
+                SpecProblem(
+                    location=location,
+                    value=format_value(path),
+                    expected="an absolute path",
+                    hint="relative ones are known only where the specification is a file",
                 )
+            )
     return tuple(problems), tuple(warnings)
 
 

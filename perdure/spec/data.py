@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from .base import AbsolutePath, Integer, Matching, SecretReference, Section, Template
+from .base import AbsolutePath, Integer, Matching, Section, Template
 
 Digest = Annotated[str, Matching(pattern=r"sha256:[0-9a-f]{64}", expected="sha256: and 64 hexadecimal digits")]
 
@@ -24,26 +23,14 @@ class WorkdirArchive(Section):
 
 
 class Workdir(Section):
-    """The folder that commands run in: `{path: …}` on the submitting machine, or `{git: URL, ref: SHA}`."""
+    """The folder that commands run in, `{path: …}` on the submitting machine."""
 
-    path: str | None = None
+    path: str
     """A folder, carried to the nodes where they are elsewhere; relative paths count from the specification's file."""
     exclude: list[str] = Field(default=[])
     """Patterns as in .gitignore of what is not carried along, beside `.git/`, `.venv/` and `__pycache__/`."""
     archive: WorkdirArchive | None = None
     """What was uploaded of `path`; written by Perdure."""
-    git: str | None = None
-    """URL of a repository that nodes check out instead."""
-    ref: str | None = None
-    """The commit, tag or branch of `git`."""
-
-    @model_validator(mode="after")
-    def _has_one_source(self) -> Workdir:
-        if (self.path is None) == (self.git is None):
-            raise ValueError("expected exactly one of path and git")
-        if (self.git is None) != (self.ref is None):
-            raise ValueError("expected git and ref together")
-        return self
 
 
 class Volume(Section):
@@ -62,29 +49,3 @@ class Outputs(Section):
 
     logs: Template | None = None
     """URL of a folder, as fsspec takes it (`s3://…`, `gs://…`, `file:///…`), that the nodes' logs are copied to."""
-    archive: Template | None = None
-    """URL of a folder that the job's history and report are written to when it ends."""
-
-
-class NotificationEvent(StrEnum):
-    """What people may want to hear of."""
-
-    FAILED = "failed"
-    STUCK = "stuck"
-    SUCCEEDED = "succeeded"
-
-
-class SecretSource(Section):
-    """A value that stays in a secret; it never enters Temporal."""
-
-    secret: SecretReference
-    """The secret's name and key, such as hooks/slack."""
-
-
-class Notification(Section):
-    """A message to people when something happens to the job."""
-
-    events: Annotated[list[NotificationEvent], Field(min_length=1)]
-    """When: `failed`, `stuck`, `succeeded`."""
-    slack: SecretSource
-    """The Slack webhook that it goes to."""

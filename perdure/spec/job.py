@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from .base import DnsLabel, JobName, LabelKey, LabelValue, Matching, RoleName, SecretReference, Section, Template
-from .data import Notification, Outputs, Volume, Workdir
+from .data import Outputs, Volume, Workdir
 from .durations import Duration
 from .network import Network
 from .recovery import Limits, Recovery, Retry
@@ -27,8 +27,6 @@ class Backend(StrEnum):
     """Processes on the worker's machine."""
     KUBERNETES = "kubernetes"
     """Pods."""
-    RAY = "ray"
-    """Ray actors."""
     JOINED = "joined"
     """Nodes that someone else started, such as Slurm, and that join by `perdure join`."""
 
@@ -112,8 +110,6 @@ class JobSpec(Section):
     ttl_after_finished: Duration | None = None
     """How long after its end the TrainingJob object that the job was made of is deleted; none is never. Of other jobs
     nothing is left in a cluster."""
-    notifications: list[Notification] = Field(default=[])
-    """Whom to tell of what."""
     timing: Timing = Timing()
     """Intervals, timeouts and graces of Perdure itself."""
 

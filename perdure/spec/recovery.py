@@ -29,8 +29,6 @@ class Recovery(Section):
     on_capacity_loss: CapacityLoss = CapacityLoss.SHRINK
     """`shrink` goes on with fewer nodes (only where `nodes.min` allows it), `wait` waits for a replacement, `fail`
     stops the job."""
-    spares: Integer = Field(default=0, ge=0)
-    """Nodes held ready beside the job, that take a lost node's place at once."""
     replace_timeout: PositiveDuration = timedelta(minutes=10)
     """How long a job waits for a replacement: with fewer than `nodes.min` nodes, after which it stops, or because
     `on_capacity_loss` is `wait`, after which it goes on with the nodes it has. The wait for the first world is

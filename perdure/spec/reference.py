@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from .backends import AVAILABLE_BACKENDS, FIELD_SUPPORT, FieldSupport
+from .backends import FIELD_SUPPORT, FieldSupport
 from .durations import format_duration
 from .errors import format_path
 from .fields import Location, choices_of, inner_models, is_model, one_of, strip
@@ -83,9 +83,8 @@ def reference() -> str:
     """The reference as Markdown."""
     parts = [_INTRODUCTION]
     parts += [_section(model, location) for model, location in _sections(JobSpec, ())]
-    names = ", ".join(f"`{backend}`" for backend in sorted(AVAILABLE_BACKENDS))
-    others = one_of([f"`{backend}`" for backend in Backend if backend not in AVAILABLE_BACKENDS])
-    availability = f"This release runs jobs on {names}, and not yet on {others}."
+    names = ", ".join(f"`{backend}`" for backend in sorted(Backend))
+    availability = f"This release runs jobs on {names}."
     support = "".join(f"{_support_row(support)}\n" for support in FIELD_SUPPORT)
     parts.append(_OUTRODUCTION.format(availability=availability, support=support))
     return "\n".join(parts)
@@ -115,8 +114,6 @@ def _generic(location: Location) -> Location:
 
 
 def _note(support: FieldSupport) -> str:
-    if not support.available:
-        return "*Not in this release.*"
     return f"*Only on {one_of([str(backend) for backend in Backend if backend in support.backends])}.*"
 
 
@@ -156,8 +153,6 @@ def _default(field: FieldInfo) -> str:
 
 def _support_row(support: FieldSupport) -> str:
     path = ".".join(str(part) for part in support.pattern).replace("*", "<name>")
-    if not support.available:
-        return f"| `{path}` | not in this release | refused |"
     backends = ", ".join(str(backend) for backend in Backend if backend in support.backends)
     return f"| `{path}` | {backends} | {'ignored, with a warning' if support.harmless else 'refused'} |"
 

@@ -8,9 +8,8 @@ from typing import Any, cast
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema
 
-from .backends import AVAILABLE_BACKENDS, FIELD_SUPPORT
 from .durations import format_duration
-from .job import JobSpec
+from .job import Backend, JobSpec
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -55,8 +54,4 @@ def _unwrap(value: Any) -> Any:
 
 
 def _description() -> str:
-    lacking = [".".join(str(part) for part in support.pattern) for support in FIELD_SUPPORT if not support.available]
-    return (
-        f"A distributed PyTorch training job. This release runs on: {', '.join(sorted(AVAILABLE_BACKENDS))}; "
-        f"it does not have yet: {', '.join(lacking)}."
-    )
+    return f"A distributed PyTorch training job. This release runs on: {', '.join(sorted(Backend))}."

@@ -187,10 +187,10 @@ async def test_a_refusal_is_not_retried(running: Running) -> None:
     )
     assert isinstance(refused, str)
     assert refused.startswith("NodeRefused: workdir.path is '/no/such'")
-    elsewhere = LocalJob(running.job.state, backend="ray").request()
+    elsewhere = LocalJob(running.job.state, backend="kubernetes").request()
     refused = await running.group.execute_update(WatchedGroup.create, elsewhere)
     assert isinstance(refused, str)
-    assert "backend is 'ray', which this worker does not serve (it serves local)" in refused
+    assert "backend is 'kubernetes', which this worker does not serve (it serves local)" in refused
 
 
 async def test_the_watch_tells_that_the_job_has_closed(running: Running) -> None:

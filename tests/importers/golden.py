@@ -12,12 +12,8 @@ from perdure.spec.load import read_documents
 
 FIXTURES = Path(__file__).parent / "fixtures"
 NAMES = sorted(path.stem for path in FIXTURES.glob("*.yaml"))
-PAIRS = [
-    (name, backend)
-    for name in NAMES
-    for backend in (Backend.RAY if name.startswith("ray") else Backend.KUBERNETES, Backend.LOCAL)
-]
-"""Each fixture with where it ran and with what every release has."""
+PAIRS = [(name, backend) for name in NAMES for backend in (Backend.KUBERNETES, Backend.LOCAL)]
+"""Each fixture as pods and on one machine."""
 
 
 def imported(name: str, backend: Backend) -> Imported:
@@ -29,12 +25,12 @@ def golden_path(name: str, backend: Backend) -> Path:
 
 
 def render(result: Imported) -> str:
-    """Independent of which backends this release has, and of where the checkout lies."""
+    """Independent of where the checkout lies."""
     report = {
         "format": result.format,
         "spec": result.spec,
         "warnings": [f"{warning.fate}: {warning}" for warning in result.warnings],
-        "missing": [str(problem) for problem in result.missing if problem.location != ("backend",)],
+        "missing": [str(problem) for problem in result.missing],
     }
     return yaml.safe_dump(report, sort_keys=False, width=120).replace(str(FIXTURES), "FOLDER")
 

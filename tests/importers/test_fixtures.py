@@ -140,7 +140,7 @@ def attempt(documents: list[SpecDocument], backend: Backend) -> Imported | SpecE
     place=st.sampled_from(PLACES),
     field=st.one_of(st.sampled_from(["extra", "x-y", "Replicas"]), st.sampled_from(KNOWN_WORDS)),
     value=VALUES,
-    backend=st.sampled_from((Backend.KUBERNETES, Backend.RAY, Backend.LOCAL)),
+    backend=st.sampled_from((Backend.KUBERNETES, Backend.LOCAL)),
 )
 def test_an_added_field_is_carried_over_or_named_or_refused(
     place: tuple[str, int, Location], field: str, value: Any, backend: Backend
@@ -205,7 +205,7 @@ JUNK = st.one_of(VALUES, st.none(), st.just(""), st.just([]), st.just({}), st.fl
 @given(
     place=st.sampled_from(ALL_PLACES),
     junk=JUNK,
-    backend=st.sampled_from((Backend.KUBERNETES, Backend.RAY, Backend.LOCAL)),
+    backend=st.sampled_from((Backend.KUBERNETES, Backend.LOCAL)),
 )
 def test_whatever_stands_somewhere_is_imported_or_refused(
     place: tuple[str, int, Location], junk: Any, backend: Backend

@@ -34,7 +34,10 @@ class Request(Message):
         {"retry": {"max_restarts": -1, "fatal_exit_codes": [0, 900]}},
         {"env": {"9": "${job.gone}"}},
         {"env": {"A": "1"}, "secrets": {"A": "name/key"}},
-        {"workdir": {"path": "/a", "git": "b"}},
+        {"workdir": {"path": "/a", "git": None, "ref": None}},
+        {"recovery": {"spares": 0, "replace_timeout": "5m"}},
+        {"outputs": {"logs": "s3://logs/${job.name}", "archive": None}},
+        {"notifications": []},
         {"labels": {"": "?"}},
         {"env": {"LONG": "x" * MAX_BYTES}},
     ],
@@ -61,3 +64,14 @@ def test_what_is_right_is_read_as_ever():
 def test_what_is_no_specification_is_refused(data: Any):
     with pytest.raises(SpecError):
         read_accepted(data)
+
+
+def test_retired_fields_change_nothing_else():
+    retired = {
+        "workdir": {"path": "/a", "exclude": ["data/"], "git": None, "ref": None},
+        "recovery": {"spares": 0, "on_capacity_loss": "wait"},
+        "outputs": {"logs": None, "archive": None},
+        "notifications": [],
+    }
+    kept = {"workdir": {"path": "/a", "exclude": ["data/"]}, "recovery": {"on_capacity_loss": "wait"}}
+    assert read_accepted(SPEC | retired).model_dump() == parse_spec(SPEC | kept).model_dump()

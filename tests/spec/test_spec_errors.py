@@ -17,9 +17,9 @@ lables: {a: b}
 max_restarts: 3
 env: {OMP_NUM_THREADS: 4, RANK: "1", "9x": y, PERDURE_NODE: a, PET_NNODES: "2"}
 labels: {team: a b, 12: y}
-workdir: {path: ., git: x}
+workdir: {path: ., pth: x}
 volumes: [{mount_path: data, pvc: 3}]
-notifications: [{events: [faild], slack: {secret: x}}]
+secrets: {HF_TOKEN: x}
 roles:
   worker:
     nodes: {min: 0, max: 4}
@@ -32,7 +32,7 @@ roles:
     topology: {}
     ports: {http: 99999}
     image_pull_secrets: [a, 3]
-recovery: {on_capacity_loss: shrnk, spares: -1, replace_timeout: soon}
+recovery: {on_capacity_loss: shrnk, replace_timeout: soon}
 retry: {max_restarts: "3", window: 0s, fatal_exit_codes: 2}
 limits: [1]
 outputs: {logs: "s3://logs/${job.nam}"}
@@ -43,7 +43,7 @@ timing: {lease: {heartbeat: 2s, timeout: 3s}}
 EVERY_TEXT = """\
 name: got "Llama_8B"; expected at most 63 lowercase letters, digits and inner hyphens (line 1)
 rols: unknown field; did you mean "roles"? (line 2)
-backend: got "kubernets"; expected local, kubernetes, ray or joined; did you mean "kubernetes"? (line 3)
+backend: got "kubernets"; expected local, kubernetes or joined; did you mean "kubernetes"? (line 3)
 lables: unknown field; did you mean "labels"? (line 4)
 max_restarts: unknown field here; it belongs to retry (line 5)
 env.OMP_NUM_THREADS: got 4; expected a text; in quotes: "4" (line 6)
@@ -54,13 +54,10 @@ env.PET_NNODES: PET_NNODES is an option of torchrun that Perdure sets; use nodes
 labels.12: the key is 12; expected a text; put the key in quotes (line 7)
 labels.team: got "a b"; expected a label value as Kubernetes takes it: at most 63 letters, digits, '-', '_' and '.' \
 (line 7)
-workdir: got a mapping; expected exactly one of path and git (line 8)
-workdir.git: not available in this release; check the commit out and use workdir.path (line 8)
+workdir.pth: unknown field; did you mean "path"? (line 8)
 volumes[0].mount_path: got "data"; expected an absolute path (line 9)
 volumes[0].pvc: got 3; expected a text; in quotes: "3" (line 9)
-notifications[0].events[0]: got "faild"; expected failed, stuck or succeeded; did you mean "failed"? (line 10)
-notifications[0].slack.secret: got "x"; expected a reference name/key to a secret, such as hf/token (line 10)
-notifications: not available in this release; remove it (line 10)
+secrets.HF_TOKEN: got "x"; expected a reference name/key to a secret, such as hf/token (line 10)
 roles.worker.nodes.min: got 0; expected an integer of at least 1 (line 13)
 roles.worker.nproc_per_node: got "many"; expected an integer from 1 to 1024, gpu or auto (line 14)
 roles.worker.command: got "torchrun train.py --lr 1e-4"; expected a list: [torchrun, train.py, --lr, '1e-4'] (line 15)
@@ -74,7 +71,6 @@ roles.worker.topology: got an empty mapping; expected exactly one of preferred a
 roles.worker.ports.http: got 99999; expected an integer of at most 65535 (line 21)
 roles.worker.image_pull_secrets[1]: got 3; expected a text; in quotes: "3" (line 22)
 recovery.on_capacity_loss: got "shrnk"; expected shrink, wait or fail; did you mean "shrink"? (line 23)
-recovery.spares: got -1; expected an integer of at least 0 (line 23)
 recovery.replace_timeout: got "soon"; expected a duration such as 30s, 10m, 1h30m or 2d (line 23)
 retry.max_restarts: got "3"; expected an integer (line 24)
 retry.window: got "0s"; expected a duration longer than 0 (line 24)
@@ -243,12 +239,26 @@ def test_a_file_that_does_not_exist_is_an_error_of_the_system(tmp_path: Path):
 
 def test_backend_problems_are_named_beside_others():
     with pytest.raises(SpecError) as caught:
-        validate_spec({**worker(nodes=0, image="x"), "recovery": {"spares": 2}})
+        validate_spec({**worker(nodes=0, image="x"), "recovery": {"max_restarts": 2}})
     assert [problem.path for problem in caught.value.problems] == [
         "roles.worker.nodes",
-        "recovery.spares",
+        "recovery.max_restarts",
         "roles.worker.image",
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"backend": "ray"}, 'backend: got "ray"; expected local, kubernetes or joined'),
+        ({"workdir": {"path": "/a", "git": "u"}}, "workdir.git: unknown field; there are path, exclude, archive"),
+        ({"recovery": {"spares": 0}}, "recovery.spares: unknown field; there are on_capacity_loss, "),
+        ({"outputs": {"archive": "s3://x"}}, "outputs.archive: unknown field here; it belongs to workdir"),
+        ({"notifications": []}, "notifications: unknown field; there are name, "),
+    ],
+)
+def test_what_an_earlier_release_had_is_refused_as_any_unknown_field_is(fields: dict[str, object], text: str):
+    assert text in text_of({**worker(), **fields})
 
 
 def test_paths_are_written_as_people_do():

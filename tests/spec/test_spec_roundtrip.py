@@ -126,7 +126,6 @@ def test_the_full_example_is_read_whole():
     assert str(role.nodes) == "8:16"
     assert role.resources.cpu == "96"
     assert spec.outputs.logs == "s3://nlp/llama-8b-sft/logs"
-    assert spec.outputs.archive == "s3://nlp/llama-8b-sft"
     assert spec.network.store_ports == "29500-29599"
     assert spec.limits.termination_grace_period.total_seconds() == 120
     assert spec.retry.window.total_seconds() == 3600

@@ -35,11 +35,6 @@ def refuse_impossible(request: NodeRequest) -> None:
     workdir = request.spec.workdir
     if workdir is None:
         return
-    if workdir.path is None:
-        raise NodeRefused(
-            f"workdir.git is {workdir.git!r}: the local backend runs commands in a folder of this machine; "
-            "check the repository out and set workdir.path"
-        )
     if not Path(workdir.path).is_dir():
         raise NodeRefused(
             f"workdir.path is {workdir.path!r}, which is no folder on {socket.gethostname()}; "

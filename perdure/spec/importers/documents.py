@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ..backends import AVAILABLE_BACKENDS, find_unsupported
+from ..backends import find_unsupported
 from ..errors import SpecError, SpecProblem, format_path, format_value
 from ..fields import Location, one_of
 from ..job import Backend, JobSpec
@@ -64,8 +64,8 @@ class Format:
     kind: str
     versions: tuple[str, ...]
     """Of `apiVersion`."""
-    backend: Backend
-    """Where such jobs run."""
+    backend: Backend | None
+    """Where such jobs run; None where no backend is like it."""
     read: Callable[[Field, Draft, Sequence[Field]], None]
     """Takes the document, the specification to write, and runtimes that the document may refer to."""
 
@@ -114,12 +114,12 @@ FORMATS: tuple[Format, ...] = (
         name="KubeRay RayJob",
         kind="RayJob",
         versions=("ray.io/v1", "ray.io/v1alpha1"),
-        backend=Backend.RAY,
+        backend=None,
         read=_alone(read_ray_job),
     ),
 )
 
-_RAY_JOB_FILE = Format(name="Ray job", kind="", versions=(), backend=Backend.RAY, read=_alone(read_job_file))
+_RAY_JOB_FILE = Format(name="Ray job", kind="", versions=(), backend=None, read=_alone(read_job_file))
 _COMMAND_LINE = Format(name="command line", kind="", versions=(), backend=Backend.LOCAL, read=_alone(read_command_line))
 
 
@@ -139,7 +139,7 @@ def import_documents(
     Args:
         documents: What stands in a file.
         others: What stands in other files, and the job may refer to.
-        backend: Where the job is to run; by default where it ran, if this release can.
+        backend: Where the job is to run; by default where it ran, if there is such a backend.
         name: Of the job, over what the document says.
 
     Raises:
@@ -204,11 +204,11 @@ def _import(
         draft.put(("name",), name)
     elif draft.get(("name",)) is None:
         draft.put(("name",), _name_from(draft))
-    target = backend or (found.backend if found.backend in AVAILABLE_BACKENDS else Backend.LOCAL)
-    if target is not found.backend and backend is None:
+    target = backend or found.backend or Backend.LOCAL
+    if backend is None and found.backend is None:
         job["kind" if found.kind else "entrypoint"].changed(
-            f"this release does not run jobs on {found.backend}: the specification is for the backend {target}, "
-            f"without what has no meaning there; --backend {found.backend} keeps it"
+            f"Ray has no counterpart among Perdure's backends: the specification is for the backend {target}, without "
+            f"what has no meaning there; --backend {Backend.KUBERNETES} keeps it"
         )
     if target is not Backend.LOCAL:
         draft.put(("backend",), str(target))
@@ -240,7 +240,7 @@ def _fit(draft: Draft, backend: Backend, folder: Path | None) -> list[SpecProble
         draft.data["workdir"]["path"] = str((folder / path).resolve())
     problems, warnings = find_unsupported(copy.deepcopy(draft.data), backend=backend)
     for problem in problems:
-        if problem.location == ("backend",) or (problem.location == ("workdir", "path") and carried):
+        if problem.location == ("workdir", "path") and carried:
             continue
         # A folder that is not carried along needs no list of what to leave behind.
         location = ("workdir",) if problem.location[0] == "workdir" else problem.location
