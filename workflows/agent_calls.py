@@ -65,7 +65,7 @@ async def hold_lease(table: NodeTable, node: NodeIdentity) -> None:
         if record.renewed:
             schedule_to_start = lease.schedule_to_start
             continue
-        # An agent that comes back takes this lease whenever that is, and says so.
+        # An agent that comes back takes this lease whenever that is, and reports it.
         schedule_to_start = None
         if record.reachable:
             table.put(record.changed(reachable=False, reason=reason))
@@ -144,7 +144,8 @@ async def apply_world(table: NodeTable, node: NodeIdentity, generation: int) -> 
 async def check_connection(table: NodeTable, node: NodeIdentity) -> None:
     """Has a node that is ready show that it gets to the world that it would join, before that world stops for it.
 
-    One that does not is told of at once, and goes on trying: for as long as that world trains, or until it gets there.
+    The failure of one that does not is reported at once. The node continues to try for as long as that world trains, or
+    until it gets there.
     """
     record = table.current(node)
     problem = record.cut_off if record is not None else ""

@@ -1,7 +1,7 @@
 """What a group asks of its backend: to create nodes, to delete some, and to watch over all of them.
 
-Each is an activity of the worker, and its outcome goes into the group's table. A backend is asked for ever: what it
-cannot do now it may do later, and only what it refuses for good becomes an edge.
+Each is an activity of the worker, and its outcome goes into the group's table. A call is retried indefinitely: what
+a backend cannot do now it may do later, and only what it refuses for good becomes an edge.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
     spec = table.group.spec
     ended = [True] * len(records)
     if table.adopts:
-        ended = await asyncio.gather(*(_let_go(table, record) for record in records))
+        ended = await asyncio.gather(*(_release(table, record) for record in records))
     nodes = tuple(
         NodeRef(
             name=table.name(record.node),
@@ -186,7 +186,7 @@ def _spoken(nodes: Sequence[NodeIdentity]) -> str:
     return f"{len(nodes)} nodes, {nodes[0].rank} to {nodes[-1].rank}"
 
 
-async def _let_go(table: NodeTable, record: NodeRecord) -> bool:
+async def _release(table: NodeTable, record: NodeRecord) -> bool:
     """Has an adopted node end itself, and waits until it has; one that does not answer is left to its owner.
 
     Returns:
@@ -204,7 +204,7 @@ async def _let_go(table: NodeTable, record: NodeRecord) -> bool:
         with suppress(TimeoutError):
             await workflow.wait_condition(
                 gone,
-                timeout=table.group.spec.limits.termination_grace_period + options.LAST_WORDS,
+                timeout=table.group.spec.limits.termination_grace_period + options.SHUTDOWN_REPORT_TIMEOUT,
                 timeout_summary=f"node {node.rank}.{node.incarnation} ends itself",
             )
     return gone()

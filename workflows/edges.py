@@ -1,7 +1,7 @@
 """How a group speaks to its job: the first edge at once, what follows within a moment together.
 
-A rank that dies must be told of without delay; a thousand nodes that become ready in the same second must not make a
-thousand signals in the job's history.
+The death of a rank must be reported without delay; a thousand nodes that become ready in the same second must not make
+a thousand signals in the job's history.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EdgeBatch:
         self._waiting: list[NodeEdge] = list(carried.waiting)
         self._adopted: tuple[NodeView, ...] | None = carried.adopted
         self._adoptions = 0
-        """A message may be under way while the group is adopted; one job may do so twice, and find the same."""
+        """A message may be in flight while the group is adopted; one job may do so twice, and find the same."""
         self._wound_down = False
         self._stopped = False
         self._sequence = carried.sequence
@@ -77,11 +77,11 @@ class EdgeBatch:
         self._tenure = tenure
 
     def wound_down(self) -> None:
-        """Nothing is left: `deliver` says so and ends."""
+        """Nothing is left: `deliver` reports it and ends."""
         self._wound_down = True
 
     def stop(self) -> None:
-        """Ends `deliver` after the message that is under way; what waits is in `carried`."""
+        """Ends `deliver` after the message that is in flight; what waits is in `carried`."""
         self._stopped = True
 
     async def deliver(self) -> None:
@@ -94,9 +94,9 @@ class EdgeBatch:
             sent = await self._send()
             if farewell:
                 if self._adoptions != adoptions:
-                    # Meanwhile a job has adopted this group, and would wait for its nodes for ever.
+                    # Meanwhile a job has adopted this group, and would wait for its nodes forever.
                     continue
-                # If the job did not take it, it is closed, or gone: there is nobody left to tell.
+                # If the job did not take it, the job is closed or gone: no workflow is left to report to.
                 return
             with suppress(TimeoutError):
                 await workflow.wait_condition(

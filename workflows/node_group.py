@@ -8,7 +8,7 @@ Invariants:
       on any boundary.
     - A desire replaces the one before it; acting on one twice is harmless.
     - Leases and the watch end with a run and are taken again in the first task of the next.
-    - It outlives its parent's runs. When the job is closed, its watch says so and the group winds down by itself.
+    - It outlives its parent's runs. When the job is closed, its watch reports it and the group winds down by itself.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class NodeGroup:
     def __init__(self, group: GroupInput | Packed) -> None:
         self._table = NodeTable(unpack(group, GroupInput), behavior=behavior_of_this_run())
         self._tasks: dict[tuple[str, int, int], asyncio.Task[object]] = {}
-        """What is under way: its kind, the node's rank, and the incarnation or generation."""
+        """Tasks in flight: the kind, the node's rank, and the incarnation or generation."""
         self._cleared = False
         """Its backend has shown that nothing is left of it."""
         self._tried_together: set[NodeIdentity] = set()
-        """Nodes that were asked for with others; what has not come of that is asked for by itself, for ever."""
+        """Nodes that were requested with others; one that did not come of that is requested by itself, indefinitely."""
 
     @workflow.run
     async def run(self, group: GroupInput | Packed) -> None:
@@ -96,9 +96,9 @@ class NodeGroup:
     def adopt(self, adopt: Adopt) -> None:
         self._table.adopt(adopt)
 
-    @workflow.signal(description="An agent's first word, said again when it restarts")
+    @workflow.signal(description="An agent's first report, repeated when it restarts")
     def joined(self, message: Joined) -> None:
-        self._send_home_if_outdated(message.sender)
+        self._release_if_outdated(message.sender)
         self._table.joined(message)
 
     @workflow.signal(description="An agent holds its lease")
@@ -113,7 +113,7 @@ class NodeGroup:
     def stepping(self, message: Stepping) -> None:
         self._table.stepping(message)
 
-    @workflow.signal(description="The ranks of a node stand still, or step again")
+    @workflow.signal(description="The ranks of a node are stalled, or step again")
     def stall(self, message: Stall) -> None:
         self._table.stall(message)
 
@@ -121,8 +121,8 @@ class NodeGroup:
     def heartbeat(self, message: Heartbeat) -> None:
         node = message.sender
         if self._table.adopts and (node.rank, node.incarnation) not in self._table.retiring:
-            # It was away when it was told to go, and nobody else can end it.
-            self._send_home_if_outdated(node)
+            # It was away when it was told to go, and only it can end itself.
+            self._release_if_outdated(node)
         self._table.heartbeat(message)
 
     @workflow.signal(description="What a node's training processes use")
@@ -141,7 +141,7 @@ class NodeGroup:
     # Making true what is desired
 
     def _reconcile(self) -> None:
-        """Starts what the desire asks for and is not under way; never waits."""
+        """Starts what the desire requires and is not in flight; never waits."""
         table = self._table
         self._start(_WATCH, backend_calls.watch(table))
         desired = {} if table.winding_down else table.desire.nodes
@@ -203,7 +203,7 @@ class NodeGroup:
         return asked and record.joined and record.stepping < generation
 
     def _create_together(self) -> None:
-        """Where many nodes are wanted at once; few are asked for one by one."""
+        """Where many nodes are desired at once; few are requested one by one."""
         table = self._table
         new = [
             record
@@ -238,12 +238,12 @@ class NodeGroup:
         self._cancel(record, "create", "lease", "connect")
         table.retiring[(node.rank, node.incarnation)] = record
 
-    def _send_home_if_outdated(self, node: NodeIdentity) -> None:
+    def _release_if_outdated(self, node: NodeIdentity) -> None:
         if self._table.is_outdated(node):
             work = agent_calls.dismiss(self._table, node, "its place is another's by now, or gone")
             self._start(("stop", node.rank, node.incarnation), work)
 
-    # What is under way
+    # Tasks in flight
 
     def _start(self, key: tuple[str, int, int], work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
         """Runs the work in the background, once at a time per key."""
@@ -284,7 +284,7 @@ class NodeGroup:
                 task.cancel()
 
     def _may_continue(self) -> bool:
-        """Whether this is a moment to continue as new: nothing is under way but what the next run begins with."""
+        """Whether this is a moment to continue as new: nothing is in flight but what the next run begins with."""
         info = workflow.info()
         full = info.get_current_history_length() > options.HISTORY_LIMIT
         if not (info.is_continue_as_new_suggested() or full):

@@ -34,13 +34,13 @@ class NodeRecord(Message):
     """Why its backend cannot start its command, although the node has a machine: its agent may speak all the same."""
     created: CreatedNode | None = None
     watched: bool = False
-    """The backend's watch has told of it, or was told of it when it began: it will not miss its end."""
+    """The backend's watch has reported it, or knew it when it began: the watch will not miss its end."""
     address: str = ""
     host: str = ""
     log_path: str = ""
     """As its agent has it, where the backend does not know."""
     joined: bool = False
-    """Its agent has spoken at least once: there is somebody to hold a lease."""
+    """Its agent has reported at least once: it can hold a lease."""
     reachable: bool = True
     epoch: int = 0
     """Of its newest lease."""
@@ -76,7 +76,7 @@ class NodeRecord(Message):
     progress: Progress | None = None
     metrics: Metrics | None = None
     stall: Stall | None = None
-    """What its agent said last about standing still."""
+    """The latest report of its agent about a stall."""
     heard: dict[str, int] = Field(default={})
     """Highest sequence number by kind of message: within a kind, older ones are dropped."""
 

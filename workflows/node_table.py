@@ -84,7 +84,7 @@ class NodeTable:
 
     @property
     def overlooks(self) -> bool:
-        """The backend has made nodes that its watch has not told of yet."""
+        """The backend has made nodes that its watch has not reported yet."""
         return not self.adopts and any(
             record.created is not None and not record.watched and record.phase is not NodePhase.LOST
             for record in self.records.values()
@@ -113,7 +113,7 @@ class NodeTable:
         return not self.records and not self.retiring
 
     def is_replaced(self, node: NodeIdentity) -> bool:
-        """A newer incarnation of the node is wanted."""
+        """A newer incarnation of the node is desired."""
         wanted = None if self.winding_down else self.desire.nodes.get(node.rank)
         return wanted is not None and wanted.incarnation > node.incarnation
 
@@ -274,11 +274,11 @@ class NodeTable:
             return
         known = record.stall
         self.put(record.changed(stall=message))
-        stood_still = known is not None and known.generation == message.generation and known.since is not None
-        if stood_still == (message.since is not None):
+        was_stalled = known is not None and known.generation == message.generation and known.since is not None
+        if was_stalled == (message.since is not None):
             return
         if message.since is None:
-            self.edge(record, EdgeKind.GOING_ON, message.time, generation=message.generation)
+            self.edge(record, EdgeKind.STALL_ENDED, message.time, generation=message.generation)
         else:
             usual = f"; a step usually takes {format_duration(message.usual_step)}" if message.usual_step else ""
             detail = f"no rank of node {record.node.rank} has made a step{usual}"
@@ -429,12 +429,12 @@ class NodeTable:
         self.records[record.node.rank] = record
 
     def current(self, node: NodeIdentity) -> NodeRecord | None:
-        """The record of this incarnation; None once it is not the one that is wanted."""
+        """The record of this incarnation; None once it is not the desired one."""
         record = self.records.get(node.rank)
         return record if record is not None and record.node == node else None
 
     def edge(self, record: NodeRecord, kind: EdgeKind, time: datetime, **facts: Any) -> None:
-        """Has the job told of one change."""
+        """Has one change reported to the job."""
         self.edges.add(kind=kind, rank=record.node.rank, incarnation=record.node.incarnation, time=time, **facts)
 
     def views(self) -> list[NodeView]:
@@ -450,7 +450,7 @@ class NodeTable:
         )
 
     def avoids(self, rank: int) -> tuple[str, ...]:
-        """Machines that the node had better not run on."""
+        """Machines that the node should avoid."""
         wanted = self.desire.nodes.get(rank)
         return wanted.avoids if wanted else ()
 

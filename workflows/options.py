@@ -31,10 +31,10 @@ that is longer."""
 BACKEND_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=500), backoff_coefficient=2, maximum_interval=timedelta(seconds=30)
 )
-"""For ever: what a backend cannot do now it may do later; what it never will it says by a non-retryable error."""
+"""Indefinite: what a backend cannot do now it may do later; what it never will it reports by a non-retryable error."""
 
 CREATE_CANCELLATION = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
-"""A node that is not wanted any more is deleted when nobody makes it any more: not before it is made."""
+"""A node that is no longer desired is deleted only once its creation has ended: never before it is made."""
 
 WATCH_ONCE = RetryPolicy(maximum_attempts=1)
 """A watch that failed is begun again by its group, which knows what exists by then."""
@@ -50,7 +50,7 @@ OVERLOOKED = timedelta(seconds=15)
 LEASE_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=100), backoff_coefficient=1.5, maximum_interval=timedelta(seconds=1)
 )
-"""Quick and for ever: an agent that restarts takes the next attempt, and nobody needs to know."""
+"""Quick and indefinite: an agent that restarts takes the next attempt, and the job need not know."""
 
 COMMAND_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=100), backoff_coefficient=2, maximum_interval=timedelta(seconds=2)
@@ -63,7 +63,7 @@ CONNECT_ONCE = RetryPolicy(maximum_attempts=1)
 CONNECT_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=2), backoff_coefficient=2, maximum_interval=timedelta(seconds=30)
 )
-"""For ever, and without a line of history: a route may come."""
+"""Indefinite, and without a line of history: a route may come."""
 
 CONNECT_TIMEOUT = timedelta(seconds=15)
 """Longest attempt to reach another node; the agent itself gives up sooner."""
@@ -84,19 +84,19 @@ SIGNAL_TIMEOUT = timedelta(seconds=3)
 SIGNAL_RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=100), backoff_coefficient=2, maximum_attempts=5)
 """For some seconds; then the sender tries again with what is newest by then, after `LOST_SIGNAL_RETRY`."""
 
-LAST_WORDS = timedelta(seconds=15)
-"""How long a node that ends itself may take to say that it has, beyond the grace of its processes."""
+SHUTDOWN_REPORT_TIMEOUT = timedelta(seconds=15)
+"""How long a node that ends itself may take to report that it has, beyond the grace of its processes."""
 
 LOG_PATIENCE = timedelta(seconds=10)
-"""How long somebody waits for a piece of a node's log: longer than agents take to poll again after an outage."""
+"""How long a reader waits for a piece of a node's log: longer than agents take to poll again after an outage."""
 
 UPLOAD_LIMIT = timedelta(minutes=15)
 """From the start of an upload to that of its job: 8 MB over a slow line, and a client that vanished is noticed."""
 
 UPLOAD_PART = timedelta(seconds=20)
-"""For one part of an upload to be kept, the API server's repeats included: somebody waits."""
+"""For one part of an upload to be kept, the API server's repeats included: a user waits."""
 
 SETTLE_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1), backoff_coefficient=2, maximum_interval=timedelta(minutes=1)
 )
-"""For ever: a job that has started takes its code when its first node is created, and workers may be away."""
+"""Indefinite: a job that has started takes its code when its first node is created, and workers may be away."""

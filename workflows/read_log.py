@@ -1,4 +1,4 @@
-"""ReadNodeLog: how somebody who reaches nothing but Temporal reads what a node printed.
+"""ReadNodeLog: how a user who reaches nothing but Temporal reads what a node printed.
 
 Agents serve activities on queues of their own, and only workflows could be asked for them by every client and server.
 So each piece of a log is a workflow of one activity: it costs the job's history nothing, and its text is gone with the

@@ -38,7 +38,7 @@ def check_scale(state: JobState, request: ScaleRequest) -> None:
 
 def check_suspend(state: JobState) -> None:
     if state.suspended:
-        raise ApplicationError("the job is already suspended; resume it to go on")
+        raise ApplicationError("the job is already suspended; resume it to continue")
 
 
 def check_resume(state: JobState) -> None:

@@ -235,7 +235,7 @@ class TrainingJob:
     def _relaunch_is_valid(self, request: RelaunchRequest) -> None:
         requests.check_relaunch(self._running_state(), request)
 
-    @workflow.update(description="Give a machine that somebody else started a place among the nodes")
+    @workflow.update(description="Give a machine that a user or a scheduler started a place among the nodes")
     def join(self, request: JoinRequest) -> JoinAnswer:
         self._take(JoinAsked(request=request))
         node = joining.place_of(self._state, request)
@@ -319,7 +319,7 @@ class TrainingJob:
             delivery = await deliver(group_id, "desire", desire, behavior=self._state.behavior)
             if delivery is not Delivery.CLOSED:
                 return delivery is Delivery.TAKEN
-            # Terminated by somebody; a new one picks its nodes up by their names.
+            # Terminated from outside; a new one picks its nodes up by their names.
             self._started_groups.discard(group)
         return await self._start_group(group, group_id, desire)
 
@@ -357,7 +357,7 @@ class TrainingJob:
         return True
 
     async def _follow_group(self, group: int, tenure: str, child: workflow.ChildWorkflowHandle[Any, Any]) -> None:
-        """Starts a group again that has ended; one that winds down has said so before."""
+        """Starts a group again that has ended; one that winds down has reported it before."""
         with suppress(ChildWorkflowError):
             await child
         if group not in self._state.wound_down_groups:

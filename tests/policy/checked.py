@@ -117,8 +117,8 @@ class CheckedScenario(Scenario):
                 assert then.token == node.token
                 assert node.alive or not then.alive, "an incarnation that is gone never comes back"
             elif node.alive:
-                stands_still = before.interruption is not None or before.between_stages or not before.stepping
-                given_up = stands_still and (rank, node.incarnation) in self.unreachable
+                is_stopped = before.interruption is not None or before.between_stages or not before.stepping
+                given_up = is_stopped and (rank, node.incarnation) in self.unreachable
                 assert given_up or self.signs[rank, node.incarnation], "nothing spoke against the node"
             dropped = node.alive and (not then.alive or then.incarnation != node.incarnation)
             if dropped:

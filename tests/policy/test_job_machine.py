@@ -184,8 +184,8 @@ class JobMachine(RuleBasedStateMachine):
             self._edge(node, EdgeKind.STEPPING, generation=self.job.generation)
 
     @precondition(lambda self: self._alive() and self.job.state.stepping)
-    @rule(data=st.data(), kind=st.sampled_from([EdgeKind.STALLED, EdgeKind.GOING_ON]))
-    def stands_still_or_goes_on(self, data: st.DataObject, kind: EdgeKind) -> None:
+    @rule(data=st.data(), kind=st.sampled_from([EdgeKind.STALLED, EdgeKind.STALL_ENDED]))
+    def stalls_or_steps_again(self, data: st.DataObject, kind: EdgeKind) -> None:
         before = self.job.generation
         self._edge(self._pick(data), kind, generation=before)
         assert self.job.generation == before

@@ -24,7 +24,7 @@ class Open(Scenario):
         """The group and its backend know of every place."""
         for rank, node in self.state.nodes.items():
             if node.phase is NodePhase.REQUESTED:
-                self.edge(rank, EdgeKind.PENDING, detail="waiting for somebody to run `perdure join job`")
+                self.edge(rank, EdgeKind.PENDING, detail="waiting for a user to run `perdure join job`")
         return self
 
     def refuses(self, request: JoinRequest) -> JoinRefusal | None:
@@ -194,7 +194,7 @@ def test_a_machine_that_is_lost_again_and_again_waits_before_it_is_a_node():
 
 def test_who_is_joining_is_shown_and_who_is_waited_for():
     job = Open("2")
-    assert next_action(job.state) == "waits for node 0 (pending: waiting for somebody to run `perdure join job`)"
+    assert next_action(job.state) == "waits for node 0 (pending: waiting for a user to run `perdure join job`)"
     job.joins(asks("a", host="gpu-7"))
     assert next_action(job.state) == "waits for node 0 (pending: gpu-7 is joining)"
 

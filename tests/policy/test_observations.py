@@ -29,9 +29,9 @@ def stalled(job: Scenario, *ranks: int) -> Scenario:
     return job
 
 
-def going_on(job: Scenario, *ranks: int) -> Scenario:
+def step_again(job: Scenario, *ranks: int) -> Scenario:
     for rank in ranks:
-        job.edge(rank, EdgeKind.GOING_ON, generation=job.generation)
+        job.edge(rank, EdgeKind.STALL_ENDED, generation=job.generation)
     return job
 
 
@@ -48,9 +48,9 @@ def told(job: Scenario) -> dict[str, list[str]]:
 
 def test_a_partition_that_heals():
     job = stalled(silent(Scenario("3").running(), 1).wait(5), 0, 2).wait(105)
-    going_on(back(job, 1), 0, 2)
+    step_again(back(job, 1), 0, 2)
     assert told(job) == {
-        "TITLE": ["training stood still for 1m50s and went on by itself; node 1 could not be reached"],
+        "TITLE": ["training stalled for 1m50s and continued by itself; node 1 could not be reached"],
         "SAW": [
             "node 1 could not be reached: no heartbeat for 6s (lease of node 1)",
             "node 0 made its last step before the pause (agent of node 0)",
@@ -77,7 +77,7 @@ def test_a_partition_that_heals():
 
 def test_an_agent_that_is_cut_off_while_training_goes_on():
     job = back(silent(Scenario("3").running(), 1).wait(30), 1)
-    assert told(job)["TITLE"] == ["node 1 could not be reached, for 30s; no node reported that training stood still"]
+    assert told(job)["TITLE"] == ["node 1 could not be reached, for 30s; no node reported that training stalled"]
     assert told(job)["MEANS"] == ["no rank failed, and nothing was interrupted"]
     assert "cost" not in explanation(job.state.incidents[0], job="job", flag="").plain
 
@@ -89,8 +89,8 @@ def test_an_absence_of_the_control_plane_is_one_entry_that_says_so():
 
 
 def test_a_stall_of_one_node_that_goes_on():
-    job = going_on(stalled(Scenario("2").running(), 1).wait(90), 1)
-    assert told(job)["TITLE"] == ["training stood still for 1m30s and went on by itself"]
+    job = step_again(stalled(Scenario("2").running(), 1).wait(90), 1)
+    assert told(job)["TITLE"] == ["training stalled for 1m30s and continued by itself"]
     assert told(job)["NOT"] == ["restart the ranks: a long evaluation or a slow disk looks the same from outside"]
 
 
@@ -102,13 +102,13 @@ def test_what_an_incident_tells_is_not_told_twice():
     job = silent(Scenario("1:2").running(), 1).wait(20).lost(1).steps()
     assert [one.observation for one in job.state.incidents] == [None]
     job = stalled(Scenario("2").running(), 1).wait(60).rank_killed(0).steps()
-    assert [one.observation for one in going_on(job, 1).state.incidents] == [None]
+    assert [one.observation for one in step_again(job, 1).state.incidents] == [None]
 
 
 def test_pauses_of_different_times_are_entries_of_their_own_and_only_the_newest_are_kept():
     job = Scenario("2").running().rank_killed(0).steps()
     for _ in range(30):
-        going_on(stalled(job.wait(60), 1).wait(60), 1)
+        step_again(stalled(job.wait(60), 1).wait(60), 1)
     observed = [one.number for one in job.state.incidents if one.observation]
     assert observed == list(range(22, 32))
     assert job.state.incidents[0].number == 1, "incidents are not pushed out"
@@ -116,7 +116,7 @@ def test_pauses_of_different_times_are_entries_of_their_own_and_only_the_newest_
 
 def test_an_observation_is_not_the_last_incident():
     job = Scenario("2").running().rank_killed(0).runs()
-    going_on(stalled(job.wait(1), 1).wait(60), 1)
+    step_again(stalled(job.wait(1), 1).wait(60), 1)
     known = status_of(job.state, job.job, groups=(), phase=job.state.phase, now=job.now)
     assert known.last_incident is not None
     assert known.last_incident.number == 1

@@ -93,7 +93,7 @@ def test_a_failure_after_a_restart_that_a_user_asked_for_is_not_that_restart():
     job = Scenario("2").running().take(RestartAsked(reason="new config"))
     accepted(job, 0, 1).rank_killed(0)
     asked, failed = job.state.incidents
-    assert asked.title == "restart asked by a user: new config"
+    assert asked.title == "restart requested by a user: new config"
     assert failed.culprit == 0
 
 

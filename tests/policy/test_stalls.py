@@ -25,7 +25,7 @@ def test_it_is_shown_until_it_goes_on():
     assert job.state.reason == "2 of 2 nodes, 2 ranks; no steps on node 1 since 00:00:03 UTC"
     job.edge(0, EdgeKind.STALLED, generation=1)
     assert "no steps on nodes 0, 1 since 00:00:03 UTC" in job.state.reason
-    job.edge(0, EdgeKind.GOING_ON, generation=1).edge(1, EdgeKind.GOING_ON, generation=1)
+    job.edge(0, EdgeKind.STALL_ENDED, generation=1).edge(1, EdgeKind.STALL_ENDED, generation=1)
     assert stalled(job) == ()
     assert job.state.reason == "2 of 2 nodes, 2 ranks"
 
@@ -36,7 +36,7 @@ def test_what_happens_next_is_that_it_is_waited_for():
     known = status_of(job.state, job.job, groups=(), phase=job.state.phase, now=job.now)
     snapshot = JobSnapshot(time=job.now, status=known, nodes=node_views(job.state), progress=counted(7))
     assert "no step on node 1 for" in line_of(snapshot)
-    assert next_action(job.edge(1, EdgeKind.GOING_ON, generation=1).state) == "nothing to do"
+    assert next_action(job.edge(1, EdgeKind.STALL_ENDED, generation=1).state) == "nothing to do"
 
 
 def test_nothing_is_done_about_it():

@@ -45,7 +45,7 @@ def test_after_a_request_the_others_of_an_elastic_job_wait_for_the_end_too():
     waits = "waits until incarnation 1 of node 0, whose ranks may still save, has ended, at most until 00:01:30 UTC"
     assert next_action(job.state) == f"the next world {waits}"
     assert job.state.phase is JobPhase.RECOVERING
-    assert job.state.reason == f"replacement of node 0 asked by a user; {waits}"
+    assert job.state.reason == f"replacement of node 0 requested by a user; {waits}"
     assert job.state.incidents[-1].waited_for == waits
     job.removed(0)
     assert (job.generation, job.group_ranks) == (2, {1: 0}), "they go on smaller as soon as that is known"

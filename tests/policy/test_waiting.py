@@ -109,7 +109,7 @@ def test_a_resumed_job_waits_in_the_queue_anew() -> None:
     ("nodes", "choice", "said", "phase"),
     [
         ("2", "shrink", "stops at 00:10:00 UTC (recovery.replace_timeout)", JobPhase.STOPPING),
-        ("1:2", "wait", "goes on without it at 00:10:00 UTC (recovery.replace_timeout)", JobPhase.RECOVERING),
+        ("1:2", "wait", "continues without it at 00:10:00 UTC (recovery.replace_timeout)", JobPhase.RECOVERING),
     ],
 )
 def test_a_replacement_that_does_not_come_is_told_with_the_scheduler_s_words(

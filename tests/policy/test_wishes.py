@@ -31,9 +31,9 @@ def assert_of_capacity(job: Scenario, title: str) -> None:
 @pytest.mark.parametrize(
     ("minimum", "maximum", "reason", "wish"),
     [
-        (2, 2, "", "scale to 2 asked by a user"),
-        (1, 2, "", "scale to 1:2 asked by a user"),
-        (2, 2, "making room", "scale to 2 asked by a user: making room"),
+        (2, 2, "", "scale to 2 requested by a user"),
+        (1, 2, "", "scale to 1:2 requested by a user"),
+        (2, 2, "making room", "scale to 2 requested by a user: making room"),
     ],
 )
 def test_scaling_down_is_named(minimum: int, maximum: int, reason: str, wish: str):
@@ -47,15 +47,15 @@ def test_scaling_up_is_named_when_the_nodes_have_come():
     job = Scenario("1").running().take(ScaleAsked(minimum=1, maximum=3, reason="night"))
     assert not job.state.incidents
     job.wait(timedelta(hours=1)).ready(1).wait(5)
-    assert_asked(job, "world grows from 1 to 2 nodes: scale to 1:3 asked by a user: night")
+    assert_asked(job, "world grows from 1 to 2 nodes: scale to 1:3 requested by a user: night")
     job.steps().wait(60).ready(2).wait(5)
-    assert_asked(job, "world grows from 2 to 3 nodes: scale to 1:3 asked by a user: night")
+    assert_asked(job, "world grows from 2 to 3 nodes: scale to 1:3 requested by a user: night")
     assert not job.state.asked_for
 
 
 def test_a_wish_is_named_once_and_what_follows_is_not_its_doing():
     job = Scenario("1:2").running().take(ScaleAsked(minimum=1, maximum=3)).ready(2).steps()
-    assert_asked(job, "world grows from 2 to 3 nodes: scale to 1:3 asked by a user")
+    assert_asked(job, "world grows from 2 to 3 nodes: scale to 1:3 requested by a user")
     job.lost(2).steps().ready(2)
     assert_of_capacity(job, "world grows from 2 to 3 nodes")
 
@@ -64,23 +64,23 @@ def test_growth_by_nodes_that_were_wanted_before_is_not_the_wish():
     job = Scenario("1:2").ready(0).wait(5).steps().take(ScaleAsked(minimum=1, maximum=3)).ready(1).wait(5)
     assert_of_capacity(job, "world grows from 1 to 2 nodes")
     job.steps().ready(2)
-    assert_asked(job, "world grows from 2 to 3 nodes: scale to 1:3 asked by a user")
+    assert_asked(job, "world grows from 2 to 3 nodes: scale to 1:3 requested by a user")
 
 
 def test_the_newest_wish_counts():
     job = Scenario("2").running().take(ScaleAsked(minimum=2, maximum=3, reason="first"))
     job.take(ScaleAsked(minimum=2, maximum=4, reason="second")).ready(2, 3).wait(5)
-    assert "scale to 2:3 asked by a user: first; scale to 2:4 asked by a user: second" in incident(job).title
+    assert "scale to 2:3 requested by a user: first; scale to 2:4 requested by a user: second" in incident(job).title
     job = Scenario("3").running().take(ScaleAsked(minimum=2, maximum=2)).those_that_leave_end().steps()
     job.take(ScaleAsked(minimum=3, maximum=3, reason="back")).ready(2)
-    assert_asked(job, "world grows from 2 to 3 nodes: scale to 3 asked by a user: back")
+    assert_asked(job, "world grows from 2 to 3 nodes: scale to 3 requested by a user: back")
 
 
 def test_a_failure_during_a_wish_stays_a_failure():
     job = Scenario("2").running().take(ScaleAsked(minimum=2, maximum=3)).rank_killed(0)
     assert incident(job).failure is FailureClass.KILLED
     assert job.steps().ready(2).generation == 3
-    assert_asked(job, "world grows from 2 to 3 nodes: scale to 2:3 asked by a user")
+    assert_asked(job, "world grows from 2 to 3 nodes: scale to 2:3 requested by a user")
 
 
 def test_a_suspension_is_one_incident_until_the_resumed_job_steps():
@@ -112,14 +112,14 @@ def test_a_suspension_ends_the_story_of_the_failure_before_it():
 
 def test_restart_is_named():
     job = Scenario("2").running().take(RestartAsked(reason="new config"))
-    assert_asked(job, "restart asked by a user: new config")
+    assert_asked(job, "restart requested by a user: new config")
 
 
 def test_relaunch_is_named_when_the_node_goes_and_when_the_next_one_comes():
     job = Scenario("1:2").running().take(RelaunchAsked(rank=1, reason="slow disk"))
-    assert_asked(job, "replacement of node 1 asked by a user: slow disk")
+    assert_asked(job, "replacement of node 1 requested by a user: slow disk")
     assert job.removed(1).steps().ready(1).generation == 3
-    assert_asked(job, "world grows from 1 to 2 nodes: replacement of node 1 asked by a user: slow disk")
+    assert_asked(job, "world grows from 1 to 2 nodes: replacement of node 1 requested by a user: slow disk")
 
 
 def test_cancel_is_named():

@@ -468,7 +468,7 @@ class Fleet:
         return node_name(name, request.role, node.rank, request.uid, node.incarnation) in self._away
 
     @staticmethod
-    def _gone(rank: int, incarnation: int, reason: str = "deleted while nobody watched") -> NodeEvent:
+    def _gone(rank: int, incarnation: int, reason: str = "deleted while no watch ran") -> NodeEvent:
         return NodeEvent(kind=NodeEventKind.GONE, rank=rank, incarnation=incarnation, time=now(), reason=reason)
 
 

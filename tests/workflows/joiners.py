@@ -21,7 +21,7 @@ from workflows.messages import (
 
 Job = WorkflowHandle[Any, Any]
 
-WAITING = "waiting for somebody to run `perdure join`"
+WAITING = "waiting for a user to run `perdure join`"
 
 
 class JoiningNode(PlayedNode):

@@ -7,7 +7,7 @@
 | `backends` | groups to backends, and back |
 | `groups` | jobs to groups, and back |
 | `logs` | users to agents, for what nodes printed |
-| `joining` | machines that somebody else started to jobs |
+| `joining` | machines that users or a scheduler started to jobs |
 | `users` | users to jobs |
 | `workdirs` | clients to uploads of code, and on to backends |
 | `views` | jobs and groups to users |

@@ -54,7 +54,7 @@ class Progress(Message):
 
 
 class Joined(AgentMessage):
-    """An agent's first word, said again whenever it restarts. To the NodeGroup."""
+    """An agent's first report, repeated whenever it restarts. To the NodeGroup."""
 
     agent_started_at: Time
     address: ShortText
@@ -62,7 +62,7 @@ class Joined(AgentMessage):
     host: ShortText = ""
     """The machine's name, for people."""
     generation: int = 0
-    """The newest generation that this node has been told of; 0 for none. Agents refuse lower ones."""
+    """The newest generation that this node has received; 0 for none. Agents refuse lower ones."""
     agent_version: str = ""
     log_path: ShortText = ""
     """Where the node keeps its log, where its backend cannot know that."""
@@ -167,7 +167,7 @@ class Metrics(AgentMessage):
 
 
 class LeaseView(Message):
-    """An agent's freshest word, in the heartbeat details of its lease: costs no history."""
+    """An agent's latest report, in the heartbeat details of its lease: costs no history."""
 
     epoch: int
     generation: int = 0

@@ -1,4 +1,4 @@
-"""What backends are asked and what they say: activities of the worker, and the facts that its watches signal."""
+"""Requests to backends and their answers: activities of the worker, and the facts that its watches signal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NodeRequest(Message):
     nodes_min: int | None = None
     """The fewest nodes that the job trains with now, where that is not as its spec has it: it was scaled."""
     avoids: tuple[str, ...] = ()
-    """Machines that it had better not run on."""
+    """Machines that it should avoid."""
 
     @property
     def minimum(self) -> int:
@@ -87,7 +87,7 @@ class NodeRef(Message):
     winding_down: bool = False
     """Its group will create no other: what the job's nodes share may go with the last of them."""
     replaced: bool = False
-    """A newer incarnation of it is wanted: what was reserved for it may be kept for that."""
+    """A newer incarnation of it is desired: what was reserved for it may be kept for that."""
 
 
 class NodesRef(Message):
@@ -118,7 +118,7 @@ class CreatedNode(Message):
 
 
 class NodesCreated(Message):
-    """Result of `create_nodes`. A node in neither of the two is to be asked for again, by itself."""
+    """Result of `create_nodes`. A node in neither of the two is to be requested again, by itself."""
 
     created: dict[int, CreatedNode]
     """By rank."""
@@ -145,12 +145,12 @@ class NodeEvent(Message):
     reason: ShortText = ""
     queued: bool = False
     """Of PENDING: no machine is given to it, since a queue has not admitted it or none has room. That may take hours,
-    and is nobody's failure."""
+    and is not a failure."""
     refused: bool = False
     """Of PENDING and GONE: neither it nor another one in its place can run, whatever happens in the cluster. With the
     cause JOB it is the specification that must change."""
     absent: bool = False
-    """Of PENDING: it does not exist, since its backend could not make it yet; it is asked again."""
+    """Of PENDING: it does not exist, since its backend could not make it yet; it is requested again."""
     exit_code: int | None = None
     signal: int | None = None
     host: str = ""
@@ -168,7 +168,7 @@ class NodeEvents(Message):
 
 
 class KnownNode(Message):
-    """One incarnation that exists, as far as whoever says so knows."""
+    """One incarnation that exists, as far as the reporting process knows."""
 
     rank: int
     incarnation: int
@@ -191,17 +191,17 @@ class WatchRequest(Message):
 
 
 class SiteFacts(Message):
-    """What `site_facts` answers, asked in each later run of a job: what the worker found out about its Temporal
+    """Result of `site_facts`, which each later run of a job calls: what the worker found out about its Temporal
     namespace when it started."""
 
     search_attributes: bool
-    """Perdure's search attributes exist; setting one that does not exist would block the workflow for ever."""
+    """Perdure's search attributes exist; setting one that does not exist would block the workflow forever."""
     backends: tuple[str, ...] = ()
     """Backends that this worker serves."""
 
 
 class JobCheck(Message):
-    """What `check_job` answers, asked in the first run of a job."""
+    """Result of `check_job`, which the first run of a job calls."""
 
     facts: SiteFacts
     problem: str = ""

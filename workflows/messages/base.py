@@ -54,7 +54,7 @@ class Message(BaseModel):
 class Vocabulary(StrEnum):
     """A closed set of words in messages. A word that this release does not know is read as the set's `UNKNOWN`.
 
-    A word of a newer release would otherwise fail the whole message, and the SDK drops a signal that it cannot decode.
+    A value of a newer release would otherwise fail the whole message, and the SDK drops a signal that it cannot decode.
     Each set has a member `UNKNOWN`, and each decision about a member one for it.
     """
 

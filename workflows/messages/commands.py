@@ -1,4 +1,4 @@
-"""What agents are asked: activities on the node's own queue, the lease among them."""
+"""Commands to agents: activities on the node's own queue, the lease among them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RestartCommand(Message):
 
 
 class StopNode(Message):
-    """Argument of `stop_node`: end the command and leave; sent to an incarnation that is no longer wanted."""
+    """Argument of `stop_node`: end the command and leave; sent to an incarnation that is no longer desired."""
 
     node: NodeIdentity
     grace: Duration

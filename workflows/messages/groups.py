@@ -1,4 +1,4 @@
-"""Between a job and its groups: what is wanted of nodes goes down whole, what changed about them comes up as edges."""
+"""Between a job and its groups: the desired nodes go down whole, what changed about them comes up as edges."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EdgeKind(Vocabulary):
     STEPPING = "STEPPING"
     STALLED = "STALLED"
     """Its ranks do not step any more."""
-    GOING_ON = "GOING_ON"
+    STALL_ENDED = "GOING_ON"
     """Its ranks step again after a stall."""
     STORE_PORTS = "STORE_PORTS"
     COMMANDED = "COMMANDED"

@@ -1,4 +1,4 @@
-"""Between a machine that somebody else started and the job that it would work for: the update `join`."""
+"""Between a machine that a user or a scheduler started and the job that it would work for: the update `join`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class JoinRequest(Message):
     """Update `join` of TrainingJob: asks for a place among its nodes. The same request twice gets the same place."""
 
     node_id: str = Field(min_length=1, max_length=128)
-    """Who the machine is in its allocation. Whoever comes under it again is the successor of whoever came before."""
+    """Identifies the machine in its allocation. A process that joins under it again succeeds the one that joined
+    before."""
     session: str = Field(min_length=8, max_length=64)
     """One process that joins; made anew by each."""
     stay: int = Field(default=1, ge=1)
@@ -30,7 +31,7 @@ class JoinRequest(Message):
 
 
 class JoinAnswer(Message):
-    """A place, or the word that it is being made ready and must be asked for again."""
+    """A place, or the answer that it is being made ready and must be requested again."""
 
     node: NodeRequest | None = None
     """All that the machine needs to become the node, its token included."""

@@ -29,14 +29,14 @@ class NodeView(Message):
     progress: Progress | None = None
     metrics: Metrics | None = None
     stalled_since: Time | None = None
-    """When its ranks made their last step, where they stand still since."""
+    """When its stalled ranks made their last step."""
     store_ports: tuple[int, ...] = ()
     command_nodes: str | None = None
-    """How many nodes its command asks torchrun for, as MIN:MAX, where that is not what the job asked for."""
+    """How many nodes its command requests from torchrun, as MIN:MAX, where that is not what the job requests."""
     since: Time | None = None
     """When the phase began."""
     avoids: tuple[str, ...] = ()
-    """Suspect machines that it was asked to keep away from."""
+    """Suspect machines that its request avoids."""
     log_path: str = ""
     """Where the backend keeps its log, where that is a path."""
     log_end: LogPosition | None = None
@@ -65,7 +65,7 @@ class Observation(Message):
     unreachable: tuple[int, ...] = ()
     """Nodes (slots) that could not be reached."""
     stalled: tuple[int, ...] = ()
-    """Nodes (slots) whose ranks stood still."""
+    """Nodes (slots) whose ranks stalled."""
 
 
 class IncidentView(Message):
@@ -75,7 +75,7 @@ class IncidentView(Message):
     number: int
     title: str
     failure: FailureClass | None = None
-    """None for what users asked for."""
+    """None for what users requested."""
     culprit: int | None = None
     """The node (slot) where it began, where that is known."""
     also_failed: tuple[int, ...] = ()
@@ -83,7 +83,7 @@ class IncidentView(Message):
     started_at: Time
     """When it happened."""
     noticed_at: Time
-    """When the job heard of it."""
+    """When the job learned of it."""
     decided_at: Time | None = None
     commanded_at: Time | None = None
     """When the last surviving agent had the new world."""
@@ -160,7 +160,7 @@ class JobStatus(Message):
     unreachable: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     stalled: tuple[int, ...] = ()
-    """Nodes whose ranks have stepped in this generation and stand still."""
+    """Nodes whose ranks have stepped in this generation and are stalled."""
     protected: bool = True
     """False once ranks were found that had not come through our rendezvous."""
     warnings: tuple[str, ...] = ()

@@ -185,7 +185,7 @@ def next_action(state: JobState) -> str:
     if state.outcome is not None:
         return "the nodes are wound down"
     if state.suspended:
-        return "nothing, until somebody resumes it"
+        return "nothing, until a user resumes it"
     if held := succession.why_held(state):
         return f"the next world {held}"
     if held_back := succession.waiting_nodes(state):
@@ -267,7 +267,7 @@ def details_of(state: JobState, phase: JobPhase) -> str:
     incident = state.last_incident
     if incident is not None:
         again, how = incident.stepping_at or incident.running_at, "stepping" if incident.stepping_at else "running"
-        took = f"{how} again after {(again - incident.started_at).total_seconds():.1f} s" if again else "under way"
+        took = f"{how} again after {(again - incident.started_at).total_seconds():.1f} s" if again else "ongoing"
         lines.append(f"| Last incident | #{incident.number} {incident.title} ({took}) |")
     lines += ["", "| Node | State | Group rank | Host | Why |", "|-|-|-|-|-|"]
     for view in node_views(state, first=_SHOWN):

@@ -37,7 +37,7 @@ class GroupWoundDown(Message):
 
 
 class JoinAsked(Message):
-    """A machine that somebody else started asks for a place, and is not refused."""
+    """A machine that a user or a scheduler started requests a place, and is not refused."""
 
     request: JoinRequest
 

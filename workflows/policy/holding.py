@@ -1,7 +1,7 @@
-"""A job that failed keeps its nodes for a while (`hold_on_failure`): the scene of the failure, for whoever looks at it.
+"""A job that failed keeps its nodes for a while (`hold_on_failure`), so that a user can inspect them.
 
-Nothing is started, stopped or replaced meanwhile. It ends with its time, or when somebody cancels the job; that it has
-failed stays.
+Nothing is started, stopped or replaced meanwhile. The hold ends with its time, or when a user cancels the job; the job
+has failed in either case.
 """
 
 from __future__ import annotations

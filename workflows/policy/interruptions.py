@@ -34,7 +34,7 @@ def interrupted(
     if interruption.requested is not None:
         silent = any(node.alive and not node.reachable for node in state.members)
         if state.behavior < Behavior.RELEASE_0_2 or not silent:
-            # What a user asked for is under way and restarts every rank anyway.
+            # A user's request is in progress and restarts every rank anyway.
             return state
         # The request waits for a silent member while the others train. Now they do not.
         interruption = Interruption(since=now)

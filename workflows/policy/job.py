@@ -95,7 +95,7 @@ def _cause(rank: int, interruption: Interruption) -> LossCause:
 
 
 def _give_up_on_unreachable(state: JobState, job: JobSpec, now: datetime) -> JobState:
-    """A member that stays unreachable while its world stands still cannot be told of the next one."""
+    """Gives up members that stay unreachable while their world is stopped: they cannot receive the next one."""
     interruption = state.interruption
     if state.between_stages:
         return _give_up_on_silent(state, job, now)
@@ -109,7 +109,7 @@ def _give_up_on_unreachable(state: JobState, job: JobSpec, now: datetime) -> Job
                 rank=node.rank,
                 failure=FailureClass.NODE_UNRESPONSIVE,
                 time=now,
-                text=f"node {node.rank} stayed unreachable while its world stood still: {node.reason}",
+                text=f"node {node.rank} stayed unreachable while its world was stopped: {node.reason}",
             )
             state = incidents.sighted(
                 state, now=now, time=now, source=EvidenceSource.LEASE, text=failure.text, rank=node.rank
@@ -154,7 +154,7 @@ def unreachable_deadline(state: JobState, job: JobSpec, interruption: Interrupti
 def candidates(state: JobState) -> list[NodeState]:
     """Nodes that can be given a world: they wait for one, or are in the current one.
 
-    While the world stands still, a replacement counts from its agent's first word on: the others start their ranks
+    While the world is stopped, a replacement counts from its agent's first report on: the others start their ranks
     while its command is still on its way to the rendezvous. One whose last incarnation did not get there must first.
     One that is cut off from the others counts only where there is no world without it, and one whose predecessor may
     still train does not count at all.
@@ -165,7 +165,7 @@ def candidates(state: JobState) -> list[NodeState]:
             for node in state.nodes.values()
             if node.reachable and not node.predecessor and node.rank < state.nodes_max and stages.at_stage(state, node)
         ]
-    stands_still = state.world is not None and state.interruption is not None
+    is_stopped = state.world is not None and state.interruption is not None
     found = [
         node
         for node in state.nodes.values()
@@ -178,7 +178,7 @@ def candidates(state: JobState) -> list[NodeState]:
             or state.is_member(node)
             # One that begins anew passes over the torchruns that have finished first, and may have to work in between.
             or (
-                stands_still
+                is_stopped
                 and node.phase is NodePhase.JOINED
                 and node.failed_starts == 0
                 and not state.stages_complete
@@ -188,7 +188,7 @@ def candidates(state: JobState) -> list[NodeState]:
         )
     ]
     connected = [node for node in found if not node.cut_off or state.is_member(node)]
-    return found if stands_still and len(connected) < state.nodes_min else connected
+    return found if is_stopped and len(connected) < state.nodes_min else connected
 
 
 def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
@@ -197,13 +197,13 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
     interruption = state.interruption
     if interruption is not None and not interruption.decided:
         return state
-    at_hand = candidates(state)
-    size = usable(len(at_hand), minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
+    available = candidates(state)
+    size = usable(len(available), minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
     if state.between_stages or world is None:
-        state = stages.no_way_on(state, now, ready_nodes=0 if size else len(at_hand))
+        state = stages.no_way_on(state, now, ready_nodes=0 if size else len(available))
         if state.outcome is not None:
             return state
-    if state.between_stages and (resting := _rest(state, job, now, size=size, at_hand=len(at_hand))) is not None:
+    if state.between_stages and (resting := _rest(state, job, now, size=size, available=len(available))) is not None:
         return resting
     surplus = world is not None and any(rank >= state.nodes_max for rank in world.members)
     if world is not None and not state.between_stages and interruption is None and not surplus and size <= world.nodes:
@@ -212,28 +212,28 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
     if not state.between_stages and any(node.alive and not node.reachable for node in state.members):
         # It cannot be told, and while its world steps nothing is held against it.
         return state
-    stands_still = world is None or interruption is not None or state.between_stages
+    is_stopped = world is None or interruption is not None or state.between_stages
     if size == 0:
-        return waiting.waited(state, job, now, at_hand=len(at_hand)) if stands_still else state
+        return waiting.waited(state, job, now, available=len(available)) if is_stopped else state
     ready_since = state.ready_since or now
     state = state.changed(ready_since=ready_since)
-    if not _is_time(state, job, now, size=size, at_hand=len(at_hand), ready_since=ready_since, surplus=surplus):
-        return state.changed(waiting_since=state.waiting_since or now) if stands_still else state
+    if not _is_time(state, job, now, size=size, available=len(available), ready_since=ready_since, surplus=surplus):
+        return state.changed(waiting_since=state.waiting_since or now) if is_stopped else state
     formed = form_world(
         state.nodes,
-        choose_members(at_hand, size, world),
+        choose_members(available, size, world),
         generation=state.generation + 1,
         previous=world,
         restarted=_to_restart(state),
         stage=state.stages_complete,
     )
     if formed is None:
-        if state.behavior < Behavior.RELEASE_0_2 or not stands_still:
+        if state.behavior < Behavior.RELEASE_0_2 or not is_stopped:
             return state
         missing = "none of them offers a port for its store"
         # A last call that is over does not begin again.
         over = now - ready_since >= job.timing.rendezvous.last_call
-        state = waiting.waited(state, job, now, at_hand=len(at_hand), missing=missing)
+        state = waiting.waited(state, job, now, available=len(available), missing=missing)
         return state.changed(ready_since=ready_since if over else None)
     if surplus and not state.between_stages and state.behavior >= Behavior.RELEASE_0_2:
         state = _dismiss_surplus(_announce(state, formed, job, now), job, now)
@@ -286,7 +286,7 @@ def _dismiss_surplus(state: JobState, job: JobSpec, now: datetime) -> JobState:
     return state
 
 
-def _rest(state: JobState, job: JobSpec, now: datetime, *, size: int, at_hand: int) -> JobState | None:
+def _rest(state: JobState, job: JobSpec, now: datetime, *, size: int, available: int) -> JobState | None:
     """The state while no world of the next stage is due; None where one is."""
     if stages.working(state):
         return state.changed(ready_since=None, waiting_since=None)
@@ -295,7 +295,7 @@ def _rest(state: JobState, job: JobSpec, now: datetime, *, size: int, at_hand: i
     if size:
         return None
     if stages.awaits_nodes(state):
-        return waiting.waited(state, job, now, at_hand=at_hand)
+        return waiting.waited(state, job, now, available=available)
     return state.changed(ready_since=None, waiting_since=None)
 
 
@@ -313,7 +313,7 @@ def _to_restart(state: JobState) -> set[int]:
 
 
 def _is_time(
-    state: JobState, job: JobSpec, now: datetime, *, size: int, at_hand: int, ready_since: datetime, surplus: bool
+    state: JobState, job: JobSpec, now: datetime, *, size: int, available: int, ready_since: datetime, surplus: bool
 ) -> bool:
     """Whether a world of this size should be formed now, rather than waiting for more nodes."""
     full = usable(state.nodes_max, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
@@ -415,7 +415,7 @@ def _phase(state: JobState, job: JobSpec) -> tuple[JobPhase, str]:
     incident = state.open_incident
     queued = state.queued_since is not None and waiting.in_queue(state)
     if queued or (state.waiting_since is not None and (world is not None or state.generation > 0)):
-        return JobPhase.WAITING, waiting.told(state, job, at_hand=len(candidates(state)))
+        return JobPhase.WAITING, waiting.told(state, job, available=len(candidates(state)))
     if state.interruption is not None or (incident is not None and world is not None):
         told = (incident.title if incident else "", succession.why_held(state))
         return JobPhase.RECOVERING, "; ".join(text for text in told if text)

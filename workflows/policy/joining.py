@@ -1,8 +1,8 @@
 """Who gets which place in a job whose nodes come by themselves (`backend: joined`).
 
-A place is a slot and the incarnation that it waits for; whoever takes it is told that incarnation's token. A machine is
-known by its node ID. One that comes again under the same ID says with it that its predecessor is gone, which is
-evidence like a backend's, and has its place back: at once, whatever state that was in.
+A place is a slot and the incarnation that it waits for; the machine that takes it receives that incarnation's token. A
+machine is known by its node ID. One that comes again under the same ID says with it that its predecessor is gone, which
+is evidence like a backend's, and has its place back: at once, whatever state that was in.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _is_of(holder: Holder, request: JoinRequest) -> bool:
 
 
 def _incarnation(node: NodeState | None) -> int:
-    """The one that whoever takes the place now will be."""
+    """The incarnation of a machine that takes the place now."""
     if node is None:
         return 1
     return node.incarnation if node.alive else node.incarnation + 1
@@ -167,7 +167,7 @@ def _is_free(state: JobState, rank: int, job: JobSpec, now: datetime) -> bool:
     if node.phase not in _OPEN_PHASES:
         return False
     patience = job.timing.rendezvous.enter_timeout
-    # Whoever took it and never said a word has probably died before it could.
+    # A machine that took it and never reported has probably died before it could.
     return holder is None or bool(patience and now - max(holder.since, node.since) >= patience)
 
 

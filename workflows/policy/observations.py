@@ -1,8 +1,8 @@
-"""What was seen and passed by itself: nodes that could not be reached, ranks that stood still and stepped again.
+"""What was seen and passed by itself: nodes that could not be reached, ranks that stalled and stepped again.
 
 Nothing was interrupted and nothing was done, so an observation is no interruption: it is written when it is over, as a
 closed entry among the incidents, so that `perdure explain` can answer for a pause that nothing else explains. Spells
-that overlap are one entry: a partition silences several nodes, and ranks on both sides of it stand still.
+that overlap are one entry: a partition silences several nodes, and ranks on both sides of it stall.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def observe_reachable(state: JobState, node: NodeState, now: datetime) -> JobSta
     return _add(state, node, Observation(unreachable=(node.rank,)), evidence, since=since, until=now, now=now)
 
 
-def observe_going_on(state: JobState, node: NodeState, at: datetime, now: datetime) -> JobState:
+def observe_stall_ended(state: JobState, node: NodeState, at: datetime, now: datetime) -> JobState:
     """Takes in that the ranks of a node step again; `node` is as it was before."""
     since = node.stalled_since
     if since is None or state.world is None or node.stalled_in != state.world.generation:
@@ -125,8 +125,8 @@ def _title(state: JobState, seen: Observation, duration: timedelta) -> str:
     if nodes > 1 and len(seen.unreachable) == nodes:
         silent = "no node could be reached, so the control plane or its network was away"
     if seen.stalled:
-        return f"training stood still for {took} and went on by itself" + (f"; {silent}" if seen.unreachable else "")
-    return f"{silent}, for {took}; no node reported that training stood still"
+        return f"training stalled for {took} and continued by itself" + (f"; {silent}" if seen.unreachable else "")
+    return f"{silent}, for {took}; no node reported that training stalled"
 
 
 def _names(ranks: tuple[int, ...]) -> str:

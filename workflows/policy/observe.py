@@ -110,7 +110,7 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
 def _node_failure(state: JobState, node: NodeState, failure: Failure) -> NodeFailure:
     failure_class, text, exit_code = classify(failure, shells=state.behavior >= Behavior.RELEASE_0_2)
     certain = not (failure_class is FailureClass.USER_CODE and not any(rank.error for rank in failure.ranks))
-    # Who ends a node knows why; its backend says so a moment later.
+    # The backend knows why a node ends, and reports it a moment later.
     certain = (certain or failure.kind is not FailureKind.RANKS) and failure.kind not in (
         FailureKind.NODE,
         FailureKind.UNKNOWN,
@@ -185,7 +185,7 @@ def _(event: GroupAdopted, state: JobState, now: datetime) -> JobState:
 @_observe.register
 def _(event: GroupWoundDown, state: JobState, now: datetime) -> JobState:
     if state.outcome is None:
-        # Not at this job's wish, which goes on: the group is started again.
+        # The job did not request it and continues: the group is started again.
         return state
     return state.changed(wound_down_groups=tuple(sorted({*state.wound_down_groups, event.group})))
 
@@ -229,8 +229,8 @@ def _(event: EdgeSeen, state: JobState, now: datetime) -> JobState:
                     state = incidents.started(state, edge.starts)
         case EdgeKind.STALLED:
             node = node.changed(stalled_in=edge.generation, stalled_since=edge.time)
-        case EdgeKind.GOING_ON:
-            state = observations.observe_going_on(state, node, edge.time, now)
+        case EdgeKind.STALL_ENDED:
+            state = observations.observe_stall_ended(state, node, edge.time, now)
             node = node.changed(stalled_in=0, stalled_since=None)
         case EdgeKind.COMMANDED:
             node = node.changed(
@@ -262,7 +262,7 @@ def _(event: EdgeSeen, state: JobState, now: datetime) -> JobState:
 
 
 def _newer_generation(state: JobState, generation: int, now: datetime) -> JobState:
-    """Somebody knows a generation that this job does not: it was reset, and its world is not the newest."""
+    """Takes in a generation that this job does not know: the job was reset, and its world is not the newest."""
     if generation <= state.generation:
         return state
     state = state.changed(generation=generation)
@@ -326,9 +326,10 @@ def _unresponsive(state: JobState, node: NodeState, edge: NodeEdge, now: datetim
     world = state.world
     if world is None or not state.is_member(node) or state.outcome is not None or state.between_stages:
         return state
-    # One that has entered may be too busy with its first step to take a command in time; its lease says if it is gone.
-    stands_still = edge.generation == world.generation and max(node.stepping, node.entered) < world.generation
-    if not stands_still or (state.control_lag_until is not None and now < state.control_lag_until):
+    # One that has entered may be too busy with its first step to take a command in time; its lease reports if it is
+    # gone.
+    is_stopped = edge.generation == world.generation and max(node.stepping, node.entered) < world.generation
+    if not is_stopped or (state.control_lag_until is not None and now < state.control_lag_until):
         return state
     return interrupted(
         state,

@@ -37,7 +37,7 @@ class NodeFailure(Message):
     """For people."""
     log_tail: LogTail = ""
     certain: bool = True
-    """False where only an exit code is known: it may be a victim that told nobody why it failed."""
+    """False where only an exit code is known: it may be a victim that did not report why it failed."""
 
 
 class NodeState(Message):
@@ -53,7 +53,7 @@ class NodeState(Message):
     loss_cause: LossCause = LossCause.WANTED
     """Of LOST: whose doing it was."""
     avoids: tuple[str, ...] = ()
-    """Machines that it was asked to keep away from."""
+    """Machines that its request avoids."""
     queued: bool = False
     """Pending, and no machine is given to it: its queue has not admitted it, or none has room."""
     reachable: bool = True
@@ -93,7 +93,7 @@ class NodeState(Message):
     failed_between: int = 0
     """How often its command failed since the newest stage was complete."""
     stalled_in: int = 0
-    """The generation in which its ranks stand still; 0 for none."""
+    """The generation in which its ranks are stalled; 0 for none."""
     stalled_since: datetime | None = None
     """When they made their last step."""
     cut_off: bool = False
@@ -156,12 +156,12 @@ class Interruption(Message):
     """Why the current world is over: gathered until a decision is made."""
 
     since: datetime
-    """When the job first heard of it."""
+    """When the job first learned of it."""
     failures: tuple[NodeFailure, ...] = ()
     requested: str | None = None
-    """Why a new world is wanted although nothing has failed, in words."""
+    """Why a new world is requested although nothing has failed, in words."""
     by_user: bool = False
-    """A user asked for it; otherwise capacity came or went."""
+    """A user requested it; otherwise capacity came or went."""
     decided: bool = False
     """Only nodes for the next world are still missing."""
     counted: bool = False
@@ -236,7 +236,7 @@ class JobState(Message):
     """A command was seen to work for long before its torchrun: the next one will, too."""
     suspended: bool = False
     asked_for: dict[int, str] = Field(default={})
-    """By node (slot): the user's wish that makes it come or go, until a world has followed."""
+    """By node (slot): the user's request that adds or removes it, until a world has followed."""
     waiting_since: datetime | None = None
     """Since when no world can be formed, although it is not the queue that keeps the first one waiting."""
     queued_since: datetime | None = None
@@ -309,7 +309,7 @@ class JobState(Message):
         return tuple(node for rank in by_group_rank if self.is_member(node := self.nodes[rank]))
 
     def is_current(self, sender: NodeIdentity) -> bool:
-        """Whether the sender is an incarnation of this run that is wanted, and proves it by its token."""
+        """Whether the sender is a desired incarnation of this run, and proves it by its token."""
         node = self.nodes.get(sender.rank)
         known = node is not None and node.alive and (sender.incarnation, sender.token) == (node.incarnation, node.token)
         return known and sender.uid == self.uid
@@ -338,7 +338,7 @@ class JobState(Message):
 
     @property
     def stalled(self) -> tuple[NodeState, ...]:
-        """Members that have stepped in the current world and stand still; by group rank."""
+        """Members that have stepped in the current world and are stalled; by group rank."""
         world = self.world
         if world is None:
             return ()

@@ -1,4 +1,4 @@
-"""Which machines the next nodes had better keep away from: those on which the job has lost nodes for no better reason.
+"""Which machines the next nodes should avoid: those on which the job has lost nodes for no better reason.
 
 A machine with failing memory or a bad cable often looks healthy to its cluster, and the scheduler likes it: it has
 room, and the image. So losses are counted by machine, within the window of the job's budget. A node that was wanted

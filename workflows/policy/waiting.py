@@ -6,7 +6,7 @@
 | nodes of the first world that have a machine | `timing.rendezvous.join_timeout` | stops |
 | replacements, with fewer than `nodes.min` left | `recovery.replace_timeout` | stops |
 | commands that work and have not come to their torchrun, where a world needs no other nodes | none | |
-| replacements, because `recovery.on_capacity_loss` is `wait` | `recovery.replace_timeout` | goes on smaller |
+| replacements, because `recovery.on_capacity_loss` is `wait` | `recovery.replace_timeout` | shrinks |
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ def in_queue(state: JobState) -> bool:
     return state.world is None and placed < len(nodes) and not enough
 
 
-def waited(state: JobState, job: JobSpec, now: datetime, *, at_hand: int, missing: str = "") -> JobState:
-    """No world is possible with the nodes at hand: waits on, or stops when that has taken too long.
+def waited(state: JobState, job: JobSpec, now: datetime, *, available: int, missing: str = "") -> JobState:
+    """Continues to wait where the available nodes make no world, or stops the job when that has taken too long.
 
     Args:
         state: The job.
         job: Its specification.
         now: The time.
-        at_hand: How many nodes could be members.
+        available: How many nodes could be members.
         missing: What else a world lacks, where there are enough of them.
     """
-    if _preparing_suffices(state, at_hand):
+    if _preparing_suffices(state, available):
         # When one of them fails or is lost, its successor has all the time that a node has.
         return state.changed(waiting_since=None, queued_since=None, ready_since=None)
     if in_queue(state):
@@ -68,24 +68,24 @@ def waited(state: JobState, job: JobSpec, now: datetime, *, at_hand: int, missin
     since = state.queued_since if state.waiting_since is None else state.waiting_since
     waited_for = format_duration(limit.at - (since or now))
     missing = missing or f"nodes.min is {state.nodes_min}"
-    reason = f"{at_hand} nodes were ready after {waited_for} ({limit.field}), and {missing}" + (
+    reason = f"{available} nodes were ready after {waited_for} ({limit.field}), and {missing}" + (
         f"; node {blocked.rank}: {blocked.reason}" if blocked else ""
     )
     return state.stopped(Outcome(phase=JobPhase.FAILED, exit_code=3, reason=reason, decided_at=now))
 
 
-def _preparing_suffices(state: JobState, at_hand: int) -> bool:
+def _preparing_suffices(state: JobState, available: int) -> bool:
     """Whether a world is possible as soon as commands that work have come to their torchrun."""
     preparing = sum(
         node.alive and node.reachable and node.preparing and node.rank < state.nodes_max and not state.is_member(node)
         for node in state.nodes.values()
     )
-    total = at_hand + preparing
+    total = available + preparing
     return bool(preparing and usable(total, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit))
 
 
 def limit_of(state: JobState, job: JobSpec) -> Limit | None:
-    """What ends the job's wait; None where it does not wait, or may for ever."""
+    """What ends the job's wait; None where it does not wait, or waits indefinitely."""
     if state.waiting_since is None:
         patience = job.limits.queue_timeout
         if state.queued_since is None or patience is None:
@@ -117,14 +117,14 @@ def blocking(state: JobState) -> NodeState | None:
     return found.changed(reason=_ON_THEIR_WAY[found.phase]) if found is not None else None
 
 
-def told(state: JobState, job: JobSpec, *, at_hand: int) -> str:
+def told(state: JobState, job: JobSpec, *, available: int) -> str:
     """For people: how many nodes there are, which one is missing and why, and what ends the wait."""
-    words = [f"{at_hand} of at least {state.nodes_min} nodes are ready"]
+    words = [f"{available} of at least {state.nodes_min} nodes are ready"]
     if blocked := blocking(state):
         words.append(f"node {blocked.rank}: {blocked.reason}")
     if limit := limit_of(state, job):
-        enough = usable(at_hand, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
-        words.append(f"{'goes on without it' if enough else 'stops'} at {limit.at:%H:%M:%S} UTC ({limit.field})")
+        enough = usable(available, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
+        words.append(f"{'continues without it' if enough else 'stops'} at {limit.at:%H:%M:%S} UTC ({limit.field})")
     elif state.queued_since is not None:
         words.append("waits for as long as it takes (limits.queue_timeout is not set)")
     return "; ".join(words)

@@ -27,7 +27,7 @@ RULE = 'user/1 "asked for"'
 
 
 def asked(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
-    """The state with a user's wish in it."""
+    """The state with a user's request in it."""
     match event:
         case ScaleAsked():
             return _scaled(state, event)
@@ -38,7 +38,7 @@ def asked(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobStat
             state = incidents.sighted(state, now=now, time=now, source=EvidenceSource.USER, text=text)
             return state.changed(suspended=False, waiting_since=None, queued_since=None, ready_since=None)
         case RestartAsked():
-            return request(state, f"restart asked by a user{_because(event.reason)}", now)
+            return request(state, f"restart requested by a user{_because(event.reason)}", now)
         case RelaunchAsked():
             return _relaunched(state, event, job, now)
         case CancelAsked():
@@ -51,7 +51,7 @@ def asked(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobStat
 
 
 def request(state: JobState, text: str, now: datetime, *, by_user: bool = True) -> JobState:
-    """Opens an interruption that is nobody's failure; one that is under way makes it needless."""
+    """Opens an interruption without a failure, unless one is open already."""
     if state.world is None or state.between_stages:
         return state
     if state.interruption is not None and state.interruption.requested is None:
@@ -62,12 +62,12 @@ def request(state: JobState, text: str, now: datetime, *, by_user: bool = True) 
 
 
 def reasons(state: JobState, ranks: Collection[int]) -> str:
-    """The wishes for which these nodes (slots) come or go; empty where nobody asked."""
+    """The requests that add or remove these nodes (slots); empty where there are none."""
     return "; ".join(dict.fromkeys(state.asked_for[rank] for rank in sorted(ranks) if rank in state.asked_for))
 
 
 def followed(state: JobState, world: World) -> JobState:
-    """The wishes that are left with this world: for nodes that are still to come."""
+    """The requests that are left with this world: for nodes that are still to come."""
     left = {
         rank: text for rank, text in state.asked_for.items() if rank not in world.members and rank < state.nodes_max
     }
@@ -76,7 +76,7 @@ def followed(state: JobState, world: World) -> JobState:
 
 def _scaled(state: JobState, event: ScaleAsked) -> JobState:
     count = f"{event.minimum}" if event.minimum == event.maximum else f"{event.minimum}:{event.maximum}"
-    text = f"scale to {count} asked by a user{_because(event.reason)}"
+    text = f"scale to {count} requested by a user{_because(event.reason)}"
     came_or_went = range(min(state.nodes_max, event.maximum), max(state.nodes_max, event.maximum))
     return state.changed(
         nodes_min=event.minimum,
@@ -98,7 +98,7 @@ def _relaunched(state: JobState, event: RelaunchAsked, job: JobSpec, now: dateti
     node = state.nodes.get(event.rank)
     if node is None or not node.alive:
         return state
-    text = f"replacement of node {event.rank} asked by a user{_because(event.reason)}"
+    text = f"replacement of node {event.rank} requested by a user{_because(event.reason)}"
     if state.is_member(node):
         state = request(state, text, now)
     state = state.changed(asked_for=state.asked_for | {event.rank: text})
