@@ -22,7 +22,7 @@ _CALL_TIMEOUT = timedelta(seconds=5)
 class WorkdirBackend(Protocol):
     """A backend whose nodes cannot see the submitting machine.
 
-    An archive belongs to nobody until a node of its job is created, and then goes with that job.
+    An archive has no owner until a node of its job is created, and then goes with that job.
     """
 
     name: str

@@ -96,7 +96,7 @@ class Commands:
 
     @activity.defn(name="read_log")
     async def read_log(self, request: ReadLog) -> LogChunk:
-        """Answers with a piece of the node's log at once: nobody may take the slots of commands."""
+        """Answers with a piece of the node's log at once: readers must not occupy the slots of commands."""
         run_dir = self._node.config.run_dir
         return await asyncio.to_thread(read_log, run_dir, position=request.position, lines=request.lines)
 

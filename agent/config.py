@@ -62,8 +62,8 @@ class AgentConfig(BaseModel):
 
     @property
     def first_interval(self) -> timedelta:
-        """Between two heartbeat signals until a lease says it. Until then nobody needs them, and a group that is about
-        to give many leases has enough to do."""
+        """Between two heartbeat signals until a lease says it. Until then no workflow needs them, and a group that is
+        about to give many leases has enough to do."""
         return self.timing.signals.interval(min(self.most_nodes, NODES_PER_GROUP))
 
     @classmethod

@@ -85,7 +85,7 @@ def earliest(ranks: tuple[RankExit, ...]) -> datetime | None:
 
 def rank_message(ranks: tuple[RankExit, ...]) -> str:
     """One line for people about ranks that ended together."""
-    # Whoever a signal ended did not fail because of the others.
+    # A rank that a signal ended did not fail because of the others.
     first = min(ranks, key=lambda rank: (rank.signal is None, rank.time or datetime.max.replace(tzinfo=UTC)))
     name = f"rank {first.local_rank if first.global_rank is None else first.global_rank}"
     message = f"{name}: {first.error}" if first.error else _end_message(name, first.exit_code, first.signal)

@@ -42,7 +42,7 @@ class KeptFile:
     """A file that is always either its last or its next content, never half of one.
 
     A disk that refuses to take it costs what an agent restarted meanwhile would have remembered, and nothing else:
-    whoever writes goes on, and `stale` stays true until a later write succeeds.
+    the writer continues, and `stale` stays true until a later write succeeds.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,7 +70,7 @@ class KeptFile:
             draft.replace(self._path)
         except OSError as error:
             if not self.stale:
-                logger.error("%s cannot be written; going on from memory: %s", self._path, error)
+                logger.error("%s cannot be written; continuing from memory: %s", self._path, error)
             self.stale = True
             with contextlib.suppress(OSError):
                 draft.unlink()

@@ -2,8 +2,8 @@
 than unreachable.
 
 A lease that ends says nothing about the job: the group continued as new, a newer attempt took over, a database was
-restored. So the agent lets go and waits for the next one. Only when none comes for a while does it ask after the job,
-and only the proof that the job has closed makes it stop training.
+restored. So the agent releases it and waits for the next one. Only when none comes for a while does it ask after the
+job, and only the proof that the job has closed makes it stop training.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Lease:
             telemetry: What the lease's heartbeats carry.
             control: Is asked for the job.
             started_at: When the agent started.
-            to_group: Is told of each lease that is taken.
+            to_group: Receives each lease that is taken.
             without_lease: Is called again and again while the job runs and no lease is held.
         """
         self._without_lease = without_lease
@@ -92,17 +92,17 @@ class Lease:
                 activity.heartbeat(self._telemetry.view(request.epoch))
                 await self._changed.wait_for(lambda: turn != self._turn, within=interval)
         except asyncio.CancelledError:
-            # How leases end: the group's run is over, or a newer attempt has it. Nobody waits for an answer.
+            # How leases end: the group's run is over, or a newer attempt has it. No workflow waits for an answer.
             details = activity.cancellation_details()
             if details is None or not (details.not_found or details.timed_out):
                 raise
         finally:
             self._holders -= 1
             self._changed.fire()
-            logger.info("let go of lease %d", request.epoch)
+            logger.info("released lease %d", request.epoch)
 
     def ask_soon(self) -> None:
-        """Someone found the job or the group missing: worth a question before the usual time."""
+        """Has the agent ask after the job before the usual time: a sender found the job or the group missing."""
         self._ask_now = True
         self._changed.fire()
 

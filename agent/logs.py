@@ -51,13 +51,13 @@ class LogShipper:
         self._busy = asyncio.Lock()
 
     async def run(self) -> None:
-        """Copies what is new, for ever."""
+        """Copies what is new, until cancelled."""
         while True:
             await self.ship()
             await asyncio.sleep(_INTERVAL)
 
     async def ship(self) -> None:
-        """Copies what is new; says so in the agent's log where that fails."""
+        """Copies what is new; logs a failure to do so in the agent's log."""
         async with self._busy:
             try:
                 await asyncio.to_thread(self._ship)

@@ -254,7 +254,7 @@ class Node:
             ready_after=after,
             store_ports=body.store_ports,
             processes=body.processes,
-            # A torchrun that has no ranks to run leaves at once, and the command goes on to its next line.
+            # A torchrun that has no ranks to run leaves at once, and the command continues with its next line.
             rendezvous_attempt=0 if passes else state.rendezvous_attempt,
         )
         if state.generation <= after and state.leaving is None:
@@ -293,7 +293,7 @@ class Node:
 
     @property
     def trains(self) -> bool:
-        """Its processes are alive, in the newest world, and have stepped there: they should go on to."""
+        """Its processes are alive, in the newest world, and have stepped there: they should continue to."""
         state = self.state
         ended = state.exited_attempt >= state.attempt or state.ready_after is not None or not state.run
         return not ended and state.finished < state.entered == state.stepping == state.generation
@@ -302,14 +302,14 @@ class Node:
         """No local rank steps any more."""
         generation = self.state.entered
         if self.state.stalled != generation:
-            logger.warning("generation %d stands still since %s", generation, since)
+            logger.warning("generation %d has been stalled since %s", generation, since)
             self._keep(stalled=generation)
             self._to_group.put(
                 Stall(**envelope(self.config.node), generation=generation, since=since, usual_step=usual_step)
             )
 
-    def going_on(self) -> None:
-        """Local ranks step: worth a word where they were said not to."""
+    def stall_ended(self) -> None:
+        """Local ranks step: reported where a stall was reported before."""
         if self.state.stalled:
             self._keep(stalled=0)
             self._to_group.put(Stall(**envelope(self.config.node), generation=self.state.entered))
@@ -317,7 +317,7 @@ class Node:
     def finished(self, body: FinishedBody) -> None:
         """All local ranks ended with 0 in this generation."""
         if self.state.ended_by:
-            # They were asked to end: that they did so in good order completes nothing.
+            # They were told to end: that they did so in good order completes nothing.
             return
         if body.generation > self.state.finished:
             # Without torchrun the ranks are the command.

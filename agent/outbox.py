@@ -61,8 +61,8 @@ _LONGEST_PAUSE = 5.0
 """A server that is back is noticed within this time; an hour of outage costs 720 attempts."""
 
 _SPREAD = frozenset({"stepping", "lease_taken"})
-"""What all nodes of a world or a group say in the same moment, and nobody waits for: sent at a random time within the
-spread. A server lets one call at a time into a workflow, and refuses what waits for too long (`BusyWorkflow`)."""
+"""What all nodes of a world or a group say in the same moment, and no workflow waits for: sent at a random time within
+the spread. A server lets one call at a time into a workflow, and refuses what waits for too long (`BusyWorkflow`)."""
 _SPREAD_PER_NODE = 0.005
 """Seconds: 200 signals a second are under half of what a Temporal server on two cores takes beside all else."""
 _SHORTEST_SPREAD = 0.5
@@ -149,7 +149,7 @@ class Outbox:
         """A message has come that should not wait for the pause between attempts to end."""
         journal = self._read()
         self._entries = self._usable(journal)
-        # Counting goes on from the clock: telemetry's numbers are not worth a write each, and a full disk remembers
+        # Counting continues from the clock: telemetry's numbers are not worth a write each, and a full disk remembers
         # none at all. No node sends a message a second for long.
         self._sequence = max(journal.sequence, int(time.time()))
 
@@ -192,7 +192,7 @@ class Outbox:
         return await self._changed.wait_for(lambda: not self.pending, within=within)
 
     async def run(self) -> None:
-        """Sends for ever."""
+        """Sends until cancelled."""
         pause = _FIRST_PAUSE
         while True:
             await self._changed.wait_for(lambda: bool(self._entries))

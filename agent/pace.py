@@ -1,7 +1,7 @@
 """How fast the ranks of a node step, and for how long none of them has.
 
 A rank that hangs in a collective takes the others with it, so it is not the slowest rank that counts here but any: as
-long as one of them steps, the node does not stand still.
+long as one of them steps, the node is not stalled.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`python -m agent.prepare`: lays out a pod's shared folders before agent and training start. Standard library only.
 
-Whoever the training container runs as must be able to write into the run directory, and the launcher must be there
+The user of the training container must be able to write into the run directory, and the launcher must be there
 although the user's image knows nothing of us. The configurations come as variables, since a pod's address is known only
 inside it.
 

@@ -1,4 +1,4 @@
-"""One agent, from its first word to its last: puts the parts together and keeps them running."""
+"""One agent, from its first report to its shutdown report: puts the parts together and keeps them running."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from workflows.messages import GroupMissing, Joined
 
 logger = logging.getLogger(__name__)
 
-_LAST_WORDS = 3.0
+_SHUTDOWN_REPORT_TIMEOUT = 3.0
 """Seconds to deliver what is left when the agent is told to end."""
 _JOIN_AGAIN = 60.0
 """Seconds without a lease after which the agent joins again: a group that continues as new needs less."""
@@ -121,7 +121,7 @@ class Agent:
         )
 
     def stop(self) -> None:
-        """Makes `run` return soon; training goes on."""
+        """Makes `run` return soon; training continues."""
         self._stop.set()
 
     async def run(self) -> None:
@@ -138,7 +138,7 @@ class Agent:
             *([self._shipper.run()] if self._shipper else []),
         ):
             await self._until_told_to_end()
-            await self._last_words()
+            await self._report_shutdown()
 
     async def _until_told_to_end(self) -> None:
         stopped = asyncio.create_task(self._stop.wait())
@@ -160,17 +160,17 @@ class Agent:
             await self._changed.wait_for(lambda: self._launcher_gone is True, within=patience)
         logger.info("the node has left the job: %s", node.state.leaving)
 
-    async def _last_words(self) -> None:
+    async def _report_shutdown(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._to_job.flushed(within=_LAST_WORDS))
-            tasks.create_task(self._to_group.flushed(within=_LAST_WORDS))
+            tasks.create_task(self._to_job.flushed(within=_SHUTDOWN_REPORT_TIMEOUT))
+            tasks.create_task(self._to_group.flushed(within=_SHUTDOWN_REPORT_TIMEOUT))
             if self._shipper:
                 tasks.create_task(self._ship_last())
 
     async def _ship_last(self) -> None:
         if self._shipper:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_WORDS):
+                async with asyncio.timeout(_SHUTDOWN_REPORT_TIMEOUT):
                     await self._shipper.ship()
 
     def _follow_launcher(self, hello: LauncherHello) -> None:

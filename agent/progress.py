@@ -45,7 +45,7 @@ class ProgressReader:
         """Every local rank made a step in the generation last asked for."""
 
     def starts(self, *, generation: int, processes: int) -> RankStarts | None:
-        """How the node's ranks were started for a generation; None where none of them says so."""
+        """How the node's ranks were started for a generation; None where none of them reports it."""
         starts = read_starts(self._warm_folder, generation=generation, processes=processes)
         if not starts:
             reason = read_why_all_cold(self._warm_folder)

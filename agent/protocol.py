@@ -108,7 +108,7 @@ class ExitedBody(Body):
 
 
 class LeavingBody(Body):
-    """Somebody other than the job ends the node, and the launcher ends the command for it."""
+    """A party other than the job ends the node, and the launcher ends the command for it."""
 
     reason: str = ""
 
@@ -127,7 +127,7 @@ class UnprotectedBody(Body):
 
 
 class LeaveBody(Body):
-    """Whoever started the node's processes ends them."""
+    """The parent of the node's processes ends them."""
 
     reason: str = ""
 

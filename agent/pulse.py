@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 
 class Pulse:
-    """Wakes whoever waits. For one event loop; conditions are checked without a pause in between, so none is missed."""
+    """Wakes the tasks that wait. For one event loop; conditions are checked without a pause in between, so none is
+    missed."""
 
     def __init__(self) -> None:
         self._beat = asyncio.Event()

@@ -40,7 +40,7 @@ class NodeState(BaseModel):
     rendezvous_attempt: int = 0
     """The start of the command whose torchrun has said hello, and has ranks to run."""
     processes: int | None = None
-    """Ranks that the node starts; None before the launcher or the handler said so."""
+    """Ranks that the node starts; None before the launcher or the handler reported it."""
     command_nodes: str | None = None
     """`--nnodes` as the command was given it, where that is not what the specification says."""
     handler: int | None = None
@@ -52,7 +52,7 @@ class NodeState(BaseModel):
     ready_after: int | None = None
     """Waiting for a world newer than this one; None while not waiting."""
     world: WorldBody | None = None
-    """The newest world that this node was told of."""
+    """The newest world that this node has received."""
     complete: int = 0
     """The newest generation that every rank of the job finished."""
     stages_complete: int = 0
@@ -69,7 +69,7 @@ class NodeState(BaseModel):
     stepped: int = 0
     """The newest generation in which steps were seen and reported."""
     stalled: int = 0
-    """The generation that was reported to stand still; 0 once it was reported to step again."""
+    """The generation that was reported as stalled; 0 once it was reported to step again."""
     finished: int = 0
     """The newest generation that was reported to have ended well on this node."""
     failures: list[str] = []
@@ -83,7 +83,7 @@ class NodeState(BaseModel):
 
     @property
     def generation(self) -> int:
-        """The newest generation that this node was told of; older ones are refused."""
+        """The newest generation that this node has received; older ones are refused."""
         return self.world.generation if self.world else 0
 
     @property

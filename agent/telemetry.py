@@ -75,7 +75,7 @@ class Telemetry:
         )
 
     async def run(self) -> None:
-        """Looks and tells for ever."""
+        """Looks and reports until cancelled."""
         loop = asyncio.get_running_loop()
         # Spread, so that the nodes of a group that started together do not all speak at once.
         next_heartbeat = loop.time() + random.uniform(0.5, 1.0) * self._interval.total_seconds()
@@ -143,7 +143,7 @@ class Telemetry:
                 usual_step=None if pace.usual is None else timedelta(seconds=pace.usual),
             )
         else:
-            self._node.going_on()
+            self._node.stall_ended()
 
     def _runs(self) -> bool:
         state = self._node.state

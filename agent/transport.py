@@ -1,7 +1,7 @@
 """How an agent reaches the control plane. The seam is small so that a gateway can take Temporal's place.
 
-Nothing here gives up: a server that is away at the start, for an hour, or that comes back restored is tried again for
-ever, and nobody on this side draws a conclusion from its silence.
+Nothing here gives up: a server that is away at the start, for an hour, or that comes back restored is tried again
+indefinitely, and nothing on this side draws a conclusion from its silence.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ControlPlane(Protocol):
         ...
 
     async def serve(self, commands: Sequence[Callable[..., Any]]) -> None:
-        """Carries out commands from the node's queue, for ever."""
+        """Carries out commands from the node's queue until cancelled."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Unpacks the code that was carried to a node. Standard library only, as all that runs before the agent.
 
 The archive is a gzipped tar file in parts. Its digest is that of the tar file, so it does not depend on who compressed
-it. Whoever the training container runs as may change what is unpacked: it is the node's own copy.
+it. The user of the training container may change what is unpacked: it is the node's own copy.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class NodeActivities:
                 for task in done:
                     task.result()
             except asyncio.CancelledError:
-                # The group's run is over, or another attempt watches: nobody waits for an answer.
+                # The group's run is over, or another attempt watches: no workflow waits for an answer.
                 details = activity.cancellation_details()
                 if details is None or not (details.not_found or details.timed_out):
                     raise

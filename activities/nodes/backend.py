@@ -17,7 +17,7 @@ from workflows.messages import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRe
 
 @dataclass(frozen=True)
 class Revocation:
-    """Somebody has the whole job taken away where its nodes are: it is cancelled, and no node is replaced."""
+    """A user removes the whole job where its nodes are: it is cancelled, and no node is replaced."""
 
     reason: str
     """For people."""
@@ -102,7 +102,7 @@ class NodeNotYet(Exception):
 
         Args:
             message: for people.
-            queued: whether it waits for room, as in `NodeEvent`; otherwise for something that somebody must make.
+            queued: whether it waits for room, as in `NodeEvent`; otherwise for something that a user must make.
         """
         super().__init__(message)
         self.queued = queued

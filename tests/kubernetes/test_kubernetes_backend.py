@@ -78,7 +78,7 @@ async def test_what_was_deleted_while_nobody_watched_is_told_by_the_next_watch(
     await backend.delete(job.ref(1))
     async with watching(backend, job.watch(known=[(0, 1), (1, 1)])) as watch:
         gone = await watch.until(GONE, rank=1)
-        assert (gone.incarnation, gone.reason) == (1, "its pod was deleted while nobody watched")
+        assert (gone.incarnation, gone.reason) == (1, "its pod was deleted while no watch ran")
         await watch.until(RUNNING, rank=0)
         assert not [event for event in watch.events if event.kind is GONE and event.rank == 0]
 

@@ -11,7 +11,7 @@ from activities.nodes.backend import NodeNotYet, NodeRefused
 from activities.nodes.kubernetes import KubernetesSettings
 from activities.nodes.kubernetes.api import KubernetesError
 from activities.nodes.kubernetes.backend import refuse
-from activities.nodes.kubernetes.facts import WAITING, event_of, machine_is_silent, says_the_same
+from activities.nodes.kubernetes.facts import WAITING, event_of, is_repeated, machine_is_silent
 from activities.nodes.kubernetes.merge import merged
 from activities.nodes.kubernetes.objects import Pod
 from activities.nodes.kubernetes.pod import INCARNATION, RANK, pod_of
@@ -289,9 +289,9 @@ def test_the_two_words_for_an_image_that_is_not_pulled_are_told_once():
         return event_of(pod_with(training_with(waiting={"reason": word, "message": message})))
 
     first = waiting("ErrImagePull", "not found")
-    assert says_the_same(waiting("ImagePullBackOff", "Back-off pulling"), first)
-    assert not says_the_same(waiting("CreateContainerConfigError", 'secret "key" not found'), first)
-    assert not says_the_same(event_of(pod_with(training_with(running={}))), first)
+    assert is_repeated(waiting("ImagePullBackOff", "Back-off pulling"), first)
+    assert not is_repeated(waiting("CreateContainerConfigError", 'secret "key" not found'), first)
+    assert not is_repeated(event_of(pod_with(training_with(running={}))), first)
 
 
 @pytest.mark.parametrize(

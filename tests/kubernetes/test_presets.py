@@ -92,7 +92,7 @@ def test_the_user_s_words_lie_over_the_preset_s():
         (
             preset(roles={}),
             {},
-            "roles: Extra inputs are not permitted; ask whoever administers the ConfigMap perdure/efa",
+            "roles: Extra inputs are not permitted; ask the administrator of the ConfigMap perdure/efa",
         ),
         (
             preset(allow=["spec.nodeSelector"]),

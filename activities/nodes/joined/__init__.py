@@ -1,4 +1,4 @@
-"""Nodes that somebody else started, and that join by `perdure join`: places are kept open for them, and no more."""
+"""Nodes that a user or a scheduler started, and that join by `perdure join`: only places are kept open for them."""
 
 from activities.nodes.joined.backend import JoinedBackend
 

@@ -19,11 +19,11 @@ class JoinedBackend:
     name = "joined"
 
     async def create(self, request: NodeRequest) -> CreatedNode:
-        """Opens the place, which the job gives to whoever asks for it first."""
+        """Opens the place, which the job gives to the first machine that requests it."""
         spec = request.spec
         flag = "" if spec.namespace == "default" else f" -n {spec.namespace}"
         return CreatedNode(
-            name=request.name, pending=f"waiting for somebody to run `perdure join {spec.name}{flag}` on a machine"
+            name=request.name, pending=f"waiting for a user to run `perdure join {spec.name}{flag}` on a machine"
         )
 
     async def delete(self, *nodes: NodeRef) -> None:

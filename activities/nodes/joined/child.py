@@ -1,6 +1,6 @@
 """Becomes a program that ends when its parent does. Run as a script, in an interpreter of its own.
 
-Whoever kills `perdure join`, a scheduler or the kernel, ends the node with it: nothing may be left that an allocation
+A scheduler or the kernel that kills `perdure join` ends the node with it: nothing may be left that an allocation
 does not account for. The parent cannot arrange that between fork and exec, since its threads make that unsafe.
 """
 

@@ -17,7 +17,7 @@ _PLACES = ("SLURM_PROCID", "JOB_COMPLETION_INDEX", "SKYPILOT_NODE_RANK")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where a node stands that nobody here made."""
+    """The machine of a node that Perdure did not create."""
 
     node_id: str
     """The same whenever the same part of an allocation comes again, and no other's."""
@@ -79,7 +79,7 @@ def joined_nodes() -> NodeFolders:
     Not the home folder, which clusters share over a network: sockets and locks work on the machine's own disk only.
 
     Raises:
-        PermissionError: if somebody else has made the temporary folder.
+        PermissionError: if another user has made the temporary folder.
     """
     if chosen := os.environ.get(STATE_VARIABLE):
         return NodeFolders(Path(chosen).absolute())

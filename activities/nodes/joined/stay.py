@@ -1,7 +1,8 @@
-"""One place kept by this machine: launcher and agent as this process's own children, from the first word to the last.
+"""One place kept by this machine: launcher and agent as this process's own children, from its first report to its
+shutdown report.
 
-Elsewhere nodes outlive whoever started them. Here the foreground process is the node as far as its scheduler knows, so
-nothing outlives it.
+Elsewhere nodes outlive the process that started them. Here the foreground process is the node as far as its scheduler
+knows, so nothing outlives it.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from workflows.messages import NodeRequest
 logger = logging.getLogger(__name__)
 
 _AGENT_GRACE = 5.0
-"""Seconds for an agent's last words; it may have a failure to deliver."""
+"""Seconds for an agent's shutdown report; it may have a failure to deliver."""
 _ASKING = aiohttp.ClientTimeout(total=2)
-"""For the agent to hear that the node leaves; it is not needed for that."""
+"""For the agent to learn that the node leaves; the departure does not depend on it."""
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 30.0
 """Before an agent that keeps crashing is started again; one that ran as long as this starts over at the first."""
@@ -123,7 +124,7 @@ class Stay:
     async def _start_launcher(self, record: NodeRecord) -> Process:
         environment = launch.common_environment(self._folder, record)
         environment["PERDURE_LAUNCHER_CONFIG"] = str(self._folder.path / "launcher.json")
-        # Whoever calls perdure by its path, its environment not activated, still means the torchrun beside it.
+        # A user who calls perdure by its path, its environment not activated, still means the torchrun beside it.
         path, beside = environment.get("PATH", os.defpath), str(Path(sys.executable).parent)
         if beside not in path.split(os.pathsep):
             environment["PATH"] = os.pathsep.join((path, beside))

@@ -1,7 +1,8 @@
 """A job's anchor: the one object that all its pods belong to.
 
-Pods without a controller keep machines from being drained and scaled down, and nobody cleans them up. So a ConfigMap
-stands for the job's run: pods name it as their controller, and go with it. Whoever deletes it wants the job gone.
+Pods without a controller keep machines from being drained and scaled down, and no controller cleans them up. So a
+ConfigMap stands for the job's run: pods name it as their controller, and go with it. A user who deletes it wants the
+job gone.
 """
 
 from __future__ import annotations

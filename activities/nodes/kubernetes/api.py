@@ -1,4 +1,4 @@
-"""Speaks to the API server: requests that are repeated where that is right, and lists that are followed for ever.
+"""Speaks to the API server: requests that are repeated where that is right, and lists that are followed indefinitely.
 
 The official client authenticates and connects; objects stay plain JSON. Its typed models know the fields of one release
 of Kubernetes, and what users write into `pod_template` is not ours to lose.

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 
 class KubernetesBackend:
-    """Nodes as pods. See `NodeBackend` for what it promises; of a machine that does not answer nobody can promise that
-    nothing runs on it, so `delete` returns once the API server has condemned the pod there."""
+    """Nodes as pods. See `NodeBackend` for what it promises. It cannot promise that nothing runs on a machine that does
+    not answer, so `delete` returns once the API server has condemned the pod there."""
 
     name = "kubernetes"
 
@@ -83,7 +83,7 @@ class KubernetesBackend:
             return
         if finalizer:
             given_up = [node for node in nodes if not node.replaced]
-            await asyncio.gather(*(self._let_go(api, node, finalizer) for node in given_up))
+            await asyncio.gather(*(self._release(api, node, finalizer) for node in given_up))
             await _until_gone(api, given_up)
         if nodes[0].winding_down:
             await _remove_anchor(api, anchors, namespace, uid)
@@ -177,7 +177,7 @@ class KubernetesBackend:
             if obstacle := gangs.obstacle(request, [Pod.model_validate(one) for one in pods]):
                 raise NodeNotYet(obstacle)
 
-    async def _let_go(self, api: KubernetesApi, node: NodeRef, finalizer: str) -> None:
+    async def _release(self, api: KubernetesApi, node: NodeRef, finalizer: str) -> None:
         """Gives up what is held of the node: of this incarnation, and of those that it was to replace."""
         path = pods_of(node.namespace)
         for one in await api.list(path, labels=_labels(node.uid, node.role, [node.rank])):
@@ -187,8 +187,8 @@ class KubernetesBackend:
                 await api.patch(f"{path}/{pod.metadata.name}", content, strategic=True)
 
     async def _accept_existing(self, api: KubernetesApi, request: NodeRequest) -> None:
-        """The pod was made by an earlier attempt, or by another worker; one that is already ending is told of by the
-        watch.
+        """Accepts a pod that an earlier attempt or another worker made; the watch reports one that is already
+        ending.
 
         Raises:
             NodeRefused: if a pod of this name is not ours.
@@ -219,7 +219,7 @@ def _ref(pod: Pod, group: GroupRef) -> NodeRef:
 
 
 async def _remove_anchor(api: KubernetesApi, anchors: Anchors, namespace: str, uid: str) -> None:
-    """Removes a job's anchor unless pods of the job are left that nobody has asked to end."""
+    """Removes a job's anchor unless pods of the job are left that are not being deleted."""
     pods = [Pod.model_validate(one) for one in await api.list(pods_of(namespace), labels=f"{UID}={uid}")]
     if all(pod.metadata.deletion_timestamp for pod in pods):
         await anchors.remove(namespace, uid)
@@ -272,8 +272,8 @@ def refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:
 
     Raises:
         NodeRefused: if this request never can.
-        NodeNotYet: if it can once there is room, or somebody has made what it names.
-        JobRevoked: if the whole job is not wanted any more.
+        NodeNotYet: if it can once there is room, or a user has made what it names.
+        JobRevoked: if the whole job is no longer desired.
         KubernetesError: if nothing is known but that it failed.
     """
     namespace = request.spec.namespace

@@ -114,8 +114,8 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
     )
 
 
-def says_the_same(event: NodeEvent, told: NodeEvent) -> bool:
-    """Whether an event is no news after another. A kubelet that cannot pull an image says so in two ways in turn."""
+def is_repeated(event: NodeEvent, told: NodeEvent) -> bool:
+    """Whether an event is no news after another. A kubelet that cannot pull an image reports it in two ways in turn."""
     meaning, told_meaning = event.reason.partition(" (")[0], told.reason.partition(" (")[0]
     same_words = event.reason == told.reason or (_NOT_PULLED in meaning and meaning == told_meaning)
     return event.kind is told.kind and same_words
@@ -141,7 +141,7 @@ def has_no_machine(pod: Pod) -> bool:
 def machine_is_silent(pod: Pod) -> bool:
     """Whether the control plane has given up on the pod's machine: what runs there cannot be known or changed.
 
-    Nobody but the node controller calls a pod unready whose containers are ready, so this needs no right to read nodes.
+    Only the node controller calls a pod unready whose containers are ready, so this needs no right to read nodes.
     """
     ready, containers = pod.condition("Ready"), pod.status.container_statuses
     unready = ready is not None and ready.status == "False"

@@ -2,8 +2,8 @@
 
 A job's group ends by showing that nothing is left of it. A group that was terminated, or whose workers never came back,
 cannot. All that a job has in the cluster belongs to its anchor, which names the job's workflow and run: where that is
-closed, and none of its groups runs, nobody else will remove the anchor, and the cluster's garbage collector removes the
-rest after it.
+closed, and none of its groups runs, no other process will remove the anchor, and the cluster's garbage collector
+removes the rest after it.
 """
 
 from __future__ import annotations

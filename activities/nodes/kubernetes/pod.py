@@ -36,9 +36,9 @@ PRIVATE = "/perdure-agent"
 RUN_DIRECTORY = f"{SHARED}/run"
 
 BEYOND_GRACE = 10
-"""Seconds after the command's own grace in which the launcher says its last words."""
+"""Seconds after the command's own grace in which the launcher sends its shutdown report."""
 
-_NOBODY = 65532
+_UNPRIVILEGED_USER = 65532
 """The user of our own containers; the training container's is its image's."""
 
 _ADDRESS_LATER = "0.0.0.0"
@@ -193,7 +193,7 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
         "image": settings.agent_image,
         "imagePullPolicy": settings.agent_pull_policy,
         "securityContext": {
-            "runAsUser": _NOBODY,
+            "runAsUser": _UNPRIVILEGED_USER,
             "runAsNonRoot": True,
             "readOnlyRootFilesystem": True,
             "allowPrivilegeEscalation": False,

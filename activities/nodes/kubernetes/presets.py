@@ -1,7 +1,7 @@
 """An administrator's preset, laid under a job's specification.
 
-Whoever runs a cluster knows which interfaces, tolerations, limits and timeouts its machines need; whoever trains should
-not have to. A preset is a part of a job, and says how much of the pod a user may still change:
+The administrator of a cluster knows which interfaces, tolerations, limits and timeouts its machines need; a user who
+trains should not have to. A preset is a part of a job, and says how much of the pod a user may still change:
 
     job: {env: {NCCL_NET: ofi}, timing: {lease: {timeout: 10s}}}        # any of `JOB_FIELDS`
     role: {resources: {gpu: 8}, pod_template: {spec: {…}}}              # any of `ROLE_FIELDS`, for the job's one role
@@ -133,7 +133,7 @@ def _read(preset: Preset) -> PresetContent:
     except yaml.YAMLError as error:
         why = " ".join(str(error).split())
     raise PresetRefused(
-        f"runtime: the preset {format_value(preset.name)} is wrong: {why}; ask whoever administers {preset.place}"
+        f"runtime: the preset {format_value(preset.name)} is wrong: {why}; ask the administrator of {preset.place}"
     )
 
 
@@ -145,7 +145,7 @@ def _check_allowed(preset: Preset, content: PresetContent, place: Location, temp
     if refused:
         raise PresetRefused(
             f"{format_path(place)}: {', '.join(refused)} may not be set with the preset {format_value(preset.name)}, "
-            f"which allows {', '.join(allowed) or 'nothing'}; remove it, or ask whoever administers {preset.place}"
+            f"which allows {', '.join(allowed) or 'nothing'}; remove it, or ask the administrator of {preset.place}"
         )
 
 

@@ -36,9 +36,9 @@ class KubernetesSettings:
     connection_secret: str | None = None
     """A Secret in the job's namespace whose keys are Temporal's environment variables, such as `TEMPORAL_API_KEY`."""
     presets_namespace: str = "default"
-    """Where administrators keep presets, which `runtime` names; whoever may write there decides about all jobs."""
+    """Where administrators keep presets, which `runtime` names; users who may write there decide about all jobs."""
     creates_at_once: int = 64
-    """Requests for pods that are under way at the same time."""
+    """Requests for pods that are in flight at the same time."""
     gangs: GangAdapter = field(default_factory=OneByOne)
     """How pods are admitted together; by default each by itself."""
 

@@ -1,7 +1,7 @@
 """Follows the pods of one group, and tells each fact once: of nodes, and that the cluster wants the whole job gone.
 
 Pods are deleted for many reasons, one by one. Only where the anchor or the namespace is gone as well is it the job that
-somebody deleted: its pods would be made again and again, for nobody.
+a user deleted: its pods would be made again and again, for no purpose.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from activities.nodes.backend import Fact, Revocation
 from activities.nodes.kubernetes.anchor import Anchors
 from activities.nodes.kubernetes.api import TRANSIENT, Change, Changed, KubernetesApi, KubernetesError, Listed, Removed
-from activities.nodes.kubernetes.facts import event_of, processes_ended, says_the_same
+from activities.nodes.kubernetes.facts import event_of, is_repeated, processes_ended
 from activities.nodes.kubernetes.naming import GROUP, ROLE, UID, run_name
 from activities.nodes.kubernetes.objects import OwnerReference, Pod
 from workflows.messages import NodeEvent, NodeEventKind, WatchRequest
@@ -56,7 +56,7 @@ class GroupWatch:
         Args:
             api: Where it asks.
             anchors: What tells whether the job is still wanted.
-            request: The group. A node that it knows, and that has no pod any more, was deleted while nobody watched.
+            request: The group. A node that it knows, and that has no pod any more, was deleted while no watch ran.
         """
         self._api = api
         self._anchors = anchors
@@ -93,7 +93,7 @@ class GroupWatch:
         return Revocation(reason) if reason else None
 
     def _owners_of_deleted(self, told: _Told) -> Iterator[OwnerReference]:
-        """The owners of pods that somebody began to delete, or has deleted, while their processes ran."""
+        """The owners of pods whose deletion began or completed while their processes ran."""
         deleted = [*told.removed, *self._absent(told), *(pod for pod in told.there if pod.metadata.deletion_timestamp)]
         if told.whole and self._expected and not told.there:
             yield OwnerReference(name=self._anchor)
@@ -120,7 +120,7 @@ class GroupWatch:
         uid = pod.metadata.uid
         self._pods[uid] = pod
         event, told = event_of(pod), self._told.get(uid)
-        if told is None or not says_the_same(event, told):
+        if told is None or not is_repeated(event, told):
             self._told[uid] = event
             yield event
 
@@ -128,7 +128,7 @@ class GroupWatch:
         """Only once: what is listed later is compared with what was listed before."""
         present = {(event.rank, event.incarnation) for event in self._told.values()}
         for rank, incarnation in sorted(self._expected - present):
-            reason = "its pod was deleted while nobody watched"
+            reason = "its pod was deleted while no watch ran"
             kind, now = NodeEventKind.GONE, datetime.now(UTC)
             yield NodeEvent(kind=kind, rank=rank, incarnation=incarnation, time=now, reason=reason)
         self._expected.clear()

@@ -129,7 +129,7 @@ async def _made(api: KubernetesApi, path: str, content: Object) -> Object:
 
 
 def _refuse(error: KubernetesError, namespace: str) -> None:
-    """Tells what somebody has to change; they wait for an answer, also where room may come with time (a quota)."""
+    """Reports what a user has to change; the user waits for an answer, also where room may come with time (a quota)."""
     if error.status == 404:
         raise NodeRefused(f"namespace {namespace} does not exist; create it, or set `namespace`") from error
     if error.status in (400, 403, 413, 422):

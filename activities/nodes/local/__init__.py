@@ -1,4 +1,4 @@
-"""Nodes as processes on this machine, alive independently of whoever started them."""
+"""Nodes as processes on this machine, independent of the process that started them."""
 
 from activities.nodes.local.backend import LocalBackend
 from activities.nodes.local.folders import state_folder

@@ -1,4 +1,4 @@
-"""The local backend: each node is a launcher and an agent, detached from whoever started them.
+"""The local backend: each node is a launcher and an agent, detached from the process that started them.
 
 The folders on disk are the truth; nothing here is missed when another worker takes over.
 """

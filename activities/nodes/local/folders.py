@@ -196,7 +196,7 @@ class NodeFolder:
         return path
 
     def mark_deleted(self) -> None:
-        """From now on nothing is started here, whoever asks."""
+        """Prevents any process from starting anything here from now on."""
         self.make()
         (self.path / "deleted").touch()
 
@@ -276,7 +276,7 @@ class NodeFolders:
 
     @contextlib.contextmanager
     def admission(self) -> Generator[None]:
-        """Whoever counts nodes to start one does so alone; blocks."""
+        """A lock under which one process at a time counts nodes and starts one; blocks."""
         with lock(self._state / "admission.lock"):
             yield
 
@@ -289,7 +289,7 @@ class NodeFolders:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Generator[None]:
-    """Holds an exclusive lock of a file that nobody deletes."""
+    """Holds an exclusive lock of a file that is never deleted."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

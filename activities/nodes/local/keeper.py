@@ -16,7 +16,7 @@ from workflows.messages import NodeRequest
 logger = logging.getLogger(__name__)
 
 _AGENT_GRACE = timedelta(seconds=5)
-"""For an agent's last words; it may have a failure to deliver."""
+"""For an agent's shutdown report; it may have a failure to deliver."""
 
 
 class NodeKeeper:
@@ -108,12 +108,12 @@ class NodeKeeper:
             return ending
 
     async def end_agent(self, folder: NodeFolder) -> None:
-        """Ends the agent, after its last words."""
+        """Ends the agent, after its shutdown report."""
         if (agent := folder.agent) is not None:
             await agent.end(grace=_AGENT_GRACE)
 
 
 def _await_starter(folder: NodeFolder) -> None:
-    # Whoever holds the lock may not have seen the mark.
+    # The process that holds the lock may not have seen the mark.
     with folder.locked():
         pass

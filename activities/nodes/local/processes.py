@@ -1,4 +1,4 @@
-"""Processes that are nobody's children here: recognised, awaited and ended without ever hitting another one."""
+"""Processes that are not children of this one: recognised, awaited and ended without ever hitting another one."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from workflows.names import uid_of
 logger = logging.getLogger(__name__)
 
 KEPT_JOBS = 50
-"""The newest ended jobs are kept whatever their age: somebody who trains once a month finds the last logs."""
+"""The newest ended jobs are kept whatever their age: a user who trains once a month finds the last logs."""
 
 INTERVAL = timedelta(days=1)
 """Between two looks, for workers that run for months."""
@@ -71,7 +71,7 @@ def _at_rest(folders: NodeFolders) -> list[tuple[datetime, list[NodeFolder]]]:
 
 
 async def _is_open(client: Client, nodes: list[NodeFolder]) -> bool:
-    """Whether the run that these nodes belong to goes on; one that the server has forgotten does not."""
+    """Whether the run that these nodes belong to is open; one that the server has forgotten is not."""
     record = next((record for node in nodes if (record := node.record)), None)
     if record is None:
         return False

@@ -1,7 +1,7 @@
 """Starts a detached process exactly once. Run as a script, in an interpreter of its own: forking is safe there.
 
-The process writes its own identity before it becomes the program, so whoever finds the identity file knows who to
-look for, and whoever comes second, after a crash or at the same moment, starts nothing.
+The process writes its own identity before it becomes the program, so a process that finds the identity file knows
+which one to look for, and a second starter, after a crash or at the same moment, starts nothing.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def queue_label(spec: JobSpec) -> dict[str, str]:
-    """Names the job's queue where whoever reads it is not known: Kueue's label, by which also others go."""
+    """Names the job's queue where its reader is not known: Kueue's label, which other tools read as well."""
     return {QUEUE: spec.queue} if spec.queue else {}
 
 

@@ -2,10 +2,10 @@
 
 Kueue's webhook gates each pod that has a queue and holds it with a finalizer; a group has quota for all its pods or for
 none. The *base part* is the job's first `min` nodes; every `unit` beyond it is a part of its own. So what is preempted
-first is a part without which the job goes on, smaller.
+first is a part without which the job continues, smaller.
 
-Kueue makes no pods and waits for ever for those of a group that were lost, so two things are done for it: a replacement
-is made only when it counts as one, and what it still holds of a node that nobody will replace is let go.
+Kueue makes no pods and waits indefinitely for those of a group that were lost, so two things are done for it: a
+replacement is made only when it counts as one, and what it still holds of a node that will not be replaced is released.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Kueue(OneByOne):
         return not request.spec.queue or len(_part(request)) == 1
 
     def obstacle(self, request: NodeRequest, pods: Sequence[Pod]) -> str:
-        """Parts beyond the base wait for it: two jobs that each hold a part without their base would wait for ever.
+        """Parts beyond the base wait for it: two jobs that each hold a part without their base would wait forever.
 
         In a group a replacement waits for the end of what it replaces: Kueue would delete it as one too many.
         """
