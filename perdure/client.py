@@ -155,8 +155,8 @@ class Client:
             overrides: Top-level fields that replace the file's.
             again: Whether a name may be used again after its job has ended.
             memo: What the workflow shows beside itself: for those who start jobs and must know them again.
-            upload: Whether folders of this machine may be sent; whoever submits for others must not send its own.
-            report: Takes lines about what goes on, for people.
+            upload: Whether folders of this machine may be sent; a client that submits for others must not send its own.
+            report: Takes lines about the progress, for people.
 
         Raises:
             SpecError: if the specification is wrong, or the folder cannot be uploaded.
@@ -277,7 +277,7 @@ class Client:
         Args:
             name: Of the job.
             namespace: Of the job.
-            outage: How long the control plane may be away; None is for ever.
+            outage: How long the control plane may be away; None: without limit.
 
         Raises:
             ControlPlaneUnreachable: if it is away for longer.
@@ -350,7 +350,7 @@ class Client:
             namespace: Of the job.
             node: Only this one's, or these ones'.
             incarnation: Only this one of each node; by default all that this machine keeps, of others the newest.
-            follow: Go on until the job ends.
+            follow: Continue until the job ends.
             tail: Begin with so many of the last lines of each node; None is all, of what agents send the last 1,000.
 
         Raises:

@@ -1,6 +1,6 @@
 """How a client finds the control plane: Temporal's own environment configuration, else the local default's server.
 
-Nothing here is Perdure's own invention, so that whoever can run `temporal workflow list` can run `perdure list`.
+Nothing here is Perdure's own invention, so that a user who can run `temporal workflow list` can run `perdure list`.
 """
 
 from __future__ import annotations

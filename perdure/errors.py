@@ -18,9 +18,9 @@ class ExitCode(IntEnum):
     CANCELLED = 4
     DEADLINE = 5
     UNREACHABLE = 6
-    """The control plane cannot be reached: the job's state is unknown, and it probably goes on."""
+    """The control plane cannot be reached: the job's state is unknown, and it probably continues."""
     DETACHED = 130
-    """Ctrl-C: the job goes on."""
+    """Ctrl-C: the job continues."""
 
 
 class PerdureError(Exception):
@@ -67,11 +67,11 @@ class ControlPlaneUnreachable(PerdureError):
 
 
 class NoWorker(ControlPlaneUnreachable):
-    """The Temporal server answers, but no Perdure worker does: jobs wait, nodes go on."""
+    """The Temporal server answers, but no Perdure worker does: jobs wait, nodes continue."""
 
 
 class WorkflowTaskFails(NoWorker):
-    """A worker answers, and fails the job's workflow task again and again: the job waits, nodes go on."""
+    """A worker answers, and fails the job's workflow task again and again: the job waits, nodes continue."""
 
 
 class StateFolderError(ControlPlaneUnreachable):

@@ -1,7 +1,7 @@
 """What `perdure join` does: keeps this machine in a job as one of its nodes until the job has ended.
 
 The job decides who gets which place; the processes on this machine are the same as on every other backend. Between them
-stands this loop: it asks for a place, stays there, says goodbye, and asks again where the job goes on.
+stands this loop: it asks for a place, stays there, sends a departure notice, and asks again where the job continues.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ from workflows.names import job_workflow_id
 _SOON = 0.2
 """Seconds until a place that is being prepared is asked for again: its group and its backend are quick."""
 _LATER = 2.0
-"""Seconds between two questions for what somebody else must bring about: a server, a job, a place."""
+"""Seconds between two requests for what must come from elsewhere: a server, a job, a place."""
 _REFUSAL_IS_FINAL = 5.0
 """Seconds for which a server that denies a permission is asked again: one that starts may not know its callers yet."""
-_GOODBYE = timedelta(seconds=10)
-"""How long a goodbye is tried; without one the lease lapses, and the job hears the same later."""
+_DEPARTURE_TIMEOUT = timedelta(seconds=10)
+"""How long to try to send the departure notice; without one the lease lapses, and the job learns the same later."""
 
 ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What somebody asked `perdure join` for."""
+    """The user's request to `perdure join`."""
 
     job: str
     namespace: str = "default"
@@ -140,12 +140,12 @@ class Joining:
             if result is not None:
                 return self._over(result)
             if ending.exit_code == 0 and not self._wish.wait:
-                self._say(f"{self._wish.job} goes on without this machine: {ending.reason}")
+                self._say(f"{self._wish.job} continues without this machine: {ending.reason}")
                 return ExitCode.OK
             self._say(f"node {place.node.rank} is over: {ending.reason}; asking for a place again")
 
     async def _create(self) -> None:
-        """Starts the job where nobody has; of many machines that try at once, one does."""
+        """Starts the job where none has been started; of many machines that try at once, one does."""
         assert self._wish.create is not None
         with contextlib.suppress(JobAlreadyRunning):
             await self._client.submit(self._wish.create, again=False)
@@ -180,7 +180,7 @@ class Joining:
 
         Raises:
             JoinRefused: if the job says no.
-            NoWorker: if nobody answers for it.
+            NoWorker: if no worker answers for it.
         """
         wish, machine = self._wish, self._machine
         request = JoinRequest(
@@ -223,7 +223,7 @@ class Joining:
     # Being there, and leaving
 
     async def _stay_at(self, place: NodeRequest) -> Ending:
-        """Returns when this machine is no node of the job any more, and has said so."""
+        """Returns when this machine is no node of the job any more, and has reported it."""
         self._was_in = True
         endpoint, node = self._client.endpoint, place.node
         connection = {"TEMPORAL_ADDRESS": endpoint.address, "TEMPORAL_NAMESPACE": endpoint.namespace}
@@ -232,11 +232,11 @@ class Joining:
             self._say(f"{place.spec.name}: node {node.rank} at {self._machine.address}; log: {stay.log}")
             ending = await stay.run()
         except OSError as error:
-            await self._say_goodbye(place, Ending(time=now(), reason=f"{self._machine.host}: {error}"))
+            await self._report_departure(place, Ending(time=now(), reason=f"{self._machine.host}: {error}"))
             raise
         if self._signal is not None:
             ending = ending.model_copy(update={"reason": self._why_leaving})
-        await self._say_goodbye(place, ending)
+        await self._report_departure(place, ending)
         self._stay = None
         return ending
 
@@ -244,8 +244,8 @@ class Joining:
     def _why_leaving(self) -> str:
         return f"`perdure join` on {self._machine.host} got {self._signal.name if self._signal else 'no signal'}"
 
-    async def _say_goodbye(self, place: NodeRequest, ending: Ending) -> None:
-        """Tells the group what a backend's watch would: that nothing of the node runs any more."""
+    async def _report_departure(self, place: NodeRequest, ending: Ending) -> None:
+        """Reports to the group what a backend's watch would: that nothing of the node runs any more."""
         gone = NodeEvent(
             kind=NodeEventKind.GONE,
             rank=place.node.rank,
@@ -256,7 +256,7 @@ class Joining:
             signal=ending.signal,
         )
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GOODBYE.total_seconds()):
+            async with asyncio.timeout(_DEPARTURE_TIMEOUT.total_seconds()):
                 while True:
                     try:
                         group = (await self._client.connect()).get_workflow_handle(place.group_id)
@@ -270,7 +270,7 @@ class Joining:
                     await asyncio.sleep(_SOON)
 
     async def _result(self, place: NodeRequest) -> JobResult | None:
-        """How the job that gave the place has ended, or is ending; None where it goes on."""
+        """How the job that gave the place has ended, or is ending; None where it continues."""
         wish = self._wish
         temporal = await self._client.connect()
         handle = temporal.get_workflow_handle(place.job_id, run_id=place.job_first_run_id, result_type=JobResult)
@@ -294,7 +294,8 @@ class Joining:
     # Waiting
 
     async def _patiently(self, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Repeats what nobody can answer: a machine that was in the job outlasts an outage, whatever was asked for."""
+        """Repeats a call that gets no answer: a machine that was in the job outlasts an outage, with or without
+        `wait`."""
         loop = asyncio.get_running_loop()
         patience = math.inf if self._wish.wait else OUTAGE_LIMIT.total_seconds() if self._was_in else 0
         deadline = loop.time() + patience

@@ -1,4 +1,4 @@
-"""Reads what agents say through their leases: the freshest view of a node, which costs no history and no worker."""
+"""Reads what agents report through their leases: the latest view of a node, which costs no history and no worker."""
 
 from __future__ import annotations
 

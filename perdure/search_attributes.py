@@ -1,7 +1,7 @@
 """The search attributes by which jobs are found, and how they come to exist.
 
-They are an amenity: a job runs without them, but setting one that does not exist would block its workflow for ever.
-So whoever sets them asks first.
+They are an amenity: a job runs without them, but setting one that does not exist would block its workflow forever.
+So a process that sets them checks first.
 """
 
 from __future__ import annotations

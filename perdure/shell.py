@@ -70,7 +70,7 @@ def shell_command(status: JobStatus, node: NodeView, command: Sequence[str], *, 
         status: The job's.
         node: One that is there.
         command: In place of a shell.
-        terminal: Whether somebody sits at it.
+        terminal: Whether a user sits at it.
 
     Raises:
         PerdureError: if the node is on another machine.
@@ -110,7 +110,7 @@ def _environment_of(folder: NodeFolder) -> Mapping[str, str] | None:
     launcher = folder.launcher
     if launcher is not None and launcher.alive:
         with suppress(psutil.Error):
-            # The terminal is that of whoever enters.
+            # The terminal is that of the user who enters.
             return psutil.Process(launcher.pid).environ() | {
                 name: os.environ[name] for name in ("TERM",) if name in os.environ
             }

@@ -45,7 +45,7 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """Ends the client's thread; jobs go on."""
+        """Ends the client's thread; jobs continue."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -36,7 +36,7 @@ REPORT_INTERVAL = 2.0
 """Seconds between two lines about a long upload."""
 
 Report = Callable[[str], None]
-"""Takes lines about what goes on, for people."""
+"""Takes lines about the progress, for people."""
 
 
 @asynccontextmanager
@@ -51,7 +51,7 @@ async def uploaded(
     Raises:
         SpecError: if the code cannot be packed.
         Refused: if it is not taken.
-        NoWorker: if nobody takes it.
+        NoWorker: if no worker takes it.
         RPCError: if the server does not answer.
     """
     packed = await asyncio.to_thread(packed_workdir, job)

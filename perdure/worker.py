@@ -1,7 +1,8 @@
 """The worker process: runs the workflows' decisions and touches the world for them.
 
-It holds nothing that matters: it can die or be replaced at any time, and jobs go on where they were. Two task queues,
-each with a Worker of its own: watches last for as long as their groups, and would starve short activities of slots.
+It holds nothing that matters: it can die or be replaced at any time, and jobs continue where they were. Two task
+queues, each with a Worker of its own: watches last for as long as their groups, and would starve short activities of
+slots.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ async def serve(
 def _runtime(metrics_port: int | None) -> Runtime:
     """The SDK's own log lines, which repeat through an outage, are kept to errors and go where ours go.
 
-    So do its warnings of workflow tasks that fail: a worker that cannot replay a job says so here alone.
+    So do its warnings of workflow tasks that fail: a worker that cannot replay a job reports it here alone.
     """
     filter = f"{TelemetryFilter(core_level='ERROR', other_level='ERROR').formatted()},{_WORKFLOW_TASKS}=WARN"
     return Runtime(

@@ -1,7 +1,7 @@
 """Jobs as objects of a Kubernetes cluster: each `TrainingJob` becomes a workflow, and its status mirrors it.
 
-The object says what is wanted, and the workflow is the job: the bridge between them holds nothing. It can die at any
-time and start again; jobs go on, and what it missed it sees when it is back.
+The object is the desired state, and the workflow is the job: the bridge between them holds nothing. It can die at any
+time and start again; jobs continue, and it sees what it missed when it is back.
 
 | module | what it holds |
 |-|-|

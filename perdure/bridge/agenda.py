@@ -39,7 +39,7 @@ class Agenda:
         self._due.pop(key, None)
 
     async def take(self) -> str:
-        """The key that is due for longest, once one is; nobody else gets it until it is given back."""
+        """The key that is due for longest, once one is; no other task gets it until it is given back."""
         async with self._turn:
             while True:
                 self._news.clear()

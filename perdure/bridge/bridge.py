@@ -100,7 +100,7 @@ class Bridge:
         if resource.metadata.version < before.metadata.version:
             return
         self._resources[uid] = resource
-        # Somebody's wish that it were gone is counted as a generation, too.
+        # A request to delete it is counted as a generation, too.
         if before.metadata.generation != resource.metadata.generation:
             self._agenda.plan(uid)
 

@@ -10,7 +10,7 @@ from perdure.spec.fields import Location
 from perdure.spec.job import JobSpec
 
 _NAMED = 5
-"""Fields that a refusal names; whoever changed more knows it."""
+"""Fields that a refusal names; a user who changed more knows the others."""
 
 
 def refusal_of_changes(running: JobSpec, wanted: JobSpec) -> str:
@@ -22,7 +22,7 @@ def refusal_of_changes(running: JobSpec, wanted: JobSpec) -> str:
     more = f" and {len(fields) - _NAMED} more" if len(fields) > _NAMED else ""
     return (
         f"{', '.join(fields[:_NAMED])}{more}: cannot change while the job runs; only nodes (not their unit), suspend "
-        "and ttl_after_finished can. The job goes on as it was: undo the change, or delete the object and apply it "
+        "and ttl_after_finished can. The job continues unchanged: undo the change, or delete the object and apply it "
         "again"
     )
 

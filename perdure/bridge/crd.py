@@ -33,7 +33,7 @@ _NAME_IS_SHORT = {
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The resource as the API server is told of it."""
+    """The definition of the resource for the API server."""
     version: dict[str, Any] = {
         "name": VERSION,
         "served": True,
@@ -83,7 +83,7 @@ def _spec_schema() -> Schema:
     properties["suspend"] = {
         "type": "boolean",
         "default": False,
-        "description": "Whether the job gives its nodes back, or has not asked for any yet; false lets it go on.",
+        "description": "Whether the job gives its nodes back, or has not requested any yet; false lets it continue.",
     }
     description = "The job that is wanted, as docs/spec.md has it; name and namespace are the object's own."
     return structural({**job, "required": ["roles"], "description": description}, job["$defs"])

@@ -23,9 +23,9 @@ from perdure.spec.errors import SpecError
 from workflows.messages import JobPhase, JobStatus
 
 SOON = 1.0
-"""Seconds until the next look at a job on which something is under way."""
+"""Seconds until the next look at a job with an operation in progress."""
 REFRESH = 10.0
-"""Seconds until the next look at a job that goes on: how old its step may be."""
+"""Seconds until the next look at a job that runs: how old its step may be."""
 RETRY = 30.0
 """Seconds until the next look at what only others can change."""
 
@@ -71,7 +71,7 @@ class Reconciler:
         return await self._begin(resource, run)
 
     async def doubt(self, resource: TrainingJobResource, error: PerdureError) -> Looked:
-        """Says that nobody answers for the job."""
+        """Shows in the status that no worker answers for the job."""
         text = f"{error} {error.remedy}".strip()
         return await self._show(resource, _unknown(resource, type(error).__name__, text))
 
@@ -155,7 +155,7 @@ class Reconciler:
         return scales or switches
 
     async def _end(self, resource: TrainingJobResource) -> Looked:
-        """Ends the job of an object that somebody wants gone; the object goes when its nodes have."""
+        """Ends the job of an object that is being deleted; the object goes when its nodes have."""
         if FINALIZER not in resource.metadata.finalizers:
             return Looked(resource=resource)
         run = await self._runs.find(resource)
@@ -200,7 +200,7 @@ class Reconciler:
         return Looked(resource=await self._patch(resource, "/status", {"status": {**after, **gone}}), again=again)
 
     async def _with_finalizers(self, resource: TrainingJobResource, finalizers: tuple[str, ...]) -> TrainingJobResource:
-        """The list is written whole, so nobody else may have written it meanwhile."""
+        """The list is written whole, so the write fails if another process has changed it meanwhile."""
         metadata = {"finalizers": list(finalizers), "resourceVersion": resource.metadata.resource_version}
         return await self._patch(resource, "", {"metadata": metadata})
 
@@ -225,7 +225,7 @@ def _name_taken(resource: TrainingJobResource) -> str:
 
 
 def _time_left(resource: TrainingJobResource) -> float | None:
-    """Seconds for which the object of an ended job still stays; None where it does for ever."""
+    """Seconds for which the object of an ended job still stays; None where it stays indefinitely."""
     lifetime, finished_at = resource.time_to_live, resource.status.finished_at
     return None if lifetime is None or finished_at is None else (lifetime - (_now() - finished_at)).total_seconds()
 

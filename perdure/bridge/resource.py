@@ -63,7 +63,7 @@ class TrainingJobResource(Part):
 
     @property
     def deleting(self) -> bool:
-        """Whether somebody wants it gone."""
+        """Whether its deletion has been requested."""
         return self.metadata.deletion_timestamp is not None
 
     @property
@@ -73,7 +73,7 @@ class TrainingJobResource(Part):
 
     @property
     def time_to_live(self) -> timedelta | None:
-        """How long the object stays once its job has ended; None where it does for ever."""
+        """How long the object stays once its job has ended; None where it stays indefinitely."""
         try:
             return parse_duration(self.spec.get("ttl_after_finished"))
         except ValueError:

@@ -46,7 +46,7 @@ class Run:
     """Of the chain's newest link."""
     first_run_id: str
     object_uid: str
-    """Of the object that it was started for; empty where somebody else started it."""
+    """The UID of the object that it was started for; empty where it was started without one."""
     open: bool
     page: str
     """In the Temporal UI; empty where its address is unknown."""
@@ -59,7 +59,7 @@ class Runs:
         self._client = client
 
     async def find(self, resource: TrainingJobResource) -> Run | None:
-        """The latest run of the object's name, whoever started it."""
+        """The latest run of the object's name, however it was started."""
         temporal = await self._client.connect()
         async with explained(self._client):
             try:
@@ -137,13 +137,13 @@ class Runs:
     async def scale(self, resource: TrainingJobResource, nodes: str) -> None:
         """Changes how many nodes the job has."""
         name, namespace = resource.metadata.name, resource.metadata.namespace
-        await self._client.scale(name, nodes, namespace=namespace, reason="the TrainingJob object says so")
+        await self._client.scale(name, nodes, namespace=namespace, reason="the TrainingJob object was changed")
 
     async def suspend(self, resource: TrainingJobResource, *, suspended: bool) -> None:
         """Has the job give its nodes back, or ask for them again."""
         name, namespace = resource.metadata.name, resource.metadata.namespace
         change = self._client.suspend if suspended else self._client.resume
-        await change(name, namespace=namespace, reason="the TrainingJob object says so")
+        await change(name, namespace=namespace, reason="the TrainingJob object was changed")
 
     async def cancel(self, run: Run) -> None:
         """Asks the run, and no later one of its name, to end; may be repeated."""

@@ -134,7 +134,7 @@ def accepted(status: ResourceStatus, message: str, *, generation: int, now: date
 
 
 def refused(status: ResourceStatus, reason: str, message: str, *, generation: int, now: datetime) -> ResourceStatus:
-    """The object is wrong as it is; a job that runs goes on as it was."""
+    """The object is wrong as it is; a job that runs continues unchanged."""
     status = changed(status, observed_generation=generation, phase=status.phase if status.run_id else REFUSED)
     return with_condition(status, "Accepted", Truth.FALSE, reason, message, generation=generation, now=now)
 
@@ -147,7 +147,7 @@ def held(status: ResourceStatus, *, generation: int, now: datetime) -> ResourceS
 
 
 def unknown(status: ResourceStatus, reason: str, message: str, *, generation: int, now: datetime) -> ResourceStatus:
-    """Nobody answers for the job, which probably goes on: the rest is as it was last known."""
+    """No worker answers for the job, which probably continues: the rest is as it was last known."""
     return with_condition(status, "Running", Truth.UNKNOWN, reason, message, generation=generation, now=now)
 
 

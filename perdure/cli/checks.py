@@ -221,7 +221,7 @@ async def check_pollers(
     fresh = sorted(identity for identity, last in seen.items() if last >= oldest)
     if not fresh:
         return Check(
-            name=name, verdict=Verdict.FAILED, detail="nobody polls it: jobs wait", remedy=f"Start one: {start}"
+            name=name, verdict=Verdict.FAILED, detail="no worker polls it: jobs wait", remedy=f"Start one: {start}"
         )
     return Check(name=name, verdict=Verdict.OK, detail=", ".join(fresh))
 
@@ -286,6 +286,6 @@ def check_worker_code(state: StateFolder) -> Check:
             name=name, verdict=Verdict.OK, detail=f"{record.code}, newer than this command's, which it serves too"
         )
     if not LocalStatus(server=None, worker=record).worker_is_current:
-        remedy = "perdure worker --detach restarts it; jobs go on."
+        remedy = "perdure worker --detach restarts it; jobs continue."
         return Check(name=name, verdict=Verdict.WARNING, detail=f"{record.code}, not this command's", remedy=remedy)
     return Check(name=name, verdict=Verdict.OK, detail=record.code)

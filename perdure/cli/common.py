@@ -50,7 +50,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be
 ReasonOption = Annotated[str, typer.Option("--reason", help="Kept with the job and shown by `perdure explain`.")]
 
 _NO_LIMIT = 4096
-"""Columns of a pipe: nothing is cut off for whoever reads it."""
+"""Columns of a pipe: its reader gets every line whole."""
 
 
 out = SafeConsole(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _NO_LIMIT)

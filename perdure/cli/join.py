@@ -1,4 +1,4 @@
-"""`perdure join`: makes this machine, which somebody else allocated, a node of a job, in the foreground."""
+"""`perdure join`: makes this machine, which a user or a scheduler allocated, a node of a job, in the foreground."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def join(
     [dim]perdure join llama[/]
 
     Exit codes: the job's (0 ok · 1 the script failed · 3 infrastructure, or no place · 4 cancelled · 5 deadline) ·
-    2 usage · 6 control plane unreachable · 0 sent home by the job · 128 + n after signal n.
+    2 usage · 6 control plane unreachable · 0 released by the job · 128 + n after signal n.
     """
     create = _job(name, command, nodes=nodes, nproc_per_node=nproc_per_node, spec=spec, namespace=namespace)
     from perdure.joining import Wish

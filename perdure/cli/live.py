@@ -1,7 +1,7 @@
 """The live view of a job, for `perdure run`, `submit --wait` and `watch`.
 
 A terminal gets a picture that is redrawn, and keys; a pipe gets a line whenever something changed. Either way leaving
-means detaching: the job goes on.
+means detaching: the job continues.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class View:
         snapshot = self.snapshot
         parts: list[RenderableType] = [self._headline()]
         if snapshot and snapshot.problem:
-            parts.append(Text.from_markup(f"[yellow]AWAY[/]  {escape(snapshot.problem)}; running nodes go on"))
+            parts.append(Text.from_markup(f"[yellow]AWAY[/]  {escape(snapshot.problem)}; running nodes continue"))
         if snapshot and snapshot.status:
             if snapshot.status.reason:
                 parts.append(Text.assemble(("WHY   ", "bold"), snapshot.status.reason))
@@ -97,13 +97,13 @@ class View:
         if self.panel == "logs":
             parts += [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in self.log_lines]
         keys = r"\[e]xplain  \[l]ogs  \[q]uit" if self.keys else "Ctrl-C"
-        parts.append(Text.from_markup(f"[dim]{keys} = detach, the job goes on[/]"))
+        parts.append(Text.from_markup(f"[dim]{keys} = detach, the job continues[/]"))
         return Group(*parts)
 
     def _headline(self) -> Text:
         status = self.snapshot.status if self.snapshot else None
         if status is None:
-            return Text.from_markup(f"[bold]{escape(self.name)}[/]  waiting for its first word")
+            return Text.from_markup(f"[bold]{escape(self.name)}[/]  waiting for its first report")
         words = [
             f"[bold]{escape(self.name)}[/]  {text.phase(status.phase)}",
             text.nodes(status),
@@ -162,7 +162,7 @@ async def follow(client: Client, here: Session, name: str, *, keys: bool = False
         view.incidents.update({incident.number: incident for incident in await client.incidents(name)})
     async with _detaching() as detached:
         drawing = (_silent if here.json else _lines) if draw else _picture
-        # The keys first: whoever sees them offered may press one at once.
+        # The keys first: a user who sees them offered may press one at once.
         async with _key_presses(client, view, detached, enabled=view.keys):
             with drawing(view) as update:
                 result = await _until_end(client, name, view, update, detached)
@@ -173,12 +173,12 @@ async def follow(client: Client, here: Session, name: str, *, keys: bool = False
     if here.json:
         here.show(result)
     else:
-        words = await _last_words(client, name, view.incidents) if result.phase == "FAILED" else []
+        words = await _last_output(client, name, view.incidents) if result.phase == "FAILED" else []
         tell_result(here, name, result, words, explainable=bool(view.incidents))
     return ExitCode(result.exit_code)
 
 
-async def _last_words(client: Client, name: str, incidents: dict[int, IncidentView]) -> list[str]:
+async def _last_output(client: Client, name: str, incidents: dict[int, IncidentView]) -> list[str]:
     """The end of the output of the node where the last failure began: as the job kept it, else from its log."""
     last = incidents[max(incidents)] if incidents else None
     if last and last.log_tail:
@@ -265,10 +265,10 @@ def _lines(view: View) -> Generator[Callable[[], None]]:
 def line_of(snapshot: JobSnapshot) -> str:
     """One line about a job, for output that is no terminal."""
     if snapshot.problem:
-        return f"AWAY {snapshot.problem}; running nodes go on"
+        return f"AWAY {snapshot.problem}; running nodes continue"
     status, progress = snapshot.status, snapshot.progress
     if status is None:
-        return "waiting for its first word"
+        return "waiting for its first report"
     words = [status.phase.value, text.nodes(status), f"generation {status.generation}"]
     if status.phase == "RUNNING" and progress:
         words += [text.step(progress), text.rate(progress)]
@@ -338,7 +338,7 @@ async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, e
 
 def tell_detached(name: str, flag: str) -> None:
     """What Ctrl-C leaves behind: how to come back, and how to end the job."""
-    out.print(f"\nDetached; {name} goes on.", markup=False)
+    out.print(f"\nDetached; {name} continues.", markup=False)
     out.print(f"  come back:  perdure watch {name}{flag}", markup=False)
     out.print(f"  end it:     perdure cancel {name}{flag} --wait", markup=False)
 

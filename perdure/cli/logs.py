@@ -27,7 +27,7 @@ def logs(
         int | None,
         typer.Option("--incarnation", min=1, help="Of a node that was replaced: which one.", show_default=False),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
     tail: Annotated[
         int | None,
         typer.Option(

@@ -198,7 +198,7 @@ def nodes(
     output: OutputOption = None,
     address: AddressOption = None,
 ) -> None:
-    """The job's nodes, with the freshest word of each agent.
+    """The job's nodes, with the latest report of each agent.
 
     [dim]perdure nodes llama-8b-sft -n nlp[/]
     """

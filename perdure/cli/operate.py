@@ -1,4 +1,4 @@
-"""Commands for whoever runs the control plane: worker and doctor."""
+"""Commands for operators of the control plane: worker and doctor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def worker(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Start the local server and a worker in the background, and leave.")
     ] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="Stop the local worker and server; nodes go on.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the local worker and server; nodes continue.")] = False,
     metrics_port: Annotated[
         int | None,
         typer.Option("--metrics-port", min=1, max=65535, help="Serve Prometheus metrics there.", show_default="none"),
@@ -57,7 +57,7 @@ async def _stop() -> None:
     worker_ran = await plane.stop_worker()
     server_ran = await plane.stop_server()
     ran = [what for what, was in (("the worker", worker_ran), ("the Temporal server", server_ran)) if was]
-    out.print(f"stopped {' and '.join(ran)}; nodes go on" if ran else "nothing ran")
+    out.print(f"stopped {' and '.join(ran)}; nodes continue" if ran else "nothing ran")
     session().hint("perdure worker --detach")
 
 

@@ -76,8 +76,8 @@ def run(
 
     Starts what is missing here: a Temporal server with its database in the state folder, and a worker.
 
-    Ctrl-C detaches: the job goes on. Of this shell's variables the job gets PATH, PYTHONPATH and those of torch, CUDA,
-    NCCL and the like; others by --env.
+    Ctrl-C detaches: the job continues. Of this shell's variables the job gets PATH, PYTHONPATH and those of torch,
+    CUDA, NCCL and the like; others by --env.
 
     [dim]perdure run --nodes 2:4 -- torchrun train.py --lr 3e-4[/]
     [dim]perdure run --nodes 2 --nproc-per-node 4 --name llama -- torchrun train.py[/]
@@ -237,7 +237,7 @@ def shell_environment(asked: list[str]) -> dict[str, str]:
         for name, value in os.environ.items()
         if value and (name in SHELL_VARIABLES or name.startswith(SHELL_PREFIXES))
     }
-    # Whoever calls perdure by its path, its environment not activated, still means the torchrun beside it.
+    # A user who calls perdure by its path, its environment not activated, still means the torchrun beside it.
     beside = str(Path(sys.executable).parent)
     path = variables.get("PATH", os.defpath)
     if beside not in path.split(os.pathsep):

@@ -123,7 +123,7 @@ def count(number: int, noun: str) -> str:
 
 
 def node_state(node: NodeView) -> tuple[str, str, str]:
-    """Symbol, style and word of a node."""
+    """The symbol, style and text for a node's state."""
     if node.phase == "LOST":
         return "✗", "red", "lost"
     if node.phase == "REMOVED":
@@ -140,7 +140,7 @@ def node_state(node: NodeView) -> tuple[str, str, str]:
 
 
 def incident_line(incident: IncidentView) -> str:
-    """One incident on one line: what, and how it went on."""
+    """One incident on one line: what happened, and what followed."""
     if incident.observation:
         after = "nothing was done"
     elif incident.stepping_at:
@@ -157,6 +157,6 @@ def incident_line(incident: IncidentView) -> str:
 
 
 def lost_time(incidents: list[IncidentView], now: datetime) -> timedelta:
-    """How long the world stood still, over all incidents, and observations of ranks that did."""
-    stood_still = [one for one in incidents if one.observation is None or one.observation.stalled]
-    return sum(((incident.over_at or now) - incident.started_at for incident in stood_still), timedelta())
+    """How long the world was stopped or stalled, over all incidents and observations of stalled ranks."""
+    costly = [one for one in incidents if one.observation is None or one.observation.stalled]
+    return sum(((incident.over_at or now) - incident.started_at for incident in costly), timedelta())

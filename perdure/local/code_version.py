@@ -30,7 +30,7 @@ def code_version() -> str:
 def is_of_newer_release(code: str) -> bool:
     """Whether a worker of this code is of a later release than this command.
 
-    It can go on with what this release began; this release could not go on with what it has begun.
+    It can continue what this release began; this release could not continue what it has begun.
     """
     return _release(code) > _release(perdure.__version__)
 

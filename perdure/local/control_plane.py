@@ -1,6 +1,7 @@
 """Starts, finds and stops the embedded default's two processes: a Temporal dev server and a worker.
 
-Both are detached: no command owns them, and a job outlives each of them. Whoever needs one makes sure that it runs.
+Both are detached: no command owns them, and a job outlives each of them. A command that needs one makes sure that it
+runs.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ SERVER_OPTIONS = (
     # of a thousand nodes took 3 GB, with one 1.1 GB.
     ("--dynamic-config-value", "matching.numTaskqueueReadPartitions=1"),
     ("--dynamic-config-value", "matching.numTaskqueueWritePartitions=1"),
-    # Metrics of each node's queue took a twentieth of that server's time, and nobody reads them here.
+    # Metrics of each node's queue took a twentieth of that server's time, and nothing reads them here.
     ("--dynamic-config-value", "metrics.breakdownByTaskQueue=false"),
     # A write-ahead log survives a kill of the server as the default journal does, and halves that again.
     ("--sqlite-pragma", "journal_mode=WAL"),
@@ -172,7 +173,7 @@ class LocalControlPlane:
                     if is_of_newer_release(record.code):
                         self._report(f"The worker is of a newer release ({record.code}) and stays: jobs may need it.")
                         return record
-                self._report("Restarting the worker: its code is not this command's. Jobs go on meanwhile.")
+                self._report("Restarting the worker: its code is not this command's. Jobs continue meanwhile.")
                 await record.stop()
             record = self._spawn_worker(server)
             await self._until_worker_polls(server, record)
@@ -224,7 +225,7 @@ class LocalControlPlane:
         return record
 
     async def _start_first_server(self, binary: Path) -> ServerRecord:
-        """Starts the server on ports that are free, and on others where somebody else was quicker."""
+        """Starts the server on free ports, and on others where another process was quicker."""
         while True:
             port, ui_port = _choose_ports(first=self.state.path == users_own_path())
             record = self._spawn_server(binary, port, ui_port)
@@ -318,7 +319,7 @@ class LocalControlPlane:
             if time.monotonic() > deadline:
                 raise ControlPlaneUnreachable(
                     f"the Temporal server (process {record.pid}) does not answer on {record.address}: {reason} {log}",
-                    remedy="`perdure doctor` checks what it needs; `perdure worker --stop` ends it, jobs go on.",
+                    remedy="`perdure doctor` checks what it needs; `perdure worker --stop` ends it, jobs continue.",
                 )
             await asyncio.sleep(0.1)
 

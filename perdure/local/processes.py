@@ -1,6 +1,6 @@
 """Processes that outlive the command that started them, found again by what was written down about them.
 
-A process ID alone may have been given to somebody else since; with the time at which its process began it has not.
+A process ID alone may have been given to another process since; with the time at which its process began it has not.
 """
 
 from __future__ import annotations

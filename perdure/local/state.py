@@ -27,7 +27,7 @@ from pydantic import BaseModel, ValidationError
 from perdure.errors import StateFolderError
 
 FORMAT = 1
-"""Of the folder. A release that reads an older one says so here; none does yet."""
+"""The folder's format. A release that reads an older one lists it here; none does yet."""
 
 LEAST_FREE_BYTES = 64 * 1024 * 1024
 """Below this the server's database could not grow through one job."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from perdure.client import Client
 
 LINES = 1000
-"""How many of the last lines are asked for where nobody says: every piece goes through the Temporal server."""
+"""How many of the last lines are read by default: every piece goes through the Temporal server."""
 
 TIMEOUT = timedelta(seconds=20)
 """For a piece of a log; its agent answers in a tenth of a second, and has 10 s."""

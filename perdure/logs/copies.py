@@ -53,7 +53,7 @@ class CopiedLog:
             yield line
 
     def last_line(self) -> str:
-        """Nothing: whoever reads all reads this, too."""
+        """Empty: the reader of all lines reads this one, too."""
         return ""
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class NodeLog(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets go of what it holds."""
+        """Releases what it holds."""
         ...
 
 

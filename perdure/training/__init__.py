@@ -79,7 +79,7 @@ def report(*, step: SupportsIndex, total: SupportsIndex | None = None, loss: Sup
     May be called by any thread. Never fails because of the disk or of Perdure.
 
     Args:
-        step: The step just done, counted over the whole training: after a restart it goes on where the checkpoint was.
+        step: The step just done, counted over the whole training: after a restart it continues from the checkpoint.
         total: How many steps are intended, once known; stays until another one is given.
         loss: A number, or a tensor in main memory; stays until another one is given. A tensor on a GPU is ignored,
             since reading it would make the program wait for the GPU.

@@ -224,7 +224,7 @@ def test_ctrl_c_detaches_and_the_job_goes_on(command_line: CommandLine, jobs: Sy
     running.send_signal(signal.SIGINT)
     rest = running.stdout.read()
     assert running.wait(30) == 130
-    assert f"Detached; {job_name} goes on." in rest
+    assert f"Detached; {job_name} continues." in rest
     assert f"perdure watch {job_name}" in rest
     assert f"perdure cancel {job_name}" in rest
     assert jobs.status(job_name).phase is JobPhase.RUNNING
@@ -241,7 +241,7 @@ def test_a_terminal_shows_a_live_picture(command_line: CommandLine, job_name: st
     assert "\x1b[" in terminal.raw, "a terminal gets colours"
     terminal.interrupt()
     assert terminal.leave() == 130
-    assert f"Detached; {job_name} goes on." in terminal.text
+    assert f"Detached; {job_name} continues." in terminal.text
     watching = command_line.on_terminal("watch", job_name)
     watching.expect("[e]xplain  [l]ogs  [q]uit")
     watching.press("l")

@@ -177,7 +177,7 @@ async def test_a_node_that_is_not_wanted_any_more_goes_home(site: Site, here: Ma
     home = next(process for process in nodes if is_above(process, job, node=1))
     await site.client.scale(job.name, 1)
     assert await home.leave() == 0
-    assert "goes on without this machine" in home.text
+    assert "continues without this machine" in home.text
     await job.running(nodes=1, after=1)
 
 
