@@ -1,4 +1,4 @@
-"""What the memory controller says: how much may be used, and whether somebody was killed for using more."""
+"""What the memory controller reports: how much may be used, and whether a process was killed for using more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Talks to the agent, which may be away at any time: nothing of training stops for that, so clients ask for ever."""
+"""Talks to the agent, which may be away at any time: nothing of training stops for that, so clients retry
+indefinitely."""
 
 from __future__ import annotations
 
@@ -107,8 +108,8 @@ def _shortened(content: bytes) -> str:
 class AgentSession:
     """One party's conversation with the agent, over any number of connections and of agents.
 
-    Whoever finds the agent gone makes every later request begin with a new greeting, so that a restarted agent knows
-    us before it hears anything else.
+    A request that finds the agent gone makes every later one begin with a new greeting, so that a restarted agent knows
+    us before it receives anything else.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class AgentSession:
         self._on_return = on_return
         self._closed = threading.Event()
         self._news = threading.Event()
-        """The agent is back, or the session is closed: nobody pauses any longer."""
+        """The agent is back, or the session is closed: no request pauses any longer."""
         self._greeting = threading.Lock()
         self._greeted = False
         self._greetings = 0

@@ -102,7 +102,7 @@ class RankCommand:
     python: str
     arguments: tuple[str, ...]
     processes: int | None
-    """Ranks per node, where the command says so with a number."""
+    """Ranks per node, where the command gives a number."""
 
 
 def foreseen_ranks(command: Sequence[str], *, path: str, workdir: Path) -> RankCommand | None:

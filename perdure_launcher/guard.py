@@ -28,7 +28,7 @@ _DEEPSPEED = (
     "the deepspeed launcher starts ranks by itself, so {consequence}. DeepSpeed needs no launcher of its own; write "
     "instead: {instead}"
 )
-_NOBODY_RESTARTS = "nothing would start them again after a failure"
+_NO_RESTARTS = "nothing would start them again after a failure"
 
 _LOOKS = 4
 """A process shows its parent's environment until it has started its own program, so one look is not enough."""
@@ -52,10 +52,10 @@ class RankGuard:
         Args:
             torchrun: Whether ranks are expected to come from torchrun, with our rendezvous; else from the launcher.
             several: Whether the job may have other nodes.
-            environment: The launcher's own. Variables that stand there already make nobody a rank.
+            environment: The launcher's own. Variables that are set there already make no process a rank.
         """
         self._torchrun = torchrun
-        self._consequence = _IN_CROWD if several else _NOBODY_RESTARTS
+        self._consequence = _IN_CROWD if several else _NO_RESTARTS
         self._inherited = {name: environment.get(name) for name in _PLACE}
         self._looks: dict[tuple[int, int], int] = {}
 

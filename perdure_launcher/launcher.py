@@ -41,10 +41,10 @@ PROTOCOL = 1
 USAGE_INTERVAL = timedelta(seconds=10)
 GUARD_INTERVAL = timedelta(seconds=1)
 """How soon ranks outside our rendezvous are noticed, while no handler has been seen."""
-FAREWELL = timedelta(seconds=10)
+LAST_REPORT_TIMEOUT = timedelta(seconds=10)
 """How long a leaving launcher waits for the agent to take its last report."""
-SHORT_FAREWELL = timedelta(seconds=3)
-"""The same after a signal: whoever ends the node has probably ended the agent too, and waits."""
+SHORT_LAST_REPORT_TIMEOUT = timedelta(seconds=3)
+"""The same after a signal: what ends the node has probably ended the agent too, and waits."""
 _KILL_AGAIN = timedelta(milliseconds=200)
 _LOG_FLUSH = timedelta(seconds=2)
 _USAGE = "/v1/launcher/usage"
@@ -141,9 +141,9 @@ class Launcher:
         finally:
             self._end_everything()
         self._done.set()
-        farewell = FAREWELL if self._leaving.signal is None else SHORT_FAREWELL
-        if not self._outbox.flush(farewell):
-            logger.warning("the agent did not take the last report within %s", farewell)
+        patience = LAST_REPORT_TIMEOUT if self._leaving.signal is None else SHORT_LAST_REPORT_TIMEOUT
+        if not self._outbox.flush(patience):
+            logger.warning("the agent did not take the last report within %s", patience)
         self._capture.flush(_LOG_FLUSH)
         self._session.close()
         return self._leaving
@@ -197,7 +197,7 @@ class Launcher:
             self._mode.follow(self._desired)
 
     def _left_behind(self) -> list[int]:
-        """Daemons of ranks that are over: nobody else asks them to end, and new ranks may want their ports."""
+        """Daemons of ranks that are over: no other process ends them, and new ranks may need their ports."""
         return [
             process.pid
             for process in guard.ranks_up_to(self._stopped_generation)
@@ -213,7 +213,7 @@ class Launcher:
         self._tree.kill()
 
     def _end_everything(self) -> None:
-        """Also after an error of ours: what is below us would go on without anybody."""
+        """Kills all that is left, also after an error of ours: the processes below us would continue unsupervised."""
         while not self._tree.empty:
             self._tree.kill()
             time.sleep(0.01)
@@ -262,7 +262,7 @@ class Launcher:
 
 
 def write_exit_file(run_directory: Path, leaving: Leaving) -> None:
-    """Leaves word of how the launcher ended, for those whose child it is not; best effort, as the disk may be full."""
+    """Records how the launcher ended, for processes that are not its parent; best effort, as the disk may be full."""
     path = run_directory / "exit.json"
     content = {
         "exit_code": leaving.exit_code,

@@ -75,7 +75,7 @@ class Mode(Protocol):
         """Takes the next step towards what is desired; called after everything that happens."""
 
     def observe(self, exits: list[Exit]) -> None:
-        """Hears of children that ended."""
+        """Receives the children that ended."""
 
     def settle(self) -> None:
         """Draws the conclusion; called when nothing of the command is left."""

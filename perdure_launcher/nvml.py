@@ -36,7 +36,7 @@ class DeviceUsage:
 class Devices:
     """The node's GPUs; none where the library is missing or has no driver below it.
 
-    Looked for when first asked about: waking a driver can take seconds, which nobody should wait for without need.
+    It is loaded at the first use: waking a driver can take seconds, which no process should wait for without need.
     """
 
     def __init__(self, library: str = LIBRARY) -> None:

@@ -1,8 +1,8 @@
 """Recognises, in the training process itself, a training that takes no part in the job's world.
 
 Several such nodes would be several trainings over one checkpoint folder, and each would look healthy. The launcher sees
-processes from outside; what they are is known here: whether one steps an optimizer although nobody gave it a place, and
-with whom a rank forms its process group. Loaded by `import torch` in everything that the command starts.
+processes from outside; what they are is known here: whether one steps an optimizer although no world gave it a place,
+and with whom a rank forms its process group. Loaded by `import torch` in everything that the command starts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STEPS_BEFORE_A_GROUP = 10
 _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0")
 
 _WITHOUT_PLACE = (
-    "this process trains although nobody gave it a place: it was started without torchrun, so {consequence}. "
+    "this process trains although no world gave it a place: it was started without torchrun, so {consequence}. "
     "`accelerate launch` does this unless --multi_gpu and at least two processes are asked for, and so does a script "
     "that runs plain python. Start the ranks with torchrun (scripts that use accelerate run under it as they are), or "
     "set the role's `rendezvous` to `env`, and Perdure starts one process per rank itself. If it is meant to train "
@@ -181,7 +181,7 @@ def _watch_for_apart(place: Place) -> None:
 
 
 def _stop(run_directory: Path, detail: str) -> None:
-    """Tells the agent, and lets nothing go on before it knows."""
+    """Reports to the agent, and blocks this process until the agent knows."""
     # Not at the top: every rank imports this module, and next to none needs it.
     from .client import AgentConnection, AgentGone, AgentRefused
 

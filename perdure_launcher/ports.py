@@ -34,7 +34,7 @@ class PortPool:
 
         Args:
             address: Where others reach this node. Listened on alone where it is one of ours, else on all addresses
-                (behind address translation it is nobody's).
+                (behind address translation no interface has it).
             listening: Whether the sockets listen; else they only keep others from taking the ports.
             allowed: The ports to choose from; None for any that are free.
             start: Where to begin in `allowed`, counted round and round: a pool that follows another one should not
@@ -95,7 +95,7 @@ class PortPool:
         """Hands out the socket of a port; one that is not of the pool is opened now.
 
         Raises:
-            OSError: if the port belongs to somebody else.
+            OSError: if the port belongs to another process.
         """
         return self._sockets.pop(port, None) or self._bind(port)
 

@@ -50,7 +50,7 @@ def die_with_parent() -> None:
 
 
 def begin_child() -> None:
-    """Between fork and exec: the child dies with us, and hears the signals that whoever started us may ignore.
+    """Between fork and exec: the child dies with us, and receives the signals that our parent may ignore.
 
     A shell ignores SIGINT and SIGQUIT in what it starts in the background, and exec passes that on. torchrun handles
     these signals, so its ranks would start with the default anyway.
@@ -136,7 +136,7 @@ def resident_bytes(pid: int) -> tuple[int, int]:
 
 
 def available_bytes() -> int | None:
-    """Memory of this machine that can be used without taking any away; None where the kernel does not say so."""
+    """Memory of this machine that can be used without taking any away; None where the kernel does not report it."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             sizes = dict(line.split(":", 1) for line in file)

@@ -98,7 +98,7 @@ class ProgressWriter:
     """One rank's progress file, mapped into memory."""
 
     def __init__(self, path: Path, *, generation: int, pid: int, source: int) -> None:
-        """Opens the file, and takes it over from whoever wrote it before.
+        """Opens the file, and takes it over from the process that wrote it before.
 
         Raises:
             OSError: if the file cannot be made.

@@ -47,7 +47,7 @@ class StepCounter:
     """Counts the steps of this process's optimizers into its progress file.
 
     Several optimizers that step in turn (a GAN, or one per layer) count as one: the count is that of the furthest. One
-    that is made later goes on where the others are, so that the count never stands still for long. Steps inside a graph
+    that is made later continues where the others are, so that the count never stalls for long. Steps inside a graph
     of `torch.compile` are not seen: to count them would break the graph.
     """
 
@@ -125,7 +125,7 @@ def _keep_uncaught_exceptions() -> None:
 
 
 def _stay_with_parent() -> None:
-    """A rank whose torchrun is gone must not train on: nobody would stop it, or hear of it."""
+    """A rank whose torchrun is gone must not train on: nothing would stop it, or learn of it."""
     from .processes import die_with_parent, pid_namespace, read_process
 
     number, _, namespace = os.environ.get(PARENT_VARIABLE, "").partition(" ")

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _DRAIN = timedelta(seconds=1)
 _REFUSED = re.compile(r"\bRendezvousError: (?P<reason>.+)")
-"""The last line of torchrun's own end, where our rendezvous says why it cannot go on."""
+"""The last line of torchrun's own end, where our rendezvous says why it cannot continue."""
 _NOT_REGISTERED = f"rendezvous backend '{BACKEND}' is not registered"
 _NOT_REGISTERED_EXPLAINED = (
     "torchrun does not find Perdure's rendezvous plugin: PYTHONPATH was overwritten between the launcher and torchrun "
@@ -90,7 +90,7 @@ class TorchrunMode:
             elif ended.code == 0:
                 tree.terminate_leftovers(self._node.config.stop_grace)
             else:
-                # Ranks without their torchrun would go on alone, and write where their successors read.
+                # Ranks without their torchrun would continue alone, and write where their successors read.
                 tree.kill()
 
     def settle(self) -> None:

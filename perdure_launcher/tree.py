@@ -87,8 +87,8 @@ class ProcessTree:
     ) -> int:
         """Starts a process in its own session, with stdout and stderr going to `output`.
 
-        A companion stands beside the command, with what it starts in its own process group: it goes on when the command
-        ends, until it is dismissed.
+        A companion stands beside the command, with what it starts in its own process group: it continues when the
+        command ends, until it is dismissed.
 
         Raises:
             CommandFailed: if it cannot be started.
@@ -107,7 +107,7 @@ class ProcessTree:
             )
         except OSError as error:
             raise _explain(error, command, env=env, workdir=workdir) from error
-        # Reaped by `reap` and nobody else: Popen's own bookkeeping must not wait for it, nor warn.
+        # Only `reap` reaps it: Popen's own bookkeeping must not wait for it, nor warn.
         process.returncode = 0
         if companion:
             self._companions.add(process.pid)
@@ -177,7 +177,7 @@ class ProcessTree:
         self._companions.clear()
 
     def _left(self) -> list[int]:
-        """What the command has started and left, dead children that nobody has waited for not counted."""
+        """What the command has started and left, dead children that were not waited for yet not counted."""
         return [
             process.pid
             for process in processes.descendants()

@@ -90,9 +90,9 @@ class EdgeBatch:
             await workflow.wait_condition(lambda: self._has_news or self._wound_down or self._stopped)
             if self._stopped:
                 return
-            farewell, adoptions = self._wound_down, self._adoptions
+            winding_down, adoptions = self._wound_down, self._adoptions
             sent = await self._send()
-            if farewell:
+            if winding_down:
                 if self._adoptions != adoptions:
                     # Meanwhile a job has adopted this group, and would wait for its nodes forever.
                     continue

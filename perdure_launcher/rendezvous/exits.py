@@ -1,6 +1,6 @@
 """Learns from torchrun why ranks ended, and hurries those that torchrun is ending.
 
-torchrun tells no plugin why a worker died. It says so in its log, so we listen there: in a filter, which sees each
+torchrun tells no plugin why a worker died. It logs the reason, so we listen there: in a filter, which sees each
 record and changes nothing about what the user sees. It also waits 30 s for every rank that handles SIGTERM, although
 the ranks of a dead generation have nothing left to save.
 """
@@ -64,7 +64,7 @@ class ExitWatch(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Lets every record pass."""
-        # torchrun must go on whatever its log looks like in a release that we do not know.
+        # torchrun must continue whatever its log looks like in a release that we do not know.
         with contextlib.suppress(Exception):
             message, arguments = str(record.msg), record.args if isinstance(record.args, tuple) else ()
             if message.startswith(_FAILED):

@@ -23,7 +23,7 @@ class WorldFeed(threading.Thread):
             session: With the agent.
             after: Generations up to this one are of no interest.
             stage: The number of this torchrun in its command, from 0.
-            prepare: Called with each new world before anybody else hears of it, in the feed's thread.
+            prepare: Called with each new world before any other thread receives it, in the feed's thread.
         """
         super().__init__(name="worlds", daemon=True)
         self._session = session

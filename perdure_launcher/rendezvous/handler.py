@@ -1,7 +1,8 @@
 """torchrun's rendezvous, held by the job: worlds come from the agent, and no node waits on another one.
 
 torchrun asks `num_nodes_waiting()` ten times a second, and restarts its ranks when it says 1; `next_rendezvous()` then
-returns the world that is already there. While the agent is away ranks train on, and what waits goes on waiting.
+returns the world that is already there. While the agent is away ranks continue to train, and what waits continues to
+wait.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class PerdureRendezvous(RendezvousHandler):
         return True
 
     def is_closed(self) -> bool:
-        """Never: whether the job goes on is not for one node to say."""
+        """Never: whether the job continues is not for one node to say."""
         return False
 
     def set_closed(self) -> None:
@@ -167,7 +168,7 @@ class PerdureRendezvous(RendezvousHandler):
             return self._enter(world)
 
     def shutdown(self) -> bool:
-        """torchrun leaves, with success or not; the job goes on without it."""
+        """torchrun leaves, with success or not; the job continues without it."""
         self._session.close()
         self._ports.close()
         if self._warm is not None:
@@ -228,7 +229,8 @@ class PerdureRendezvous(RendezvousHandler):
         raise SystemExit(SUPERSEDED_EXIT_CODE)
 
     def _await_the_end_of_the_command(self, generation: int) -> None:
-        """A shell script that does not look at exit codes would go on to its next line: it is ended with us."""
+        """Waits for SIGTERM: a shell script that ignores exit codes would continue with its next line, so it is ended
+        with us."""
 
         def leave(number: int, frame: object) -> None:
             raise SystemExit(SUPERSEDED_EXIT_CODE)
@@ -259,7 +261,7 @@ class PerdureRendezvous(RendezvousHandler):
     def _prepare_to_join(self) -> None:
         """Where the job is elastic the others may be training, and stop for us: by then our ranks start at once.
 
-        Where it is not they stand still until we are there, and prepare their own ranks while we prepare ours.
+        Where it is not they wait until we are there, and prepare their own ranks while we prepare ours.
         """
         if self._warm is not None and self._parameters.min_nodes < self._parameters.max_nodes:
             self._warm.wait_until_warm(PREPARATION)
@@ -319,7 +321,8 @@ class PerdureRendezvous(RendezvousHandler):
         )
 
     def _say_ready_again(self) -> None:
-        """An agent that was away may have forgotten that somebody waits; never what failed, which it had to keep."""
+        """An agent that was away may have forgotten that this torchrun waits; never what failed, which it had to
+        keep."""
         if self._waiting_since == self._entered and not self._outbox.holds(_READY):
             self._say_ready(())
 

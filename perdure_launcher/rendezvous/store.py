@@ -50,13 +50,13 @@ class WorldStore:
         """The value, without ever waiting for another node.
 
         Raises:
-            KeyError: if nobody on this node has set it, and the world does not say it.
+            KeyError: if no process on this node has set it, and the world does not say it.
         """
         if (match := _ASSIGNED.fullmatch(key)) and int(match[1]) == self._world.group_rank:
             base, size = self._world.base_rank, self._world.world_size
             return json.dumps([base, size, base, size]).encode()
         if _ROLE_INFO.fullmatch(key) and key not in self._values:
-            # Of another node. Group rank 0 derives everybody's ranks from these, and nobody reads its result.
+            # Of another node. Group rank 0 derives all ranks from these, and nothing reads its result.
             return self._values[f"torchelastic/role_info/{self._world.group_rank}"]
         return self._values[key]
 

@@ -1,6 +1,6 @@
 """Forks ranks from this process, which imports for them what they have told to import.
 
-A forked process tries the imports first: what it fails in, or finds unfit for a fork, is nobody's loss, and left out.
+A forked process tries the imports first: what it fails in, or finds unfit for a fork, costs nothing, and is left out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Forks:
     """The forks of this process. It has one thread and has touched no device, so that they are as good as new."""
 
     def __init__(
-        self, *, folder: str, imports: Imports, traces: Traces, loop: Loop, let_go: Callable[[], None], unfit: str = ""
+        self, *, folder: str, imports: Imports, traces: Traces, loop: Loop, release: Callable[[], None], unfit: str = ""
     ) -> None:
         """Creates them.
 
@@ -44,14 +44,14 @@ class Forks:
             imports: What this process has imported.
             traces: What that has left behind.
             loop: Waits for what this process has begun.
-            let_go: Called in each fork: closes what belongs to this process and its other ranks.
+            release: Called in each fork: closes what belongs to this process and its other ranks.
             unfit: Why nothing can be forked at all; empty where it can.
         """
         self._folder = folder
         self._imports = imports
         self._traces = traces
         self._loop = loop
-        self._let_go = let_go
+        self._release = release
         self._unfit = unfit
         self._trials = 0
         self._trial_result: int | None = None
@@ -108,7 +108,7 @@ class Forks:
         if pid == 0:
             if self._trial_result is not None:
                 os.close(self._trial_result)
-            self._let_go()
+            self._release()
         return pid
 
     def _try(self, learned: Learned, then: Tried) -> None:

@@ -211,7 +211,7 @@ def _freeze() -> None:
 
 @contextlib.contextmanager
 def _as_in_the_rank(plan: Plan) -> Generator[None]:
-    """Python's start goes on after us: only then does it add the script's folder to the path, and name the script."""
+    """Python's start continues after us: only then does it add the script's folder to the path, and name the script."""
     main = sys.modules["__main__"]
     folder = _script_folder(plan)
     if folder is not None:

@@ -1,9 +1,9 @@
 """The warm interpreter: Python, stopped in its own start with torch imported, which starts the ranks of its node.
 
 It is started with the ranks' command line and calls `wait_to_become_a_rank` from a `sitecustomize` that stands first on
-its path. There it imports, serves requests, and returns only in processes that it forked: those go on with their start
-and run the script. It has one thread, has run no operation and touched no device, so that a fork of it is as good as
-new. A standby is started in the same way, and returns once it is that rank.
+its path. There it imports, serves requests, and returns only in processes that it forked: those continue with their
+start and run the script. It has one thread, has run no operation and touched no device, so that a fork of it is as good
+as new. A standby is started in the same way, and returns once it is that rank.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REFUSED = 1
 def wait_to_become_a_rank() -> None:
     """Serves until the process is killed. Returns in ranks, which then are as if they had just been started.
 
-    The caller must end the process where this raises: to go on would run the script outside any world.
+    The caller must end the process where this raises: to continue would run the script outside any world.
     """
     # Killed with the process that started it, and its ranks with it, as torchrun's own would be.
     die_with_parent()

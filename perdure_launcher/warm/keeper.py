@@ -1,4 +1,5 @@
-"""Keeps one warm interpreter beside whoever starts ranks: torchrun's rendezvous handler, or the launcher itself."""
+"""Keeps one warm interpreter beside the process that starts ranks: torchrun's rendezvous handler, or the launcher
+itself."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ SETTLING = timedelta(seconds=60)
 """After a start of ranks that do not show their first step, their imports are over."""
 
 _MOST_STARTS = 3
-"""A warm interpreter that dies again and again (the node's memory, say) is not started for ever."""
+"""A warm interpreter that dies again and again (the node's memory, say) is not started again forever."""
 
 _LONGEST_INTERPRETER = 120
 """Older kernels cut a script's first line off after 127 bytes."""
@@ -49,7 +50,7 @@ from perdure_launcher.warm.stand_in import main
 main()
 """
 
-# Python itself would go on to the script where this raised, which then ran outside any world.
+# Python itself would continue with the script where this raised, which then ran outside any world.
 _SITECUSTOMIZE = """\
 try:
     from perdure_launcher.warm.interpreter import wait_to_become_a_rank
@@ -65,7 +66,8 @@ except BaseException:
 
 
 def offer(folder: Path, environment: MutableMapping[str, str], *, python: str = sys.executable) -> str:
-    """Has ranks started through the stand-in: by a torchrun with this environment, or by whoever starts its executable.
+    """Has ranks started through the stand-in: by a torchrun with this environment, or by a process that starts its
+    executable.
 
     Returns:
         Why that is not possible; empty where it is.
@@ -227,7 +229,7 @@ def prepare(folder: Path, python: str) -> Path:
     """Writes the programs of warm starts; returns the stand-in."""
     start = folder / START
     start.mkdir(parents=True, exist_ok=True)
-    # Whole or not at all: one that was begun early may be reading it, and must never find it empty and go on.
+    # Whole or not at all: one that was begun early may be reading it, and must never find it empty and continue.
     scratch = start / f"sitecustomize.{os.getpid()}"
     scratch.write_text(_SITECUSTOMIZE, encoding="utf-8")
     scratch.replace(start / "sitecustomize.py")

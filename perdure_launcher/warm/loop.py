@@ -23,7 +23,7 @@ class Loop:
         self._poll.unregister(descriptor)
 
     def attend(self, timeout_s: float | None) -> None:
-        """Handles what has happened, and waits for something to happen at most so long; None is for ever."""
+        """Handles what has happened, and waits for something to happen at most so long; None: without limit."""
         for descriptor, _ in self._poll.poll(None if timeout_s is None else timeout_s * 1000):
             if handler := self._handlers.get(descriptor):
                 handler()

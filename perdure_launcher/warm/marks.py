@@ -70,7 +70,7 @@ def end_children() -> None:
 def holds_devices() -> bool:
     """Whether this process has woken the driver of a GPU, which then works in no fork of it.
 
-    `torch.cuda.is_initialized()` does not say so of `torch.cuda.is_available()`, which asks the driver.
+    `torch.cuda.is_initialized()` is false after `torch.cuda.is_available()`, which wakes the driver.
     """
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

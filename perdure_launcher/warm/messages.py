@@ -50,7 +50,7 @@ class Request:
 
 
 def read_message(connection: socket.socket) -> Request | Learned | None:
-    """What a stand-in or a rank has sent; None for somebody who only waits for the answer.
+    """What a stand-in or a rank has sent; None for a peer that only waits for the answer.
 
     Raises:
         OSError, ValueError, KeyError, TypeError, IndexError: if it is none of these.
@@ -126,7 +126,7 @@ def answer(connection: socket.socket, line: str) -> None:
 
 
 def has_closed(connection: socket.socket) -> bool:
-    """Whether nobody waits for the answer any more."""
+    """Whether the peer has stopped waiting for the answer."""
     gone = select.poll()
     gone.register(connection.fileno(), select.POLLRDHUP)
     return bool(gone.poll(0))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from types import FrameType
 
 ALL = "*"
-"""In the place of a name: somebody goes through all variables."""
+"""In the place of a name: code iterates over all variables."""
 
 _PATHS = sysconfig.get_paths()
 _STANDARD = (_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep)
@@ -35,7 +35,7 @@ class _Watched(os._Environ[str]):  # pyright: ignore[reportPrivateUsage]
 
 
 _walks: list[_Watched] = []
-"""Somebody goes through all variables, and what is read meanwhile is a part of that."""
+"""Iterations over all variables; what is read meanwhile is a part of them."""
 _notes: list[Callable[[str, str], None]] = []
 
 

@@ -51,7 +51,7 @@ class Server:
 
         Args:
             plan: What ranks it starts.
-            folder: Where it leaves word of what it has learned.
+            folder: Where it records what it has learned.
             listening: Its socket.
             imports: What this process has imported.
             traces: What that has left behind.
@@ -71,7 +71,7 @@ class Server:
             imports=imports,
             traces=traces,
             loop=self._loop,
-            let_go=self._let_go,
+            release=self._release,
             unfit=unfit_for_forks,
         )
         self._standbys = Standbys(plan=plan, folder=folder, loop=self._loop)
@@ -145,10 +145,10 @@ class Server:
         self._loop.watch(rank.connection.fileno(), lambda: self._pass_on(rank))
         return False
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """In a forked process: what belongs to the server, and to its ranks."""
         self._listening.close()
-        self._standbys.let_go()
+        self._standbys.release()
         for ended, rank in self._ranks.items():
             os.close(ended)
             rank.connection.close()

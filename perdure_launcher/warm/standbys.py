@@ -32,7 +32,7 @@ _NO_ROOM_YET = timedelta(seconds=60)
 _ORDER_TIMEOUT = timedelta(seconds=5)
 _MOST_REFUSALS = 8
 _MOST_DEATHS = 3
-"""Of standbys that were never used. What dies again and again (the node's memory, say) is not started for ever."""
+"""Of standbys that were never used. What dies again and again (the node's memory, say) is not started again forever."""
 _ROOM = 3
 """How many times the interpreter's own memory must be free: a standby takes about one, and ranks may still grow."""
 
@@ -151,7 +151,7 @@ class Standbys:
         except OSError as error:
             self._fail(f"a standby cannot be started: {error}")
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """In a fork: closes what it shall not have."""
         for standby in self._alive:
             standby.control.close()
@@ -175,7 +175,7 @@ class Standbys:
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-        # Waited for by us and nobody else: Popen's own bookkeeping must not warn.
+        # Only this class waits for it: Popen's own bookkeeping must not warn.
         process.returncode = 0
         standby = _Standby(
             pid=process.pid,
@@ -229,7 +229,7 @@ class Standbys:
         self._leave_word()
 
     def _discard(self, standby: _Standby) -> None:
-        """Ends it; that it has ended is heard of later."""
+        """Ends it; its end is noticed later."""
         standby.discarded = True
         os.kill(standby.pid, signal.SIGKILL)
 

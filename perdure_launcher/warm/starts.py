@@ -26,7 +26,7 @@ class Start:
 
 
 def say_all_cold(folder: Path, reason: str) -> None:
-    """Writes down why ranks are started without the stand-in, which would say so for each."""
+    """Writes down why ranks are started without the stand-in, which would report it for each."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ALL_COLD).write_text(well_formed(reason), encoding="utf-8")
