@@ -1,7 +1,7 @@
 """An ordinary DDP script: it knows torchrun and its own checkpoint, and nothing of Perdure.
 
 Learns which arm of a spiral a point lies on, on CPUs. Every process takes its share of a global batch that stays the
-same whatever the world's size; rank 0 saves a checkpoint now and then, and whoever starts resumes from it.
+same whatever the world's size; rank 0 saves a checkpoint now and then, and each start resumes from it.
 
     torchrun --nproc-per-node 2 train.py --steps 300
 """

@@ -33,7 +33,7 @@ LOOK = 2.0
 AWAY = (0.5, 12.0)
 """Seconds for which a killed worker or server stays away."""
 FROZEN = (1.0, 15.0)
-"""Seconds for which an agent stands still."""
+"""Seconds for which an agent is frozen."""
 
 
 class Chaos:

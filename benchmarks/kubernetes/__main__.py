@@ -96,7 +96,7 @@ def main(
     folder = (out or OUT / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     bench = Bench(folder, timeout_seconds=timeout, console=Console(highlight=False))
-    bench.say(f"to go on after an interruption: --out {folder}")
+    bench.say(f"to continue after an interruption: --out {folder}")
     try:
         asyncio.run(
             bench.run(faults=fault or list(FaultName), runs=runs, large=large, nodes=nodes, lost=lost, hold=hold)

@@ -241,7 +241,7 @@ async def _undisturbed(trial: FaultTrial, victim: Victim, log: StepLog, before: 
             "ok": incident is None and pause <= LONGEST_PAUSE,
             "stepping": pause,
             "title": incident.title if incident else "",
-            "action": incident.action if incident else "nothing: training went on",
+            "action": incident.action if incident else "nothing: training continued",
         }
     )
 

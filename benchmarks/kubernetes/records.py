@@ -1,4 +1,4 @@
-"""What the benchmark writes down: as JSON, so that a cut-off run can go on where it was."""
+"""What the benchmark writes down: as JSON, so that a cut-off run can continue where it was."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FaultName(StrEnum):
 
     @property
     def interrupts(self) -> bool:
-        """Whether training must stand still for it: what only watches over it may go without that."""
+        """Whether training must stop for it; the loss of what only watches over training must not stop it."""
         return self not in (FaultName.KUBELET_STOPPED, FaultName.WORKER_KILLED)
 
 
@@ -38,7 +38,7 @@ class FaultTrial(Record):
     ok: bool
     """All ranks step again; where nothing had to stop, nothing did."""
     noticed: float | None = None
-    """Until the job heard of it; None where there is nothing that it should do."""
+    """Until the job learned of it; None where there is nothing that it should do."""
     decided: float | None = None
     stepping: float | None = None
     """Until all ranks of the new world stepped; where nothing had to stop, the longest pause between two steps."""

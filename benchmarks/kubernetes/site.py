@@ -30,7 +30,7 @@ CANCEL_SECONDS = 60.0
 
 
 class BenchmarkApi(KubernetesApi):
-    """With what nobody but the benchmark needs."""
+    """The client, with what only the benchmark needs."""
 
     async def count(self, path: str, *, fields: str = "") -> int:
         """How many objects a collection has, without having them sent; with `fields`, whether one matches."""
@@ -86,7 +86,7 @@ class Site:
                 await self.client.wait(job)
 
     async def clear(self) -> None:
-        """Removes all pods of the namespace, whoever made them."""
+        """Removes all pods of the namespace, whatever made them."""
         await self.api.delete(self.pods_path, grace=0)
         await eventually(
             lambda: _none_left(self), seconds=CANCEL_SECONDS, otherwise="pods of the last measurement stayed"
@@ -127,7 +127,7 @@ async def eventually(
 
     Args:
         look: Asks once.
-        seconds: How long this goes on.
+        seconds: How long to repeat.
         otherwise: What is the matter then.
         pause: Seconds between two questions.
 

@@ -160,7 +160,7 @@ def main(
         Path | None, typer.Option(help="Folder for results. One that has some is continued, so a cut-off run resumes.")
     ] = None,
 ) -> None:
-    """Kills workers and nodes under torchrun, DLRover and Perdure, and compares how soon training goes on."""
+    """Kills workers and nodes under torchrun, DLRover and Perdure, and compares how soon training continues."""
     if quick:
         runs, peer_runs, lease_only_runs = (min(n, QUICK_RUNS) for n in (runs, peer_runs, lease_only_runs))
     if trials_a:
@@ -183,7 +183,7 @@ def main(
             wanted = {(SystemName.PERDURE, Scenario.WORKER): trials_a}
         trials = plan(wanted, done=bench.results.read())
         minutes = forecast_seconds(trials) / 60
-        bench.say(f"{len(trials)} trials, about {minutes:.0f} min; to go on after an interruption: --out {folder}")
+        bench.say(f"{len(trials)} trials, about {minutes:.0f} min; to continue after an interruption: --out {folder}")
         await bench.run(trials, steady_seconds=steady if SystemName.PERDURE in systems else 0)
 
     try:

@@ -40,7 +40,7 @@ class PeerJob(ABC):
         return tree(self._nodes[node].pid)
 
     async def forbid_replacement(self) -> None:
-        """Nobody but us would start one."""
+        """Nothing to do: only this benchmark would start one."""
 
     async def replace(self, node: int) -> None:
         await self._nodes[node].wait()

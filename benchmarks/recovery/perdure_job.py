@@ -34,7 +34,7 @@ CAPACITY_FILE = "capacity"
 """In the state folder: how many nodes this machine can hold."""
 
 INCIDENT_SECONDS = 15.0
-"""The job hears of the first step a moment after the step."""
+"""The job learns of the first step a moment after the step."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What one trial gives: written as a line of JSON, so that a cut-off run can go on where it was."""
+"""What one trial gives: written as a line of JSON, so that a cut-off run can continue where it was."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SystemName(StrEnum):
     PERDURE_WITHHELD = "perdure, lease only"
     """The backend says nothing: leases and peers must do."""
     FLOOR = "bare processes"
-    """Nobody: the ranks alone, from nothing to their first step."""
+    """No system: the ranks alone, from nothing to their first step."""
 
 
 OURS = (SystemName.PERDURE, SystemName.PERDURE_COLD, SystemName.PERDURE_WITHHELD)
@@ -80,7 +80,7 @@ class Composition(Record):
     happened: float | None = None
     """The first sign of it on a node, or at the backend."""
     noticed: float | None = None
-    """The job heard of it."""
+    """The job learned of it."""
     decided: float | None = None
     commanded: float | None = None
     """The last surviving agent had the new world."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 STEPS_THAT_COUNT = 5
-"""A world that steps once and dies has not recovered; one that goes on this far has."""
+"""A world that steps once and dies has not recovered; one that continues this far has."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ProcessStart:
 
 @dataclass(frozen=True)
 class WorldStart:
-    """All ranks of one world stepped, and went on."""
+    """All ranks of one world stepped, and continued."""
 
     time: float
     """When the last of them made its first step."""

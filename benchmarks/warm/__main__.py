@@ -130,7 +130,7 @@ def main(
         minutes = forecast_seconds(trials) / 60
         bench.kills.say(
             f"{len(trials)} kills, about {minutes:.0f} min, then {sum(kinds.values())} of scripts; "
-            f"to go on after an interruption: --out {folder}"
+            f"to continue after an interruption: --out {folder}"
         )
         await bench.kills.run(trials, steady_seconds=0)
         await bench.kill_in_scripts(kinds)

@@ -25,7 +25,7 @@ NODES = 2
 START_SECONDS = 180.0
 RECOVER_SECONDS = 120.0
 STEPS = 3
-"""A world that made so many goes on."""
+"""A world that made so many continues."""
 
 
 class ScriptTrial(BaseModel):

@@ -1,6 +1,6 @@
 """One rank that trains when it is told to: for each line it reads it times a block of steps, in seconds.
 
-Run both forked and started; whoever compares the two has them step in turn.
+Run both forked and started; the comparison has them step in turn.
 """
 
 import os

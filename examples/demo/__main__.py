@@ -132,7 +132,7 @@ class Demo:
         self.say("  run it with --keep, and see what its nodes printed in the folder that it names")
 
     async def _settled(self, client: Client) -> None:
-        """Waits until the job says itself that it runs at full size and nothing is under way."""
+        """Waits until the job says itself that it runs at full size and that no repair is in progress."""
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             status = await client.status(NAME)

@@ -1,4 +1,4 @@
-"""What the training itself wrote down: the judge of whether steps went on."""
+"""What the training itself wrote down: the judge of whether steps continued."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def _ensure_source(source: Source, report: Report) -> dict[str, Path]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Alone among processes; whoever comes later finds what is there then."""
+    """Admits one process at a time; a later one finds what is there then."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -119,7 +119,7 @@ class Cluster:
         return image
 
     def kill_api_server(self) -> None:
-        """Nodes and pods go on without it."""
+        """Nodes and pods continue without it."""
         self._processes.kill("kube-apiserver")
 
     def start_api_server(self) -> None:

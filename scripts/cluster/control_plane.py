@@ -14,7 +14,7 @@ from scripts.cluster.processes import Processes, await_that
 
 SERVER = f"https://{API_ADDRESS}:443"
 _LOOPBACK = "127.213.0.1"
-"""Where nobody else's etcd listens."""
+"""Where no other etcd listens."""
 _CONTROLLERS = ("kube-controller-manager", "kube-scheduler")
 _GATES = "GenericWorkload=true,GangScheduling=true"
 """Kubernetes' own gangs, which are still alpha; pods that are in none notice nothing of them."""

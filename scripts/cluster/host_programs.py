@@ -9,8 +9,8 @@ from typing import Any
 from scripts.cluster.images import host_mounts
 
 _NO_NAMES = {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}
-"""The cluster has no name server, and torch asks one for the name of each address that it connects to. Nobody listens
-there, so it hears no at once instead of after 10 seconds."""
+"""The cluster has no name server, and torch asks one for the name of each address that it connects to. Nothing listens
+there, so it is refused at once instead of after 10 seconds."""
 
 
 def with_host_programs(*writable: Path) -> dict[str, Any]:

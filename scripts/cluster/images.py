@@ -45,10 +45,10 @@ _FOLDERS = ("bin", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", 
 _SHELL_COMMANDS = ("sh", "cat", "cp", "echo", "env", "id", "ls", "mkdir", "sleep", "test", "touch", "true")
 
 USER = "65532:65532"
-"""Whom Perdure's image runs as: nobody in particular, and not root."""
+"""The user of Perdure's image: no user of the host, and not root."""
 
 COMMAND = ("python3", "-m", "perdure.worker", "--backend", "kubernetes")
-"""What Perdure's image runs where nobody says otherwise; agents' containers do."""
+"""What Perdure's image runs by default; agents' containers run something else."""
 
 OUR_PACKAGES = ("perdure", "workflows", "activities", "agent", "perdure_launcher")
 
@@ -223,7 +223,8 @@ def _file(name: str, content: Path | bytes, *, mode: int | None = None) -> _Entr
         info.size, info.mode = len(content), mode or 0o644
         return info, content
     status = content.stat()
-    # Readable for whoever a container runs as; compiled modules are valid only beside sources of the same time.
+    # Readable for every user that a container may have; compiled modules are valid only beside sources of the same
+    # time.
     info.size, info.mtime = status.st_size, int(status.st_mtime)
     info.mode = mode or (0o755 if status.st_mode & 0o100 else 0o644)
     return info, content

@@ -88,7 +88,7 @@ class Node:
         )
 
     def kill_kubelet(self) -> None:
-        """Ends the kubelet; containers go on."""
+        """Ends the kubelet; containers continue."""
         self._processes.kill(f"{self.name}-kubelet")
 
     def _kubelet_configuration(self, address: str, certificate: Path, key: Path) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _network(number: int, folder: Path) -> dict[str, Any]:
         "ranges": [[{"subnet": pod_network(number)}]],
         "routes": [{"dst": "0.0.0.0/0"}],
     }
-    # Routed, not masqueraded: pods meet each other and this machine by their own addresses, and nobody else.
+    # Routed, not masqueraded: pods reach only each other and this machine, by their own addresses.
     plugin = {"type": "bridge", "bridge": bridge(number), "isGateway": True, "ipMasq": False, "ipam": addresses}
     return {"cniVersion": "1.0.0", "name": bridge(number), "plugins": [plugin]}
 

@@ -15,7 +15,7 @@ import psutil
 
 
 class Processes:
-    """Long-lived processes that outlive whoever started them, recorded in a folder."""
+    """Long-lived processes that outlive the process that started them, recorded in a folder."""
 
     def __init__(self, *, records: Path, logs: Path) -> None:
         self._records = records
@@ -68,7 +68,7 @@ class Processes:
 
 
 def kill_all(processes: Iterable[psutil.Process], *, within: float = 20.0) -> None:
-    """SIGKILL; returns when all have ended, whether or not whoever must reap them has done so.
+    """SIGKILL; returns when all have ended, whether or not their parents have reaped them.
 
     Raises:
         TimeoutError: if one does not end.

@@ -17,7 +17,7 @@ DELETED, KUBELET = FaultName.POD_DELETED, FaultName.KUBELET_STOPPED
 TRIALS = [
     FaultTrial(fault=DELETED, number=1, ok=True, noticed=0.4, decided=0.4, stepping=8.0, action="replace node 1"),
     FaultTrial(fault=DELETED, number=2, ok=True, noticed=0.6, decided=0.6, stepping=6.0, action="replace node 1"),
-    FaultTrial(fault=KUBELET, number=1, ok=True, stepping=0.2, action="nothing: training went on"),
+    FaultTrial(fault=KUBELET, number=1, ok=True, stepping=0.2, action="nothing: training continued"),
     FaultTrial(fault=KUBELET, number=2, ok=False, error="not stepping again within 120 s"),
 ]
 
