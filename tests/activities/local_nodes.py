@@ -32,7 +32,7 @@ def run_at_once(*command: str) -> dict[str, Any]:
 class LocalJob:
     """Requests for the nodes of one made-up job."""
 
-    LAST_WORDS = "what people come back for"
+    OUTPUT = "what people come back for"
 
     def __init__(self, state: Path, role: Mapping[str, Any] | None = None, **spec: Any) -> None:
         self.state = state
@@ -99,7 +99,7 @@ class LocalJob:
         folder = NodeFolder(self.folder(rank, incarnation))
         folder.make()
         launch.write_configurations(folder, self.request(rank, incarnation))
-        folder.log.write_text(self.LAST_WORDS)
+        folder.log.write_text(self.OUTPUT)
         folder.mark_ended(Ending(time=now() - ago, reason="deleted"))
         return folder
 

@@ -33,7 +33,7 @@ def test_kubernetes_keeps_the_name_of_an_index():
     assert seen(SKYPILOT_NODE_RANK="1") == (socket.gethostname(), 1)
 
 
-def test_what_somebody_says_wins():
+def test_an_explicit_value_wins():
     machine = this_machine("nowhere.invalid:1", node_id="me", address="10.1.2.3", environment={"SLURM_JOB_ID": "1"})
     assert (machine.node_id, machine.address) == ("me", "10.1.2.3")
 
@@ -58,7 +58,7 @@ def test_files_lie_in_the_chosen_folder_or_in_a_temporary_one_of_our_own(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_temporary_folder_that_somebody_else_made_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_temporary_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("PERDURE_STATE", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     theirs = tmp_path / f"perdure-{os.getuid()}"

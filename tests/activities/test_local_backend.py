@@ -78,7 +78,7 @@ async def test_a_killed_launcher_is_a_node_that_is_gone(backend: LocalBackend, s
             assert "killed" in gone.reason
             assert not [command for command in job.processes().values() if "-m agent" not in command]
             await eventually(lambda: not job.processes())
-        # It has ended: creating it again starts nothing, and a new watch says so.
+        # It has ended: creating it again starts nothing, and a new watch reports that.
         await backend.create(job.request())
         assert not job.processes()
         described = await backend.describe(job.ref())

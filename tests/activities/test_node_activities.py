@@ -112,7 +112,7 @@ class Running:
         self.owner = owner
 
     async def until_event(self, kind: str, *, within: float = 30.0) -> float:
-        """When the group was told of it, by this process's clock."""
+        """When it was reported to the group, by this process's clock."""
         deadline = time.monotonic() + within
         while time.monotonic() < deadline:
             heard: list[NodeEvents] = await self.group.query("events", result_type=list[NodeEvents])
@@ -206,7 +206,7 @@ async def test_the_watch_tells_that_the_job_has_closed(running: Running) -> None
         await asyncio.sleep(0.05)
 
 
-async def test_a_job_that_nobody_knows_is_not_a_closed_one(
+async def test_an_unknown_job_is_not_a_closed_one(
     temporal_server: DevServer, temporal_client: Client, tmp_path: Path
 ) -> None:
     queue = f"watched-{secrets.token_hex(4)}"

@@ -1,4 +1,4 @@
-"""Folders of old nodes: deleted long after their job's end, and never while anything of the job goes on."""
+"""Folders of old nodes: deleted long after their job's end, and never while anything of the job runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folders(state: Path) -> NodeFolders:
 
 async def open_job(client: Client, job: LocalJob) -> WorkflowHandle[None, None]:
     """Has the server know the job as running: no worker serves its queue."""
-    handle = await client.start_workflow("TrainingJob", id=job.job_id, task_queue=f"nobody-{job.uid}")
+    handle = await client.start_workflow("TrainingJob", id=job.job_id, task_queue=f"unserved-{job.uid}")
     assert handle.first_execution_run_id
     job.uid = uid_of(handle.first_execution_run_id)
     return handle
@@ -50,7 +50,7 @@ async def test_a_job_is_forgotten_when_all_of_it_is_older_than_the_retention(
     ]
     assert await delete_old_nodes(folders, temporal_client, kept_jobs=0) == 1
     assert not any(folder.exists for folder in gone)
-    assert all(folder.log.read_text() == LocalJob.LAST_WORDS for folder in kept)
+    assert all(folder.log.read_text() == LocalJob.OUTPUT for folder in kept)
     assert {path.name for path in state.iterdir()} == {"nodes"}
     assert await delete_old_nodes(folders, temporal_client, kept_jobs=0) == 0
 
@@ -107,9 +107,9 @@ async def test_a_suspended_job_has_no_process_and_keeps_its_folders(
 
 async def test_a_server_that_does_not_answer_changes_nothing(state: Path, folders: NodeFolders) -> None:
     folder = LocalJob(state).ended(ago=WEEK * 2)
-    nobody = await Client.connect("127.0.0.1:9", lazy=True)
+    unreachable = await Client.connect("127.0.0.1:9", lazy=True)
     with pytest.raises(RuntimeError):
-        await delete_old_nodes(folders, nobody, kept_jobs=0)
+        await delete_old_nodes(folders, unreachable, kept_jobs=0)
     assert folder.exists
 
 

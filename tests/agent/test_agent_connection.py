@@ -20,6 +20,6 @@ async def test_a_machine_that_answers_is_reached_whether_or_not_anybody_listens(
         assert await why_cut_off(address, port) == ""
 
 
-@pytest.mark.parametrize("address", ["255.255.255.255", "nobody.invalid"])
+@pytest.mark.parametrize("address", ["255.255.255.255", "no-host.invalid"])
 async def test_one_that_cannot_be_reached_is_named(address: str) -> None:
     assert f"{address} port 1 cannot be reached: " in await why_cut_off(address, 1)

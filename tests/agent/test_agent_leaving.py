@@ -67,7 +67,7 @@ class StoppableNode:
         assert answer["accepted"], answer
 
     async def leave(self, reason: str) -> None:
-        """Whoever started the node tells its agent."""
+        """The process that started the node tells its agent."""
         socket = NodeFolder(self.job.folder()).run_dir / "agent.sock"
         await eventually(socket.exists)
         async with (
@@ -118,7 +118,7 @@ async def test_a_second_stop_shortens_the_grace(temporal_server: DevServer, fold
     assert not (node.code / "saved").exists()
 
 
-async def test_whoever_started_the_node_ends_it_and_no_failure_is_told(
+async def test_the_starter_of_the_node_ends_it_and_no_failure_is_reported(
     temporal_server: DevServer, folders: tuple[Path, Path]
 ) -> None:
     node = StoppableNode(temporal_server, *folders, saving_takes=1, grace="30s")

@@ -56,7 +56,7 @@ async def test_what_is_written_arrives_in_order(tmp_path: Path, url: str) -> Non
             log.rotate()
         await shipper.ship()
         assert shipped(url) == log.all
-    # Another agent goes on where this one was.
+    # Another agent continues where this one was.
     log.write(b"and on")
     log.rotate()
     log.write(b" and on")

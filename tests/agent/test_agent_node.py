@@ -373,7 +373,7 @@ def test_unprotected_ranks_are_stopped_and_explained_once(bench: Bench) -> None:
     assert [one.pid for one in failure.ranks] == [11, 12]
 
 
-def test_whoever_leaves_reports_no_failure(bench: Bench) -> None:
+def test_a_node_that_leaves_reports_no_failure(bench: Bench) -> None:
     bench.apply(1)
     bench.node.leave("scaled down")
     bench.node.ready(ReadyBody(after_generation=1, ranks=(rank(),)))

@@ -193,7 +193,7 @@ async def test_numbers_grow_over_restarts_even_if_the_disk_forgets(tmp_path: Pat
         assert number > last
         last = number
     (tmp_path / "outbox.json").unlink()
-    # A count goes on from the clock, in seconds.
+    # A count continues from the clock, in seconds.
     await asyncio.sleep(max(0.0, last + 1 - time.time()))
     outbox = make(tmp_path, destination)
     outbox.put(failure(9))
@@ -228,7 +228,7 @@ async def test_an_entry_that_this_release_cannot_read_is_kept_aside_and_holds_no
     journal = json.loads((tmp_path / "outbox.json").read_text())
     (good,) = journal["entries"]
     bad = [
-        {**good, "message": {"sender": "somebody"}},
+        {**good, "message": {"sender": "not an identity"}},
         {**good, "signal": "signal_of_the_next_release"},
         "no entry at all",
     ]

@@ -54,7 +54,7 @@ async def test_it_is_told_once_and_the_command_is_started_again(agent: RunningAg
     assert await attempt(agent) == 1
     await agent.command("apply_world", agent.world(2, restart_command=True))
     assert await attempt(agent) == 2
-    # The launcher ended it at our wish, which is nobody's failure; the new one is late as well.
+    # The launcher ended it at our request, which is no failure; the new one is late as well.
     await agent.post("/v1/launcher/exited", attempt=1, generation=0, signal=15, time=time.time())
     _, again = await workflows.expect(workflows.job, "failure", count=2)
     assert (again["kind"], again["generation"]) == ("RENDEZVOUS", 2)

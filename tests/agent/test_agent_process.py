@@ -125,7 +125,9 @@ async def test_commands_for_others_and_from_the_past_are_refused(agent: RunningA
     assert not complete["accepted"]
 
 
-async def test_the_end_of_a_command_restarts_it_when_the_job_says_so(agent: RunningAgent, workflows: Workflows) -> None:
+async def test_the_end_of_a_command_restarts_it_when_the_job_requests_it(
+    agent: RunningAgent, workflows: Workflows
+) -> None:
     await agent.launcher_hello()
     await agent.command("apply_world", agent.world(1))
     ended = {"attempt": 1, "generation": 1, "exit_code": None, "signal": 9, "time": time.time(), "log_tail": "oh no"}
@@ -167,7 +169,7 @@ async def test_finished_holds_per_generation(agent: RunningAgent, workflows: Wor
     assert not await workflows.seen(workflows.job, "failure")
 
 
-async def test_an_agent_killed_and_restarted_goes_on(agent: RunningAgent, workflows: Workflows) -> None:
+async def test_an_agent_killed_and_restarted_continues(agent: RunningAgent, workflows: Workflows) -> None:
     await agent.launcher_hello()
     await agent.handler_hello()
     await agent.ready(0)
@@ -188,7 +190,7 @@ async def test_an_agent_killed_and_restarted_goes_on(agent: RunningAgent, workfl
     await workflows.expect(workflows.group, "stepping")
 
 
-async def test_a_lease_is_held_over_and_let_go(agent: RunningAgent, workflows: Workflows) -> None:
+async def test_a_lease_is_held_over_and_released(agent: RunningAgent, workflows: Workflows) -> None:
     await workflows.expect(workflows.group, "joined")
     first = await agent.start_lease(1)
     [taken] = await workflows.expect(workflows.group, "lease_taken")
@@ -268,7 +270,7 @@ async def test_an_orphan_grace_ends_training_of_a_missing_job(
 async def test_a_name_used_again_is_not_our_job(temporal_server: DevServer, workflows: Workflows, folder: Path) -> None:
     """Another job has the name: ours, which the server still knows, has closed."""
     await workflows.job.terminate("by the test")
-    await workflows.client.start_workflow(Recorder.run, id=workflows.job.id, task_queue="nobody")
+    await workflows.client.start_workflow(Recorder.run, id=workflows.job.id, task_queue="unserved")
     async with running_agent(temporal_server, workflows, folder) as agent:
         await agent.launcher_hello()
 

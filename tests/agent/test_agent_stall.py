@@ -1,4 +1,4 @@
-"""Ranks that stand still: real processes that step, frozen with SIGSTOP, beside a real agent."""
+"""Ranks that stall: real processes that step, frozen with SIGSTOP, beside a real agent."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_an_agent_that_restarts_says_that_a_stall_is_over(agent: RunningAg
         assert over["since"] is None
 
 
-async def test_ranks_that_ended_do_not_stand_still(agent: RunningAgent, workflows: Workflows) -> None:
+async def test_ranks_that_ended_are_not_stalled(agent: RunningAgent, workflows: Workflows) -> None:
     async with two_ranks(agent, 1):
         await workflows.expect(workflows.group, "stepping")
     await agent.post("/v1/rendezvous/finished", generation=1, time=time.time())

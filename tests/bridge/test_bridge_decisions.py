@@ -72,7 +72,7 @@ def test_a_running_job_takes_other_numbers_of_nodes_and_nothing_else(
     assert bool(refusal) is bool(named)
 
 
-def test_a_condition_keeps_its_time_while_it_says_the_same():
+def test_a_condition_keeps_its_time_while_it_is_the_same():
     def refused(status: ResourceStatus, message: str, minutes: int) -> ResourceStatus:
         now = NOW + timedelta(minutes=minutes)
         return statuses.refused(status, "InvalidSpec", message, generation=minutes, now=now)
@@ -101,7 +101,7 @@ async def test_many_are_looked_at_in_turn_and_what_has_happened_first():
     assert sorted(taken[1:], key=int) == [str(number) for number in range(50)]
 
 
-async def test_nobody_gets_what_another_one_holds():
+async def test_no_task_gets_what_another_one_holds():
     agenda = Agenda(per_second=1000)
     agenda.plan("one")
     assert await agenda.take() == "one"

@@ -215,7 +215,7 @@ def test_suspend_resume_scale_and_restart(command_line: CommandLine, jobs: SyncC
     finish(command_line)
 
 
-def test_ctrl_c_detaches_and_the_job_goes_on(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
+def test_ctrl_c_detaches_and_the_job_continues(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
     running = command_line.start("run", "--name", job_name, "--", "sh", "-c", WAITS)
     assert running.stdout is not None
     for line in running.stdout:
@@ -285,7 +285,7 @@ def test_doctor_finds_everything_in_order(command_line: CommandLine) -> None:
 def test_an_outage_is_shown_and_survived(
     bare_command_line: CommandLine, job_name: str, request: pytest.FixtureRequest
 ) -> None:
-    """The worker and the server die under a job that is watched; the job, and the watching, go on."""
+    """The worker and the server die under a job that is watched; the job, and the watching, continue."""
     state = bare_command_line.folder / "state"
     running = bare_command_line.start("run", "--name", job_name, "--", "sh", "-c", WAITS)
     assert running.stdout is not None

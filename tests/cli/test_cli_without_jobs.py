@@ -116,7 +116,7 @@ def test_schema_is_json_schema(bare_command_line: CommandLine) -> None:
     assert "roles" in schema["properties"]
 
 
-def test_dry_run_prints_a_file_that_says_the_same(bare_command_line: CommandLine) -> None:
+def test_dry_run_prints_an_equivalent_file(bare_command_line: CommandLine) -> None:
     shown = bare_command_line.run(
         "run", "--dry-run", "--nodes", "2:4", "--name", "same", "--env", "A=1", "--", "sh", "-c", "exit 0"
     )

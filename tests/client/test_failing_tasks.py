@@ -1,4 +1,4 @@
-"""A worker that cannot go on with a job: every view names the failing workflow task and its cause."""
+"""A worker that cannot continue a job: every view names the failing workflow task and its cause."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_no_worker_is_not_a_failing_task(temporal_client: TemporalClient):
         job = await submit(fleet, job_spec("1"))
         await running(job, nodes=1)
     name = job.id.rpartition("/")[2]
-    with pytest.raises(NoWorker, match="no worker answers") as nobody:
+    with pytest.raises(NoWorker, match="no worker answers") as unanswered:
         await Client(temporal=temporal_client).status(name)
-    assert not isinstance(nobody.value, WorkflowTaskFails)
+    assert not isinstance(unanswered.value, WorkflowTaskFails)
     await job.terminate()

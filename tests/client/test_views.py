@@ -38,7 +38,7 @@ def status(progress: Progress | None) -> JobStatus:
     )
 
 
-def test_the_lease_has_the_freshest_progress_and_the_group_the_facts() -> None:
+def test_the_lease_has_the_latest_progress_and_the_group_the_facts() -> None:
     groups = [node(0, host="a", log_path="/log", progress=Progress(step=10)), node(1, host="b")]
     leases = [LeaseHeard(rank=0, incarnation=1, view=LeaseView(epoch=3, generation=2, progress=Progress(step=12)))]
     first, second = merge_nodes([node(0, group_rank=0), node(1, group_rank=1)], groups, leases)
@@ -71,7 +71,7 @@ def test_a_lost_node_makes_no_progress() -> None:
     assert view.progress is None
 
 
-def test_a_node_whose_ranks_stand_still_says_for_how_long() -> None:
+def test_a_stalled_node_shows_for_how_long() -> None:
     stuck = node(1, group_rank=1, stalled_since=datetime.now(UTC) - timedelta(minutes=3, seconds=10))
     assert text.node_state(stuck)[1:] == ("yellow", "no step for 3m 10s")
     assert text.node_state(stuck.model_copy(update={"reachable": False}))[2] == "unreachable"

@@ -177,7 +177,7 @@ def test_what_arrives_damaged_is_not_run(tmp_path: Path, damage: Callable[[bytes
         unpacked(damaged, tmp_path)
 
 
-async def test_a_worker_that_has_no_pods_says_so(client: Client, job_name: str, tmp_path: Path) -> None:
+async def test_a_worker_that_has_no_pods_refuses(client: Client, job_name: str, tmp_path: Path) -> None:
     made(tmp_path / "code", {"train.py": (b"", False)})
     role = {"nodes": 1, "command": ["torchrun", "train.py"], "image": "torch:1"}
     spec = {"name": job_name, "backend": "kubernetes", "workdir": {"path": str(tmp_path / "code")}}

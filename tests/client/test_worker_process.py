@@ -67,7 +67,7 @@ async def test_it_serves_both_queues_is_probed_and_scraped_and_stops_cleanly(
 
 
 def get(address: str) -> str | None:
-    """What is answered there; None while nobody answers."""
+    """What is answered there; None while nothing answers."""
     try:
         with urllib.request.urlopen(address, timeout=10) as answer:
             return answer.read().decode()

@@ -171,7 +171,7 @@ def prefix_of(document: SpecDocument, count: int) -> Location:
 
 @settings(max_examples=200, deadline=None)
 @given(place=st.sampled_from(PLACES), name=st.text("abcdefgh", min_size=6, max_size=9))
-def test_a_field_that_nobody_knows_is_never_carried_into_the_specification_s_own_fields(
+def test_an_unknown_field_is_never_carried_into_the_specification_s_own_fields(
     place: tuple[str, int, Location], name: str
 ):
     fixture, index, location = place

@@ -163,7 +163,7 @@ async def resources(job: PodJob) -> AsyncIterator[Resources]:
     await eventually(served)
     yield Resources(job.api, job.namespace)
     for left in await job.api.list(collection(job.namespace)):
-        # Nobody takes it away any more, and the namespace waits for that.
+        # No process removes it any more, and the namespace waits for that.
         path = f"{collection(job.namespace)}/{left['metadata']['name']}"
         await job.api.patch(path, {"metadata": {"finalizers": None}})
 
@@ -357,7 +357,7 @@ async def test_nothing_is_missed_or_started_twice_while_bridge_and_api_server_ar
             await resources.apply(name, spec)
             await resources.until(name, is_running("1/1"))
         await bridge.end(signal.SIGKILL)
-        # As if it had been killed between a start and the first word of it.
+        # As if it had been killed between a start and the first report of it.
         path = f"{collection(resources.namespace)}/forgotten/status"
         forgotten = await resources.api.patch(path, {"status": None})
         assert forgotten is not None

@@ -1,4 +1,4 @@
-"""What each gang system is told of a job, and when a pod's turn has come: pure functions, tried with values."""
+"""What each gang system receives about a job, and when a pod's turn has come: pure functions, tried with values."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class PlayedKueue:
         await self._api.patch(f"{self._path}/{pod}/status", {"status": {"conditions": [sentence]}}, strategic=True)
         await self._api.delete(f"{self._path}/{pod}")
 
-    async def let_go(self, pod: str) -> None:
+    async def release(self, pod: str) -> None:
         content = {"metadata": {"$deleteFromPrimitiveList/finalizers": [FINALIZER]}}
         await self._api.patch(f"{self._path}/{pod}", content, strategic=True)
 
@@ -77,7 +77,7 @@ async def kueue(job: PodJob) -> AsyncIterator[PlayedKueue]:
     played = PlayedKueue(job)
     yield played
     for pod in await job.pods():
-        await played.let_go(pod["metadata"]["name"])
+        await played.release(pod["metadata"]["name"])
 
 
 @asynccontextmanager
@@ -184,7 +184,7 @@ async def test_the_elastic_part_comes_after_the_base_and_goes_without_it(
             await watch.until(NodeEventKind.GONE, rank=rank, saying="taken its place back (WorkloadEvicted: Preempted")
         assert {event.rank for event in watch.events if event.kind is NodeEventKind.GONE} == {2, 3}
 
-        # What Kueue holds of one is its place in the group, for a replacement; of the other nobody needs it.
+        # What Kueue holds of one is its place in the group, for a replacement; for the other it is not needed.
         await asyncio.gather(backend.delete(job.ref(2, replaced=True)), backend.delete(job.ref(3)))
         await eventually(lambda: absent(job, f"{job.pods_path}/{job.name(3)}"))
         assert await job.pod(2) is not None
@@ -239,7 +239,7 @@ async def test_a_job_whose_elastic_part_is_preempted_saves_and_goes_on_smaller(
 
             # Its replacement waits in the queue, and the job grows again when that admits it.
             replacement = await gated_pod(job, rank=1, incarnation=2)
-            await kueue.let_go(elastic)
+            await kueue.release(elastic)
             (waiting,) = [node for node in await client.nodes(name) if node.rank == 1]
             assert waiting.phase in (NodePhase.REQUESTED, NodePhase.CREATED, NodePhase.PENDING)
             await kueue.admit(replacement)

@@ -65,7 +65,7 @@ async def test_a_template_that_uses_names_of_ours_for_something_else_is_refused(
 async def test_a_version_that_the_api_server_has_forgotten_hides_nothing(
     own_cluster: Cluster, backend: KubernetesBackend, cluster: TestCluster, job: PodJob
 ) -> None:
-    """The server itself says 410, to a version from before its time; the pod that went meanwhile is told of once."""
+    """The server itself says 410, to a version from before its time; the pod that went meanwhile is reported once."""
     await asyncio.to_thread(own_cluster.kill_api_server)
     await asyncio.to_thread(own_cluster.start_api_server)
     lists: list[list[Object]] = []
@@ -135,7 +135,7 @@ async def test_an_eviction_by_the_taint_of_an_unreachable_machine_is_told_as_one
         await watch.until(GONE, saying="taints")
 
 
-async def test_a_machine_without_its_kubelet_is_no_loss_and_keeps_nobody_waiting(
+async def test_a_machine_without_its_kubelet_is_no_loss_and_delays_nothing(
     own_cluster: Cluster, backend: KubernetesBackend, job: PodJob
 ) -> None:
     async with watching(backend, job.watch()) as watch:

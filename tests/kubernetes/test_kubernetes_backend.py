@@ -55,7 +55,7 @@ async def test_deleting_waits_for_the_end_and_may_be_repeated(
         assert await job.api.list(job.anchors_path, labels=labels) == []
 
 
-async def test_a_pod_that_somebody_deletes_is_a_node_that_is_gone(
+async def test_a_deleted_pod_is_a_node_that_is_gone(
     own_cluster: Cluster, backend: KubernetesBackend, job: PodJob
 ) -> None:
     async with watching(backend, job.watch()) as watch:
@@ -70,7 +70,7 @@ async def test_a_pod_that_somebody_deletes_is_a_node_that_is_gone(
         await watch.until(RUNNING, rank=1, incarnation=2)
 
 
-async def test_what_was_deleted_while_nobody_watched_is_told_by_the_next_watch(
+async def test_the_next_watch_reports_what_was_deleted_while_none_ran(
     own_cluster: Cluster, backend: KubernetesBackend, job: PodJob
 ) -> None:
     await asyncio.gather(backend.create(job.request(0)), backend.create(job.request(1)))
@@ -119,7 +119,9 @@ async def test_an_image_that_is_not_there_is_told_while_it_waits(backend: Kubern
         await watch.until(PENDING, saying="ErrImageNeverPull")
 
 
-async def test_an_image_without_python_says_so(own_cluster: Cluster, backend: KubernetesBackend, job: PodJob) -> None:
+async def test_an_image_without_python_is_reported(
+    own_cluster: Cluster, backend: KubernetesBackend, job: PodJob
+) -> None:
     job = job.changed(role() | {"pod_template": {}})
     async with watching(backend, job.watch()) as watch:
         await backend.create(job.request())
@@ -140,12 +142,12 @@ async def test_what_the_api_server_will_never_take_is_refused_with_its_words(
     elsewhere = PodJob(job.api, "no-such-namespace")
     with pytest.raises(NodeRefused, match="namespace no-such-namespace does not exist"):
         await backend.create(elsewhere.request())
-    nobody = cluster.backend(kubeconfig=own_cluster.kubeconfig_of("nobody"))
-    with pytest.raises(NodeRefused, match='User "nobody" cannot create resource "configmaps"'):
-        await nobody.create(job.request())
+    powerless = cluster.backend(kubeconfig=own_cluster.kubeconfig_of("powerless"))
+    with pytest.raises(NodeRefused, match='User "powerless" cannot create resource "configmaps"'):
+        await powerless.create(job.request())
     # What it may not create it need not delete: the refused job can end.
-    await nobody.delete(job.ref(winding_down=True))
-    await nobody.close()
+    await powerless.delete(job.ref(winding_down=True))
+    await powerless.close()
 
 
 async def test_a_quota_that_is_used_up_is_not_the_end(backend: KubernetesBackend, job: PodJob) -> None:

@@ -1,4 +1,4 @@
-"""Somebody deletes the whole job in the cluster: it ends with that reason, and nothing is made again."""
+"""A user deletes the whole job in the cluster: it ends with that reason, and nothing is made again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that failed in pods is held: somebody enters the pod in which it happened, and then lets the job go."""
+"""A job that failed in pods is held: a user enters the pod in which it happened, and then releases the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pods printed, read by somebody who reaches nothing but Temporal: of living, replaced and ended nodes."""
+"""What pods printed, read by a user who reaches nothing but Temporal: of living, replaced and ended nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
 
 CHATTER = """
-trap 'echo last words of node $GROUP_RANK; exit 143' TERM
+trap 'echo final line of node $GROUP_RANK; exit 143' TERM
 i=0
 while :; do i=$((i + 1)); echo "line $i of node $GROUP_RANK"; sleep 0.1 & wait $!; done
 """
@@ -59,17 +59,17 @@ async def test_logs_of_living_replaced_and_ended_pods(
         assert {line.node for line in seen} == {1}
         assert len(await lines(client, name, tail=3)) == 6
 
-        # A pod that is deleted says its last words into the copy, which is there when it has gone.
+        # A pod that is deleted writes its final line into the copy, which is there when it has gone.
         [victim] = [pod["metadata"]["name"] for pod in await job.pods() if "-worker-1-" in pod["metadata"]["name"]]
         await job.api.delete(f"{job.pods_path}/{victim}")
         await training.running(nodes=2, after=1)
         replaced = await lines(client, name, node=1, incarnation=1)
         assert replaced[0] == "line 1 of node 1"
-        assert replaced[-1] == "last words of node 1"
+        assert replaced[-1] == "final line of node 1"
         assert (await lines(client, name, node=1, tail=1))[0].startswith("line ")
         with pytest.raises(LogsUnavailable, match="node 0 has no incarnation 2, its newest is 1"):
             await lines(client, name, node=0, incarnation=2)
 
         await client.cancel(name)
         await client.wait(name)
-        assert (await lines(client, name, tail=1)) == ["last words of node 0", "last words of node 1"]
+        assert (await lines(client, name, tail=1)) == ["final line of node 0", "final line of node 1"]

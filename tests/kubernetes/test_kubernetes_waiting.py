@@ -37,7 +37,7 @@ async def test_a_job_waits_for_machines_until_its_queue_timeout(
         )
 
 
-async def test_a_job_whose_secret_is_missing_says_so_until_somebody_makes_it(
+async def test_a_job_whose_secret_is_missing_reports_it_until_a_user_makes_it(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, tmp_path: Path
 ) -> None:
     async with perdure(cluster, job.namespace) as (_, client):

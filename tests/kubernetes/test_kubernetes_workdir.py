@@ -127,7 +127,7 @@ async def test_code_that_no_job_takes_does_not_stay(cluster: TestCluster, job: P
 
         await eventually(nothing_left)
 
-        # Whoever starts the workflow itself cannot have uploaded anything.
+        # A client that starts the workflow itself cannot have uploaded anything.
         plain = json.loads(spec.model_dump_json(exclude_defaults=True))
         with pytest.raises(WorkflowFailureError) as failed:
             await temporal.execute_workflow(
@@ -153,9 +153,9 @@ async def test_a_worker_that_may_not_keep_code_says_which_right_it_lacks(
 ) -> None:
     (tmp_path / "train.py").write_text("")
     spec = submission(job, tmp_path, tmp_path, name="w-forbidden")
-    nobody = cluster.backend(kubeconfig=own_cluster.kubeconfig_of("nobody"))
-    async with dev_server() as server, running_worker(await server.client(), backends=[nobody]):
+    powerless = cluster.backend(kubeconfig=own_cluster.kubeconfig_of("powerless"))
+    async with dev_server() as server, running_worker(await server.client(), backends=[powerless]):
         client = Client(address=server.address)
-        with pytest.raises(Refused, match='User "nobody" cannot create resource "configmaps"'):
+        with pytest.raises(Refused, match='User "powerless" cannot create resource "configmaps"'):
             await client.submit(spec)
-    await nobody.close()
+    await powerless.close()

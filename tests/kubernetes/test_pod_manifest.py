@@ -271,7 +271,7 @@ def test_what_a_pod_says_of_its_node(status: dict[str, Any], kind: str, text: st
 
 
 def test_only_an_image_s_name_can_never_become_right():
-    """A registry comes back, and somebody creates the Secret."""
+    """A registry comes back, and a user creates the Secret."""
     waits = {word: event_of(pod_with(training_with(waiting={"reason": word}))) for word in WAITING}
     assert {word for word, event in waits.items() if event.refused} == {"InvalidImageName"}
 

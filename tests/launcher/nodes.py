@@ -186,7 +186,7 @@ def ranks_by_node(nodes: Sequence[Node], processes: Processes) -> list[range]:
 
 
 def world_of(nodes: Sequence[Node], generation: int, *, port: int, processes: Processes = 1) -> list[dict[str, Any]]:
-    """What each node is told of a world of these nodes, in this order; the first hosts the store."""
+    """What each node receives about a world of these nodes, in this order; the first hosts the store."""
     ranks = ranks_by_node(nodes, processes)
     return [
         {

@@ -125,7 +125,7 @@ async def test_an_agent_that_was_away_is_greeted_again_before_it_hears_more(serv
     talk.close()
 
 
-async def test_whoever_finds_the_agent_back_wakes_all_who_wait_for_it(
+async def test_a_request_that_finds_the_agent_back_wakes_all_that_wait_for_it(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses = threading.Event()

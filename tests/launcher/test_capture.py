@@ -88,7 +88,7 @@ def test_a_file_that_takes_only_a_part_says_how_much(small_disk: Path) -> None:
     assert refused.value.written == (small_disk / "output.log").stat().st_size
 
 
-def test_a_disk_that_hangs_holds_nobody_up_and_loses_what_exceeds_the_buffer() -> None:
+def test_a_disk_that_hangs_delays_nothing_and_loses_what_exceeds_the_buffer() -> None:
     released = threading.Event()
     written: list[bytes] = []
 

@@ -95,7 +95,7 @@ async def test_nodes_may_be_lost_while_a_world_is_handed_out_two_at_once_and_whi
     async with running(host, survivor, third):
         ready = await all_ready(host, survivor, third)
         ports = [post.body["store_ports"] for post in ready]
-        # The third one's torchrun dies before it hears of the world that the others wait in.
+        # The third one's torchrun dies before it receives the world that the others wait in.
         worlds = world_of([host, survivor, third], 1, port=ports[0][0])
         [torchrun] = torchruns(third)
         os.kill(torchrun, signal.SIGKILL)

@@ -47,7 +47,7 @@ async def test_two_nodes_train_survive_a_killed_rank_and_finish() -> None:
         assert (killed["signal"], killed["local_rank"], killed["global_rank"]) == (9, 0, 1)
         await form_world(nodes, 2, port=ready[0].body["store_ports"][1])
         await all_step(nodes, 2)
-        # A newer world restarts ranks that are well, and nobody calls that a failure.
+        # A newer world restarts ranks that are well, and that is no failure.
         nodes[0].agent.posts.clear()
         await form_world(nodes, 3, port=ready[0].body["store_ports"][2])
         await all_step(nodes, 3)

@@ -1,4 +1,5 @@
-"""Trainings of the frameworks that people use lose a rank, and go on from what they saved, however they are started."""
+"""Trainings of the frameworks that people use lose a rank, and resume from what they saved, however they are
+started."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ async def test_it_goes_on_after_a_killed_rank(launcher: list[str], kind: str, pa
         assert any(rank["signal"] == signal.SIGKILL for rank in report.body["ranks"])
         await form_world([node], 2, port=ready[0].body["store_ports"][1], processes=PROCESSES)
         await all_step([node], 2, processes=PROCESSES)
-        assert "goes on from what was saved" in node.output
+        assert "resumes from what was saved" in node.output
 
 
 async def test_two_nodes_of_a_lightning_script_that_is_started_by_plain_python_are_one_training() -> None:

@@ -170,7 +170,7 @@ ALONE = {"TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "1"}
         (False, {**PLACE, **ALONE, "GROUP_WORLD_SIZE": "2"}, {}, False),
     ],
 )
-def test_ranks_that_nobody_of_ours_has_placed_are_found(
+def test_ranks_without_a_place_are_found(
     torchrun: bool, environment: dict[str, str], inherited: dict[str, str], unprotected: bool
 ) -> None:
     guard = RankGuard(torchrun=torchrun, several=True, environment=inherited)
@@ -180,7 +180,7 @@ def test_ranks_that_nobody_of_ours_has_placed_are_found(
         assert (bypass is not None) == unprotected
         for _ in range(5):
             bypass = guard.look()
-        assert bypass is None, "a process is not looked at for ever"
+        assert bypass is None, "a process is not looked at indefinitely"
     finally:
         child.kill()
         child.wait()

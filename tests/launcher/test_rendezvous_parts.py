@@ -46,7 +46,7 @@ WORLD = World(
 
 @pytest.mark.parametrize("group_rank", [0, 1])
 def test_torchrun_gets_its_ranks_from_the_world_alone(group_rank: int) -> None:
-    """torchrun's own code, run on the store: it would wait for ever for nodes that do not answer."""
+    """torchrun's own code, run on the store: it would wait forever for nodes that do not answer."""
     from dataclasses import replace
 
     from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
@@ -103,7 +103,7 @@ def test_ports_listen_from_the_start_and_are_handed_out_once() -> None:
     pool.close()
 
 
-def test_reserved_ports_belong_to_nobody_else() -> None:
+def test_no_other_process_gets_reserved_ports() -> None:
     pool = PortPool("127.0.0.1", listening=False, size=1)
     [port] = pool.numbers
     with pytest.raises(ConnectionRefusedError):
@@ -255,7 +255,7 @@ def test_ranks_have_the_jobs_grace_where_torchrun_itself_is_told_to_end(elastic_
 
 def test_a_log_of_an_unknown_release_does_no_harm(elastic_log: logging.Logger) -> None:
     watching, _ = watch()
-    elastic_log.error("failed (exitcode: unheard of)")
+    elastic_log.error("failed (exitcode: unknown)")
     elastic_log.warning("Sending process %s", "nonsense")
     assert watching.take() == []
 

@@ -113,7 +113,7 @@ async def test_a_script_that_ignores_a_killed_torchrun_does_not_begin_the_next_o
 
 
 async def test_a_script_is_ended_with_the_torchrun_whose_generation_is_over() -> None:
-    node = script(TRAIN, "echo WENT ON")
+    node = script(TRAIN, "echo CONTINUED")
     async with running(node):
         ready = await node.agent.heard(READY)
         await form_world([node], 1, port=ready.body["store_ports"][0])
@@ -128,7 +128,7 @@ async def test_a_script_is_ended_with_the_torchrun_whose_generation_is_over() ->
         exited = await node.agent.heard(EXITED)
         assert (exited.body["attempt"], exited.body["signal"]) == (1, signal.SIGTERM)
         await all_step([node], 2)
-        assert "WENT ON" not in node.output
+        assert "CONTINUED" not in node.output
         assert "SignalException" not in node.output
         assert SUPERSEDED_EXIT_CODE not in [body["exit_code"] for body in node.agent.said(EXITED)]
 

@@ -146,7 +146,7 @@ def test_a_rank_that_is_killed_while_it_keeps_its_exception_leaves_no_half_a_fil
     assert not path.exists()
 
 
-def test_torchs_own_record_has_the_first_word(tmp_path: Path) -> None:
+def test_torchs_own_record_comes_first(tmp_path: Path) -> None:
     script = (
         "from torch.distributed.elastic.multiprocessing.errors import record\n"
         "@record\ndef main(): raise RuntimeError('recorded')\nmain()"

@@ -111,7 +111,7 @@ async def test_a_command_that_saves_on_sigterm_gets_its_grace() -> None:
         assert exited.body["log_tail"].endswith("saved\n")
 
 
-async def test_sigterm_to_the_launcher_ends_the_command_and_says_so() -> None:
+async def test_sigterm_to_the_launcher_ends_the_command_and_is_reported() -> None:
     node = command_of("trap 'echo ending; exit 3' TERM; echo up; while :; do sleep 0.1; done")
     async with running(node):
         await eventually(lambda: "up" in node.output)
@@ -205,7 +205,7 @@ async def test_a_log_disk_that_is_full_loses_output_and_nothing_else() -> None:
         assert len(node.output) == 100_000
 
 
-async def test_a_launcher_without_a_usable_run_directory_says_so() -> None:
+async def test_a_launcher_without_a_usable_run_directory_reports_it() -> None:
     node = command_of("true")
     (node.run_directory / "logs").write_text("a file where a folder should be")
     async with running(node):

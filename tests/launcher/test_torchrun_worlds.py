@@ -270,7 +270,7 @@ async def test_a_node_that_joins_restarts_the_others_without_a_failure() -> None
             await form_world(nodes, 2, port=ready[0].body["store_ports"][1])
             await all_step(nodes, 2)
             assert nodes[0].agent.said(READY) == []
-            # Handed out and superseded at once: nobody is stuck in the world that never was.
+            # Handed out and superseded at once: no node is stuck in the world that never was.
             await form_world(nodes, 3, port=ready[0].body["store_ports"][2])
             await asyncio.sleep(0.3)
             await form_world(nodes, 4, port=ready[0].body["store_ports"][3])

@@ -131,7 +131,7 @@ async def test_a_server_that_cannot_start_says_why(state: StateFolder) -> None:
         await plane.ensure_server()
 
 
-async def test_a_process_id_that_was_given_to_another_is_nobody(state: StateFolder) -> None:
+async def test_a_process_id_that_was_given_to_another_is_not_the_server(state: StateFolder) -> None:
     plane = LocalControlPlane(state)
     await plane.ensure_server()
     server = plane.status().server

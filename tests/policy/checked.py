@@ -143,7 +143,7 @@ class CheckedScenario(Scenario):
         assert world.generation == after.generation > before.generation
         assert after.nodes_min <= world.nodes <= after.nodes_max
         assert world.nodes % after.unit == 0
-        self._check_nobody_leaves()
+        self._check_that_members_stay()
         members = sorted(world.members.items(), key=lambda item: item[1].group_rank)
         assert [member.group_rank for _, member in members] == list(range(world.nodes))
         base = 0
@@ -165,7 +165,7 @@ class CheckedScenario(Scenario):
         assert host not in self.served, "a port serves one generation only"
         self.served.add(host)
 
-    def _check_nobody_leaves(self) -> None:
+    def _check_that_members_stay(self) -> None:
         patience = self.job.limits.termination_grace_period + self.job.timing.processes.presumed_gone
         for one in self.sent_away & self.in_a_world - self.ended:
             assert self.now - self.dropped_at[one] >= patience, "ranks of two generations may train after a request"

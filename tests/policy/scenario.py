@@ -123,7 +123,7 @@ class Scenario:
         return self
 
     def lost_together(self, *ranks: int) -> Scenario:
-        """The job hears of all of them before it decides."""
+        """The job receives all of them before it decides."""
         for rank in ranks:
             self.state = hear(self.state, EdgeSeen(edge=self._loss(rank, "killed")), self.job, self.now)
         return self.take(TimePassed())
@@ -186,7 +186,7 @@ class Scenario:
         return self
 
     def torchrun_finished(self, *ranks: int) -> Scenario:
-        """All ranks of these nodes have finished, and their commands go on."""
+        """All ranks of these nodes have finished, and their commands continue."""
         return self._finished(*ranks, command_runs=True)
 
     def command_ended(self, *ranks: int, generation: int | None = None) -> Scenario:

@@ -1,4 +1,4 @@
-"""An event that cannot be decided on is left out, counted and shown; a job that cannot decide at all says so."""
+"""An event that cannot be decided on is left out, counted and shown; a job that cannot decide at all reports that."""
 
 from __future__ import annotations
 

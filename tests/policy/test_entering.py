@@ -32,7 +32,7 @@ def asks(job: Scenario) -> int:
     return desire_for(job.state, 0).inquiry
 
 
-def test_nobody_is_asked_before_its_time_or_once_all_step():
+def test_no_node_is_asked_before_its_time_or_once_all_step():
     job = Scenario("2").ready(0, 1)
     assert next_deadline(job.state, job.job, job.now) == job.now + LATE
     job.wait(LATE - timedelta(seconds=1))

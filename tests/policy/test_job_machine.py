@@ -240,7 +240,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(node.incarnation > 1 for node in self.job.state.nodes.values()))
     @rule(data=st.data(), kind=st.sampled_from(EdgeKind))
-    def an_older_incarnation_is_heard_of(self, data: st.DataObject, kind: EdgeKind) -> None:
+    def an_older_incarnation_is_reported(self, data: st.DataObject, kind: EdgeKind) -> None:
         nodes = [node for node in self.job.state.nodes.values() if node.incarnation > 1]
         node = data.draw(st.sampled_from(nodes))
         before = self.job.state
@@ -307,7 +307,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self._alive())
     @rule(data=st.data(), wrong=st.sampled_from([{"token": "guess"}, {"uid": "ffffffff"}, {"incarnation": 99}]))
-    def somebody_else_speaks(self, data: st.DataObject, wrong: dict[str, Any]) -> None:
+    def an_impostor_reports(self, data: st.DataObject, wrong: dict[str, Any]) -> None:
         before = self.job.state
         message = self._message(self._pick(data), data, **wrong)
         self.job.take(FailureReported(failure=Failure(kind=FailureKind.COMMAND, exit_code=127, **message)))
@@ -357,7 +357,7 @@ class JobMachine(RuleBasedStateMachine):
         self.job.take(CancelAsked())
         assert self.job.state.outcome is not None
 
-    # What machines ask that somebody else started
+    # Requests of machines that a user or a scheduler started
 
     @precondition(lambda self: self.job.job.backend == "joined")
     @rule(node_id=st.sampled_from("abc"), process=st.integers(1, 4), stay=st.integers(1, 2), host=st.sampled_from("xy"))

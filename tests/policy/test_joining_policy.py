@@ -127,7 +127,7 @@ def test_a_process_whose_node_ended_under_it_comes_again_in_the_same_way():
     assert job.refuses(asks("b", stay=1)) is JoinRefusal.DISPLACED
 
 
-def test_whoever_was_displaced_stays_so():
+def test_a_machine_that_was_displaced_stays_so():
     job = Open("2").joined(asks("a"), asks("b", 1))
     job.joins(asks("b", 2, host="elsewhere"))
     job.opened().joins(asks("b", 3, host="elsewhere"))
@@ -156,7 +156,7 @@ def test_a_request_is_granted_one_place_for_ever():
     assert given(job.joins(asks("b", stay=2))) == (1, 2)
 
 
-def test_a_place_that_was_left_is_kept_for_nobody_and_found_again():
+def test_a_place_that_was_left_is_open_to_all_and_found_again():
     job = Open("2").joined(asks("a"), asks("b"))
     job.lost(0).lost(1)
     job.opened()

@@ -75,20 +75,20 @@ def test_a_partition_that_heals():
     assert incident_line(job.state.incidents[0]).endswith("node 1 could not be reached: nothing was done")
 
 
-def test_an_agent_that_is_cut_off_while_training_goes_on():
+def test_an_agent_that_is_cut_off_while_training_continues():
     job = back(silent(Scenario("3").running(), 1).wait(30), 1)
     assert told(job)["TITLE"] == ["node 1 could not be reached, for 30s; no node reported that training stalled"]
     assert told(job)["MEANS"] == ["no rank failed, and nothing was interrupted"]
     assert "cost" not in explanation(job.state.incidents[0], job="job", flag="").plain
 
 
-def test_an_absence_of_the_control_plane_is_one_entry_that_says_so():
+def test_an_absence_of_the_control_plane_is_one_entry_with_that_title():
     job = back(silent(Scenario("3").running(), 0, 1, 2).wait(60), 2, 0, 1)
     [title] = told(job)["TITLE"]
     assert title.startswith("no node could be reached, so the control plane or its network was away, for 1m; ")
 
 
-def test_a_stall_of_one_node_that_goes_on():
+def test_a_stall_of_one_node_that_ends():
     job = step_again(stalled(Scenario("2").running(), 1).wait(90), 1)
     assert told(job)["TITLE"] == ["training stalled for 1m30s and continued by itself"]
     assert told(job)["NOT"] == ["restart the ranks: a long evaluation or a slow disk looks the same from outside"]

@@ -78,7 +78,7 @@ def test_a_restart_of_the_command_is_asked_for_once():
     assert not restarted(job)
 
 
-def test_all_that_missed_are_started_again_whoever_speaks_for_it():
+def test_all_that_missed_are_started_again_whichever_node_reports_it():
     job = Scenario("3").ready(0, 1, 2).lost(0).misses_its_world(1).misses_its_world(2)
     assert incident(job).culprit == 0
     assert incident(job).failure is FailureClass.NODE_LOST

@@ -1,4 +1,4 @@
-"""A node that stands still is shown, and nothing is done about it; what follows begins with it."""
+"""A stalled node is shown, and nothing is done about it; what follows begins with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def stalled(job: Scenario) -> tuple[int, ...]:
     return known.stalled
 
 
-def test_it_is_shown_until_it_goes_on():
+def test_it_is_shown_until_it_steps_again():
     job = Scenario("2").running().wait(3).edge(1, EdgeKind.STALLED, generation=1)
     assert stalled(job) == (1,)
     assert job.state.phase is JobPhase.RUNNING
@@ -49,10 +49,10 @@ def test_nothing_is_done_about_it():
 
 def test_an_incident_that_follows_begins_with_it():
     job = Scenario("2").running().wait(1).edge(1, EdgeKind.STALLED, generation=1)
-    stood_still = job.now
+    stalled_at = job.now
     job.wait(timedelta(minutes=30)).peer_failed(0).peer_failed(1)
     incident = job.state.incidents[-1]
-    assert incident.started_at == stood_still
+    assert incident.started_at == stalled_at
     assert incident.evidence[0].text == "node 1 stepped for the last time"
     assert job.generation == 2
     assert stalled(job.steps()) == ()

@@ -48,7 +48,7 @@ def test_after_a_request_the_others_of_an_elastic_job_wait_for_the_end_too():
     assert job.state.reason == f"replacement of node 0 requested by a user; {waits}"
     assert job.state.incidents[-1].waited_for == waits
     job.removed(0)
-    assert (job.generation, job.group_ranks) == (2, {1: 0}), "they go on smaller as soon as that is known"
+    assert (job.generation, job.group_ranks) == (2, {1: 0}), "they continue with fewer nodes as soon as that is known"
     job.steps().ready(0)
     assert job.group_ranks == {0: 1, 1: 0}
 

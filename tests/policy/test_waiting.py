@@ -76,7 +76,7 @@ def test_what_was_waited_in_the_queue_does_not_count_for_joining() -> None:
         job.edge(rank, EdgeKind.CREATED)
     job.wait(timedelta(minutes=9))
     assert job.state.phase is JobPhase.STARTING
-    # A machine that is lost sends the job back into the queue, where its time goes on.
+    # A machine that is lost sends the job back into the queue, where its time continues.
     job.lost(0)
     queued(job, 0, why=UNSCHEDULABLE).wait(timedelta(minutes=50))
     assert job.state.phase is JobPhase.WAITING

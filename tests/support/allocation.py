@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass
 class Allocation:
-    """Nodes that a scheduler gave somebody."""
+    """Nodes that a scheduler gave a user."""
 
     number: str
     """Slurm's job ID."""

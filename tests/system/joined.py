@@ -1,4 +1,4 @@
-"""Machines that somebody else started, played on this one: `perdure join` in the foreground, again and again."""
+"""Machines that a scheduler started, played on this one: `perdure join` in the foreground, again and again."""
 
 from __future__ import annotations
 

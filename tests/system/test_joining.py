@@ -1,4 +1,4 @@
-"""`perdure join` on machines that somebody else started: everything real, the machines played by this one."""
+"""`perdure join` on machines that a scheduler started: everything real, the machines played by this one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_machines_train_print_and_end_with_the_job(site: Site, here: Machi
     assert not job.processes()
 
 
-async def test_whoever_comes_first_starts_the_job_and_who_comes_late_hears_that_it_is_over(site: Site, here: Machines):
+async def test_the_first_machine_starts_the_job_and_a_late_one_learns_that_it_is_over(site: Site, here: Machines):
     name = f"made-{uuid4().hex[:8]}"
     wish = ("--nodes", "2", "--", "sh", "-c", "echo hello from $RANK of $WORLD_SIZE")
     nodes = [here.join(name, node_id, *wish) for node_id in ("a", "b")]
@@ -74,7 +74,7 @@ async def test_a_launcher_killed_has_its_machine_ask_for_a_place_again(site: Sit
     assert sum("asking for a place again" in node.text for node in nodes) == 1
 
 
-async def test_an_agent_killed_comes_back_and_nobody_notices(site: Site, here: Machines):
+async def test_an_agent_killed_comes_back_unnoticed(site: Site, here: Machines):
     job = await submitted(site)
     for name in ("a", "b"):
         here.join(job.name, name)
@@ -108,7 +108,7 @@ def is_above(process: Process, job: Job, *, node: int) -> bool:
     return launcher.ppid() == process.popen.pid
 
 
-async def test_whoever_kills_the_command_ends_the_node_with_it(site: Site, here: Machines):
+async def test_killing_the_command_ends_the_node_with_it(site: Site, here: Machines):
     job = await submitted(site, nodes="1")
     node = here.join(job.name, "a")
     await job.running(nodes=1)
@@ -116,7 +116,7 @@ async def test_whoever_kills_the_command_ends_the_node_with_it(site: Site, here:
     await job.ended()
 
 
-async def test_a_terminated_machine_says_goodbye_and_another_takes_its_place(site: Site, here: Machines):
+async def test_a_terminated_machine_reports_its_departure_and_another_takes_its_place(site: Site, here: Machines):
     job = await submitted(site, nodes="1:2")
     started = {name: here.join(job.name, name) for name in ("a", "b")}
     await job.running(nodes=2)

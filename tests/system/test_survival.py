@@ -60,7 +60,7 @@ async def test_a_launcher_killed_is_a_lost_node(site: Site):
     assert [node.incarnation for node in await site.client.nodes(job.name)] == [1, 2]
 
 
-async def test_an_agent_killed_comes_back_and_nobody_notices(site: Site):
+async def test_an_agent_killed_comes_back_unnoticed(site: Site):
     job = await site.submit()
     await job.running(nodes=2)
     (agent,) = job.processes(1, kind="agent")

@@ -162,7 +162,7 @@ class PlayedNode:
         await self.to_group("stepping", Stepping, generation=self.generation, entered_at=now())
 
     async def stall(self, since: datetime | None) -> None:
-        """Its ranks stand still since then, or step again."""
+        """Its ranks have been stalled since then, or step again."""
         await self.to_group("stall", Stall, generation=self.generation, since=since)
 
     async def heartbeat(self, **fields: Any) -> None:
@@ -285,7 +285,7 @@ class Fleet:
         self.cut_off: dict[int, str] = {}
         """By rank, why the node does not get to the others."""
         self.told_early: dict[int, str] = {}
-        """By rank, why no machine is given to it: the watch says so before the node's maker has answered."""
+        """By rank, why no machine is given to it: the watch reports it before the node's maker has answered."""
         self.unseen: set[int] = set()
         """Ranks whose first incarnation is taken away before anybody sees it."""
         self.withhold_events = False
@@ -298,7 +298,7 @@ class Fleet:
         """Nodes that are deleted end."""
         self.may_end.set()
         self._away: set[str] = set()
-        """Nodes that were made and are no more, though nobody asked for it."""
+        """Nodes that were made and are no more, without a request."""
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
@@ -342,7 +342,7 @@ class Fleet:
         )
 
     async def lose(self, node: PlayedNode, reason: str = "killed") -> None:
-        """The node and its agent are gone; the watch says so unless told not to."""
+        """The node and its agent are gone; the watch reports it unless told not to."""
         await node.die()
         self._away.add(node.request.name)
         if not self.withhold_events:

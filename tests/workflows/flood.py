@@ -43,7 +43,7 @@ from workflows.node_record import GroupInput
 UID = "0123abcd"
 
 AT_ONCE = 4
-"""Signals under way: with more, a server on SQLite is too busy taking them to let the group run at all."""
+"""Signals in flight: with more, a server on SQLite is too busy taking them to let the group run at all."""
 
 KINDS = (EdgeKind.READY, EdgeKind.STEPPING, EdgeKind.STORE_PORTS)
 """What the signals of the flood become: each makes one edge, so that none can be missing unseen."""

@@ -1,4 +1,4 @@
-"""Machines that somebody else started, for tests of workflows: they ask for places, and are sent home."""
+"""Machines that a scheduler started, for tests of workflows: they request places, and are released."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAITING = "waiting for a user to run `perdure join`"
 
 
 class JoiningNode(PlayedNode):
-    """A machine that somebody else started: it goes when its agent is told to, and says so."""
+    """A machine that a scheduler started: it goes when its agent is told to, and reports it."""
 
     @activity.defn(name="stop_node")
     async def stop_node(self, request: StopNode) -> CommandAnswer:

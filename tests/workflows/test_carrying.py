@@ -38,7 +38,7 @@ async def take_desire(group_id: str, message: GroupDesire) -> Delivery:
 
 
 async def start(client: Client, task_queue: str, carried: Any) -> WorkflowHandle[Any, Any]:
-    """A job that goes on from what another run carried."""
+    """A job that continues from what another run carried."""
     spec = job_spec(str(MAX_NODES))
     job = await client.start_workflow(
         "TrainingJob", args=[spec, carried], id=f"job/default/{spec['name']}", task_queue=task_queue

@@ -18,7 +18,7 @@ from workflows.node_record import EdgesCarried
 
 
 class Job:
-    """Takes messages, or is closed; another run of it adopts the group while a message is under way."""
+    """Takes messages, or is closed; another run of it adopts the group while a message is in flight."""
 
     def __init__(self, adopts: Callable[[], None], *, closed: bool) -> None:
         self.told: list[GroupEdges] = []
@@ -36,7 +36,7 @@ class Job:
 
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
 @pytest.mark.parametrize("tenure", ["new", "old"])
-async def test_a_job_that_adopts_a_group_while_it_says_goodbye_hears_that_it_is_gone(
+async def test_a_job_that_adopts_a_group_while_it_winds_down_learns_that_it_is_gone(
     closed: bool, tenure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def until(condition: Callable[[], bool], **_: Any) -> None:

@@ -42,7 +42,7 @@ async def refused(job: Job, request: JoinRequest) -> str | None:
 
 
 @also_replayed
-async def test_machines_join_train_and_are_sent_home(fleet: Fleet):
+async def test_machines_join_train_and_are_released(fleet: Fleet):
     job = await submit(fleet, joined_spec("2"))
     known = await until(job, lambda s: "perdure join" in s.next_action)
     assert known.phase is JobPhase.STARTING
@@ -70,7 +70,7 @@ async def test_who_comes_again_is_back_at_once(fleet: Fleet):
     assert (back.rank, back.incarnation) == (1, 2)
 
 
-async def test_a_goodbye_opens_the_place_at_once_and_says_why(fleet: Fleet):
+async def test_a_departure_notice_opens_the_place_at_once_with_its_reason(fleet: Fleet):
     job = await submit(fleet, joined_spec("1:2"))
     _, leaving = [await join(fleet, job, asks(name)) for name in ("a", "b")]
     await running(job, nodes=2)
@@ -106,7 +106,7 @@ async def test_other_backends_are_not_joined(fleet: Fleet):
     assert await refused(job, asks("a")) == JoinRefusal.OTHER_BACKEND
 
 
-async def test_a_machine_that_is_not_wanted_any_more_is_sent_home(fleet: Fleet):
+async def test_a_machine_that_is_no_longer_desired_is_released(fleet: Fleet):
     job = await submit(fleet, joined_spec("1:2"))
     nodes = [await join(fleet, job, asks(name)) for name in ("a", "b")]
     await running(job, nodes=2)
@@ -116,7 +116,7 @@ async def test_a_machine_that_is_not_wanted_any_more_is_sent_home(fleet: Fleet):
     assert not nodes[0].stopped
 
 
-async def test_a_machine_whose_place_closed_before_its_agent_spoke_is_sent_home(fleet: Fleet):
+async def test_a_machine_whose_place_closed_before_its_agent_reported_is_released(fleet: Fleet):
     job = await submit(fleet, joined_spec("1:2"))
     first = await join(fleet, job, asks("a"))
     await running(job, nodes=1)
@@ -131,7 +131,7 @@ async def test_a_machine_whose_place_closed_before_its_agent_spoke_is_sent_home(
     assert not first.stopped
 
 
-async def test_a_machine_that_was_cut_off_while_its_place_was_given_away_is_sent_home_when_it_is_back(fleet: Fleet):
+async def test_a_machine_that_was_cut_off_while_its_place_was_given_away_is_released_when_it_is_back(fleet: Fleet):
     job = await submit(fleet, joined_spec("2"))
     _, cut_off = [await join(fleet, job, asks(name)) for name in ("a", "b")]
     await running(job, nodes=2)

@@ -24,7 +24,7 @@ async def test_times_without_a_zone_are_taken_as_utc(temporal_client: Client):
         await running(job, nodes=2, generation=2)
 
 
-async def test_edges_of_whoever_knows_only_the_uid_are_not_taken(temporal_client: Client):
+async def test_edges_of_a_sender_that_knows_only_the_uid_are_not_taken(temporal_client: Client):
     async with running_fleet(temporal_client) as fleet:
         job = await submit(fleet, job_spec("2"))
         known = await running(job, nodes=2)

@@ -68,7 +68,7 @@ async def test_a_node_that_came_and_went_before_the_watch_looked_is_replaced(mon
         handle = await submit(fleet, job_spec("2"))
         await running(handle, nodes=2)
         assert {rank: incarnation for _, rank, incarnation in fleet.nodes} == {0: 1, 1: 2}
-        assert fleet.watches == 2, "begun again once, and it told of all others"
+        assert fleet.watches == 2, "begun again once, and it reported all others"
 
 
 async def test_what_the_watch_says_before_the_node_s_maker_has_answered_is_heard():

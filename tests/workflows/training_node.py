@@ -152,7 +152,7 @@ class TrainingNode(PlayedNode):
         await self.agent_dies()
 
     async def agent_dies(self) -> None:
-        """Training goes on without it."""
+        """Training continues without it."""
         tasks, self._tasks, self.agent, network = self._tasks, [], None, self._network
         for task in tasks:
             task.cancel()

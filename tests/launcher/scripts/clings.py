@@ -1,4 +1,4 @@
-"""A rank that is hard to end: it goes on at SIGTERM, and leaves daemons behind that do so too."""
+"""A rank that is hard to end: it ignores SIGTERM, and leaves daemons behind that do so too."""
 
 import os
 import signal
@@ -11,16 +11,16 @@ import torch.distributed as dist
 from descent import Descent
 
 daemons = Path(os.environ["TEST_STEPS_DIR"]) / f"daemons-{os.environ['PERDURE_GENERATION']}"
-signal.signal(signal.SIGTERM, lambda *_: print("told to end, and goes on", flush=True))
+signal.signal(signal.SIGTERM, lambda *_: print("told to end, and continues", flush=True))
 
 
-def daemonize(go_on: Callable[[], None]) -> None:
+def daemonize(stay: Callable[[], None]) -> None:
     if (child := os.fork()) == 0:
         os.setsid()
         if os.fork() == 0:
             with daemons.open("a") as file:
                 file.write(f"{os.getpid()}\n")
-            go_on()
+            stay()
         os._exit(0)
     os.waitpid(child, 0)
 

@@ -94,7 +94,7 @@ def main() -> None:
     elif ending == "exception":
         fail()
     elif ending == "text":
-        sys.exit("a last word")
+        sys.exit("a last line")
     elif ending == "code":
         sys.exit(int(sys.argv[2]))
     elif ending == "signal":

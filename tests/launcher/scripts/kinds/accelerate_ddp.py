@@ -1,4 +1,4 @@
-"""accelerate, as its users write it: `Accelerator.prepare`, and a state that is saved once and gone on from."""
+"""accelerate, as its users write it: `Accelerator.prepare`, and a state that is saved once and resumed from."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ model, optimizer, data = accelerator.prepare(model, optimizer, data)
 saved = state.exists()
 if saved:
     accelerator.load_state(str(state))
-    accelerator.print("goes on from what was saved")
+    accelerator.print("resumes from what was saved")
 step = 0
 while True:
     for inputs, targets in data:

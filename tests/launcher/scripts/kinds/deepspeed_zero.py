@@ -1,4 +1,4 @@
-"""DeepSpeed without its launcher: ZeRO's second stage over gloo; saves once, and goes on from there."""
+"""DeepSpeed without its launcher: ZeRO's second stage over gloo; saves once, and resumes from there."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ engine, *_ = deepspeed.initialize(
 saved = (folder / "latest").exists()
 if saved:
     engine.load_checkpoint(str(folder))
-    print("goes on from what was saved", flush=True)
+    print("resumes from what was saved", flush=True)
 while True:
     loss = torch.nn.functional.mse_loss(engine(torch.randn(4, 8)), torch.randn(4, 1))
     engine.backward(loss)

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with a tiny Llama of random weights; saves once, and goes on from there."""
+"""Hugging Face's Trainer with a tiny Llama of random weights; saves once, and resumes from there."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ class SaveOnce(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **_):
         if state.global_step:
-            print("goes on from what was saved", flush=True)
+            print("resumes from what was saved", flush=True)
 
 
 class Tokens(torch.utils.data.Dataset):

@@ -1,4 +1,4 @@
-"""Lightning's Trainer, told as many devices as the node has ranks; saves once, and goes on from there."""
+"""Lightning's Trainer, told as many devices as the node has ranks; saves once, and resumes from there."""
 
 import os
 import sys
@@ -30,7 +30,7 @@ class SaveOnce(lightning.Callback):
 
     def on_train_start(self, trainer, _):
         if trainer.global_step:
-            print("goes on from what was saved", flush=True)
+            print("resumes from what was saved", flush=True)
 
     def on_train_batch_end(self, trainer, *_):
         if trainer.global_step == 2 and not self.saved:
