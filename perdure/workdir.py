@@ -22,8 +22,9 @@ from typing import IO, cast
 from pathspec import GitIgnoreSpec
 from rich.filesize import decimal
 
+from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.errors import SpecError, SpecProblem, format_value
-from perdure.spec.job import Backend, JobSpec
+from perdure.spec.job import JobSpec
 
 MAX_PACKED = 8_000_000
 """Bytes: every node fetches them from the API server."""
@@ -71,7 +72,7 @@ def packed_workdir(job: JobSpec) -> PackedWorkdir | None:
         SpecError: if it cannot be.
     """
     workdir = job.workdir
-    if job.backend is not Backend.KUBERNETES or workdir is None or workdir.archive:
+    if not CAPABILITIES[job.backend].uploads_workdir or workdir is None or workdir.archive:
         return None
     return pack_workdir(workdir.path, workdir.exclude)
 

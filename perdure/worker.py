@@ -43,6 +43,7 @@ from perdure.connection import configured_task_queue, connect, find_endpoint
 from perdure.errors import ExitCode, PerdureError, Refused
 from perdure.local.control_plane import worker_identity
 from perdure.search_attributes import register_search_attributes
+from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import Backend
 from workflows.messages import SiteFacts
 from workflows.names import watch_task_queue
@@ -259,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
     parser.add_argument(
         "--backend",
         type=Backend,
-        choices=[Backend.LOCAL, Backend.KUBERNETES],
+        choices=[backend for backend, can in CAPABILITIES.items() if can.creates_nodes],
         action="append",
         help="where nodes come from; may be repeated; default: local",
     )

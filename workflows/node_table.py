@@ -9,8 +9,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.durations import format_duration
-from perdure.spec.job import Backend
 from workflows.edges import EdgeBatch
 from workflows.messages import (
     Adopt,
@@ -99,13 +99,14 @@ class NodeTable:
     @property
     def adopts(self) -> bool:
         """Nodes come by themselves, and only their own agents can end them."""
-        return self.group.spec.backend is Backend.JOINED
+        return not CAPABILITIES[self.group.spec.backend].creates_nodes
 
     @property
     def shares(self) -> bool:
         """Its backend keeps more of the job than nodes: that must go as well, even where no node is left to take it
         along."""
-        return self.group.spec.backend is Backend.KUBERNETES and self.behavior >= Behavior.RELEASE_0_2
+        keeps = CAPABILITIES[self.group.spec.backend].keeps_shared_objects
+        return keeps and self.behavior >= Behavior.RELEASE_0_2
 
     @property
     def is_empty(self) -> bool:

@@ -171,6 +171,7 @@ def _run(
     source: list[str], imported: Imported, *, detach: bool, as_json: bool, named: bool, address: str | None
 ) -> int:
     from perdure.cli.start import run_spec, shell_environment
+    from perdure.spec.capabilities import BESIDE_WORKER
     from perdure.spec.job import Backend
     from perdure.spec.validate import validate_spec
 
@@ -180,7 +181,7 @@ def _run(
         data["env"] = {**shell_environment([]), **data.get("env", {})}
         if not named:
             data["name"] = f"{data['name'][:35]}-{secrets.token_hex(2)}"
-    if data.get("backend", Backend.LOCAL) == Backend.LOCAL and "workdir" not in data:
+    if data.get("backend", Backend.LOCAL) in BESIDE_WORKER and "workdir" not in data:
         beside = is_file and source[0] != _STDIN
         data["workdir"] = {"path": str(Path(source[0]).absolute().parent) if beside else os.getcwd()}
     spec, warnings = validate_spec(data)

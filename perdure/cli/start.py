@@ -145,11 +145,11 @@ def submit(
 async def _run(here: Session, spec: JobSpec, *, detach: bool) -> int:
     """Makes sure of the control plane, then submits and follows."""
     from perdure.local.control_plane import LocalControlPlane
-    from perdure.spec.job import Backend
+    from perdure.spec.capabilities import CAPABILITIES
 
     if local_endpoint_only(here.address) is None:
         await LocalControlPlane(report=say).ensure()
-    elif spec.backend is Backend.LOCAL:
+    elif CAPABILITIES[spec.backend].runs_beside_worker:
         say("A Temporal server is configured: its nodes run where its workers do.")
     return await _submit(
         Session(namespace=spec.namespace, output=here.output, address=here.address), spec, wait=not detach
@@ -253,10 +253,10 @@ def shell_environment(asked: list[str]) -> dict[str, str]:
 def _check_command(spec: JobSpec) -> None:
     """Refuses a program that this machine, where the nodes will run, does not have."""
     from perdure.errors import PerdureError
-    from perdure.spec.job import Backend
+    from perdure.spec.capabilities import CAPABILITIES
 
     role_name, role = spec.role
-    if spec.backend is not Backend.LOCAL or not role.command or local_endpoint_only(None):
+    if not CAPABILITIES[spec.backend].runs_beside_worker or not role.command or local_endpoint_only(None):
         return
     program = role.command[0]
     folder = spec.workdir.path if spec.workdir and spec.workdir.path else os.getcwd()

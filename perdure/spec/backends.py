@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from .capabilities import CAPABILITIES
 from .errors import SpecError, SpecProblem, format_path, format_value, line_of
 from .fields import Location
 from .job import Backend, JobSpec
@@ -114,7 +115,7 @@ def find_unsupported(
                 warnings.append(SpecWarning(location=location, message=f"{message} and is ignored"))
             else:
                 problems.append(SpecProblem(location=location, message=message, hint=support.remedy))
-    if backend is Backend.KUBERNETES:
+    if CAPABILITIES[backend].needs_image:
         problems += _without_image(mapping)
     for location in _occurrences(mapping, ("workdir", "path")):
         path = mapping["workdir"]["path"]

@@ -18,6 +18,7 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from .backends import SpecWarning
+from .capabilities import BESIDE_WORKER
 from .errors import SpecError, SpecProblem
 from .fields import Location
 from .job import Backend, JobSpec
@@ -51,7 +52,7 @@ class SpecDocument:
         if self.folder is None or (data := _mapping(self.data)) is None:
             return self
         workdir = _mapping(data.get("workdir"))
-        if data.get("workdir") is None and (data.get("backend") or Backend.LOCAL) == Backend.LOCAL:
+        if data.get("workdir") is None and (data.get("backend") or Backend.LOCAL) in BESIDE_WORKER:
             workdir = {"path": "."}
         if workdir is None or not isinstance(path := workdir.get("path"), str):
             return self

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from .backends import SpecWarning, check_backend, find_unsupported
 from .base import fill_template
+from .capabilities import CAPABILITIES
 from .errors import SpecError, SpecProblem, format_value, problem_report
 from .fields import Location
 from .job import Backend, JobSpec
@@ -84,7 +85,7 @@ def validate_started(data: Any) -> JobSpec:
     """
     spec, _ = validate_spec(data)
     workdir = spec.workdir
-    if spec.backend is Backend.KUBERNETES and workdir and workdir.path and not workdir.archive:
+    if CAPABILITIES[spec.backend].uploads_workdir and workdir and workdir.path and not workdir.archive:
         problem = SpecProblem(
             location=("workdir", "path"),
             value=format_value(workdir.path),

@@ -11,7 +11,8 @@ import shlex
 from datetime import datetime
 from typing import NamedTuple
 
-from perdure.spec.job import Backend, JobSpec
+from perdure.spec.capabilities import CAPABILITIES
+from perdure.spec.job import JobSpec
 from workflows.messages import EdgeKind, EvidenceSource, JoinRefusal, JoinRequest, NodeEdge, NodePhase
 from workflows.policy import stages
 from workflows.policy.events import EdgeSeen, Event, JoinAsked
@@ -33,7 +34,7 @@ class Refusal(NamedTuple):
 
 def refusal(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) -> Refusal | None:
     """Why the request cannot be granted; None where it can."""
-    if job.backend is not Backend.JOINED:
+    if CAPABILITIES[job.backend].creates_nodes:
         text = f"its backend is {job.backend}, which makes the nodes itself; only jobs with backend: joined are joined"
         return Refusal(JoinRefusal.OTHER_BACKEND, text)
     if state.outcome is not None:

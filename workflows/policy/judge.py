@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from perdure.spec.job import Backend, JobSpec
+from perdure.spec.capabilities import CAPABILITIES
+from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
 from workflows.messages import Considered, FailureClass, JobPhase, ProgressSource
 from workflows.policy import incidents, wishes
@@ -229,7 +230,7 @@ def _what_is_gone(interruption: Interruption, gone: tuple[int, ...]) -> str:
 
 def _replacement(job: JobSpec) -> tuple[str, str]:
     """How a lost node is made up for: as a fact, and as what is done."""
-    if job.backend is Backend.JOINED:
+    if not CAPABILITIES[job.backend].creates_nodes:
         return "its place is open", "open the place to whoever runs `perdure join`"
     return "replacement asked", "ask for a replacement"
 

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
-from perdure.spec.job import Backend, JobSpec
+from perdure.spec.capabilities import CAPABILITIES
+from perdure.spec.job import JobSpec
 from workflows.messages import LossCause
 from workflows.policy.state import JobState, MachineLoss, NodeState
 
@@ -58,7 +59,7 @@ def suspects(
 
 def avoided(state: JobState, job: JobSpec, now: datetime) -> tuple[str, ...]:
     """What the job's next node keeps away from; nothing where its backend does not choose machines."""
-    if job.backend is not Backend.KUBERNETES:
+    if not CAPABILITIES[job.backend].chooses_machines:
         return ()
     machines = {node.host for node in state.nodes.values() if node.host}
     return suspects(state.losses, now=now, window=job.retry.window, machines=machines)

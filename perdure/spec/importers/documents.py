@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..backends import find_unsupported
+from ..capabilities import CAPABILITIES
 from ..errors import SpecError, SpecProblem, format_path, format_value
 from ..fields import Location, one_of
 from ..job import Backend, JobSpec
@@ -235,7 +236,7 @@ def _fit(draft: Draft, backend: Backend, folder: Path | None) -> list[SpecProble
         What is left to do before the specification is valid.
     """
     path = draft.get(("workdir", "path"))
-    carried = backend in (Backend.LOCAL, Backend.KUBERNETES)
+    carried = CAPABILITIES[backend].takes_submitted_folder
     if carried and isinstance(path, str) and folder is not None:
         draft.data["workdir"]["path"] = str((folder / path).resolve())
     problems, warnings = find_unsupported(copy.deepcopy(draft.data), backend=backend)

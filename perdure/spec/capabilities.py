@@ -1,0 +1,64 @@
+"""What each backend does with a job: one table that workflows, checks of specifications and commands read.
+
+A new backend is a member of `Backend`, an entry here, and its implementation. A backend without an entry fails at
+import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .job import Backend
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """Everything that depends on a backend alone."""
+
+    creates_nodes: bool = False
+    """Makes and deletes nodes itself; otherwise nodes join by themselves, and only their own agents can end them."""
+    chooses_machines: bool = False
+    """Puts a new node on a machine of its choice, and keeps away from those that it is told to avoid."""
+    keeps_shared_objects: bool = False
+    """Keeps more of a job than its nodes, which has to be removed when no node is left to take it along."""
+    runs_beside_worker: bool = False
+    """Nodes are processes of the worker's machine, which is the submitting one unless a server is configured."""
+    uploads_workdir: bool = False
+    """Nodes cannot see the submitting machine, and get the working directory as an upload."""
+    needs_image: bool = False
+    """Every role names a container image."""
+
+    @property
+    def takes_submitted_folder(self) -> bool:
+        """A folder of the submitting machine has a meaning as the working directory."""
+        return self.runs_beside_worker or self.uploads_workdir
+
+
+def complete(table: Mapping[Backend, Capabilities]) -> Mapping[Backend, Capabilities]:
+    """The table itself.
+
+    Raises:
+        LookupError: if a backend has no entry.
+    """
+    if missing := [backend for backend in Backend if backend not in table]:
+        raise LookupError(f"backends without an entry: {', '.join(missing)}")
+    return table
+
+
+CAPABILITIES = complete(
+    {
+        Backend.LOCAL: Capabilities(creates_nodes=True, runs_beside_worker=True),
+        Backend.KUBERNETES: Capabilities(
+            creates_nodes=True,
+            chooses_machines=True,
+            keeps_shared_objects=True,
+            uploads_workdir=True,
+            needs_image=True,
+        ),
+        Backend.JOINED: Capabilities(),
+    }
+)
+
+BESIDE_WORKER = tuple(backend for backend, can in CAPABILITIES.items() if can.runs_beside_worker)
+"""For names that may be no backend's: compared, and not looked up."""
