@@ -126,3 +126,11 @@ def test_cancel_is_named():
     job = Scenario("2").running().take(CancelAsked(reason="wrong data"))
     assert job.state.outcome is not None
     assert job.state.outcome.reason == "cancelled: wrong data"
+
+
+def test_a_node_whose_command_had_ended_when_it_was_scaled_down_is_requested_again_after_a_suspension():
+    job = Scenario("3").running().command_ended(1)
+    job.ready(0, after=1).take(ScaleAsked(minimum=1, maximum=1)).wait(timedelta(seconds=2))
+    assert not job.node(1).alive
+    job.take(SuspendAsked()).take(ScaleAsked(minimum=1, maximum=2)).take(ResumeAsked())
+    assert job.node(1).alive

@@ -368,10 +368,13 @@ def _staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSour
 def _dismiss(state: JobState, job: JobSpec, now: datetime) -> JobState:
     """A suspended job has no nodes; their numbers are kept, so that none is ever used again."""
     for node in list(state.nodes.values()):
+        # Outside a complete stage each command begins anew, also one that has ended and whose node left before this.
+        ended = node.ended and state.between_stages
         if node.alive:
-            ended = node.ended and state.between_stages
             changes = {"phase": NodePhase.REMOVED, "reason": "suspended", "store_ports": (), "ended": ended}
             state = succession.dismiss(state, node, job, now, **changes)
+        else:
+            state = state.with_node(node.changed(ended=ended))
     return state.changed(world=None, interruption=None, waiting_since=None, queued_since=None, ready_since=None)
 
 
