@@ -26,7 +26,7 @@ async def explained(client: Client, name: str = "", namespace: str | None = None
     Raises:
         JobNotFound: if the server knows no such job.
         NoWorker: if the server answers and no worker does.
-        WorkflowTaskFails: if a worker does, and cannot go on with the job.
+        WorkflowTaskFails: if a worker does, and cannot continue the job.
         ControlPlaneUnreachable: if the server does not answer, or has no capacity for the call now.
         NotPermitted: if the server does not let this caller do that.
         Refused: if either says no.

@@ -22,7 +22,7 @@ def main() -> int:
     """Runs the launcher to its end; called with `shell`, becomes a shell beside it.
 
     Returns:
-        The exit code: 0 when the agent sent it home, 128 + n after signal n, else one of sysexits.h.
+        The exit code: 0 when the agent released it, 128 + n after signal n, else one of sysexits.h.
     """
     if sys.argv[1:2] == ["shell"]:
         try:

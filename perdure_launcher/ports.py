@@ -1,4 +1,4 @@
-"""Ports that this node already holds, so that a world can name one before anybody enters it.
+"""Ports that this node already holds, so that a world can name one before any node enters it.
 
 Each generation takes a port that no generation has used: no rank ever meets the keys of a dead attempt. Where we host
 the store, the port listens from the start, and a rank that connects early waits in the backlog instead of failing.

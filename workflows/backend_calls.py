@@ -248,7 +248,7 @@ async def watch(table: NodeTable) -> None:
 
 
 async def until_overlooked(table: NodeTable) -> bool:
-    """Whether the watch says nothing of a node that was made: it may have come and gone before anybody looked."""
+    """Whether the watch says nothing of a node that was made: it may have come and gone unseen."""
     try:
         await workflow.wait_condition(
             lambda: not table.overlooks or table.winding_down,

@@ -319,7 +319,7 @@ class NodeTable:
     # What the backend says
 
     def begin_watch(self) -> tuple[KnownNode, ...]:
-        """What a watch that begins now must tell the end of: what exists, as far as anybody has said."""
+        """What a watch that begins now must tell the end of: what exists, as far as has been reported."""
         for record in list(self.records.values()):
             if record.created is not None:
                 self.put(record.changed(watched=True))

@@ -1,4 +1,4 @@
-"""Faults of a local site: each kills what it names by SIGKILL, without warning anyone."""
+"""Faults of a local site: each kills what it names by SIGKILL, without warning."""
 
 from __future__ import annotations
 

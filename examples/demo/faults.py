@@ -1,4 +1,4 @@
-"""Faults as they happen: SIGKILL, without a word to anybody."""
+"""Faults as they happen: SIGKILL, without warning."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _meaning(incident: IncidentView) -> str:
         return "not judged yet"
     if incident.failure is None:
         asked = "USER" in sources
-        return "asked for by a user" if asked else "nothing failed: the nodes at hand changed"
+        return "requested by a user" if asked else "nothing failed: the available nodes changed"
     evidence = [sign for sign in incident.evidence if _speaks_for(sign, incident)]
     sources = {sign.source for sign in evidence}
     confidence = "high" if len(sources) > 1 else "fair"

@@ -12,7 +12,7 @@ Digest = Annotated[str, Matching(pattern=r"sha256:[0-9a-f]{64}", expected="sha25
 
 
 class WorkdirArchive(Section):
-    """What was uploaded of `path`. Perdure's client writes it when a job is submitted; nobody else does."""
+    """What was uploaded of `path`. Only Perdure's client writes it, when a job is submitted."""
 
     name: Annotated[str, Matching(pattern=r"perdure-workdir-[0-9a-f]{16}", expected="a name that Perdure has given")]
     """The ConfigMap in the job's namespace that its parts belong to; each submission has its own."""

@@ -77,7 +77,7 @@ class JobSpec(Section):
     labels: dict[LabelKey, LabelValue] = Field(default={})
     """Labels for finding and accounting; they go to pods, metrics and reports."""
     backend: Backend = Backend.LOCAL
-    """Where nodes come from. Usually the site says so (a context of the command line, or `--backend`)."""
+    """Where nodes come from. Usually the site sets it (a context of the command line, or `--backend`)."""
     runtime: DnsLabel | None = None
     """The name of an administrator's preset, laid under this specification when the job starts."""
     queue: str | None = None
@@ -105,10 +105,10 @@ class JobSpec(Section):
     outputs: Outputs = Outputs()
     """Where what the job leaves behind is kept."""
     hold_on_failure: Duration | None = None
-    """How long the nodes of a failed job are kept for looking at, as they are: `perdure shell` opens a shell in one,
-    `perdure cancel` lets them go before. None is not at all."""
+    """How long the nodes of a failed job are kept as they are, for inspection: `perdure shell` opens a shell in one,
+    `perdure cancel` releases them before. Unset: disabled."""
     ttl_after_finished: Duration | None = None
-    """How long after its end the TrainingJob object that the job was made of is deleted; none is never. Of other jobs
+    """How long after its end the TrainingJob object that the job was made of is deleted; unset: never. Of other jobs
     nothing is left in a cluster."""
     timing: Timing = Timing()
     """Intervals, timeouts and graces of Perdure itself."""

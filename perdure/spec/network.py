@@ -41,5 +41,5 @@ class Network(Section):
 
     store_ports: PortRange | None = None
     """The ports that the store of a world may listen on, such as `29500-29599`, where a firewall stands between nodes;
-    none is any that are free. Each generation takes the next one, and nodes that share a machine share them. The
+    unset: any free ports. Each generation takes the next one, and nodes that share a machine share them. The
     ranks' own connections (gloo, NCCL) take ports as the system gives them out."""

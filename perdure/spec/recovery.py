@@ -16,9 +16,9 @@ class CapacityLoss(StrEnum):
     """What a job does that has fewer nodes than before."""
 
     SHRINK = "shrink"
-    """Goes on at once with the nodes it has, down to `nodes.min`, and grows again when a replacement is ready."""
+    """Continues at once with the nodes it has, down to `nodes.min`, and grows again when a replacement is ready."""
     WAIT = "wait"
-    """Waits for a replacement, for `replace_timeout`; then goes on with what it has, if that is enough."""
+    """Waits for a replacement, for `replace_timeout`; then continues with what it has, if that is enough."""
     FAIL = "fail"
     """Stops."""
 
@@ -27,11 +27,11 @@ class Recovery(Section):
     """How a lost node is made up for, and how ranks are started again."""
 
     on_capacity_loss: CapacityLoss = CapacityLoss.SHRINK
-    """`shrink` goes on with fewer nodes (only where `nodes.min` allows it), `wait` waits for a replacement, `fail`
+    """`shrink` continues with fewer nodes (only where `nodes.min` allows it), `wait` waits for a replacement, `fail`
     stops the job."""
     replace_timeout: PositiveDuration = timedelta(minutes=10)
     """How long a job waits for a replacement: with fewer than `nodes.min` nodes, after which it stops, or because
-    `on_capacity_loss` is `wait`, after which it goes on with the nodes it has. The wait for the first world is
+    `on_capacity_loss` is `wait`, after which it continues with the nodes it has. The wait for the first world is
     `timing.rendezvous.join_timeout`."""
     warm_starts: bool = True
     """Ranks are forked from an interpreter of the node that has already imported torch, which saves seconds per
@@ -61,10 +61,10 @@ class Limits(Section):
     """How long a job and its parts may take."""
 
     active_deadline: PositiveDuration | None = None
-    """The job is stopped this long after it began; none is never."""
+    """The job is stopped this long after it began; unset: never."""
     queue_timeout: PositiveDuration | None = None
     """How long a job may wait for the machines of its first world, while its queue has not admitted it or no machine
-    has room; then it stops with the scheduler's words. None is never. Once its nodes have machines,
+    has room; then it stops with the scheduler's message. Unset: no limit. Once its nodes have machines,
     `timing.rendezvous.join_timeout` counts."""
     termination_grace_period: Duration = timedelta(seconds=30)
     """From SIGTERM to SIGKILL when the job's processes are stopped for good: time to save."""

@@ -45,8 +45,8 @@ How values are written:
 
 - Durations are texts such as `90s`, `10m`, `1h30m`, `2d` or `250ms`, or a number of seconds.
 - Files are read by the rules of YAML 1.2: `2:8` and `on` are texts, only `true` and `false` are truth values.
-- `${job.name}` and `${job.namespace}` are filled in where a field says so. Inside `{…}` YAML wants them in quotes:
-  `outputs: {logs: "s3://bucket/${job.name}"}`.
+- `${job.name}` and `${job.namespace}` are filled in where a field's description names them. Inside `{…}` YAML wants
+  them in quotes: `outputs: {logs: "s3://bucket/${job.name}"}`.
 - Numbers and truth values that are meant as texts need quotes: `env: {OMP_NUM_THREADS: "4"}`.
 - A field without a value is as good as left out. Unknown fields are errors.
 - As JSON and without what is default, a specification has at most 16 KiB.

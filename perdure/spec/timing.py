@@ -81,7 +81,7 @@ class RendezvousTiming(Section):
     is not waited for."""
     enter_timeout: Duration = timedelta(minutes=5)
     """How long a node may take to enter a world that it was given (0.2 s is usual; a new node must start Python and
-    torch first) before its command is started again, and the next time the node is replaced; 0 is for ever."""
+    torch first) before its command is started again, and the next time the node is replaced; 0: no limit."""
 
 
 class CommandTiming(Section):
@@ -108,16 +108,16 @@ class ProcessTiming(Section):
     """From SIGTERM to SIGKILL for ranks of a generation that is over: they have nothing left to save."""
     presumed_gone: Duration = timedelta(seconds=60)
     """How long after `limits.termination_grace_period` a node's replacement, and after a request the next world,
-    waits for proof that the old node has ended, where nothing says so: longer than a cluster takes to call a machine
+    waits for proof that the old node has ended, where nothing reports it: longer than a cluster takes to call a machine
     silent (40 s is usual)."""
     orphan_grace: Duration = timedelta(0)
-    """How long training goes on when the control plane answers that the job does not exist; 0 is for ever."""
+    """How long training continues when the control plane answers that the job does not exist; 0: indefinitely."""
     log_max_bytes: int = Field(default=64 * 1024 * 1024, ge=4096)
     """Size in bytes at which a node's log is rotated; four rotated files are kept."""
 
 
 class StallTiming(Section):
-    """When a node that has stepped and does not any more is said to stand still. Nothing is restarted for it."""
+    """When a node that has stepped and no longer does is reported as stalled. Nothing is restarted for it."""
 
     after: Duration = timedelta(minutes=2)
     """How long no rank of the node makes a step, at least; 0 is never. Evaluation and checkpoints are pauses, too."""
@@ -139,7 +139,7 @@ class Timing(Section):
     processes: ProcessTiming = ProcessTiming()
     """How processes are stopped and their logs kept."""
     stall: StallTiming = StallTiming()
-    """When a node is said to stand still."""
+    """When a node is reported as stalled."""
     owner_check: Duration = timedelta(seconds=30)
     """How often a group's watch asks whether its job still runs; a closed job means wind down."""
 

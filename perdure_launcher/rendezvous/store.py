@@ -67,7 +67,7 @@ class WorldStore:
         return all(key in self._values for key in keys)
 
     def add(self, key: str, amount: int) -> int:
-        """Counts on this node alone; in a barrier that is never everybody, so its end is asked for by `wait`."""
+        """Counts on this node alone; in a barrier that is never all nodes, so `wait` asks for its end."""
         self._counts[key] = self._counts.get(key, 0) + amount
         return 0 if self._is_barrier(key) else self._counts[key]
 

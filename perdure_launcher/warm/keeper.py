@@ -202,7 +202,7 @@ class WarmKeeper:
         for name in (REFUSAL, LEARNED, SOCKET, PID):
             with contextlib.suppress(FileNotFoundError):
                 (self._folder / name).unlink()
-        # Listening before anybody is there to answer, so that the first ranks wait instead of starting cold.
+        # Listening before the interpreter is there to answer, so that the first ranks wait instead of starting cold.
         with socket.socket(socket.AF_UNIX) as listening, (self._folder / _LOG).open("ab") as log:
             listening.bind(str(self._folder / SOCKET))
             listening.listen(_BACKLOG)

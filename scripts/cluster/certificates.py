@@ -1,4 +1,4 @@
-"""Certificates, so that everybody in the cluster is who they say: RBAC means nothing where anybody may be anybody."""
+"""Certificates that identify each client of the cluster: without them RBAC means nothing."""
 
 from __future__ import annotations
 

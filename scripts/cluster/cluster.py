@@ -2,7 +2,7 @@
 
 /var/lib/perdure-cluster/
     lock            held while it comes up or goes down
-    users           held, shared, by everybody who uses it for a while
+    users           held, shared, by every process that uses it
     kept            it was started to stay: the last user leaves it running
     logs/           of all processes; stays when the cluster goes
     state/          all else

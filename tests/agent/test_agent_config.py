@@ -1,4 +1,4 @@
-"""What follows for an agent from the size of its job, before anybody has told it more."""
+"""What follows for an agent from the size of its job, before it has learned more."""
 
 from __future__ import annotations
 

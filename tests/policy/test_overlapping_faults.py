@@ -138,4 +138,4 @@ def test_a_node_that_answers_no_command_is_not_called_lost_with_another_one():
     job = Scenario("2").running().rank_killed(0).wait(4)
     job.edge(0, EdgeKind.UNRESPONSIVE, generation=2, detail="not taken").wait(1).lost(1)
     [incident] = job.state.incidents
-    assert incident.title.startswith("node 1 lost, node 0 unresponsive while its world stands still")
+    assert incident.title.startswith("node 1 lost, node 0 unresponsive while its world is stopped")

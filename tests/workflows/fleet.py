@@ -287,7 +287,7 @@ class Fleet:
         self.told_early: dict[int, str] = {}
         """By rank, why no machine is given to it: the watch reports it before the node's maker has answered."""
         self.unseen: set[int] = set()
-        """Ranks whose first incarnation is taken away before anybody sees it."""
+        """Ranks whose first incarnation is taken away before it is seen."""
         self.withhold_events = False
         self.delete_nothing = False
         """Nodes that are to be deleted stay."""

@@ -1,4 +1,4 @@
-"""The words that all parts share: phases, what failures mean, who says so."""
+"""The vocabulary that all parts share: phases, what failures mean, who reports them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class JobPhase(Vocabulary):
     RUNNING = "RUNNING"
     """Every member of the world steps, or runs where steps cannot be seen."""
     RECOVERING = "RECOVERING"
-    """A failure interrupted the world; the next one is under way."""
+    """A failure interrupted the world; the next one is being formed."""
     SUSPENDED = "SUSPENDED"
-    """No nodes, by a user's wish; the job's history and budgets are kept."""
+    """No nodes, by a user's request; the job's history and budgets are kept."""
     HELD = "HELD"
     """It has failed, and its nodes are kept for looking at (`hold_on_failure`)."""
     STOPPING = "STOPPING"
@@ -35,7 +35,7 @@ class NodePhase(Vocabulary):
     """Where one incarnation of a node stands."""
 
     REQUESTED = "REQUESTED"
-    """The backend was asked for it."""
+    """It was requested from the backend."""
     PENDING = "PENDING"
     """The backend has accepted it and cannot run it yet; the reason is kept."""
     CREATED = "CREATED"
@@ -74,7 +74,7 @@ class FailureClass(Vocabulary):
     NODE_LOST = "NODE_LOST"
     """The node's processes, pod or machine are gone."""
     NODE_UNRESPONSIVE = "NODE_UNRESPONSIVE"
-    """The node answers neither its lease nor commands while its world stands still."""
+    """The node answers neither its lease nor commands while its world is stopped."""
     CREATE_FAILED = "CREATE_FAILED"
     """The backend refused the node for good."""
     RENDEZVOUS_TIMEOUT = "RENDEZVOUS_TIMEOUT"
@@ -87,7 +87,7 @@ class LossCause(Vocabulary):
     """Whose doing the loss of a node was, as far as its machine is concerned."""
 
     WANTED = "WANTED"
-    """Somebody or something wanted it gone: it was deleted, drained, preempted, or asked to be replaced."""
+    """It was removed on purpose: deleted, drained, preempted, or replaced on request."""
     JOB = "JOB"
     """The job's own: it took more than it was allowed."""
     MACHINE = "MACHINE"
@@ -97,7 +97,7 @@ class LossCause(Vocabulary):
 
 
 class EvidenceSource(Vocabulary):
-    """Who says so. Independent sources raise confidence."""
+    """Who reports a piece of evidence. Independent sources raise confidence."""
 
     AGENT = "AGENT"
     BACKEND = "BACKEND"

@@ -174,14 +174,14 @@ def _node_count(minimum: str, maximum: str) -> str:
 
 
 def next_action(state: JobState) -> str:
-    """What happens next without anybody doing anything."""
+    """What happens next without any request."""
     coming = [
         node for node in state.nodes.values() if node.alive and node.phase is not NodePhase.READY and not node.ended
     ]
     delayed = [node for node in state.nodes.values() if node.phase is NodePhase.LOST and node.not_before is not None]
     if state.outcome is not None and state.outcome.held_until is not None:
         until = f"{state.outcome.held_until:%Y-%m-%d %H:%M:%S} UTC"
-        return f"the nodes are kept until {until} (hold_on_failure); `perdure cancel` lets them go before"
+        return f"the nodes are kept until {until} (hold_on_failure); `perdure cancel` releases them before"
     if state.outcome is not None:
         return "the nodes are wound down"
     if state.suspended:

@@ -74,11 +74,11 @@ FAILURE_CLASSES = complete(
             give_up=GiveUp(what="lost", why_not_in_place="its processes are gone", at_once=True),
         ),
         FailureClass.NODE_UNRESPONSIVE: FailureTraits(
-            meaning="the node answered nothing while its world stood still (infrastructure)",
+            meaning="the node answered nothing while its world was stopped (infrastructure)",
             advice=_WATCH_NODES,
             took_part=False,
             give_up=GiveUp(
-                what="unresponsive while its world stands still",
+                what="unresponsive while its world is stopped",
                 why_not_in_place="its agent does not take commands",
                 at_once=True,
             ),

@@ -33,7 +33,7 @@ _OUT_OF_MEMORY = re.compile(r"out of memory|outofmemoryerror|cannot allocate mem
 
 
 def signal_in_shell(exit_code: int | None) -> int | None:
-    """The signal that ended what a shell ran, if its exit code probably says so: a shell then exits with 128 + n.
+    """The signal that ended what a shell ran, if its exit code indicates one: a shell then exits with 128 + n.
 
     Only signals that end processes from outside or for a crash count; any other code may be the program's own.
     """
@@ -101,7 +101,7 @@ def classify(failure: Failure, *, shells: bool = True) -> tuple[FailureClass, st
             failure.exit_code,
         )
     if failure.exit_code == 0:
-        return FailureClass.COMMAND_LOST, failure.message or "the command left although its world goes on", 0
+        return FailureClass.COMMAND_LOST, failure.message or "the command left although its world continues", 0
     return FailureClass.USER_CODE, failure.message or f"the command exited with {failure.exit_code}", failure.exit_code
 
 

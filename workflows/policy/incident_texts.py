@@ -1,7 +1,7 @@
 """How much text a job keeps of its incidents: they ride through continue-as-new, and answer one query.
 
-The newest incident is told in full. Where all of them together exceed `BUDGET`, the oldest are shortened first, and say
-so. What is left out stands in the workflow's history.
+The newest incident is told in full. Where all of them together exceed `BUDGET`, the oldest are shortened first, and
+marked as shortened. What is left out stands in the workflow's history.
 """
 
 from __future__ import annotations

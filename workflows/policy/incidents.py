@@ -116,7 +116,7 @@ def avoiding(state: JobState, machines: tuple[str, ...]) -> JobState:
 
 
 def waits(state: JobState, text: str) -> JobState:
-    """A node that is needed to go on does not come, and says why; the newest reason stays."""
+    """A node that is needed to continue does not come, for a reported reason; the newest reason stays."""
     incident = state.open_incident
     return (
         state if incident is None else _replace_last(state, incident.model_copy(update={"waited_for": shorten(text)}))

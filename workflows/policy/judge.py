@@ -55,7 +55,7 @@ def waits_until(state: JobState, interruption: Interruption, job: JobSpec) -> da
         return interruption.since + settles if certain & NODE_FAILURES and settles >= _WORTH_WAITING else None
     reported = {failure.rank for failure in interruption.failures}
     if interruption.ranks_with(FailureClass.NODE_LOST):
-        # Its agent says so; the backend, whose word comes by way of a kubelet, knows of the drain or the deletion.
+        # Its agent reports it; the backend, which learns it from a kubelet, knows of the drain or the deletion.
         return interruption.since + job.timing.lease.timeout
     if all(node.rank in reported for node in state.members if node.alive):
         return None
@@ -66,7 +66,7 @@ def judge(state: JobState, interruption: Interruption, job: JobSpec, now: dateti
     """The verdict; None while it is too early for one."""
     if interruption.requested is not None:
         return Verdict(
-            rule=wishes.RULE if interruption.by_user else 'capacity/1 "the best world for the nodes at hand"',
+            rule=wishes.RULE if interruption.by_user else 'capacity/1 "the best world for the available nodes"',
             title=interruption.requested,
             action=f"new generation: {interruption.requested}",
         )
@@ -129,7 +129,7 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
             failure=culprit.failure,
             culprit=culprit.rank,
             considered=(
-                Considered(option="restart the others", why_not="their commands go on"),
+                Considered(option="restart the others", why_not="their commands continue"),
                 Considered(option="replace the node", why_not="its agent and launcher are alive"),
             ),
         )
@@ -144,7 +144,7 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
         culprit=culprit.rank,
         considered=(
             Considered(option="replace the node", why_not="its agent and launcher are alive"),
-            Considered(option="go on smaller", why_not="no capacity is lost"),
+            Considered(option="continue with fewer nodes", why_not="no capacity is lost"),
         ),
     )
 
@@ -185,14 +185,14 @@ def _node_gone(
             action=f"{ask}; its command begins anew and passes over the torchruns that have finished",
             failure=culprit.failure,
             culprit=culprit.rank,
-            considered=(in_place, Considered(option="restart the others", why_not="their commands go on")),
+            considered=(in_place, Considered(option="restart the others", why_not="their commands continue")),
             replace=gone,
         )
     if size and choice is CapacityLoss.SHRINK:
         return Verdict(
             rule='node-loss/2 "n >= min: shrink"',
             title=f"{title}: {before} to {size} nodes, {asked}",
-            action=f"go on with {size} of {len(survivors)} survivors; {ask}; grow when it is ready",
+            action=f"continue with {size} of {len(survivors)} survivors; {ask}; grow when it is ready",
             failure=culprit.failure,
             culprit=culprit.rank,
             considered=(in_place, Considered(option="wait", why_not="recovery.on_capacity_loss is shrink")),
@@ -204,12 +204,12 @@ def _node_gone(
         else "recovery.on_capacity_loss is wait"
     )
     return Verdict(
-        rule='node-loss/1 "replace, then go on"',
+        rule='node-loss/1 "replace, then continue"',
         title=f"{title}, {asked}",
         action=f"{ask} and wait for it, for at most {job.recovery.replace_timeout}",
         failure=culprit.failure,
         culprit=culprit.rank,
-        considered=(in_place, Considered(option="go on smaller", why_not=why_not)),
+        considered=(in_place, Considered(option="continue with fewer nodes", why_not=why_not)),
         replace=gone,
     )
 
@@ -231,7 +231,7 @@ def _what_is_gone(interruption: Interruption, gone: tuple[int, ...]) -> str:
 def _replacement(job: JobSpec) -> tuple[str, str]:
     """How a lost node is made up for: as a fact, and as what is done."""
     if not CAPABILITIES[job.backend].creates_nodes:
-        return "its place is open", "open the place to whoever runs `perdure join`"
+        return "its place is open", "open the place to a machine that runs `perdure join`"
     return "replacement asked", "ask for a replacement"
 
 

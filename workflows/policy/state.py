@@ -220,7 +220,7 @@ class JobState(Message):
     holders: dict[int, Holder] = Field(default={})
     """By node (slot): who took it last, where nodes come by themselves."""
     generation: int = 0
-    """The newest one given to anybody."""
+    """The newest one given to any node."""
     world: World | None = None
     world_decided_at: datetime | None = None
     inquiry: int = 0

@@ -226,7 +226,7 @@ async def _remove_anchor(api: KubernetesApi, anchors: Anchors, namespace: str, u
 
 
 async def _may_create_pods(api: KubernetesApi, namespace: str) -> bool:
-    """Whether this worker may create pods in the namespace; everybody may ask for their own rights."""
+    """Whether this worker may create pods in the namespace; every client may ask for its own rights."""
     attributes = {"namespace": namespace, "verb": "create", "resource": "pods"}
     review = {
         "apiVersion": "authorization.k8s.io/v1",

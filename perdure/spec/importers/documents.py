@@ -230,7 +230,7 @@ def _import(
 
 
 def _fit(draft: Draft, backend: Backend, folder: Path | None) -> list[SpecProblem]:
-    """Takes out what has no meaning on a backend, and says so of the fields that it came from.
+    """Takes out what has no meaning on a backend, with a warning for the fields that it came from.
 
     Returns:
         What is left to do before the specification is valid.

@@ -86,7 +86,7 @@ def _read_worker(worker: Field, draft: Draft) -> None:
     worker["autoScale"].ignore(SYSTEM.name, "it resizes only jobs with parameter servers")
     worker["restartTimeout"].drop("Perdure hears by a node's lease that it is gone")
     worker["BatchScheduler"].ignore(SYSTEM.name, "name a queue in the field queue")
-    worker["criticalNodes"].drop("no node is special: a job goes on while it has roles.worker.nodes.min of them")
+    worker["criticalNodes"].drop("no node is special: a job continues while it has roles.worker.nodes.min of them")
     priority = worker["priority"]
     if priority.value in ("high", "low"):
         draft.put(("priority_class",), priority.value, priority)

@@ -1,7 +1,7 @@
 """Understands commands that start torchrun, or DLRover's superset of it, and what their options ask for.
 
 Options that say how large the world is become fields of the specification; those of the rendezvous give way to
-Perdure's own; what is left goes on to torchrun as it was written.
+Perdure's own; what is left is passed to torchrun as it was written.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Launch:
     """The script and its arguments."""
     _command: list[str]
     _start: int
-    """Which word of the command starts torchrun, or is the shell's text that does."""
+    """The index of the word in the command that starts torchrun, or is the shell's text that does."""
     _in_shell: bool
 
     def last(self, use: Use) -> Given | None:
@@ -200,7 +200,7 @@ def read_launch(command: Sequence[str]) -> Launch | None:
         None where the command starts no torchrun that can be seen.
 
     Raises:
-        LauncherError: if it starts several, or one with options that nobody knows.
+        LauncherError: if it starts several, or one with unknown options.
     """
     words = list(command)
     if words and os.path.basename(words[0]) in _SHELLS:
@@ -233,7 +233,7 @@ def read_launch(command: Sequence[str]) -> Launch | None:
 
 
 def _find(line: Sequence[Word]) -> tuple[int, int, bool] | None:
-    """Where a command names its launcher: the first word, the one behind the last, and whether it is DLRover's."""
+    """Where a command names its launcher: the indices of its start and of its end, and whether it is DLRover's."""
     if line and os.path.basename(line[0].text) in _NO_STARTERS:
         return None
     for index, word in enumerate(line):

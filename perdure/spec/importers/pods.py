@@ -70,7 +70,7 @@ class Pod:
     """Environment variables that are options of torchrun, such as PET_NNODES."""
     gpus: int = 0
     cpus: int | None = None
-    """Whole CPU cores, where the template says so."""
+    """Whole CPU cores, where the template sets them."""
 
 
 def read_pod(template: Field, draft: Draft, *, containers: Sequence[str], overrides: Overrides | None = None) -> Pod:

@@ -2,7 +2,7 @@
 
 Every field that an adapter takes is accounted for where it is taken: it was carried into the specification, it means
 what Perdure does anyway, or a warning names it. What no adapter asked for is left over at the end and becomes a warning
-by itself, so an adapter that forgets a field says so instead of dropping it.
+by itself, so a field that an adapter forgets is reported instead of dropped.
 """
 
 from __future__ import annotations
@@ -251,11 +251,11 @@ class Field:
         self.source.carried.setdefault(self.location, []).append(field)
 
     def drop(self, message: str) -> None:
-        """Leaves the field out, and says so."""
+        """Leaves the field out, with a warning."""
         self._warn(Fate.DROPPED, f"left out: {message}")
 
     def ignore(self, system: str, message: str = "") -> None:
-        """Leaves out what the system that it was written for accepts and ignores, and says so."""
+        """Leaves out what the system that it was written for accepts and ignores, with a warning."""
         self._warn(Fate.IGNORED, f"left out: {system} accepts it and ignores it" + (f"; {message}" if message else ""))
 
     def changed(self, message: str, *, part: str = "", value: str | None = None) -> None:

@@ -1,6 +1,6 @@
 """Finds the words of a shell's command line in its text, so that a part of it can be replaced and the rest kept.
 
-Only words are understood, not programs: whatever the shell does with the rest of the text, it goes on doing.
+Only words are understood, not programs: the shell handles the rest of the text as before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _VARIABLE = re.compile(r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """One word of a command."""
+    """One argument of a command line, as a shell splits it."""
 
     text: str
     """Without its quotes; variables are not filled in."""
@@ -39,7 +39,7 @@ class Word:
 
 
 def plain_word(text: str) -> Word:
-    """A word of a command that no shell reads."""
+    """An argument that no shell reads."""
     return Word(text=text, raw=text)
 
 

@@ -38,7 +38,7 @@ def read_train_job(job: Field, draft: Draft, runtimes: Sequence[Field]) -> None:
     Args:
         job: The TrainJob.
         draft: The specification.
-        runtimes: The runtimes that are at hand; the one that the job refers to must be among them.
+        runtimes: The runtimes that are available; the one that the job refers to must be among them.
     """
     read_metadata(job, draft)
     spec = job["spec"]
@@ -117,7 +117,7 @@ def _read_runtime(runtime: Field, trainer: Field, draft: Draft) -> None:
 
 
 def _part_name(spec: Field) -> str:
-    """The name of the part that the Trainer trains in; its label says so."""
+    """The name of the part that the Trainer trains in; its label marks it."""
     for part in spec["replicatedJobs"].items():
         step = part["template"]["metadata"]["labels"][_STEP]
         if step.value == "trainer" and (name := part["name"].text()):

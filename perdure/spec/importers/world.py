@@ -48,7 +48,7 @@ class Replicas:
     least: int
     most: int
     fields: tuple[Field, ...] = ()
-    """Where the source says so."""
+    """The fields of the source that set it."""
     told: bool = True
     """Whether the source starts the nodes, and not its user on each machine."""
 
@@ -71,7 +71,7 @@ def put_world(
         system: Who would have run it.
         replicas: How many nodes the source starts.
         processes: Per node, where the command does not say: a number, gpu or auto.
-        processes_field: Where the source says so.
+        processes_field: The field of the source that sets it.
         known: Variables that the system sets, and whose value is known.
     """
     command, fields = pod.command or [], pod.command_fields

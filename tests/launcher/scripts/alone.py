@@ -1,4 +1,4 @@
-"""Trains without asking anybody, as a rank of a launch that bypassed us would."""
+"""Trains without a place, as a rank of a launch that bypassed us would."""
 
 import os
 import time
