@@ -72,7 +72,7 @@ class WorkdirActivities:
         """Leaves the archive to its job once that has taken it, and removes it where there is no such job.
 
         Raises:
-            ApplicationError: while the job runs and has not taken it: asked again later.
+            ApplicationError: while the job runs and has not taken it: retried later.
         """
         name = request.archive.name
         if request.backend not in self._backends:

@@ -26,7 +26,7 @@ class Meaning(Enum):
 
 
 def is_news(state: NodeState, body: ExitedBody) -> bool:
-    """Whether the command was still wanted when it ended, and no other start of it."""
+    """Whether the command was still desired when it ended, and no other start of it."""
     return state.leaving is None and state.run and body.attempt >= state.attempt
 
 

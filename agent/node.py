@@ -349,7 +349,7 @@ class Node:
     def exited(self, body: ExitedBody) -> None:
         """The command ended. The launcher lives on and starts it again when asked to.
 
-        It is asked to at once where the node was given a newer world than this command knew: no other command of the
+        That is requested at once where the node was given a newer world than this command knew: no other command of the
         job would follow. However it ended is reported, unless it left in good order.
         """
         state = self.state
@@ -424,7 +424,7 @@ class Node:
                 generation=state.generation,
                 kind=FailureKind.UNPROTECTED,
                 ranks=tuple(RankExit(local_rank=index, pid=pid) for index, pid in enumerate(body.ranks)),
-                message=body.detail or "ranks started without having asked for a rendezvous",
+                message=body.detail or "ranks started without having requested a rendezvous",
                 store_ports=state.store_ports,
             ),
         )

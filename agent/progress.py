@@ -38,11 +38,11 @@ class ProgressReader:
         self._first_step: int | None = None
         self._samples: deque[tuple[float, int]] = deque()
         self.pace = Pace()
-        """Of the generation last asked for."""
+        """Of the generation last requested."""
         self.newest: Progress | None = None
         """As of the last sample; None before any rank was seen."""
         self.all_stepped = False
-        """Every local rank made a step in the generation last asked for."""
+        """Every local rank made a step in the generation last requested."""
 
     def starts(self, *, generation: int, processes: int) -> RankStarts | None:
         """How the node's ranks were started for a generation; None where none of them reports it."""

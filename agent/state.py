@@ -22,13 +22,13 @@ class NodeState(BaseModel):
     """One incarnation's memory."""
 
     version: int = 0
-    """Of what the launcher is asked for; it changes whenever that does."""
+    """The version of what is desired of the launcher; it changes whenever that does."""
     run: bool = True
     """The command should run."""
     attempt: int = 1
-    """The start of the command that is wanted; the first one needs no asking."""
+    """The desired start of the command; the first one needs no request."""
     started_for: int = 0
-    """The newest world that was known when that start was asked for."""
+    """The newest world that was known when that start was requested."""
     exited_attempt: int = 0
     """The newest start whose end was reported."""
     exited: str = ""
@@ -60,7 +60,7 @@ class NodeState(BaseModel):
     command_restarts: int = 0
     """The newest `restart_command` that was followed."""
     superseded: int = 0
-    """The newest generation in whose exit barrier torchrun asked for a new start of the command."""
+    """The newest generation in whose exit barrier torchrun requested a new start of the command."""
     entered: int = 0
     """The generation that the node's processes are in."""
     entered_at: datetime | None = None

@@ -1,4 +1,4 @@
-"""What the agent tells without being asked: the first step of a generation at once, the rest within its budget."""
+"""What the agent reports without a request: the first step of a generation at once, the rest within its budget."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ from workflows.messages import (
 from workflows.names import job_workflow_id
 
 _SOON = 0.2
-"""Seconds until a place that is being prepared is asked for again: its group and its backend are quick."""
+"""Seconds until a place that is being prepared is requested again: its group and its backend are quick."""
 _LATER = 2.0
 """Seconds between two requests for what must come from elsewhere: a server, a job, a place."""
 _REFUSAL_IS_FINAL = 5.0
@@ -107,7 +107,7 @@ class Joining:
         """Returns the job's exit code; 128 + n after signal n; 0 where the job has sent this machine home.
 
         Raises:
-            JoinRefused: if the job has no place for it, and waiting was not asked for or does not help.
+            JoinRefused: if the job has no place for it, and waiting was not requested or does not help.
             PerdureError: if there is no such job, or no control plane.
         """
         working = asyncio.ensure_future(self._work())

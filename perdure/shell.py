@@ -43,7 +43,7 @@ class ShellCommand:
 
 
 def node_to_enter(status: JobStatus, nodes: Sequence[NodeView], rank: int | None) -> NodeView:
-    """The node that is asked for; by default the one where the last incident began, else the first.
+    """The requested node; by default the one where the last incident began, else the first.
 
     Raises:
         Refused: if it is not there.

@@ -1,4 +1,4 @@
-"""What the agent wants of the launcher, heard in the background."""
+"""The desired state that the agent sends the launcher, received in the background."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class DesiredFeed(threading.Thread):
                     return
                 desired = Desired.from_json(body)
             except (AgentRefused, KeyError, TypeError, ValueError) as error:
-                logger.error("the agent's wish is not understood: %s: %s", type(error).__name__, error)
+                logger.error("the agent's request is not understood: %s: %s", type(error).__name__, error)
                 threading.Event().wait(1)
                 continue
             if desired.version != self._version:

@@ -71,7 +71,7 @@ class EnvMode:
         self._entered = 0
         self._ready_after: int | None = None
         self._over = False
-        """The attempt has ended, and nothing is started before the agent wants more."""
+        """The attempt has ended, and nothing is started before the agent requests it."""
         self._prepared = threading.Event()
         self.attempt = 0
 

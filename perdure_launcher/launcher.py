@@ -1,4 +1,4 @@
-"""Keeps the command as the agent wants it, and leaves nothing behind.
+"""Keeps the command in the state that the agent desires, and leaves nothing behind.
 
 One thread does everything that touches processes (they die with the thread that started them); others only bring it
 news. With nothing to do it sleeps: the kernel wakes it when a child ends, a feed when the agent wants something else.

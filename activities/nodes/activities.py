@@ -71,7 +71,7 @@ class NodeActivities:
 
         Raises:
             ApplicationError: `NodeRefused`, not retried, if the backend never will; `JobRevoked` if the job is not
-                wanted any more, which is cancelled then; `NodeNotYet` if it is not the node's turn.
+                desired any more, which is cancelled then; `NodeNotYet` if it is not the node's turn.
         """
         backend = self._backend(request.spec.backend)
         async with _beating():
@@ -94,7 +94,7 @@ class NodeActivities:
 
     @activity.defn(name="create_nodes")
     async def create_nodes(self, request: NodesRequest) -> NodesCreated:
-        """Makes many nodes exist, as far as that succeeds at once: what does not is asked for again, one by one.
+        """Makes many nodes exist, as far as that succeeds at once: what does not is requested again, one by one.
 
         Raises:
             ApplicationError: `NodeRefused`, not retried, if this worker does not serve the backend.

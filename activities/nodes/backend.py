@@ -49,8 +49,8 @@ class NodeBackend(Protocol):
 
         Raises:
             NodeRefused: if this request can never succeed.
-            JobRevoked: if the job as a whole is not wanted any more.
-            NodeNotYet: if its turn has not come; it is asked for again.
+            JobRevoked: if the job as a whole is no longer desired.
+            NodeNotYet: if its turn has not come; it is requested again.
         """
         ...
 

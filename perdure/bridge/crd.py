@@ -20,7 +20,7 @@ from perdure.spec.schema import json_schema
 _HEAD = "# Generated from the specification's models: python -m perdure.bridge.crd deploy/crds/trainingjobs.yaml\n"
 _COLUMNS = (
     ("Phase", "string", ".status.phase", "Where the job stands."),
-    ("Nodes", "string", ".status.nodes", "Nodes in the world, of those asked for."),
+    ("Nodes", "string", ".status.nodes", "Nodes in the world, of those requested."),
     ("World", "integer", ".status.worldSize", "Ranks in the world."),
     ("Step", "integer", ".status.step", "How far training is."),
     ("Restarts", "integer", ".status.restarts", "Restarts that count against retry.max_restarts."),
@@ -85,7 +85,7 @@ def _spec_schema() -> Schema:
         "default": False,
         "description": "Whether the job gives its nodes back, or has not requested any yet; false lets it continue.",
     }
-    description = "The job that is wanted, as docs/spec.md has it; name and namespace are the object's own."
+    description = "The desired job, as docs/spec.md has it; name and namespace are the object's own."
     return structural({**job, "required": ["roles"], "description": description}, job["$defs"])
 
 

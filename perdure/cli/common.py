@@ -127,7 +127,7 @@ def say(text: str) -> None:
 
 
 def report_error(error: Exception, remedy: str, exit_code: int) -> None:
-    """Prints an error for people, and for scripts where they asked for JSON."""
+    """Prints an error for people, and for scripts where they requested JSON."""
     if before_subcommand.output is OutputFormat.JSON or "json" in _asked_output(sys.argv):
         message = {"error": {"message": str(error), "remedy": remedy, "exit_code": exit_code}}
         out.out(as_json(message, indent=2), highlight=False)

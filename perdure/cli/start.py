@@ -231,7 +231,7 @@ def _from_command(
 
 
 def shell_environment(asked: list[str]) -> dict[str, str]:
-    """The variables of this shell that a local node gets: those that commands need, and those asked for."""
+    """The variables of this shell that a local node gets: those that commands need, and those requested."""
     variables = {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""Finds the log of each node that is asked for, and reads all of them together."""
+"""Finds the log of each requested node, and reads all of them together."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class NodeLog(Protocol):
     """One incarnation's log, wherever it is kept."""
 
     def old_lines(self, tail: int | None) -> AsyncGenerator[str]:
-        """What is there already; asked for once, and first."""
+        """What is there already; called once, and first."""
         ...
 
     def new_lines(self) -> AsyncGenerator[str]:
@@ -67,7 +67,7 @@ class NodeLog(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which logs are asked for."""
+    """Which logs are requested."""
 
     nodes: frozenset[int] | None = None
     """By rank; None for all."""
@@ -140,7 +140,7 @@ class _Finder:
         self._ask: Ask = partial(ask_agent, client, job_workflow_id(namespace, name))
 
     async def __call__(self) -> tuple[JobStatus, dict[tuple[int, int], NodeLog], list[LogsUnavailable]]:
-        """The job, its logs that are asked for in the order of their nodes, and why others that were named are not
+        """The job, its requested logs in the order of their nodes, and why others that were named are not
         among them.
 
         Raises:

@@ -27,7 +27,7 @@ class NodeCount(Section):
     min: Integer = Field(ge=1, le=MAX_NODES)
     """The fewest nodes that a world is formed with."""
     max: Integer = Field(ge=1, le=MAX_NODES)
-    """The nodes that are asked for, and the most that a world is formed with. More than `min` makes the job elastic:
+    """The nodes that are requested, and the most that a world is formed with. More than `min` makes the job elastic:
     a smaller world has a smaller global batch unless the script adapts."""
     unit: Integer = Field(default=1, ge=1)
     """Worlds are formed with a multiple of this many nodes, such as the nodes that hold one model replica."""

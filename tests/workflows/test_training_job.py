@@ -1,4 +1,4 @@
-"""One job on a real server: every wish and every fault, with nodes that are played."""
+"""One job on a real server: every request and every fault, with nodes that are played."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def decided(
     if incident is None:
         return state
     if incident.failure is not None and failure is None:
-        # A wish, or a node that came in time, while a failure is being repaired: the failure stays the story.
+        # A request, or a node that came in time, while a failure is being repaired: the failure stays the story.
         return _replace_last(state, incident.model_copy(update={"action": shorten(f"{incident.action}; {action}")}))
     same = incident.decided_at is not None and (incident.failure, incident.culprit) == (failure, culprit)
     also = _others(failures, culprit) | (set(incident.also_failed) - {culprit})

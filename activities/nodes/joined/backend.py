@@ -34,6 +34,6 @@ class JoinedBackend:
         return None
 
     async def watch(self, request: WatchRequest) -> AsyncGenerator[tuple[NodeEvent, ...]]:
-        """Sees nothing, for as long as it is asked to."""
+        """Sees nothing, until it is cancelled."""
         await asyncio.Event().wait()
         yield ()

@@ -38,7 +38,7 @@ _RETRIES = Backoff(steps=6, duration=0.2, factor=2.0, jitter=0.5)
 """Six tries in about eight seconds, or as the server's Retry-After says; Temporal repeats the activity after that."""
 _LONGEST_PAUSE = 10.0
 _REFUSAL_IS_FINAL = 5.0
-"""Seconds for which a watch that is refused is asked for again; other requests are repeated as `_RETRIES` says."""
+"""Seconds for which a watch that is refused is requested again; other requests are repeated as `_RETRIES` says."""
 TRANSIENT = (aiohttp.ClientError, TimeoutError, ConnectionError)
 """Of the way to the API server: the same request may succeed later."""
 

@@ -39,7 +39,7 @@ class KubernetesBackend:
     name = "kubernetes"
 
     def __init__(self, settings: KubernetesSettings, *, kubeconfig: str | None = None) -> None:
-        """Connects when it is first asked for something.
+        """Connects at the first call.
 
         Args:
             settings: the site's.

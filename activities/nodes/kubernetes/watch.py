@@ -55,7 +55,7 @@ class GroupWatch:
 
         Args:
             api: Where it asks.
-            anchors: What tells whether the job is still wanted.
+            anchors: What tells whether the job is still desired.
             request: The group. A node that it knows, and that has no pod any more, was deleted while no watch ran.
         """
         self._api = api
@@ -81,14 +81,14 @@ class GroupWatch:
                     yield batch
 
     async def _revocation(self, told: _Told) -> Revocation | None:
-        """Whether the job is not wanted any more, asked where pods are taken away, before that is told."""
+        """Whether the job is no longer desired, checked where pods are deleted, before that is reported."""
         owner = next(self._owners_of_deleted(told), None)
         if self._revoked or owner is None:
             return None
         try:
             reason = await self._anchors.why_gone(self._namespace, owner.name, owner.uid)
         except (KubernetesError, *TRANSIENT) as error:
-            logger.info("whether %s is still wanted is not known: %s", owner.name, error or type(error).__name__)
+            logger.info("cannot tell whether %s is still desired: %s", owner.name, error or type(error).__name__)
             return None
         return Revocation(reason) if reason else None
 

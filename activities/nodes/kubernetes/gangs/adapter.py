@@ -26,7 +26,7 @@ class SharedObject(NamedTuple):
 
 
 class GangAdapter(Protocol):
-    """What one system of admission wants to be told. All members are pure."""
+    """What one system of admission requires of a job's pods. All members are pure."""
 
     finalizer: str
     """What the system holds pods with that have ended; empty where it holds none."""

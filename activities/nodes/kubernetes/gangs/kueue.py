@@ -50,7 +50,7 @@ class Kueue(OneByOne):
         part = _part(request)
         if len(part) > 1:
             labels[GROUP_NAME] = fitting(spec.name, f"-{request.node.role}-{part.start}-{request.node.uid}")
-            # Its quota is asked for when the first pod is there: it is known how many follow, and that they are alike.
+            # Its quota is requested when the first pod is there: it is known how many follow, and that they are alike.
             annotations |= {TOTAL_COUNT: str(len(part)), FAST_ADMISSION: "true"}
         if part.start and self._elastic_priority_class:
             labels[PRIORITY_CLASS] = self._elastic_priority_class
