@@ -30,7 +30,7 @@ each time. All others need a Temporal server at most."""
 _CORES_PER_RANKS = 2
 """Processes with ranks beside each other: one for so many cores."""
 
-LONG = ("launchers", "frameworks", "warm-starts", "cluster-faults", "endurance")
+LONG = ("launchers", "frameworks", "warm-starts", "joining", "cluster-faults")
 """Groups of tests that are too long for each run. `.ci/run` adds one by turn."""
 
 

@@ -9,6 +9,8 @@ from benchmarks.recovery.perdure_job import PerdureJob, control_plane, node_proc
 from benchmarks.recovery.records import Scenario, SystemName
 from benchmarks.recovery.trial import run_trial
 
+pytestmark = pytest.mark.long("frameworks")
+
 
 @pytest.mark.parametrize(("scenario", "withhold_evidence"), [(Scenario.WORKER, False), (Scenario.NODE_REPLACED, True)])
 async def test_what_is_killed_is_made_up_for_and_the_time_is_accounted_for(

@@ -262,6 +262,7 @@ async def test_a_job_is_applied_read_and_deleted_with_its_pods(
         assert (await client.wait(name)).phase is JobPhase.CANCELLED
 
 
+@pytest.mark.long("cluster-faults")
 async def test_what_can_change_live_is_carried_and_the_rest_refused_without_harm(
     cluster: TestCluster, resources: Resources, temporal_client: TemporalClient, local_nodes: None, tmp_path: Path
 ) -> None:
@@ -339,6 +340,7 @@ async def test_a_wrong_object_says_so_and_can_be_mended(
         assert (await client.status("taken")).phase is not JobPhase.STOPPING
 
 
+@pytest.mark.long("cluster-faults")
 async def test_nothing_is_missed_or_started_twice_while_bridge_and_api_server_are_down(
     own_cluster: Cluster,
     cluster: TestCluster,

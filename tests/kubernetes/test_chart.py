@@ -92,6 +92,7 @@ def folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.long("cluster-faults")
 async def test_a_job_outlives_the_worker_that_started_it(
     own_cluster: Cluster, cluster: TestCluster, helm: Path, job: PodJob, folder: Path, tmp_path: Path
 ) -> None:

@@ -35,6 +35,8 @@ ADMITTED_LATER: dict[str, Any] = {
 SAVES_WHEN_ASKED_TO_END = """
 import os, pathlib, signal, sys, time
 
+pytestmark = pytest.mark.long("cluster-faults")
+
 folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
 
 

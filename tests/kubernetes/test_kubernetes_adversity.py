@@ -20,6 +20,8 @@ from tests.kubernetes.pods import PodJob, TestCluster, eventually, marking, role
 from workflows.messages import NodeEvent, NodeEventKind
 from workflows.names import node_name
 
+pytestmark = pytest.mark.long("cluster-faults")
+
 RUNNING, GONE, PENDING = NodeEventKind.RUNNING, NodeEventKind.GONE, NodeEventKind.PENDING
 UNREACHABLE = "node.kubernetes.io/unreachable"
 

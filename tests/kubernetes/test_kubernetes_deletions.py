@@ -11,6 +11,8 @@ from tests.kubernetes.pods import PodJob, TestCluster, eventually, role
 from tests.kubernetes.site import perdure, start
 from workflows.messages import JobPhase
 
+pytestmark = pytest.mark.long("cluster-faults")
+
 
 @pytest.mark.parametrize("deleted", ["anchor", "namespace"])
 async def test_a_job_whose_anchor_or_namespace_is_deleted_is_cancelled(

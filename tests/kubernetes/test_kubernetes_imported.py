@@ -21,6 +21,8 @@ from tests.support.command_line import CommandLine
 from tests.system.site import SCRIPT
 from tests.system.site import Job as Training
 
+pytestmark = pytest.mark.long("cluster-faults")
+
 ELASTIC_JOB = f"""\
 apiVersion: elastic.iml.github.io/v1alpha1
 kind: ElasticJob

@@ -16,6 +16,8 @@ from tests.kubernetes.pods import PodJob, TestCluster, eventually
 from tests.kubernetes.site import perdure
 from workflows.messages import CreatedNode, JobPhase
 
+pytestmark = pytest.mark.long("cluster-faults")
+
 JOBS_AT_ONCE = 16
 
 

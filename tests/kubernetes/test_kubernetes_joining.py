@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from activities.nodes.joined import JoinedBackend
@@ -22,6 +23,8 @@ from tests.support.allocation import REPOSITORY
 from tests.support.temporal_server import dev_server
 from tests.system.site import SCRIPT, Job
 from workflows.messages import JobPhase
+
+pytestmark = pytest.mark.long("joining")
 
 EXAMPLE = REPOSITORY / "examples" / "kubernetes-job" / "job.yaml"
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+import pytest
+
 from activities.nodes.containers import SHARED
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure
 from tests.system.site import Job
 from workflows.messages import JobPhase
+
+pytestmark = pytest.mark.long("cluster-faults")
 
 
 async def test_after_two_losses_that_nothing_explains_a_node_goes_to_another_machine(

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, eventually, role
 from tests.kubernetes.site import perdure, start
 from workflows.messages import JobPhase, NodePhase
+
+pytestmark = pytest.mark.long("cluster-faults")
 
 
 async def test_a_job_waits_for_machines_until_its_queue_timeout(

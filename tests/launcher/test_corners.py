@@ -30,7 +30,7 @@ from tests.launcher.nodes import (
 from tests.launcher.test_env_mode import ENV_READY
 from tests.launcher.test_torchrun_worlds import HELLO, finish, pair
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long("launchers")]
 
 SIGKILLED = {"exit_code": None, "signal": 9}
 

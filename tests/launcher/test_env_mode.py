@@ -68,6 +68,7 @@ async def test_two_nodes_train_survive_a_killed_rank_and_finish() -> None:
             assert node.processes() == []
 
 
+@pytest.mark.long("launchers")
 async def test_a_node_of_an_elastic_job_joins_when_its_interpreter_is_warm() -> None:
     node = Node([sys.executable, "-u", "env_train.py"], nodes="1:2")
     async with running(node):
@@ -89,6 +90,7 @@ def warm_interpreter(node: Node) -> int:
     return int((node.run_directory / "warm" / "pid").read_text())
 
 
+@pytest.mark.long("launchers")
 async def test_what_a_rank_leaves_behind_ends_with_it_and_the_warm_interpreter_stays() -> None:
     leaves = "import subprocess; subprocess.Popen(['sleep', '321'], start_new_session=True)"
     node = Node([sys.executable, "-c", leaves], stop_grace_s=0.2)
@@ -119,6 +121,7 @@ async def test_a_rank_that_raises_is_reported_with_its_exception() -> None:
         assert (again.body["after_generation"], again.body["ranks"]) == (1, [])
 
 
+@pytest.mark.long("launchers")
 async def test_a_peer_that_ignores_sigterm_is_killed_after_the_stop_grace() -> None:
     node = Node([sys.executable, "-u", "stubborn.py"], processes=2, stop_grace_s=0.5)
     async with running(node):
@@ -130,6 +133,7 @@ async def test_a_peer_that_ignores_sigterm_is_killed_after_the_stop_grace() -> N
         assert [rank["local_rank"] for rank in report.body["ranks"]] == [0]
 
 
+@pytest.mark.long("launchers")
 async def test_a_command_that_does_not_exist_is_reported_when_a_world_calls_for_it() -> None:
     node = Node(["no-such-program", "--fast"])
     async with running(node):
@@ -140,6 +144,7 @@ async def test_a_command_that_does_not_exist_is_reported_when_a_world_calls_for_
         assert "command not found: 'no-such-program'" in exited.body["log_tail"]
 
 
+@pytest.mark.long("launchers")
 async def test_a_program_that_starts_torchrun_by_itself_on_several_nodes_is_stopped_and_explained() -> None:
     program = "import subprocess, sys; subprocess.run([*sys.argv[1:], 'alone.py'])"
     node = Node([sys.executable, "-c", program, *TORCHRUN], nodes="2", rendezvous="env")
@@ -152,6 +157,7 @@ async def test_a_program_that_starts_torchrun_by_itself_on_several_nodes_is_stop
         assert node.processes(lambda environment: "TORCHELASTIC_RUN_ID" in environment) == []
 
 
+@pytest.mark.long("launchers")
 async def test_that_its_node_ends_is_said_before_a_rank_that_saves_leaves_with_0() -> None:
     saves = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up'); signal.pause()"
     node = Node([sys.executable, "-u", "-c", saves])
@@ -167,6 +173,7 @@ async def test_that_its_node_ends_is_said_before_a_rank_that_saves_leaves_with_0
         assert said.index("/v1/launcher/leaving") < said.index(FINISHED)
 
 
+@pytest.mark.long("launchers")
 async def test_running_no_more_is_running_no_more() -> None:
     node = Node([sys.executable, "-u", "stubborn.py"], termination_grace_s=0.5)
     async with running(node):

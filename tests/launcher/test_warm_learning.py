@@ -10,7 +10,7 @@ import pytest
 from tests.launcher.nodes import SCRIPTS
 from tests.launcher.warmth import Warmth, interpreter_with, warmth
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long("warm-starts")]
 
 PACKAGES = {
     "plain": "import plain_part\n",

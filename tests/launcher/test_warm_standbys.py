@@ -19,7 +19,7 @@ from tests.launcher.nodes import READY, ROOT, TORCHRUN, Node, all_step, eventual
 from tests.launcher.test_warm_starts import gone
 from tests.launcher.warmth import Warmth, interpreter_with, warmth
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long("warm-starts")]
 
 PACKAGES = {
     "starts_thread": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",

@@ -38,6 +38,7 @@ async def test_machines_train_print_and_end_with_the_job(site: Site, here: Machi
     assert not job.processes()
 
 
+@pytest.mark.long("joining")
 async def test_the_first_machine_starts_the_job_and_a_late_one_learns_that_it_is_over(site: Site, here: Machines):
     name = f"made-{uuid4().hex[:8]}"
     wish = ("--nodes", "2", "--", "sh", "-c", "echo hello from $RANK of $WORLD_SIZE")
@@ -64,6 +65,7 @@ async def test_a_rank_killed_restarts_in_place(site: Site, here: Machines):
     assert {node.incarnation for node in await site.client.nodes(job.name)} == {1}
 
 
+@pytest.mark.long("joining")
 async def test_a_launcher_killed_has_its_machine_ask_for_a_place_again(site: Site, here: Machines):
     job = await submitted(site)
     nodes = [here.join(job.name, name) for name in ("a", "b")]
@@ -74,6 +76,7 @@ async def test_a_launcher_killed_has_its_machine_ask_for_a_place_again(site: Sit
     assert sum("asking for a place again" in node.text for node in nodes) == 1
 
 
+@pytest.mark.long("joining")
 async def test_an_agent_killed_comes_back_unnoticed(site: Site, here: Machines):
     job = await submitted(site)
     for name in ("a", "b"):
@@ -108,6 +111,7 @@ def is_above(process: Process, job: Job, *, node: int) -> bool:
     return launcher.ppid() == process.popen.pid
 
 
+@pytest.mark.long("joining")
 async def test_killing_the_command_ends_the_node_with_it(site: Site, here: Machines):
     job = await submitted(site, nodes="1")
     node = here.join(job.name, "a")
@@ -116,6 +120,7 @@ async def test_killing_the_command_ends_the_node_with_it(site: Site, here: Machi
     await job.ended()
 
 
+@pytest.mark.long("joining")
 async def test_a_terminated_machine_reports_its_departure_and_another_takes_its_place(site: Site, here: Machines):
     job = await submitted(site, nodes="1:2")
     started = {name: here.join(job.name, name) for name in ("a", "b")}
@@ -131,6 +136,7 @@ async def test_a_terminated_machine_reports_its_departure_and_another_takes_its_
     await job.running(nodes=2, after=known.generation)
 
 
+@pytest.mark.long("joining")
 async def test_a_scheduler_that_terminates_all_processes_of_a_machine_at_once_is_told_as_one_loss(
     site: Site, here: Machines
 ):
@@ -155,6 +161,7 @@ async def test_a_failed_script_is_every_machines_exit_code(site: Site, here: Mac
     assert "failing at step 3 as told" in nodes[0].text
 
 
+@pytest.mark.long("joining")
 async def test_a_machine_without_a_place_says_so_or_waits(site: Site, here: Machines):
     job = await submitted(site, nodes="1")
     node = here.join(job.name, "a")
@@ -170,6 +177,7 @@ async def test_a_machine_without_a_place_says_so_or_waits(site: Site, here: Mach
     assert await spare.leave() == 4
 
 
+@pytest.mark.long("joining")
 async def test_a_node_that_is_not_wanted_any_more_goes_home(site: Site, here: Machines):
     job = await submitted(site)
     nodes = [here.join(job.name, name) for name in ("a", "b")]

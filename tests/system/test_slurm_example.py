@@ -21,7 +21,10 @@ from workflows.messages import FailureClass
 
 SBATCH = REPOSITORY / "examples" / "slurm" / "train.sbatch"
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root"),
+    pytest.mark.long("joining"),
+]
 
 
 @dataclass

@@ -74,6 +74,7 @@ async def test_a_line_that_fails_after_torchrun_every_time_fails_the_job(site: S
     assert len(Job(site.client, job.name, job.uid, trained).steps()) == 10
 
 
+@pytest.mark.long("frameworks")
 async def test_work_before_the_first_torchrun_may_take_longer_than_a_node_has_to_join(site: Site):
     out = folder(site, "out")
     job = await site.submit(
@@ -97,6 +98,7 @@ async def test_work_before_the_first_torchrun_may_take_longer_than_a_node_has_to
         ("seeds", 3, ("out/seed-0/checkpoint.pt", "out/seed-1/checkpoint.pt", "out/seed-2/checkpoint.pt")),
     ],
 )
+@pytest.mark.long("frameworks")
 async def test_an_example_runs_as_it_says(site: Site, name: str, torchruns: int, made: tuple[str, ...]):
     (site.folder / "examples").symlink_to(EXAMPLES)
     text = (EXAMPLES / "scripts" / f"{name}.sh").read_text()
