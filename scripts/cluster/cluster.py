@@ -110,10 +110,11 @@ class Cluster:
             finally:
                 self._leave(users.fileno())
 
-    def load_perdure_image(self) -> Image:
-        """Makes the image of this checkout, for worker and agents, known to all nodes."""
+    def load_perdure_image(self, code: Path = images.ROOT) -> Image:
+        """Makes the image of this checkout, or of the code in another folder, for worker and agents, known to all
+        nodes."""
         with self._locked():
-            image = images.perdure_image(self._state / "images")
+            image = images.perdure_image(self._state / "images", code)
             with ThreadPoolExecutor() as pool:
                 list(pool.map(lambda node: node.load([image]), self.nodes()))
         return image

@@ -72,10 +72,10 @@ def bare_images(folder: Path) -> list[Image]:
     ]
 
 
-def perdure_image(folder: Path) -> Image:
-    """Perdure as it is in this checkout; its reference changes with its content."""
+def perdure_image(folder: Path, code: Path = ROOT) -> Image:
+    """Perdure as it is in this checkout, or in another folder; its reference changes with its content."""
     base = _written(folder / "bare.layer", _bare_entries())
-    code = _written(folder / "code.layer", _code_entries())
+    code = _written(folder / "code.layer", _code_entries(code))
     layers = [base, _python_layer(), code]
     digest = hashlib.sha256("".join(map(_digest, layers)).encode()).hexdigest()[:12]
     archive = folder / f"perdure-{digest}.tar"
@@ -149,11 +149,11 @@ def _python_entries() -> Iterator[_Entry]:
     yield _file("etc/ld.so.cache", Path("/etc/ld.so.cache"), mode=0o644)
 
 
-def _code_entries() -> Iterator[_Entry]:
+def _code_entries(code: Path) -> Iterator[_Entry]:
     with tempfile.TemporaryDirectory() as folder:
         for package in OUR_PACKAGES:
             copy = Path(folder, package)
-            shutil.copytree(ROOT / package, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(code / package, copy, ignore=shutil.ignore_patterns("__pycache__"))
             compileall.compile_dir(copy, quiet=1, stripdir=folder, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
             for path in _files_below(copy, without=set()):
                 yield _file(f"{_SITE_PACKAGES}/{path.relative_to(folder)}", path.read_bytes())

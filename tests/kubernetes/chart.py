@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -48,3 +48,26 @@ async def rendered(helm: Path, **values: Any) -> list[dict[str, Any]]:
     """The objects of a release called `perdure` in the namespace `perdure`."""
     text = await helm_says(helm, "template", "perdure", CHART, "--namespace", "perdure", values=values)
     return [one for one in yaml.safe_load_all(text) if one]
+
+
+class Release:
+    """The chart, installed as `perdure` for as long as the context is open."""
+
+    def __init__(self, helm: Path, kubeconfig: str, namespace: str) -> None:
+        self._helm = helm
+        self._kubeconfig = kubeconfig
+        self._namespace = namespace
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._says("uninstall", "perdure", "--ignore-not-found", "--wait")
+
+    async def apply(self, values: dict[str, Any], *, chart: Path = CHART) -> None:
+        """Installs or upgrades; returns when the new workers serve."""
+        await self._says("upgrade", "--install", "perdure", chart, "--wait", "--timeout", "120s", values=values)
+
+    async def _says(self, *words: str | Path, values: dict[str, Any] | None = None) -> None:
+        where = ("--namespace", self._namespace)
+        await helm_says(self._helm, *words, *where, values=values, kubeconfig=self._kubeconfig)

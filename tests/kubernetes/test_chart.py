@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 import yaml
@@ -23,7 +23,7 @@ from scripts.cluster.certificates import Certificates
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
-from tests.kubernetes.chart import CHART, HelmFailed, helm_says, rendered
+from tests.kubernetes.chart import CHART, HelmFailed, Release, helm_says, rendered
 from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace, with_host_programs
 from tests.support.allocation import REPOSITORY
 from tests.support.temporal_server import dev_server
@@ -143,29 +143,6 @@ async def test_a_job_outlives_the_worker_that_started_it(
             assert await training.incidents() == []
             await client.cancel(name)
             assert (await client.wait(name)).phase is JobPhase.CANCELLED
-
-
-class Release:
-    """The chart, installed as `perdure` for as long as the context is open."""
-
-    def __init__(self, helm: Path, kubeconfig: str, namespace: str) -> None:
-        self._helm = helm
-        self._kubeconfig = kubeconfig
-        self._namespace = namespace
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._says("uninstall", "perdure", "--ignore-not-found", "--wait")
-
-    async def apply(self, values: dict[str, Any]) -> None:
-        """Installs or upgrades; returns when the new workers serve."""
-        await self._says("upgrade", "--install", "perdure", CHART, "--wait", "--timeout", "120s", values=values)
-
-    async def _says(self, *words: str | Path, values: dict[str, Any] | None = None) -> None:
-        where = ("--namespace", self._namespace)
-        await helm_says(self._helm, *words, *where, values=values, kubeconfig=self._kubeconfig)
 
 
 def connection_secret(certificates: Certificates) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from tests.kubernetes.pods import PodJob, TestCluster, eventually, role, watchin
 from tests.kubernetes.site import perdure, start
 from workflows.messages import FailureClass, JobPhase, NodeEventKind, NodePhase
 
+pytestmark = pytest.mark.long("cluster-faults")
+
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 FINALIZER = "kueue.x-k8s.io/managed"
 ADMITTED_LATER: dict[str, Any] = {
@@ -34,8 +36,6 @@ ADMITTED_LATER: dict[str, Any] = {
 
 SAVES_WHEN_ASKED_TO_END = """
 import os, pathlib, signal, sys, time
-
-pytestmark = pytest.mark.long("cluster-faults")
 
 folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
-import tarfile
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -15,15 +12,10 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
-from tests.support.allocation import REPOSITORY
+from tests.support.releases import EARLIER, checked_out
 from tests.system.site import WALK, Job, Site
 from workflows.policy.behavior import CURRENT
 from workflows.training_job import TrainingJob
-
-EARLIER = {"0.1.0": "706b6f936ef19133eb4e35340120ef1fa1b99756"}
-"""Releases whose workers are put under jobs, and their commits."""
-
-PACKAGES = ("perdure", "workflows", "activities", "agent", "perdure_launcher")
 
 START = """
 import asyncio
@@ -39,14 +31,7 @@ leave(0)
 @pytest.fixture(params=EARLIER)
 def release(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The code of an earlier release, in a folder of its own."""
-    command = ["git", "archive", "--format=tar", EARLIER[request.param], *PACKAGES]
-    archive = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=False)
-    if archive.returncode != 0:
-        pytest.skip(f"the history of this checkout does not hold release {request.param}")
-    folder = tmp_path / request.param
-    with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
-        files.extractall(folder, filter="data")
-    return folder
+    return checked_out(request.param, tmp_path)
 
 
 async def start_worker_of(release: Path, site: Site) -> None:
