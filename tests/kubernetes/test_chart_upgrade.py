@@ -1,0 +1,105 @@
+"""The chart of an earlier release, with jobs that train, is upgraded to this one: two workers go, two others come."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.client import Client
+from perdure.connection import Endpoint
+from scripts.cluster.cluster import Cluster
+from scripts.cluster.host_programs import with_host_programs
+from scripts.cluster.images import BARE_IMAGE
+from scripts.cluster.machine import API_ADDRESS
+from tests.kubernetes.chart import CHART, Release
+from tests.kubernetes.pods import PodJob, TestCluster, eventually, job_in_a_namespace
+from tests.support.allocation import REPOSITORY
+from tests.support.releases import EARLIER, checked_out
+from tests.support.temporal_server import dev_server
+from tests.system.site import SCRIPT, Job
+from workflows.messages import FailureClass, JobPhase
+
+pytestmark = pytest.mark.long("cluster-faults")
+
+TASK_QUEUE = "upgraded"
+
+
+@pytest.fixture
+def results() -> Iterator[Path]:
+    """Where ranks write; a path that exists in their containers as well."""
+    with tempfile.TemporaryDirectory(prefix="perdure-results-") as folder:
+        yield Path(folder)
+
+
+def values(image: str, address: str, namespace: str) -> dict[str, Any]:
+    repository, _, tag = image.rpartition(":")
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
+        "temporal": {"address": address, "taskQueue": TASK_QUEUE},
+        "jobNamespaces": [namespace],
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
+    }
+
+
+@pytest.mark.parametrize("release", EARLIER)
+async def test_a_job_trains_on_through_the_upgrade_and_is_repaired_during_and_after_it(
+    own_cluster: Cluster, cluster: TestCluster, helm: Path, job: PodJob, results: Path, tmp_path: Path, release: str
+) -> None:
+    earlier = checked_out(release, tmp_path)
+    image = (await asyncio.to_thread(own_cluster.load_perdure_image, earlier)).reference
+    async with job_in_a_namespace(cluster) as site, dev_server(options=("--ip", "0.0.0.0")) as server:
+        address = f"{API_ADDRESS}:{server.port}"
+        client = Client(
+            endpoint=Endpoint(address=server.address, task_queue=TASK_QUEUE),
+            namespace=job.namespace,
+        )
+        async with Release(helm, cluster.kubeconfig, site.namespace) as installed:
+            chart = earlier / CHART.relative_to(REPOSITORY)
+            await installed.apply(values(image, address, job.namespace), chart=chart)
+            name = f"u-{secrets.token_hex(4)}"
+            await client.submit(training_job(name, job.namespace, results))
+            training = Job(client, name, (await client.status(name)).uid, results)
+            before = await training.running(nodes=2)
+            await training.stepping(generation=before.generation, ranks=2)
+
+            upgrade = asyncio.create_task(installed.apply(values(cluster.agent_image, address, job.namespace)))
+            training.signal(0, "rank")
+            repaired = await training.running(nodes=2, after=before.generation)
+            await upgrade
+            await training.undisturbed(ranks=2, seconds=2)
+            [victim] = [pod["metadata"]["name"] for pod in await job.pods() if "-worker-1-" in pod["metadata"]["name"]]
+            await job.api.delete(f"{job.pods_path}/{victim}")
+            replaced = await training.running(nodes=2, after=repaired.generation)
+            await training.stepping(generation=replaced.generation, ranks=2)
+
+            assert [incident.culprit for incident in await training.incidents()][:2] == [0, 1]
+            assert (await training.incidents())[1].failure is FailureClass.NODE_LOST
+            assert sorted((node.rank, node.incarnation) for node in await client.nodes(name)) == [(0, 1), (1, 2)]
+            assert await client.task_failures(name) == ()
+            await client.cancel(name)
+            assert (await client.wait(name)).phase is JobPhase.CANCELLED
+            await eventually(job.nothing_left)
+
+
+def training_job(name: str, namespace: str, results: Path) -> dict[str, Any]:
+    return {
+        "name": name,
+        "namespace": namespace,
+        "backend": "kubernetes",
+        "env": {"OMP_NUM_THREADS": "1"},
+        "limits": {"termination_grace_period": "5s"},
+        "roles": {
+            "worker": {
+                "nodes": 2,
+                "image": BARE_IMAGE,
+                "command": ["torchrun", str(SCRIPT), str(results)],
+                "pod_template": with_host_programs(results),
+            }
+        },
+    }
