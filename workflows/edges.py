@@ -91,24 +91,24 @@ class EdgeBatch:
             if self._stopped:
                 return
             winding_down, adoptions = self._wound_down, self._adoptions
-            sent = await self._send()
-            if winding_down:
+            delivery = await self._send()
+            if winding_down and delivery is not Delivery.FAILED:
                 if self._adoptions != adoptions:
                     # Meanwhile a job has adopted this group, and would wait for its nodes forever.
                     continue
-                # If the job did not take it, the job is closed or gone: no workflow is left to report to.
+                # The job has taken it, or is closed: no workflow is left to report to.
                 return
             with suppress(TimeoutError):
                 await workflow.wait_condition(
-                    lambda: self._stopped or self._wound_down,
-                    timeout=self._gather if sent else options.LOST_SIGNAL_RETRY,
+                    lambda waits=winding_down: self._stopped or (self._wound_down and not waits),
+                    timeout=self._gather if delivery is Delivery.TAKEN else options.LOST_SIGNAL_RETRY,
                 )
 
     @property
     def _has_news(self) -> bool:
         return bool(self._waiting) or self._adopted is not None
 
-    async def _send(self) -> bool:
+    async def _send(self) -> Delivery:
         edges, adopted, adoptions = tuple(self._waiting), self._adopted, self._adoptions
         self._sequence += 1
         message = GroupEdges(
@@ -121,10 +121,11 @@ class EdgeBatch:
             wound_down=self._wound_down,
             tenure=self._tenure,
         )
-        if await deliver(self._job_id, "edges", message, behavior=self._behavior) is not Delivery.TAKEN:
-            return False
+        delivery = await deliver(self._job_id, "edges", message, behavior=self._behavior)
+        if delivery is not Delivery.TAKEN:
+            return delivery
         self._delivered += len(edges)
         del self._waiting[: len(edges)]
         if self._adoptions == adoptions:
             self._adopted = None
-        return True
+        return delivery

@@ -62,7 +62,7 @@ async def test_a_job_whose_image_is_missing_ends_with_that_reason(
 ) -> None:
     async with perdure(cluster, job.namespace) as (_, client):
         never = role(image="localhost/perdure/none:1", image_pull_policy="Never")
-        waiting = await start(client, never, tmp_path, timing={"rendezvous": {"join_timeout": "15s"}})
+        waiting = await start(client, never, tmp_path, timing={"rendezvous": {"join_timeout": "30s"}})
         result = await client.wait(waiting.name)
         assert "node 0: training: its image is not on its machine" in result.reason
         refused = await start(client, role(image="Not/An:Image:Name"), tmp_path)

@@ -49,7 +49,7 @@ async def test_what_follows_torchrun_runs_and_its_exit_code_is_the_commands() ->
         await train(node, 1, stage=0)
         exited = await node.agent.heard(EXITED)
         assert (exited.body["exit_code"], exited.body["generation"]) == (7, 1)
-        assert "EXPORTED" in node.output
+        await eventually(lambda: "EXPORTED" in node.output)
         assert "SignalException" not in node.output
 
 
@@ -60,6 +60,8 @@ async def test_each_torchrun_of_a_command_has_a_world_of_its_own() -> None:
         await train(node, 2, stage=1)
         exited = await node.agent.heard(EXITED)
         assert (exited.body["exit_code"], exited.body["generation"]) == (0, 2)
+        # The log is written by a thread of its own.
+        await eventually(lambda: "EXPORTED" in node.output)
         assert node.output.index("BETWEEN") < node.output.index("EXPORTED")
 
 
@@ -82,6 +84,7 @@ async def test_a_command_that_begins_anew_passes_over_what_the_job_has_finished(
         exited = await node.agent.heard(EXITED)
         assert exited.body["exit_code"] == 0
         assert [body["stage"] for body in node.agent.said(READY)] == [0, 1]
+        await eventually(lambda: node.output.count("EXPORTED") == 1)
         assert node.output.count("steps") == 4
         assert node.output.count("has finished in this job") == 2
         assert "SignalException" not in node.output
@@ -96,7 +99,7 @@ async def test_a_wrapper_that_retries_a_failing_torchrun_stays_in_its_stage() ->
         os.kill(node.agent.said(HELLO)[-1]["pid"], signal.SIGKILL)
         await train(node, 2, stage=0)
         assert (await node.agent.heard(EXITED)).body["exit_code"] == 0
-        assert "RETRIED" in node.output
+        await eventually(lambda: "RETRIED" in node.output)
 
 
 async def test_a_script_that_ignores_a_killed_torchrun_does_not_begin_the_next_one_in_its_place() -> None:

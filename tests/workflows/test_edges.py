@@ -87,3 +87,25 @@ async def test_edges_whose_delivery_seemed_to_fail_are_numbered_alike_when_they_
         (3, 1, [1, 2]),
         (4, 3, []),
     ]
+
+
+async def test_that_a_group_is_gone_is_reported_again_until_the_job_takes_it_or_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job that has adopted the group waits for this report, and no later one comes."""
+    edges = EdgeBatch(job_id="job/ns/name", uid="1", group=0, gather=timedelta(0), carried=EdgesCarried(tenure="t"))
+    answers = [Delivery.FAILED, Delivery.FAILED, Delivery.TAKEN]
+    told: list[GroupEdges] = []
+
+    async def take(job_id: str, signal: str, message: GroupEdges, **_: Any) -> Delivery:
+        told.append(message)
+        return answers[len(told) - 1]
+
+    async def until(condition: Callable[[], bool], **_: Any) -> None: ...
+
+    monkeypatch.setattr(edges_module, "deliver", take)
+    monkeypatch.setattr(workflow, "wait_condition", until)
+    edges.wound_down()
+    async with asyncio.timeout(10):
+        await edges.deliver()
+    assert [message.wound_down for message in told] == [True, True, True]
