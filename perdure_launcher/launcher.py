@@ -30,6 +30,7 @@ from .env_mode import EnvMode
 from .environment import base_environment, inject
 from .node import Mode, Node
 from .nvml import Devices
+from .signals import SignalFeed
 from .state import StateFile
 from .torchrun_mode import TorchrunMode
 from .tree import ProcessTree
@@ -124,8 +125,10 @@ class Launcher:
     def run(self) -> Leaving:
         """Supervises until the agent or a signal says to leave; then nothing of the command is left."""
         processes.become_subreaper()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-            signal.signal(number, lambda number, _: self._events.put(_Signal(number)))
+        SignalFeed(
+            (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD),
+            on_signal=lambda number: self._events.put(_Signal(number)),
+        ).listen()
         # The terminal from which a detached node was started may close. Not SIG_IGN, which the command would inherit.
         signal.signal(signal.SIGHUP, lambda number, _: None)
         self._capture.start()

@@ -1,0 +1,27 @@
+"""A signal that comes while the main thread runs no Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCRIPT = """
+import hashlib, signal, subprocess, threading, time
+from perdure_launcher.signals import SignalFeed
+
+heard = threading.Event()
+SignalFeed((signal.SIGCHLD,), on_signal=lambda number: (seen.append((number, time.monotonic())), heard.set())).listen()
+seen = []
+child = subprocess.Popen(["sleep", "0.1"])
+# It releases the interpreter's lock, and no handler of Python's runs before it returns.
+hashlib.pbkdf2_hmac("sha512", b"", b"", 4_000_000)
+returned = time.monotonic()
+assert heard.wait(10)
+[(number, at)] = seen
+assert number == signal.SIGCHLD
+assert at < returned, (at, returned)
+"""
+
+
+def test_it_is_handed_over_before_the_main_thread_returns() -> None:
+    subprocess.run([sys.executable, "-c", SCRIPT], check=True, timeout=60)
