@@ -12,8 +12,8 @@ from pathlib import Path
 
 from agent.pace import Pace
 from perdure_launcher.environment import WARM_FOLDER
-from perdure_launcher.progress import RankProgress, is_apart, progress_path, read_progress
-from perdure_launcher.warm.starts import read_starts, read_why_all_cold
+from perdure_launcher.rank_plugins.progress import RankProgress, is_apart, progress_path, read_progress
+from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
 from workflows.messages import Progress, ProgressSource, RankStarts
 
 FOLDER_NAME = "progress"

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from .config import RUN_DIRECTORY_VARIABLE, ConfigError, load_config
-from .launcher import Launcher, Leaving, write_exit_file
-from .shell import enter
+from .supervisor.launcher import Launcher, Leaving, write_exit_file
+from .supervisor.shell import enter
 
 logger = logging.getLogger("perdure_launcher")
 

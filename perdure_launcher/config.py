@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from .ports import parse_ports
+from .system.ports import parse_ports
 
 CONFIG_VARIABLE = "PERDURE_LAUNCHER_CONFIG"
 RUN_DIRECTORY_VARIABLE = "PERDURE_RUN_DIR"

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from . import __version__
-from .commands import BACKEND
 from .config import CONFIG_VARIABLE, LauncherConfig
-from .interfaces import interface_of
-from .processes import pid_namespace
+from .supervisor.commands import BACKEND
+from .system.interfaces import interface_of
+from .system.processes import pid_namespace
 
 TORCHRUN_VARIABLE = "PERDURE_TORCHRUN"
 """For the rendezvous handler; gone from the environment of ranks."""
@@ -41,8 +41,8 @@ _ENTRY_POINTS = f"""\
 {BACKEND} = perdure_launcher.rendezvous:get_handler
 
 [torch.backends]
-{BACKEND} = perdure_launcher.steps:autoload
-{BACKEND}-outside = perdure_launcher.outside:autoload
+{BACKEND} = perdure_launcher.rank_plugins.step_counter:autoload
+{BACKEND}-outside = perdure_launcher.unmanaged_training.in_rank:autoload
 """
 
 

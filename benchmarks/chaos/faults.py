@@ -13,7 +13,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 
 from benchmarks.recovery.perdure_job import node_processes
-from perdure_launcher.warm.names import LISTENING_VARIABLE
+from perdure_launcher.warm_start.names import LISTENING_VARIABLE
 
 
 class Kind(StrEnum):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from perdure_launcher.warm.names import LISTENING_VARIABLE
+from perdure_launcher.warm_start.names import LISTENING_VARIABLE
 from workflows.names import job_workflow_id
 
 from .perdure_job import ControlPlane, PerdureJob

@@ -20,11 +20,11 @@ from statistics import median
 from pydantic import BaseModel
 
 from benchmarks.recovery.processes import QUIET_NETWORK, TrialFailed
-from perdure_launcher.processes import begin_child
-from perdure_launcher.warm.keeper import WarmKeeper, offer
-from perdure_launcher.warm.names import PID
-from perdure_launcher.warm.plan import Plan
-from perdure_launcher.warm.starts import read_start
+from perdure_launcher.system.processes import begin_child
+from perdure_launcher.warm_start.names import PID
+from perdure_launcher.warm_start.plan import Plan
+from perdure_launcher.warm_start.starts import read_start
+from perdure_launcher.warm_start.supervisor import WarmKeeper, offer
 
 SCRIPT = Path(__file__).with_name("steps.py")
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "PERDURE_GENERATION": "1"}

@@ -11,12 +11,12 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..commands import BACKEND
 from ..environment import TORCHRUN_VARIABLE, TorchrunSettings
-from ..warm.keeper import WarmKeeper, offer
-from ..warm.names import EXECUTABLE_VARIABLE, PYTHON_VARIABLE
-from ..warm.plan import Plan
-from ..warm.starts import say_all_cold
+from ..supervisor.commands import BACKEND
+from ..warm_start.names import EXECUTABLE_VARIABLE, PYTHON_VARIABLE
+from ..warm_start.plan import Plan
+from ..warm_start.starts import say_all_cold
+from ..warm_start.supervisor import WarmKeeper, offer
 from .torchrun import Launch, current_launch
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..facts import RankExit, read_error_file, split_status
-from ..warm.starts import read_start
+from ..agent_link.rank_exits import RankExit, read_error_file, split_status
+from ..warm_start.starts import read_start
 
 _MULTIPROCESSING_LOGGER = "torch.distributed.elastic.multiprocessing.api"
 _FAILED = "failed (exitcode"

@@ -30,19 +30,19 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousStoreInfo,
 )
 
-from ..cgroups import MemoryController
-from ..client import AgentSession, Outbox
+from ..agent_link.client import AgentSession, Outbox
+from ..agent_link.rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool, RankExit
 from ..environment import STORE_VARIABLE, TorchrunSettings, generation_environment
-from ..facts import SUPERSEDED_EXIT_CODE, ExitSpool, RankExit
-from ..ports import PortPool
-from ..progress import steps
+from ..rank_plugins.progress import steps
 from ..state import RendezvousState, StateFile
-from ..warm.keeper import PREPARATION, WarmKeeper
+from ..system.cgroups import MemoryController
+from ..system.ports import PortPool
+from ..warm_start.supervisor import PREPARATION, WarmKeeper
 from ..worlds import World
 from .exits import ExitWatch
-from .feed import WorldFeed
 from .store import WorldStore
 from .torchrun import let_the_job_decide
+from .world_feed import WorldFeed
 
 logger = logging.getLogger(__name__)
 

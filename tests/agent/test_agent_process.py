@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perdure_launcher.progress import REPORTED, ProgressWriter, progress_path
+from perdure_launcher.rank_plugins.progress import REPORTED, ProgressWriter, progress_path
 from tests.agent.harness import QUICK, RunningAgent, Workflows, eventually, rank_exit, recording, running_agent, utc
 from tests.agent.recorder import Recorder
 from tests.support.temporal_server import DevServer, dev_server

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.progress import ProgressReader
-from perdure_launcher.progress import COUNTED, REPORTED, ProgressWriter, mark_apart, progress_path
+from perdure_launcher.rank_plugins.progress import COUNTED, REPORTED, ProgressWriter, mark_apart, progress_path
 from workflows.messages import ProgressSource
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from agent.progress import FOLDER_NAME, ProgressReader
 from agent.protocol import EnteredBody
 from agent.telemetry import Telemetry
-from perdure_launcher.progress import COUNTED, ProgressWriter, progress_path
+from perdure_launcher.rank_plugins.progress import COUNTED, ProgressWriter, progress_path
 from tests.agent.test_agent_node import Bench
 from workflows.messages import Stepping
 

@@ -20,7 +20,7 @@ from tests.support.temporal_server import DevServer
 
 STEPS = """
 import os, pathlib, sys, time
-from perdure_launcher.progress import COUNTED, ProgressWriter
+from perdure_launcher.rank_plugins.progress import COUNTED, ProgressWriter
 writer = ProgressWriter(pathlib.Path(sys.argv[1]), generation=int(sys.argv[2]), pid=os.getpid(), source=COUNTED)
 for step in range(1, 100_000):
     writer.step(step, time=time.time())

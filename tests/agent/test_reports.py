@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from agent.progress import ProgressReader
 from agent.server import NodeServer
 from agent.telemetry import Telemetry
-from perdure_launcher import client
-from perdure_launcher.client import AgentSession, Outbox
+from perdure_launcher.agent_link import client
+from perdure_launcher.agent_link.client import AgentSession, Outbox
 from tests.agent.test_agent_node import Bench
 from workflows.messages import Failure, FailureKind, Finished
 

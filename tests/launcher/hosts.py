@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from perdure_launcher.processes import die_with_parent
+from perdure_launcher.system.processes import die_with_parent
 
 _PATIENCE = 10.0
 

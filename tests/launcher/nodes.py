@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from perdure_launcher.processes import environment_of
-from perdure_launcher.progress import RankProgress, progress_path, read_progress
+from perdure_launcher.rank_plugins.progress import RankProgress, progress_path, read_progress
+from perdure_launcher.system.processes import environment_of
 from tests.launcher.agent_double import DEADLINE, AgentDouble, Post
 
 Found = TypeVar("Found")

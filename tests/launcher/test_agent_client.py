@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from perdure_launcher import client
-from perdure_launcher.client import AgentConnection, AgentGone, AgentRefused, AgentSession, Outbox
+from perdure_launcher.agent_link import client
+from perdure_launcher.agent_link.client import AgentConnection, AgentGone, AgentRefused, AgentSession, Outbox
 
 PATIENCE = timedelta(seconds=30)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure_launcher.capture import TAIL_CHARACTERS, Capture, PartlyWritten, RotatingFile, Sink
+from perdure_launcher.supervisor.capture import TAIL_CHARACTERS, Capture, PartlyWritten, RotatingFile, Sink
 
 PATIENCE = timedelta(seconds=30)
 

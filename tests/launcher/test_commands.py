@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure_launcher.commands import (
+from perdure_launcher.supervisor.commands import (
     RankCommand,
     begins_with_torchrun,
     foreseen_ranks,

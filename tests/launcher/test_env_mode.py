@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure_launcher.warm.starts import read_starts
+from perdure_launcher.warm_start.starts import read_starts
 from tests.launcher.nodes import (
     EXITED,
     FINISHED,

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from perdure_launcher.warm.starts import read_starts
+from perdure_launcher.warm_start.starts import read_starts
 from tests.launcher.nodes import READY, TORCHRUN, Node, all_step, first_world, form_world, running
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long("frameworks")]

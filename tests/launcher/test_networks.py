@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from perdure_launcher.interfaces import interface_of
-from perdure_launcher.ports import PortPool
+from perdure_launcher.system.interfaces import interface_of
+from perdure_launcher.system.ports import PortPool
 from tests.launcher.hosts import Host, two_hosts, unavailable
 from tests.launcher.nodes import (
     ENTERED,

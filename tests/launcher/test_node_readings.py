@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from perdure_launcher.cgroups import MemoryController
-from perdure_launcher.guard import RankGuard
-from perdure_launcher.nvml import Devices
-from perdure_launcher.processes import all_processes, descendants, environment_of, read_process, resident_bytes
-from perdure_launcher.usage import UsageMeter, processes_per_node
+from perdure_launcher.system.cgroups import MemoryController
+from perdure_launcher.system.nvml import Devices
+from perdure_launcher.system.processes import all_processes, descendants, environment_of, read_process, resident_bytes
+from perdure_launcher.system.usage import UsageMeter, processes_per_node
+from perdure_launcher.unmanaged_training.in_node import RankGuard
 
 
 def test_this_process_is_read_as_the_kernel_has_it() -> None:

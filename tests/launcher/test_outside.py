@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure_launcher.outside import Place
+from perdure_launcher.unmanaged_training.in_rank import Place
 
 STORE = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29700"}
 OWN = {"MASTER_ADDR": "localhost", "MASTER_PORT": "12355"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure_launcher.python_commands import python_command
+from perdure_launcher.supervisor.python_commands import python_command
 
 PATH = os.path.dirname(sys.executable)
 

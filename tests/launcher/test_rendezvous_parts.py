@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from perdure_launcher.facts import (
+from perdure_launcher.agent_link.rank_exits import (
     ExitSpool,
     RankError,
     RankExit,
@@ -26,10 +26,10 @@ from perdure_launcher.facts import (
     parse_error,
     read_error_file,
 )
-from perdure_launcher.ports import PortPool
 from perdure_launcher.rendezvous.exits import ExitWatch
 from perdure_launcher.rendezvous.store import WorldStore
 from perdure_launcher.state import RendezvousState, StateFile
+from perdure_launcher.system.ports import PortPool
 from perdure_launcher.worlds import World
 
 WORLD = World(

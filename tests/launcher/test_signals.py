@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import hashlib, signal, subprocess, threading, time
-from perdure_launcher.signals import SignalFeed
+from perdure_launcher.supervisor.signals import SignalFeed
 
 heard = threading.Event()
 SignalFeed((signal.SIGCHLD,), on_signal=lambda number: (seen.append((number, time.monotonic())), heard.set())).listen()

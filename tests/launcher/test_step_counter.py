@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from perdure_launcher.environment import inject
-from perdure_launcher.progress import is_apart, progress_path, read_progress
+from perdure_launcher.rank_plugins.progress import is_apart, progress_path, read_progress
 
 SETUP = """
 import torch
@@ -61,7 +61,7 @@ CASES = {
 
 
 def test_steps_are_counted_once_however_many_optimizers_there_are(tmp_path: Path) -> None:
-    script = "import os\nfrom perdure_launcher.steps import StepCounter\n" + "".join(
+    script = "import os\nfrom perdure_launcher.rank_plugins.step_counter import StepCounter\n" + "".join(
         f"os.environ['RANK'] = '{rank}'\ncounter = StepCounter(); counter.install()\n{steps}\ncounter._stop()\n"
         for rank, (steps, _) in enumerate(CASES.values())
     )

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from perdure_launcher.warm.starts import read_starts
+from perdure_launcher.warm_start.starts import read_starts
 from scripts.torch_floor import VARIABLE, oldest_torch
 from tests.launcher.nodes import EXITED, FINISHED, READY, Node, all_step, first_world, form_world, running
 from tests.launcher.test_torchrun_worlds import HELLO, finish

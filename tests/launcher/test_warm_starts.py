@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from agent.progress import ProgressReader
-from perdure_launcher.warm.keeper import offer
-from perdure_launcher.warm.starts import read_starts
+from perdure_launcher.warm_start.starts import read_starts
+from perdure_launcher.warm_start.supervisor import offer
 from tests.launcher.nodes import (
     EXITED,
     FINISHED,

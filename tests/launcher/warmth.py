@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perdure_launcher.processes import begin_child
-from perdure_launcher.warm.keeper import WarmKeeper, offer
-from perdure_launcher.warm.names import LEARNED, STANDBYS
-from perdure_launcher.warm.plan import Plan
-from perdure_launcher.warm.starts import Start, read_starts
+from perdure_launcher.system.processes import begin_child
+from perdure_launcher.warm_start.names import LEARNED, STANDBYS
+from perdure_launcher.warm_start.plan import Plan
+from perdure_launcher.warm_start.starts import Start, read_starts
+from perdure_launcher.warm_start.supervisor import WarmKeeper, offer
 from tests.launcher.nodes import ROOT, SCRIPTS
 
 GENERATION = 7

@@ -11,7 +11,7 @@ import pytest
 
 from perdure.training import report
 from perdure_launcher.environment import inject
-from perdure_launcher.progress import COUNTED, ProgressWriter, progress_path, read_progress
+from perdure_launcher.rank_plugins.progress import COUNTED, ProgressWriter, progress_path, read_progress
 
 ROOT = Path(__file__).parents[2]
 

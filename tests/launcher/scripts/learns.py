@@ -23,7 +23,7 @@ print(json.dumps({"ahead": sorted(before & set(sys.modules)), "values": values})
 
 import torch  # noqa: E402
 
-from perdure_launcher.warm import learning  # noqa: E402
+from perdure_launcher.warm_start import learning  # noqa: E402
 
 torch.zeros(1)
 learning.tell()

@@ -21,8 +21,8 @@ from .messages import Request, answer, has_closed, log, read_message
 from .names import COLD, ENDED, WARM
 from .plan import Plan
 from .standbys import Standbys
+from .start_method import has_devices, why_standbys
 from .traces import Traces
-from .ways import has_devices, why_standbys
 
 _REQUEST_TIMEOUT_S = 2.0
 

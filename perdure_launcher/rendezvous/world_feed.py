@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..client import LONG_POLL, REQUEST_TIMEOUT, AgentRefused, AgentSession
+from ..agent_link.client import LONG_POLL, REQUEST_TIMEOUT, AgentRefused, AgentSession
 from ..worlds import World
 
 logger = logging.getLogger(__name__)

@@ -18,14 +18,14 @@ from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .environ_tracker import ALL, reading
+from .fork_safety import Marks, holds_devices, list_children
 from .generators import made_since_frozen, pythons_generators
 from .learning import Learned, installed_roots
-from .marks import Marks, holds_devices, list_children
 from .names import of_one_rank
 from .plan import Plan
-from .reading import ALL, reading
+from .start_method import FORK, STANDBY, Way
 from .traces import changes
-from .ways import FORK, STANDBY, Way
 
 _ALWAYS = ("torch", "torch._dynamo")
 """torch._dynamo is imported by the first optimizer, and costs as much again as torch."""

@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..processes import environment_of
+from ..system.processes import environment_of
 from .context import difference
 from .names import FOLDER_VARIABLE, LISTENING_VARIABLE, OURS, STANDBY_VARIABLE, of_one_rank
-from .shown import GENERATION_VARIABLE, ROOM
+from .proc_environ import GENERATION_VARIABLE, ROOM
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """torch's own: whether `import torch` loads the plugins of devices, and ours."""

@@ -16,22 +16,22 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+from ..agent_link.desired_state import Desired
+from ..agent_link.encoding import well_formed
+from ..agent_link.rank_exits import RankExit, describe_status, read_error_file, split_status
+from ..environment import STORE_VARIABLE, generation_environment
+from ..rank_plugins.progress import steps
+from ..system.ports import PortPool
+from ..warm_start.names import EXECUTABLE_VARIABLE
+from ..warm_start.plan import Plan
+from ..warm_start.starts import read_start, say_all_cold
+from ..warm_start.supervisor import PREPARATION, SETTLING, WarmKeeper, offer
+from ..worlds import World
 from .capture import Output
-from .desired import Desired
-from .environment import STORE_VARIABLE, generation_environment
-from .facts import RankExit, describe_status, read_error_file, split_status
 from .node import Node
-from .ports import PortPool
-from .progress import steps
+from .process_tree import CommandFailed, Exit
 from .python_commands import python_command
-from .reports import well_formed
 from .torchrun_mode import not_started
-from .tree import CommandFailed, Exit
-from .warm.keeper import PREPARATION, SETTLING, WarmKeeper, offer
-from .warm.names import EXECUTABLE_VARIABLE
-from .warm.plan import Plan
-from .warm.starts import read_start, say_all_cold
-from .worlds import World
 
 logger = logging.getLogger(__name__)
 

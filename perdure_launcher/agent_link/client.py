@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
-from .reports import encode, essentials
+from .encoding import encode, essentials
 
 logger = logging.getLogger(__name__)
 

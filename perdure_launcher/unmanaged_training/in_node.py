@@ -10,10 +10,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from . import processes
-from .commands import instead_of_deepspeed
-from .environment import GENERATION_VARIABLE
-from .warm.names import LISTENING_VARIABLE
+from ..environment import GENERATION_VARIABLE
+from ..supervisor.commands import instead_of_deepspeed
+from ..system import processes
+from ..warm_start.names import LISTENING_VARIABLE
 
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 

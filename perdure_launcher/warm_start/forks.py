@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from ..processes import die_with_parent
+from ..system.processes import die_with_parent
+from .fork_safety import end_children
 from .imports import Imports, Refused
 from .learning import Learned
 from .loop import Loop
-from .marks import end_children
 from .messages import Request, leave_word, log
 from .names import LEARNED
 from .traces import Traces

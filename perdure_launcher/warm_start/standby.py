@@ -10,14 +10,14 @@ import os
 import socket
 from collections.abc import Callable, Generator
 
+from .fork_safety import holds_devices
 from .imports import Imports, Refused, Unfit
 from .learning import Learned
-from .marks import holds_devices
 from .messages import Request, read_passed_on, receive, send
 from .names import DEVICES
 from .plan import Plan
+from .start_method import STANDBY
 from .traces import Traces
-from .ways import STANDBY
 
 _SCORE = "/proc/self/oom_score_adj"
 _FIRST_TO_GO = "1000"

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from .config import LauncherConfig, load_config
+from ..config import LauncherConfig, load_config
 
 
 def enter(command: Sequence[str]) -> NoReturn:

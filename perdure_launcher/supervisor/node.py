@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ..agent_link.client import Outbox
+from ..agent_link.desired_state import Desired
+from ..config import LauncherConfig
+from ..environment import WARM_FOLDER
+from ..state import StateFile
+from ..system.cgroups import MemoryController
+from ..warm_start.plan import Plan
+from ..warm_start.supervisor import WarmKeeper
 from .capture import Capture
-from .cgroups import MemoryController
-from .client import Outbox
-from .config import LauncherConfig
-from .desired import Desired
-from .environment import WARM_FOLDER
-from .state import StateFile
-from .tree import Exit, ProcessTree
-from .warm.keeper import WarmKeeper
-from .warm.plan import Plan
+from .process_tree import Exit, ProcessTree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from .environment import GENERATION_VARIABLE, PROGRESS_VARIABLE, STORE_VARIABLE, TORCHRUN_VARIABLE, TorchrunSettings
-from .progress import mark_apart
-from .steps import is_rank
+from ..environment import GENERATION_VARIABLE, PROGRESS_VARIABLE, STORE_VARIABLE, TORCHRUN_VARIABLE, TorchrunSettings
+from ..rank_plugins.progress import mark_apart
+from ..rank_plugins.step_counter import is_rank
 
 _UNPROTECTED = "/v1/launcher/unprotected"
 _PAUSE = 0.5
@@ -183,7 +183,7 @@ def _watch_for_apart(place: Place) -> None:
 def _stop(run_directory: Path, detail: str) -> None:
     """Reports to the agent, and blocks this process until the agent knows."""
     # Not at the top: every rank imports this module, and next to none needs it.
-    from .client import AgentConnection, AgentGone, AgentRefused
+    from ..agent_link.client import AgentConnection, AgentGone, AgentRefused
 
     _say(detail)
     connection = AgentConnection(run_directory / "agent.sock")

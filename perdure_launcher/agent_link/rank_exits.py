@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from .reports import well_formed
+from .encoding import well_formed
 
 LONGEST_TRACEBACK = 2000
 LONGEST_ERROR = 500

@@ -19,14 +19,14 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from ..processes import die_with_parent
+from ..system.processes import die_with_parent
 from . import learning
 from .imports import Imports, Unfit
 from .messages import Request, answer
 from .names import FOLDER_VARIABLE, LISTENING_VARIABLE, REFUSAL, SOCKET, STANDBY_VARIABLE, STARTED, record_start
 from .plan import AUTOLOAD_VARIABLE, START, Plan
+from .proc_environ import GENERATION_VARIABLE, show_generation
 from .server import Server
-from .shown import GENERATION_VARIABLE, show_generation
 from .standby import wait_for_request
 from .traces import Traces
 

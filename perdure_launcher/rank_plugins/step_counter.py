@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .environment import GENERATION_VARIABLE, PARENT_VARIABLE, PROGRESS_VARIABLE, RUN_ID_VARIABLE
+from ..environment import GENERATION_VARIABLE, PARENT_VARIABLE, PROGRESS_VARIABLE, RUN_ID_VARIABLE
 from .progress import COUNTED, REPORTED, ProgressWriter, progress_path
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -86,7 +86,7 @@ class StepCounter:
         writer = self._writer
         if writer is None:
             # Only here: what is loaded with torch delays every start.
-            from .warm import learning
+            from ..warm_start import learning
 
             learning.tell()
             writer = self._writer = ProgressWriter(
@@ -112,7 +112,7 @@ def _keep_uncaught_exceptions() -> None:
     def keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with contextlib.suppress(Exception):
             if os.getpid() == owner and not os.path.exists(path):
-                from .facts import error_content
+                from ..agent_link.rank_exits import error_content
 
                 callstack = "".join(traceback.format_exception(kind, error, trace))
                 # Ranks are ended while they write, when a peer has failed, and torchrun fails at half a file.
@@ -126,7 +126,7 @@ def _keep_uncaught_exceptions() -> None:
 
 def _stay_with_parent() -> None:
     """A rank whose torchrun is gone must not train on: nothing would stop it, or learn of it."""
-    from .processes import die_with_parent, pid_namespace, read_process
+    from ..system.processes import die_with_parent, pid_namespace, read_process
 
     number, _, namespace = os.environ.get(PARENT_VARIABLE, "").partition(" ")
     if namespace != pid_namespace():

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from . import processes
+from ..system import processes
 
 logger = logging.getLogger(__name__)
 

@@ -19,22 +19,23 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from . import guard, processes
+from ..agent_link.client import AgentSession, Outbox
+from ..agent_link.desired_state import Desired, DesiredFeed
+from ..config import LauncherConfig
+from ..environment import base_environment, inject
+from ..state import StateFile
+from ..system import processes
+from ..system.cgroups import MemoryController
+from ..system.nvml import Devices
+from ..system.usage import UsageMeter, processes_per_node
+from ..unmanaged_training import in_node
 from .capture import Capture
-from .cgroups import MemoryController
-from .client import AgentSession, Outbox
 from .commands import begins_with_torchrun, starts_torchrun
-from .config import LauncherConfig
-from .desired import Desired, DesiredFeed
 from .env_mode import EnvMode
-from .environment import base_environment, inject
 from .node import Mode, Node
-from .nvml import Devices
+from .process_tree import ProcessTree
 from .signals import SignalFeed
-from .state import StateFile
 from .torchrun_mode import TorchrunMode
-from .tree import ProcessTree
-from .usage import UsageMeter, processes_per_node
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class _Wake:
     """Something in the mode is different."""
 
 
-_Event = Desired | guard.Bypass | _Signal | _Wake
+_Event = Desired | in_node.Bypass | _Signal | _Wake
 
 
 class Launcher:
@@ -115,7 +116,7 @@ class Launcher:
         )
         self._mode: Mode = TorchrunMode(node) if _wants_torchrun(config) else EnvMode(node)
         self._desired = Desired()
-        self._guard = guard.RankGuard(torchrun=self._mode.name == "torchrun", several=config.max_nodes > 1)
+        self._guard = in_node.RankGuard(torchrun=self._mode.name == "torchrun", several=config.max_nodes > 1)
         self._leaving: Leaving | None = None
         self._leaving_grace = config.termination_grace
         self._stopped_generation = 0
@@ -164,7 +165,7 @@ class Launcher:
     def _hear(self, event: _Event) -> None:
         if isinstance(event, Desired):
             self._desire(event)
-        elif isinstance(event, guard.Bypass):
+        elif isinstance(event, in_node.Bypass):
             self._stop_unprotected(event)
         elif isinstance(event, _Signal) and event.number != signal.SIGCHLD and self._leaving is None:
             name = signal.Signals(event.number).name
@@ -188,7 +189,7 @@ class Launcher:
         self._tree.advance()
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             # By now torchrun has asked its ranks itself, and waits for those that do not listen.
-            left = [process.pid for process in guard.ranks_up_to(self._stopped_generation)]
+            left = [process.pid for process in in_node.ranks_up_to(self._stopped_generation)]
             processes.send(left, signal.SIGKILL)
             # What was forking just now is looked for again.
             self._stop_at = time.monotonic() + _KILL_AGAIN.total_seconds() if left else None
@@ -203,11 +204,11 @@ class Launcher:
         """Daemons of ranks that are over: no other process ends them, and new ranks may need their ports."""
         return [
             process.pid
-            for process in guard.ranks_up_to(self._stopped_generation)
+            for process in in_node.ranks_up_to(self._stopped_generation)
             if process.parent == os.getpid() and process.pid not in self._tree.roots
         ]
 
-    def _stop_unprotected(self, bypass: guard.Bypass) -> None:
+    def _stop_unprotected(self, bypass: in_node.Bypass) -> None:
         if self._state.read().handler_pid:
             return
         logger.error("%s (processes %s)", bypass.explanation, bypass.processes)

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from ..cgroups import MemoryController
-from ..processes import available_bytes, resident_bytes
+from ..system.cgroups import MemoryController
+from ..system.processes import available_bytes, resident_bytes
 from .learning import Learned
 from .loop import Loop
 from .messages import Request, leave_word, log, receive, send
 from .names import STANDBY_VARIABLE, STANDBYS
 from .plan import Plan
-from .ways import STANDBY
+from .start_method import STANDBY
 
 _SETTLING = timedelta(seconds=60)
 """After ranks were started, where none of them tells of its first step."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from ..processes import begin_child, environment_of, read_process
+from ..system.processes import begin_child, environment_of, read_process
 from .names import ALL_COLD, EXECUTABLE_VARIABLE, FOLDER_VARIABLE, LEARNED, PID, PYTHON_VARIABLE, REFUSAL, SOCKET, WARM
 from .plan import START, Plan
 
@@ -45,7 +45,7 @@ import sys
 
 sys.path.insert(0, {package!r})
 
-from perdure_launcher.warm.stand_in import main
+from perdure_launcher.warm_start.shim import main
 
 main()
 """
@@ -53,7 +53,7 @@ main()
 # Python itself would continue with the script where this raised, which then ran outside any world.
 _SITECUSTOMIZE = """\
 try:
-    from perdure_launcher.warm.interpreter import wait_to_become_a_rank
+    from perdure_launcher.warm_start.interpreter import wait_to_become_a_rank
 
     wait_to_become_a_rank()
 except BaseException:

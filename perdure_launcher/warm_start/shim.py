@@ -16,17 +16,7 @@ from collections.abc import Callable, Generator
 from types import FrameType
 
 from .context import process_context
-from .names import (
-    COLD,
-    ENDED,
-    FOLDER_VARIABLE,
-    OURS,
-    PYTHON_VARIABLE,
-    REFUSAL,
-    SOCKET,
-    STARTED,
-    record_start,
-)
+from .names import COLD, ENDED, FOLDER_VARIABLE, OURS, PYTHON_VARIABLE, REFUSAL, SOCKET, STARTED, record_start
 
 _PATIENCE_S = 30.0
 """For an answer: the warm interpreter may still be importing, which takes as long as it would here."""

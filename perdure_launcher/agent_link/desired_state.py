@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
+from ..worlds import World
 from .client import LONG_POLL, REQUEST_TIMEOUT, AgentRefused, AgentSession
-from .worlds import World
 
 logger = logging.getLogger(__name__)
 

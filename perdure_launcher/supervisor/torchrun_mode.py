@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from . import processes
+from ..agent_link.desired_state import Desired
+from ..agent_link.encoding import well_formed
+from ..agent_link.rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool, describe_status, split_status
+from ..environment import foreseen_environment, torchrun_environment
+from ..state import RendezvousState
+from ..system import processes
+from ..warm_start.names import EXECUTABLE_VARIABLE
+from ..warm_start.plan import Plan
+from ..warm_start.supervisor import WarmKeeper
 from .capture import Output
 from .commands import BACKEND, foreseen_ranks
-from .desired import Desired
-from .environment import foreseen_environment, torchrun_environment
-from .facts import SUPERSEDED_EXIT_CODE, ExitSpool, describe_status, split_status
 from .node import Node
-from .reports import well_formed
-from .state import RendezvousState
-from .tree import CommandFailed, Exit
-from .warm.keeper import WarmKeeper
-from .warm.names import EXECUTABLE_VARIABLE
-from .warm.plan import Plan
+from .process_tree import CommandFailed, Exit
 
 logger = logging.getLogger(__name__)
 

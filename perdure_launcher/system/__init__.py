@@ -1,0 +1,1 @@
+"""Reads this machine: processes, memory controllers, network interfaces, ports and GPUs."""
