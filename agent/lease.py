@@ -16,10 +16,10 @@ from datetime import datetime
 
 from temporalio import activity
 
+from agent.job_liveness import JobFate
 from agent.node import Node, Teller
+from agent.notifier import Pulse
 from agent.outbox import envelope
-from agent.owner import JobFate
-from agent.pulse import Pulse
 from agent.telemetry import Telemetry
 from agent.transport import ControlPlane
 from workflows.messages import LeaseRequest, LeaseTaken

@@ -15,6 +15,7 @@ from agent import ends
 from agent.config import AgentConfig
 from agent.ends import Meaning
 from agent.files import LOG_NAME, tail_of
+from agent.notifier import Pulse
 from agent.outbox import envelope
 from agent.protocol import (
     DesiredBody,
@@ -29,7 +30,6 @@ from agent.protocol import (
     UnprotectedBody,
     WorldBody,
 )
-from agent.pulse import Pulse
 from agent.standing import refusal_of, summary_of
 from agent.state import StateFile
 from perdure.spec.durations import format_duration

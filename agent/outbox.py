@@ -20,7 +20,7 @@ from typing import Any, Final, TypedDict
 from pydantic import BaseModel, ValidationError
 
 from agent.files import KeptFile
-from agent.pulse import Pulse
+from agent.notifier import Pulse
 from workflows.messages import (
     AgentMessage,
     Failure,

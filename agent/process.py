@@ -17,10 +17,10 @@ from agent.config import AgentConfig
 from agent.lease import Lease
 from agent.logs import LogShipper
 from agent.node import Node
+from agent.notifier import Pulse
 from agent.outbox import Outbox, envelope, spread_of
 from agent.progress import ProgressReader
 from agent.protocol import LauncherHello
-from agent.pulse import Pulse
 from agent.server import NodeServer
 from agent.state import StateFile
 from agent.telemetry import Telemetry

@@ -10,7 +10,7 @@ from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agent.pace import Pace
+from agent.stall_detector import Pace
 from perdure_launcher.environment import WARM_FOLDER
 from perdure_launcher.rank_plugins.progress import RankProgress, is_apart, progress_path, read_progress
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold

@@ -21,8 +21,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
 from agent.config import AgentConfig
+from agent.job_liveness import JobFate, ask_fate
 from agent.outbox import ControlPlaneBusy, DestinationNotFound
-from agent.owner import JobFate, ask_fate
 from workflows.messages import AgentMessage
 
 logger = logging.getLogger(__name__)

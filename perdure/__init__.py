@@ -13,18 +13,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perdure.client import Client as Client
+    from perdure.client.client import Client as Client
+    from perdure.client.sync import SyncClient as SyncClient
     from perdure.spec.errors import SpecError as SpecError
     from perdure.spec.job import JobSpec as JobSpec
     from perdure.spec.load import load_spec as load_spec
     from perdure.spec.validate import parse_spec as parse_spec
-    from perdure.sync import SyncClient as SyncClient
 
     __version__: str
 
 _HOMES = {
-    "Client": "perdure.client",
-    "SyncClient": "perdure.sync",
+    "Client": "perdure.client.client",
+    "SyncClient": "perdure.client.sync",
     "JobSpec": "perdure.spec.job",
     "SpecError": "perdure.spec.errors",
     "load_spec": "perdure.spec.load",

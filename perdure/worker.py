@@ -39,10 +39,10 @@ from activities.runtime import RuntimeActivities
 from activities.signals import SignalActivities
 from activities.site import SiteActivities
 from activities.workdir import WorkdirActivities
-from perdure.connection import configured_task_queue, connect, find_endpoint
+from perdure.client.connection import configured_task_queue, connect, find_endpoint
+from perdure.client.search_attributes import register_search_attributes
 from perdure.errors import ExitCode, PerdureError, Refused
 from perdure.local.control_plane import worker_identity
-from perdure.search_attributes import register_search_attributes
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import Backend
 from workflows.messages import SiteFacts

@@ -11,7 +11,6 @@ from typing import Any
 
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.durations import format_duration
-from workflows.edges import EdgeBatch
 from workflows.messages import (
     Adopt,
     AgentMessage,
@@ -38,6 +37,7 @@ from workflows.messages import (
 from workflows.names import node_name, node_task_queue
 from workflows.node_record import EdgesCarried, GroupInput, GroupTable, NodeRecord
 from workflows.policy.behavior import CURRENT, Behavior
+from workflows.transitions import EdgeBatch
 
 REWORDINGS = 8
 """Reasons of a pending node that its job is told at once."""

@@ -54,11 +54,9 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.node_record import GroupInput
     from workflows.patching import behavior_of_this_run, newer_behavior_begins
-    from workflows.policy import desire as wanted
-    from workflows.policy import joining
+    from workflows.policy import group_desire, joining, projections
     from workflows.policy.batch import decide_all
     from workflows.policy.behavior import Behavior
-    from workflows.policy.deadlines import next_deadline
     from workflows.policy.deduplication import accept, begin_tenure
     from workflows.policy.events import (
         CancelAsked,
@@ -78,6 +76,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.policy.job import decide
     from workflows.policy.state import JobState
+    from workflows.policy.timers import next_deadline
     from workflows.search_attributes import changed_attributes
 
 
@@ -110,7 +109,7 @@ class TrainingJob:
         # Once it is, the preset is part of the specification that is carried on.
         self._resolved = carried is not None or self._job.runtime is None
         self._state = state.changed(behavior=behavior)
-        self._started_groups: set[int] = set(wanted.groups_of(self._state)) if carried else set()
+        self._started_groups: set[int] = set(group_desire.groups_of(self._state)) if carried else set()
 
     @workflow.run
     async def run(self, spec: Any, carried: JobState | Packed | None = None) -> JobResult:
@@ -193,7 +192,7 @@ class TrainingJob:
     def scale(self, request: ScaleRequest) -> Accepted:
         count = requests.node_count(request.nodes, self._state.unit)
         self._take(ScaleAsked(minimum=count.min, maximum=count.max, reason=request.reason))
-        return Accepted(message=f"{self._state.name} goes to {count} nodes; {wanted.next_action(self._state)}")
+        return Accepted(message=f"{self._state.name} goes to {count} nodes; {projections.next_action(self._state)}")
 
     @scale.validator
     def _scale_is_valid(self, request: ScaleRequest) -> None:
@@ -229,7 +228,7 @@ class TrainingJob:
     @workflow.update(description="Replace one node by a new one")
     def relaunch_node(self, request: RelaunchRequest) -> Accepted:
         self._take(RelaunchAsked(rank=request.rank, reason=request.reason))
-        return Accepted(message=f"node {request.rank} is being replaced; {wanted.next_action(self._state)}")
+        return Accepted(message=f"node {request.rank} is being replaced; {projections.next_action(self._state)}")
 
     @relaunch_node.validator
     def _relaunch_is_valid(self, request: RelaunchRequest) -> None:
@@ -256,11 +255,13 @@ class TrainingJob:
     @workflow.query(description="Where the job stands")
     def status(self) -> JobStatus:
         state = self._known_state()
-        return wanted.status_of(state, self._job, groups=self._group_ids(), phase=self._phase(), now=workflow.now())
+        return projections.status_of(
+            state, self._job, groups=self._group_ids(), phase=self._phase(), now=workflow.now()
+        )
 
     @workflow.query(description="The job's nodes, or those of one group; their groups know progress and metrics")
     def nodes(self, group: int | None = None) -> list[NodeView]:
-        return list(wanted.node_views(self._known_state(), group=group))
+        return list(projections.node_views(self._known_state(), group=group))
 
     @workflow.query(description="Every interruption with its evidence, decision and cost")
     def incidents(self) -> list[IncidentView]:
@@ -291,7 +292,7 @@ class TrainingJob:
         """Tells groups and users where the job stands: looks at every node, and a thousand of them speak at once."""
         if self._unchecked:
             return
-        for group, desire in wanted.desires_of(self._state).items():
+        for group, desire in group_desire.desires_of(self._state).items():
             if self._sent.get(group) != desire and group not in self._state.wound_down_groups:
                 self._sent[group] = desire
                 self._state = self._state.changed(desire_version=self._state.desire_version + 1)
@@ -423,7 +424,7 @@ class TrainingJob:
         return settled and not self._senders and workflow.all_handlers_finished()
 
     async def _close(self) -> JobResult:
-        result = wanted.result_of(self._state, workflow.now())
+        result = projections.result_of(self._state, workflow.now())
         self._closed = result.phase
         self._show()
         await workflow.wait_condition(workflow.all_handlers_finished)
@@ -434,14 +435,14 @@ class TrainingJob:
         return result
 
     def _is_over(self) -> bool:
-        return wanted.is_over(self._state) and not self._events
+        return group_desire.is_over(self._state) and not self._events
 
     # What is shown
 
     def _show(self) -> None:
         """Search attributes and the page's details; only what changed makes history."""
         state, phase = self._state, self._phase()
-        workflow.set_current_details(wanted.details_of(state, phase))
+        workflow.set_current_details(projections.details_of(state, phase))
         if not self._facts.search_attributes:
             return
         updates = changed_attributes(state, phase, self._job.backend, shown=self._shown)
@@ -455,7 +456,7 @@ class TrainingJob:
         return group_workflow_id(workflow.info().workflow_id, self._state.uid, self._state.role, group)
 
     def _group_ids(self) -> tuple[str, ...]:
-        return tuple(self._group_id(group) for group in wanted.groups_of(self._state))
+        return tuple(self._group_id(group) for group in group_desire.groups_of(self._state))
 
     def _known_state(self) -> JobState:
         if self._spec_error:

@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.nodes.backend import JobRevoked, NodeBackend, NodeNotYet, NodeRefused, Revocation, SharingBackend
-from agent.owner import JobFate, ask_fate
+from agent.job_liveness import JobFate, ask_fate
 from workflows.messages import (
     CreatedNode,
     GroupRef,

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.recovery.perdure_job import node_processes
-from perdure.client import Client
+from perdure.client.client import Client
 from perdure.errors import PerdureError
 from perdure.local.control_plane import LocalControlPlane
 from perdure.local.state import StateFolder

@@ -16,7 +16,7 @@ import psutil
 
 from activities.nodes.kubernetes.api import KubernetesApi
 from benchmarks.recovery.processes import TrialFailed
-from perdure.client import Client
+from perdure.client.client import Client
 from perdure.errors import PerdureError
 from perdure.local.control_plane import LocalControlPlane, PodSite
 from perdure.local.state import StateFolder

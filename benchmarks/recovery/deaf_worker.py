@@ -11,7 +11,7 @@ import signal
 from collections.abc import AsyncGenerator
 
 from activities.nodes.local.backend import LocalBackend
-from perdure.connection import connect, find_endpoint
+from perdure.client.connection import connect, find_endpoint
 from perdure.worker import leave, log_to, running_worker
 from workflows.messages import NodeEvent, NodeEventKind, NodeRef, WatchRequest
 

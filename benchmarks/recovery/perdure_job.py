@@ -14,12 +14,12 @@ from pathlib import Path
 
 import psutil
 
-from perdure.client import Client
+from perdure.client.client import Client
+from perdure.client.views import Submission
 from perdure.errors import PerdureError
 from perdure.local.control_plane import LocalControlPlane
 from perdure.local.processes import DaemonRecord, spawn
 from perdure.local.state import StateFolder
-from perdure.views import Submission
 from workflows.messages import IncidentView, JobResult
 from workflows.names import uid_of
 

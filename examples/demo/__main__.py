@@ -24,7 +24,7 @@ from rich.table import Table
 from examples.demo.faults import kill_rank
 from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, processes
 from examples.demo.steps import longest_gap, read_steps, stepping
-from perdure.client import Client
+from perdure.client.client import Client
 from perdure.errors import PerdureError
 from perdure.spec.job import Backend
 from workflows.messages import IncidentView, JobPhase

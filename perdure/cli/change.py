@@ -21,7 +21,7 @@ from perdure.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from perdure.client import Client
+    from perdure.client.client import Client
     from workflows.messages import Accepted
 
 

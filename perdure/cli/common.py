@@ -18,8 +18,8 @@ import typer
 from perdure.cli.terminal import SafeConsole, as_json
 
 if TYPE_CHECKING:
-    from perdure.client import Client
-    from perdure.connection import Endpoint
+    from perdure.client.client import Client
+    from perdure.client.connection import Endpoint
 
 ResultT = TypeVar("ResultT")
 
@@ -88,7 +88,7 @@ class Session:
         """Runs work with a connected client."""
 
         async def connected() -> ResultT:
-            from perdure.client import Client
+            from perdure.client.client import Client
 
             async with Client(address=self.address, namespace=self.namespace) as client:
                 return await work(client)
@@ -116,7 +116,7 @@ def run_async(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 def local_endpoint_only(address: str | None) -> Endpoint | None:
     """The configured endpoint, or None where the local default is meant."""
-    from perdure.connection import configured_endpoint
+    from perdure.client.connection import configured_endpoint
 
     return configured_endpoint(address)
 

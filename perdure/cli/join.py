@@ -10,7 +10,7 @@ import typer
 from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, run_async, say
 
 if TYPE_CHECKING:
-    from perdure.joining import Wish
+    from perdure.join.machine import Wish
     from perdure.spec.job import JobSpec
 
 
@@ -66,7 +66,7 @@ def join(
     2 usage · 6 control plane unreachable · 0 released by the job · 128 + n after signal n.
     """
     create = _job(name, command, nodes=nodes, nproc_per_node=nproc_per_node, spec=spec, namespace=namespace)
-    from perdure.joining import Wish
+    from perdure.join.machine import Wish
 
     wish = Wish(job=name, namespace=namespace, command=tuple(command) if command else None, create=create, wait=wait)
     raise typer.Exit(run_async(_join(wish, node_id=node_id, node_address=node_address, address=address)))
@@ -74,9 +74,9 @@ def join(
 
 async def _join(wish: Wish, *, node_id: str, node_address: str, address: str | None) -> int:
     from activities.nodes.joined.machine import this_machine
-    from perdure.client import Client
+    from perdure.client.client import Client
     from perdure.errors import PerdureError
-    from perdure.joining import Joining
+    from perdure.join.machine import Joining
 
     client = Client(address=address, namespace=wish.namespace)
     try:

@@ -32,8 +32,8 @@ from perdure.cli.explain import explanation
 from perdure.errors import ExitCode, PerdureError
 
 if TYPE_CHECKING:
-    from perdure.client import Client
-    from perdure.views import JobSnapshot
+    from perdure.client.client import Client
+    from perdure.client.views import JobSnapshot
     from workflows.messages import IncidentView, JobResult
 
 LINE_INTERVAL = timedelta(seconds=10)
@@ -70,7 +70,7 @@ class View:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the job runs with and perhaps does not mean."""
-        from perdure.views import all_warnings
+        from perdure.client.views import all_warnings
 
         snapshot = self.snapshot
         return all_warnings(snapshot.nodes, snapshot.status) if snapshot and snapshot.status else ()

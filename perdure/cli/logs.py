@@ -11,7 +11,7 @@ from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, Outp
 from perdure.cli.terminal import as_json
 
 if TYPE_CHECKING:
-    from perdure.client import Client
+    from perdure.client.client import Client
 
 
 def logs(
@@ -80,8 +80,8 @@ def _ranks(text: str) -> range:
 
 
 async def _nodes_of(client: Client, name: str, ranks: range) -> frozenset[int]:
+    from perdure.client.views import nodes_of_ranks
     from perdure.errors import PerdureError
-    from perdure.views import nodes_of_ranks
 
     found = nodes_of_ranks(await client.nodes(name), ranks)
     if not found:

@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from perdure.cli import change, common, importing, join, logs, look, operate, shell, spec, start, watch
+from perdure.cli import change, common, importing, inspect, join, logs, operate, shell, spec, start, watch
 from perdure.cli.common import OutputFormat
 
 app = typer.Typer(
@@ -35,12 +35,12 @@ app.command("join", rich_help_panel=_START)(join.join)
 app.command("validate", rich_help_panel=_START)(spec.validate)
 app.command("schema", rich_help_panel=_START)(spec.schema)
 app.command("import", rich_help_panel=_START)(importing.import_)
-app.command("list", rich_help_panel=_LOOK)(look.list_)
-app.command("status", rich_help_panel=_LOOK)(look.status)
+app.command("list", rich_help_panel=_LOOK)(inspect.list_)
+app.command("status", rich_help_panel=_LOOK)(inspect.status)
 app.command("watch", rich_help_panel=_LOOK)(watch.watch)
 app.command("logs", rich_help_panel=_LOOK)(logs.logs)
-app.command("explain", rich_help_panel=_LOOK)(look.explain)
-app.command("nodes", rich_help_panel=_LOOK)(look.nodes)
+app.command("explain", rich_help_panel=_LOOK)(inspect.explain)
+app.command("nodes", rich_help_panel=_LOOK)(inspect.nodes)
 app.command("shell", rich_help_panel=_LOOK)(shell.shell)
 app.command("scale", rich_help_panel=_CHANGE)(change.scale)
 app.command("suspend", rich_help_panel=_CHANGE)(change.suspend)

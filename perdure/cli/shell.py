@@ -12,8 +12,8 @@ import typer
 from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, flush, out, session
 
 if TYPE_CHECKING:
-    from perdure.client import Client
-    from perdure.shell import ShellCommand
+    from perdure.client.client import Client
+    from perdure.client.shell import ShellCommand
 
 
 def shell(
@@ -49,9 +49,9 @@ def shell(
 async def _find(
     client: Client, name: str, node: int | None, rank: int | None, command: list[str], *, terminal: bool
 ) -> ShellCommand:
+    from perdure.client.shell import node_to_enter, shell_command
+    from perdure.client.views import nodes_of_ranks
     from perdure.errors import PerdureError
-    from perdure.shell import node_to_enter, shell_command
-    from perdure.views import nodes_of_ranks
 
     status, nodes = await client.status(name), await client.nodes(name)
     if rank is not None:

@@ -25,9 +25,9 @@ from perdure.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from perdure.connection import Endpoint
+    from perdure.client.connection import Endpoint
+    from perdure.client.views import Submission
     from perdure.spec.job import JobSpec
-    from perdure.views import Submission
 
 SHELL_VARIABLES = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
 SHELL_PREFIXES = ("CUDA_", "GLOO_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_")
@@ -158,7 +158,7 @@ async def _run(here: Session, spec: JobSpec, *, detach: bool) -> int:
 
 async def _submit(here: Session, spec: JobSpec, *, wait: bool) -> int:
     from perdure.cli.live import follow
-    from perdure.client import Client
+    from perdure.client.client import Client
 
     async with Client(address=here.address, namespace=here.namespace) as client:
         submission = await client.submit(spec, report=None if here.json else say)
@@ -284,8 +284,8 @@ def _warn(warnings: tuple[str, ...]) -> None:
 def _show_spec(here: Session, spec: JobSpec) -> None:
     import yaml
 
+    from perdure.client.workdir import packed_workdir
     from perdure.spec.validate import to_mapping
-    from perdure.workdir import packed_workdir
 
     if packed := packed_workdir(spec):
         say(f"The working directory would be uploaded: {packed}")

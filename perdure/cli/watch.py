@@ -24,7 +24,7 @@ def watch(
 
 async def _watch(name: str, namespace: str, *, output: OutputOption, address: str | None) -> int:
     from perdure.cli.live import follow
-    from perdure.client import Client
+    from perdure.client.client import Client
 
     here = session(namespace=namespace, output=output, address=address)
     async with Client(address=address, namespace=namespace) as client:

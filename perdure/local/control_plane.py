@@ -26,13 +26,13 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, Describe
 from temporalio.client import Client as TemporalClient
 from temporalio.service import RPCError
 
-from perdure.connection import CONNECT_TIMEOUT, Endpoint, ServerRecord, connect, local_endpoint
+from perdure.client.connection import CONNECT_TIMEOUT, Endpoint, ServerRecord, connect, local_endpoint
+from perdure.client.search_attributes import SEARCH_ATTRIBUTES
 from perdure.errors import ControlPlaneUnreachable, NoWorker
 from perdure.local import temporal_binary
 from perdure.local.code_version import code_version, is_of_newer_release
 from perdure.local.processes import DaemonRecord, spawn, tail
 from perdure.local.state import StateFolder, users_own_path
-from perdure.search_attributes import SEARCH_ATTRIBUTES
 from perdure.spec.job import Backend
 from workflows.names import WORKER_TASK_QUEUE, watch_task_queue
 

@@ -1,1 +1,1 @@
-"""Finds training that takes no part in the job's world: from inside its processes, and from the node's process table."""
+"""Finds training that takes no part in the job's world: inside its processes, and in the node's process table."""

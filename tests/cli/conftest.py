@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from perdure.client.sync import SyncClient
 from perdure.local.control_plane import LocalControlPlane
 from perdure.local.state import StateFolder
-from perdure.sync import SyncClient
 from tests.support.command_line import CommandLine, end_nodes
 
 

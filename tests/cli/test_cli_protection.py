@@ -6,7 +6,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from perdure.sync import SyncClient
+from perdure.client.sync import SyncClient
 from tests.launcher.nodes import TORCHRUN
 from tests.support.command_line import CommandLine
 from workflows.messages import JobPhase

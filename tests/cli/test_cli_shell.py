@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.sync import SyncClient
+from perdure.client.sync import SyncClient
 from tests.cli.test_cli_with_jobs import reaches
 from tests.support.command_line import CommandLine
 from workflows.messages import JobPhase

@@ -13,9 +13,9 @@ from datetime import timedelta
 
 import pytest
 
+from perdure.client.sync import SyncClient
 from perdure.local.control_plane import LocalControlPlane
 from perdure.local.state import StateFolder
-from perdure.sync import SyncClient
 from tests.support.command_line import CommandLine, end_nodes
 from workflows.messages import JobPhase
 

@@ -10,7 +10,7 @@ import pytest
 from temporalio.client import Client as TemporalClient
 
 from activities.nodes.local import LocalBackend
-from perdure.client import Client
+from perdure.client.client import Client
 from perdure.worker import running_worker
 from tests.support.command_line import end_nodes
 

@@ -11,11 +11,11 @@ import pytest
 from temporalio.client import Client as TemporalClient
 
 import perdure
-from perdure.client import Client
+from perdure.client.client import Client
+from perdure.client.sync import SyncClient
+from perdure.client.views import JobSnapshot
 from perdure.errors import ExitCode, JobAlreadyRunning, JobNotFound, LogsUnavailable, NoWorker, Refused
 from perdure.spec.errors import SpecError
-from perdure.sync import SyncClient
-from perdure.views import JobSnapshot
 from perdure.worker import running_worker
 from tests.support.temporal_server import dev_server
 from workflows.messages import JobPhase
@@ -178,7 +178,7 @@ async def test_a_namespace_without_search_attributes_gets_them_from_its_worker(
 ) -> None:
     from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 
-    from perdure.search_attributes import SEARCH_ATTRIBUTES, missing_search_attributes
+    from perdure.client.search_attributes import SEARCH_ATTRIBUTES, missing_search_attributes
 
     request = RegisterNamespaceRequest(namespace=job_name)
     request.workflow_execution_retention_period.FromSeconds(86400)

@@ -13,8 +13,8 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from perdure.cli.checks import Verdict, check_workflow_tasks
-from perdure.cli.look import _failing, _jobs_table
-from perdure.client import Client
+from perdure.cli.inspect import _failing, _jobs_table
+from perdure.client.client import Client
 from perdure.errors import NoWorker, WorkflowTaskFails
 from perdure.worker import _runtime
 from tests.support.temporal_server import DevServer

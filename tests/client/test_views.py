@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from perdure.cli import text
 from perdure.cli.live import View
-from perdure.views import JobSnapshot, LeaseHeard, all_warnings, merge_nodes, overall_progress
+from perdure.client.views import JobSnapshot, LeaseHeard, all_warnings, merge_nodes, overall_progress
 from workflows.messages import JobPhase, JobStatus, LeaseView, NodePhase, NodeView, Progress, ProgressSource
 
 REPORTED, COUNTED = ProgressSource.REPORTED, ProgressSource.COUNTED

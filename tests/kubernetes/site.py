@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
-from perdure.client import Client
+from perdure.client.client import Client
 from perdure.worker import running_worker
 from scripts.cluster.machine import API_ADDRESS
 from tests.kubernetes.pods import TestCluster

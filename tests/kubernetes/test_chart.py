@@ -17,8 +17,8 @@ import yaml
 
 from activities.nodes.kubernetes.api import KubernetesApi, Removed
 from activities.nodes.kubernetes.merge import merged
-from perdure.client import Client
-from perdure.connection import Endpoint
+from perdure.client.client import Client
+from perdure.client.connection import Endpoint
 from scripts.cluster.certificates import Certificates
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.images import BARE_IMAGE

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from perdure.client import Client
-from perdure.connection import Endpoint
+from perdure.client.client import Client
+from perdure.client.connection import Endpoint
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from activities.nodes.kubernetes.leftovers import Leftover, find_leftovers, keep_tidy
-from perdure.client import Client
+from perdure.client.client import Client
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, eventually
 from tests.kubernetes.site import perdure

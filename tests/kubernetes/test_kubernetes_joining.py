@@ -12,7 +12,7 @@ import yaml
 
 from activities.nodes.joined import JoinedBackend
 from activities.nodes.kubernetes.merge import merged
-from perdure.client import Client
+from perdure.client.client import Client
 from perdure.worker import running_worker
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs

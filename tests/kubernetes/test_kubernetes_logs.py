@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.client import Client
+from perdure.client.client import Client
 from perdure.errors import LogsUnavailable
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, role

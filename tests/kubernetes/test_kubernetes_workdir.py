@@ -13,10 +13,10 @@ import pytest
 import yaml
 from temporalio.client import WorkflowFailureError
 
-from perdure.client import Client
+from perdure.client.client import Client
+from perdure.client.uploads import PART_BYTES, uploaded
 from perdure.errors import JobAlreadyRunning, Refused
 from perdure.spec.validate import validate_spec
-from perdure.uploading import PART_BYTES, uploaded
 from perdure.worker import running_worker
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, eventually, role

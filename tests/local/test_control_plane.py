@@ -16,14 +16,14 @@ from temporalio.common import SearchAttributeKey
 
 from activities.nodes.local.retention import KEPT_JOBS
 from perdure.cli.checks import Verdict, check_worker_code
-from perdure.client import Client
-from perdure.connection import connect
+from perdure.client.client import Client
+from perdure.client.connection import connect
+from perdure.client.search_attributes import SEARCH_ATTRIBUTES, missing_search_attributes
 from perdure.errors import ControlPlaneUnreachable
 from perdure.local.code_version import code_version
 from perdure.local.control_plane import FIRST_PORT, LocalControlPlane, WorkerRecord
 from perdure.local.processes import DaemonRecord
 from perdure.local.state import StateFolder
-from perdure.search_attributes import SEARCH_ATTRIBUTES, missing_search_attributes
 from tests.activities.local_nodes import LocalJob, eventually
 from workflows import search_attributes
 from workflows.names import WORKER_TASK_QUEUE

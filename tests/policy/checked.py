@@ -9,8 +9,6 @@ from uuid import UUID
 
 from tests.policy.scenario import Scenario
 from workflows.messages import EdgeKind, FailureKind, World
-from workflows.policy.deadlines import next_deadline
-from workflows.policy.desire import desire_for, groups_of
 from workflows.policy.events import (
     EdgeSeen,
     Event,
@@ -21,8 +19,10 @@ from workflows.policy.events import (
     SuspendAsked,
     TimePassed,
 )
+from workflows.policy.group_desire import desires_of, groups_of
 from workflows.policy.job import decide
 from workflows.policy.state import JobState
+from workflows.policy.timers import next_deadline
 
 
 class CheckedScenario(Scenario):
@@ -135,9 +135,9 @@ class CheckedScenario(Scenario):
             assert after.outcome == before.outcome
             assert (after.world, after.generation) == (before.world, before.generation)
         for group in groups_of(after):
-            desire = desire_for(after, group)
+            desire = desires_of(after)[group]
             assert desire.wind_down
-            assert set(desire.nodes.items()) <= set(desire_for(before, group).nodes.items())
+            assert set(desire.nodes.items()) <= set(desires_of(before)[group].nodes.items())
 
     def _check_new_world(self, before: JobState, after: JobState, world: World) -> None:
         assert world.generation == after.generation > before.generation

@@ -22,10 +22,10 @@ from workflows.messages import (
     ProgressSource,
     RankExit,
 )
-from workflows.policy.deadlines import next_deadline
 from workflows.policy.events import EdgeSeen, Event, FailureReported, NodeFinished, TimePassed
 from workflows.policy.job import decide, hear
 from workflows.policy.state import JobState, NodeState
+from workflows.policy.timers import next_deadline
 
 UID = "0123abcd"
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -35,9 +35,9 @@ from workflows.messages import (
 )
 from workflows.node_record import GroupInput, NodeRecord
 from workflows.node_table import NodeTable
-from workflows.policy.deadlines import next_deadline
-from workflows.policy.desire import desire_for
 from workflows.policy.events import EdgeSeen, Event, GroupWoundDown, TimePassed
+from workflows.policy.group_desire import desires_of
+from workflows.policy.timers import next_deadline
 
 TORCH_TIMEOUT = 1800.0
 """Seconds after which a rank that waits for one that is gone fails: torch's own timeout."""
@@ -119,7 +119,7 @@ class Site:
         self._publish()
 
     def _publish(self) -> None:
-        desire = desire_for(self.job.state, 0)
+        desire = desires_of(self.job.state)[0]
         if desire == self._sent:
             return
         self._sent, self._version = desire, self._version + 1

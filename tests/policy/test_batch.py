@@ -10,8 +10,8 @@ import pytest
 from tests.policy.scenario import START, Scenario
 from workflows.messages import EdgeKind, NodeEdge
 from workflows.policy.batch import decide_all
-from workflows.policy.desire import warnings_of
 from workflows.policy.events import EdgeSeen, Event
+from workflows.policy.projections import warnings_of
 from workflows.policy.state import JobState
 
 

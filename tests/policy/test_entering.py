@@ -10,9 +10,9 @@ from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import START, Scenario
 from workflows.messages import EdgeKind, EvidenceSource, FailureClass, JobPhase, NodePhase
 from workflows.policy.behavior import Behavior
-from workflows.policy.deadlines import next_deadline
-from workflows.policy.desire import desire_for
 from workflows.policy.events import RelaunchAsked, RestartAsked
+from workflows.policy.group_desire import desires_of
+from workflows.policy.timers import next_deadline
 
 LATE = timedelta(minutes=5, seconds=4)
 
@@ -29,7 +29,7 @@ def answer(job: Scenario, rank: int, *, entered: int) -> None:
 
 
 def asks(job: Scenario) -> int:
-    return desire_for(job.state, 0).inquiry
+    return desires_of(job.state)[0].inquiry
 
 
 def test_no_node_is_asked_before_its_time_or_once_all_step():

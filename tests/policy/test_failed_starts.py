@@ -9,7 +9,7 @@ import pytest
 from tests.policy.scenario import Scenario
 from workflows.messages import EdgeKind, FailureClass, JobPhase, NodePhase
 from workflows.policy.behavior import Behavior
-from workflows.policy.deadlines import next_deadline
+from workflows.policy.timers import next_deadline
 
 SOON = timedelta(minutes=2)
 

@@ -10,7 +10,7 @@ from perdure.cli.explain import explanation
 from tests.policy.scenario import Scenario
 from workflows.messages import EdgeKind, FailureClass
 from workflows.policy.failure_classes import FAILURE_CLASSES, VICTIMS, complete, precedence
-from workflows.policy.judge import judge
+from workflows.policy.recovery import judge
 from workflows.policy.state import Interruption, NodeFailure
 
 

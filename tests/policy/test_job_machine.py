@@ -29,8 +29,6 @@ from workflows.messages import (
     ProgressSource,
     RankExit,
 )
-from workflows.policy.deadlines import next_deadline
-from workflows.policy.desire import groups_of
 from workflows.policy.events import (
     CancelAsked,
     Event,
@@ -44,8 +42,10 @@ from workflows.policy.events import (
     ScaleAsked,
     SuspendAsked,
 )
+from workflows.policy.group_desire import groups_of
 from workflows.policy.joining import place_of, refusal
 from workflows.policy.state import NodeState
+from workflows.policy.timers import next_deadline
 
 ERRORS = (
     None,

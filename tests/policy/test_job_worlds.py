@@ -6,8 +6,6 @@ from datetime import timedelta
 
 from tests.policy.scenario import Scenario
 from workflows.messages import EdgeKind, JobPhase, NodePhase, NodeView
-from workflows.policy.deadlines import next_deadline
-from workflows.policy.desire import desire_for, is_over, result_of
 from workflows.policy.events import (
     CancelAsked,
     GroupAdopted,
@@ -18,6 +16,9 @@ from workflows.policy.events import (
     ScaleAsked,
     SuspendAsked,
 )
+from workflows.policy.group_desire import desires_of, is_over
+from workflows.policy.projections import result_of
+from workflows.policy.timers import next_deadline
 
 
 def test_a_full_world_forms_as_soon_as_the_last_node_is_ready():
@@ -104,7 +105,7 @@ def test_complete_when_all_members_of_one_generation_finished():
     job.finish(1)
     assert job.state.outcome is not None
     assert job.state.outcome.phase is JobPhase.SUCCEEDED
-    desire = desire_for(job.state, 0)
+    desire = desires_of(job.state)[0]
     assert (desire.complete_generation, desire.wind_down) == (1, True)
     assert not is_over(job.state)
     job.take(GroupWoundDown(group=0))
@@ -126,7 +127,7 @@ def test_scale_down_shrinks_the_world_and_removes_the_surplus():
     assert job.generation == 2
     assert job.group_ranks == {0: 0, 1: 1}
     assert job.node(2).phase is NodePhase.REMOVED
-    assert 2 not in desire_for(job.state, 0).nodes
+    assert 2 not in desires_of(job.state)[0].nodes
     assert job.steps().state.phase is JobPhase.RUNNING
     job.take(ScaleAsked(minimum=3, maximum=3))
     assert job.incarnations[2] == 2
@@ -139,7 +140,7 @@ def test_scale_down_shrinks_the_world_and_removes_the_surplus():
 def test_suspend_gives_all_nodes_back_and_resume_asks_for_new_ones():
     job = Scenario("2").running().take(SuspendAsked(reason="maintenance"))
     assert job.state.phase is JobPhase.SUSPENDED
-    assert not desire_for(job.state, 0).nodes
+    assert not desires_of(job.state)[0].nodes
     job.wait(timedelta(days=2)).take(ResumeAsked())
     assert job.incarnations == {0: 2, 1: 2}
     job.ready(0, 1)
@@ -172,7 +173,7 @@ def test_cancel_during_rendezvous():
     job = Scenario("2").ready(0).take(CancelAsked())
     assert job.state.outcome is not None
     assert job.state.outcome.phase is JobPhase.CANCELLED
-    assert desire_for(job.state, 0).wind_down
+    assert desires_of(job.state)[0].wind_down
 
 
 def test_active_deadline():

@@ -7,9 +7,10 @@ from typing import Any
 
 from tests.policy.scenario import START, Scenario
 from workflows.messages import EdgeKind, FailureClass, JobPhase, JoinRefusal, JoinRequest, NodePhase
-from workflows.policy.desire import desire_for, next_action
 from workflows.policy.events import CancelAsked, JoinAsked, ScaleAsked, SuspendAsked
+from workflows.policy.group_desire import desires_of
 from workflows.policy.joining import place_of, refusal, what_is_missing
+from workflows.policy.projections import next_action
 from workflows.policy.state import JobState, NodeState
 
 
@@ -220,5 +221,5 @@ def test_scaling_opens_and_closes_places():
     job.opened()
     assert given(job.joins(asks("b"))) == (1, 1)
     job.take(ScaleAsked(minimum=1, maximum=1))
-    assert desire_for(job.state, 0).nodes.keys() == {0}
+    assert desires_of(job.state)[0].nodes.keys() == {0}
     assert job.refuses(asks("b", stay=2)) is JoinRefusal.NO_PLACE

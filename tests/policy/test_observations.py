@@ -6,7 +6,7 @@ from perdure.cli.explain import explanation
 from perdure.cli.text import incident_line
 from tests.policy.scenario import Scenario
 from workflows.messages import EdgeKind, EvidenceSource
-from workflows.policy.desire import status_of
+from workflows.policy.projections import status_of
 
 SILENT = "no heartbeat for 6s"
 

@@ -9,8 +9,9 @@ import pytest
 from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import Scenario
 from workflows.messages import EdgeKind, FailureClass, JobPhase, LossCause
-from workflows.policy.deadlines import next_deadline
-from workflows.policy.desire import desire_for, next_action
+from workflows.policy.group_desire import desires_of
+from workflows.policy.projections import next_action
+from workflows.policy.timers import next_deadline
 
 JOIN_TIMEOUT = timedelta(minutes=10)
 ENTER_TIMEOUT = timedelta(minutes=5, seconds=4)
@@ -87,7 +88,7 @@ def test_a_member_whose_command_works_has_not_missed_its_world() -> None:
     job = Scenario("2").ready(0, 1).steps(0)
     for asked in range(1, 5):
         job.wait(ENTER_TIMEOUT)
-        assert desire_for(job.state, 0).inquiry == asked
+        assert desires_of(job.state)[0].inquiry == asked
         answer(job, preparing=True)
     assert job.generation == 1
     assert job.state.reason == f"generation 1 with 2 nodes is starting; node 1: {WORKS}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tests.policy.scenario import Scenario, reported
-from workflows.policy.desire import result_of, status_of
 from workflows.policy.events import RestartAsked
+from workflows.policy.projections import result_of, status_of
 from workflows.policy.state import JobState
 
 

@@ -11,8 +11,9 @@ from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import Scenario
 from workflows.messages import EdgeKind, FailureClass, JobPhase, NodePhase
 from workflows.policy.behavior import Behavior
-from workflows.policy.desire import desire_for, next_action, node_views
 from workflows.policy.events import RestartAsked, ResumeAsked, SuspendAsked
+from workflows.policy.group_desire import desires_of
+from workflows.policy.projections import next_action, node_views
 from workflows.policy.stages import recovered
 
 A_LONG_TIME = timedelta(hours=20)
@@ -33,7 +34,7 @@ def second_stage(job: Scenario) -> Scenario:
 
 def test_a_finished_world_lets_torchruns_leave_and_the_job_goes_on_until_the_commands_have_ended() -> None:
     job = trained()
-    desire = desire_for(job.state, 0)
+    desire = desires_of(job.state)[0]
     assert (desire.complete_generation, desire.stages_complete, desire.wind_down) == (1, 1, False)
     assert job.state.phase is JobPhase.RUNNING
     assert job.state.reason == "torchrun 1 has finished; commands: 2 at work"
@@ -97,7 +98,7 @@ def test_a_command_that_fails_after_its_torchrun_is_started_again_alone_and_with
     for attempt in range(1, limit + 1):
         job.command_exited(1, exit_code=7, message="the command exited with 7")
         assert job.state.outcome is None
-        wanted = desire_for(job.state, 0).nodes
+        wanted = desires_of(job.state)[0].nodes
         assert {rank: node.command_restarts for rank, node in wanted.items()} == {0: 0, 1: attempt}
         assert (job.generation, job.incarnations) == (1, {0: 1, 1: 1})
         assert job.state.phase is JobPhase.RECOVERING
@@ -122,7 +123,7 @@ def test_a_command_that_ends_badly_while_others_still_train_is_started_again_whe
     job.command_exited(0, exit_code=None, signal=9)
     assert job.state.interruption is None
     job.torchrun_finished(1)
-    assert desire_for(job.state, 0).nodes[0].command_restarts == 1
+    assert desires_of(job.state)[0].nodes[0].command_restarts == 1
     assert job.state.outcome is None
     job.command_ended(1)
     assert job.state.outcome is None
@@ -293,7 +294,7 @@ def test_a_line_that_fails_on_every_node_is_one_try_of_the_job() -> None:
             job.command_exited(rank, exit_code=7, message="the command exited with 7")
             assert job.state.outcome is None
             job.ready(rank, stage=0)
-        wanted = desire_for(job.state, 0).nodes
+        wanted = desires_of(job.state)[0].nodes
         assert {node.command_restarts for node in wanted.values()} == {attempt}
         assert len(job.state.restarts) == attempt
     job.command_exited(3, exit_code=7, message="the command exited with 7")
@@ -308,7 +309,7 @@ def test_commands_that_fail_while_others_train_are_one_try_of_the_job() -> None:
         job.torchrun_finished(rank).command_exited(rank, exit_code=7, message="the command exited with 7")
     job.torchrun_finished(2)
     job.command_exited(2, exit_code=7, message="the command exited with 7")
-    assert [node.command_restarts for node in desire_for(job.state, 0).nodes.values()] == [1, 1, 1]
+    assert [node.command_restarts for node in desires_of(job.state)[0].nodes.values()] == [1, 1, 1]
     assert len(job.state.restarts) == 1
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 
 from perdure.cli.live import line_of
-from perdure.views import JobSnapshot
+from perdure.client.views import JobSnapshot
 from tests.policy.scenario import Scenario, counted
 from workflows.messages import EdgeKind, JobPhase
-from workflows.policy.deadlines import next_deadline
-from workflows.policy.desire import next_action, node_views, status_of
+from workflows.policy.projections import next_action, node_views, status_of
+from workflows.policy.timers import next_deadline
 
 
 def stalled(job: Scenario) -> tuple[int, ...]:

@@ -7,9 +7,9 @@ import pytest
 from tests.policy.scenario import Scenario
 from workflows.messages import EdgeKind, JobPhase
 from workflows.policy.behavior import Behavior
-from workflows.policy.deadlines import next_deadline
-from workflows.policy.desire import next_action
 from workflows.policy.events import RelaunchAsked, ResumeAsked, ScaleAsked, SuspendAsked
+from workflows.policy.projections import next_action
+from workflows.policy.timers import next_deadline
 
 
 def test_a_relaunched_node_waits_until_the_old_one_has_ended():

@@ -13,10 +13,10 @@ import pytest
 from pydantic import BaseModel
 
 import workflows.messages as messages
-from perdure.bridge.status import ResourceStatus
-from perdure.bridge.status import running as resource_of
 from perdure.cli import text
-from perdure.views import overall_progress
+from perdure.client.views import overall_progress
+from perdure.operator.status import ResourceStatus
+from perdure.operator.status import running as resource_of
 from tests.policy.scenario import START, Scenario
 from workflows.messages import (
     EdgeKind,
@@ -32,9 +32,9 @@ from workflows.messages import (
     ProgressSource,
 )
 from workflows.messages.base import Vocabulary
-from workflows.policy.desire import details_of, status_of
 from workflows.policy.events import FailureReported
-from workflows.policy.judge import judge
+from workflows.policy.projections import details_of, status_of
+from workflows.policy.recovery import judge
 from workflows.policy.state import Interruption, NodeFailure
 
 WORD = "A_WORD_OF_THE_NEXT_RELEASE"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.policy.scenario import Scenario
 from workflows.messages import EdgeKind, JobPhase
-from workflows.policy.desire import next_action
+from workflows.policy.projections import next_action
 
 GATED = "its queue has not admitted it (SchedulingGated)"
 UNSCHEDULABLE = "no machine can take it (Unschedulable: 0/2 nodes are available: 2 Insufficient cpu.)"

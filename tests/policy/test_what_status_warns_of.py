@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from perdure.cli import text
-from perdure.cli.look import _facts
+from perdure.cli.inspect import _facts
 from tests.policy.scenario import Scenario
 from workflows.messages import EdgeKind, FailureKind, JobStatus
-from workflows.policy.desire import status_of
 from workflows.policy.events import FailureReported
+from workflows.policy.projections import status_of
 
 
 def status(job: Scenario) -> JobStatus:

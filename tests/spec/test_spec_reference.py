@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.bridge.crd import document
+from perdure.operator.crd import document
 from perdure.spec.fields import field_at, places
 from perdure.spec.load import validate_file
 from perdure.spec.reference import reference
@@ -21,7 +21,7 @@ def test_the_reference_is_current():
 
 def test_the_resource_s_definition_is_current_and_the_chart_has_the_same():
     definition = ROOT / "deploy" / "crds" / "trainingjobs.yaml"
-    command = "python -m perdure.bridge.crd deploy/crds/trainingjobs.yaml"
+    command = "python -m perdure.operator.crd deploy/crds/trainingjobs.yaml"
     assert definition.read_text() == document(), f"run: {command}"
     assert (ROOT / "deploy" / "helm" / "perdure" / "crds" / definition.name).resolve() == definition
 

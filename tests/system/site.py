@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import psutil
 
-from perdure.client import Client
+from perdure.client.client import Client
 from perdure.local.control_plane import LocalControlPlane
 from perdure.local.state import StateFolder
 from tests.support.temporal_server import temporal_binary

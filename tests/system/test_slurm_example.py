@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from activities.nodes.joined import JoinedBackend
-from perdure.client import Client
+from perdure.client.client import Client
 from perdure.worker import running_worker
 from tests.support.allocation import REPOSITORY, Allocation, allocation
 from tests.support.temporal_server import dev_server

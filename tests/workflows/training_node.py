@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.config import AgentConfig
+from agent.job_liveness import JobFate
 from agent.node import Node
-from agent.owner import JobFate
 from agent.process import Agent
 from agent.protocol import (
     EnteredBody,

@@ -14,7 +14,7 @@ from perdure.spec.job import JobSpec
 from workflows.messages import EvidenceSource, FailureClass
 from workflows.policy.behavior import Behavior
 from workflows.policy.interruptions import interrupted
-from workflows.policy.observe import CONTROL_LAG, CONTROL_LAG_GRACE
+from workflows.policy.reduce import CONTROL_LAG, CONTROL_LAG_GRACE
 from workflows.policy.state import JobState, NodeFailure, NodeState
 
 

@@ -43,7 +43,7 @@ class JoinAsked(Message):
 
 
 class TimePassed(Message):
-    """A deadline of `workflows.policy.deadlines` may be over."""
+    """A deadline of `workflows.policy.timers` may be over."""
 
 
 class ScaleAsked(Message):

@@ -14,13 +14,23 @@ from uuid import UUID
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
 from workflows.messages import EvidenceSource, FailureClass, JobPhase, LossCause, NodePhase, World
-from workflows.policy import entering, holding, incidents, joining, stages, succession, suspicion, waiting, wishes
+from workflows.policy import (
+    entering,
+    hold_on_failure,
+    incidents,
+    joining,
+    node_avoidance,
+    stages,
+    succession,
+    user_requests,
+    waiting,
+)
 from workflows.policy.behavior import Behavior
 from workflows.policy.budget import backoff
 from workflows.policy.events import Event
 from workflows.policy.interruptions import interrupted
-from workflows.policy.judge import Verdict, judge, record
-from workflows.policy.observe import observe
+from workflows.policy.recovery import Verdict, judge, record
+from workflows.policy.reduce import observe
 from workflows.policy.rendezvous import choose_members, form_world, ports_remembered, usable
 from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState, Outcome
 
@@ -36,13 +46,13 @@ def decide(state: JobState, event: Event, job: JobSpec, now: datetime, *, new_to
 def hear(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
     """What the job knows after an event. `advance` must follow: after the last one, where many come at once."""
     state = joining.taken(observe(state, event, now), event, job, now)
-    return wishes.asked(state, event, job, now)
+    return user_requests.asked(state, event, job, now)
 
 
 def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
     """Brings the job as far as what is known allows."""
     if state.outcome is not None:
-        return _with_phase(holding.over(state, now), job)
+        return _with_phase(hold_on_failure.over(state, now), job)
     state = _check_limits(state, job, now)
     if state.outcome is None and state.suspended:
         state = _dismiss(state, job, now)
@@ -56,7 +66,7 @@ def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSou
             state = _form(state, job, now)
             state = _staff(state, job, now, new_token=new_token)
             state = _note_stepping(state, now)
-    return _with_phase(holding.begun(state, job, now), job)
+    return _with_phase(hold_on_failure.begun(state, job, now), job)
 
 
 def _judge(state: JobState, job: JobSpec, now: datetime) -> JobState:
@@ -252,7 +262,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
             used_ports=(*host.used_ports, formed.store_port)[-ports_remembered(job.network) :],
         )
     )
-    state = succession.leave_out(wishes.followed(state, formed), formed)
+    state = succession.leave_out(user_requests.followed(state, formed), formed)
     return incidents.formed(
         state.changed(
             world=formed,
@@ -272,9 +282,9 @@ def _announce(state: JobState, formed: World, job: JobSpec, now: datetime) -> Jo
     if world is None or state.interruption is not None:
         return state
     text = f"world {'grows' if formed.nodes > world.nodes else 'shrinks'} from {world.nodes} to {formed.nodes} nodes"
-    asked_for = wishes.reasons(state, formed.members.keys() ^ world.members.keys())
+    asked_for = user_requests.reasons(state, formed.members.keys() ^ world.members.keys())
     text = f"{text}: {asked_for}" if asked_for else text
-    state = wishes.request(state, text, now, by_user=bool(asked_for))
+    state = user_requests.request(state, text, now, by_user=bool(asked_for))
     return record(state, _verdict_of_request(state, job, now), _interruption(state, now), job, now)
 
 
@@ -344,10 +354,10 @@ def _staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSour
                 state = state.with_node(node)
             if node.not_before is not None and now < node.not_before:
                 continue
-            state = suspicion.remembered(state, node)
+            state = node_avoidance.remembered(state, node)
         wanted.append(rank)
     # Several may have been lost on one machine.
-    avoids = suspicion.avoided(state, job, now) if wanted else ()
+    avoids = node_avoidance.avoided(state, job, now) if wanted else ()
     for rank in wanted:
         node = state.nodes.get(rank)
         newer = NodeState(

@@ -16,7 +16,7 @@ from perdure.spec.job import JobSpec
 from workflows.messages import EdgeKind, EvidenceSource, JoinRefusal, JoinRequest, NodeEdge, NodePhase
 from workflows.policy import stages
 from workflows.policy.events import EdgeSeen, Event, JoinAsked
-from workflows.policy.observe import observe
+from workflows.policy.reduce import observe
 from workflows.policy.state import Holder, JobState, NodeState
 
 _OPEN_PHASES = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)

@@ -189,7 +189,7 @@ class Outcome(Message):
     reason: str
     decided_at: datetime
     held_until: datetime | None = None
-    """Until then the nodes are kept for looking at: see `workflows.policy.holding`."""
+    """Until then the nodes are kept for looking at: see `workflows.policy.hold_on_failure`."""
 
 
 class EdgesTaken(Message):
@@ -248,7 +248,7 @@ class JobState(Message):
     leaving: tuple[LeavingNode, ...] = ()
     """No world is formed until these have ended: see `workflows.policy.succession`."""
     losses: tuple[MachineLoss, ...] = ()
-    """What speaks against machines, in the order that nodes were replaced: see `workflows.policy.suspicion`."""
+    """What speaks against machines, in the order that nodes were replaced: see `workflows.policy.node_avoidance`."""
     restarts: tuple[datetime, ...] = ()
     """Times of restarts that failures caused, within the budget's window."""
     restart_count: int = 0

@@ -18,7 +18,7 @@ from temporalio.client import Client
 
 from activities.nodes.kubernetes.api import TRANSIENT, KubernetesApi, KubernetesError, Object
 from activities.nodes.kubernetes.naming import UID
-from agent.owner import JobFate, ask_fate
+from agent.job_liveness import JobFate, ask_fate
 from workflows.names import NODE_GROUP, TRAINING_JOB
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,8 @@
 {{- end }}
 {{- end }}
 
-{{/* What the bridge does to the API server, and no more: docs/kubernetes-resource.md has the same table. */}}
-{{- define "perdure.bridgeRules" -}}
+{{/* What the operator does to the API server, and no more: docs/kubernetes-resource.md has the same table. */}}
+{{- define "perdure.operatorRules" -}}
 - apiGroups: [perdure.dev]
   resources: [trainingjobs]
   verbs: [list, watch, patch, delete]

@@ -1,0 +1,284 @@
+"""Commands that look at jobs: list, status, nodes, explain."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from perdure.cli import text
+from perdure.cli.common import (
+    AddressOption,
+    JobArgument,
+    NamespaceOption,
+    OutputOption,
+    Session,
+    out,
+    session,
+)
+
+if TYPE_CHECKING:
+    from perdure.client.client import Client
+    from perdure.client.views import JobSummary, TaskFailure
+    from workflows.messages import IncidentView, JobStatus, NodeView, Progress
+
+
+def list_(
+    namespace: NamespaceOption = "default",
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    running: Annotated[bool, typer.Option("--running", help="Only jobs that have not ended.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest first.")] = 50,
+    output: OutputOption = None,
+    address: AddressOption = None,
+) -> None:
+    """List jobs, the newest first.
+
+    [dim]perdure list · perdure list --running -A · perdure list -o json[/]
+    """
+    from perdure.client import task_failures
+
+    here = session(namespace=namespace, output=output, address=address)
+    jobs = here.run(lambda client: client.list(everywhere=everywhere, running=running, limit=limit))
+    if here.json:
+        here.show(jobs)
+        return
+    if not jobs:
+        out.print("no jobs" if everywhere else f"no jobs in the namespace {namespace}")
+        here.hint("perdure run --nodes 2 -- torchrun train.py", *([] if everywhere else ["perdure list -A"]))
+        return
+    out.print(_jobs_table(jobs, everywhere=everywhere))
+    for job in jobs:
+        if job.task_failure:
+            out.print(f"[bold red]{escape(job.name)}[/]  {escape(task_failures.explain(job.task_failure))}")
+    flag = here.flag if jobs[0].namespace == namespace else f" -n {jobs[0].namespace}"
+    here.hint(f"perdure status {jobs[0].name}{flag}")
+
+
+def _jobs_table(jobs: list[JobSummary], *, everywhere: bool) -> Table:
+    table = _table("NAME", *(["NAMESPACE"] if everywhere else []), "PHASE", "RANKS", "RESTARTS", "OWNER", "AGE", "TOOK")
+    now = datetime.now(UTC)
+    for job in jobs:
+        table.add_row(
+            escape(job.name),
+            *([escape(job.namespace)] if everywhere else []),
+            text.phase(job.phase or "running") + (" [bold red](fails)[/]" if job.task_failure else ""),
+            "" if job.world_size is None else str(job.world_size),
+            "" if job.restarts is None else str(job.restarts),
+            escape(job.owner),
+            text.age(job.started_at, now),
+            text.duration(job.finished_at - job.started_at) if job.finished_at else "",
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table
+
+
+def status(
+    name: JobArgument,
+    namespace: NamespaceOption = "default",
+    output: OutputOption = None,
+    address: AddressOption = None,
+) -> None:
+    """Where a job stands: its phase and why, speed, interruptions, and what happens next.
+
+    [dim]perdure status llama-8b-sft -n nlp · perdure status llama-8b-sft -o json[/]
+    """
+    here = session(namespace=namespace, output=output, address=address)
+    here.run(lambda client: _status(client, here, name))
+
+
+async def _status(client: Client, here: Session, name: str) -> None:
+    from perdure.client.views import all_warnings, overall_progress
+    from perdure.errors import NoWorker
+
+    try:
+        known = await client.status(name)
+    except NoWorker:
+        if not here.json:
+            summary = await client.describe(name)
+            out.print(f"[bold]{escape(name)}[/]  {text.phase(summary.phase or 'submitted')}, as the server knows it")
+        raise
+    nodes = await client.nodes(name)
+    progress = overall_progress(nodes, known)
+    warnings = (*_failing(await client.task_failures(name)), *all_warnings(nodes, known))
+    known = known.model_copy(update={"progress": progress, "warnings": warnings})
+    if here.json:
+        here.show(known)
+        return
+    incidents = await client.incidents(name)
+    out.print(_headline(known, progress))
+    for label, words in _facts(known, progress, nodes, incidents):
+        out.print(f"[bold]{label:<8}[/] {escape(words)}")
+    page = client.endpoint.workflow_page(f"job/{known.namespace}/{known.name}")
+    if page:
+        out.print(f"[bold]{'UI':<8}[/] {page}")
+    here.hint(*_next_commands(known, here.flag))
+
+
+def _failing(failures: tuple[TaskFailure, ...]) -> list[str]:
+    from perdure.client import task_failures
+
+    return [f"{found.workflow_id}: {task_failures.explain(found)}. {task_failures.remedy(found)}" for found in failures]
+
+
+def _headline(status: JobStatus, progress: Progress | None) -> str:
+    parts = [f"[bold]{escape(status.name)}[/]  {text.phase(status.phase)}, {text.nodes(status)}"]
+    if progress:
+        parts.append(text.step(progress))
+        if left := text.eta(progress):
+            parts.append(f"ETA {left}")
+    if status.finished_at:
+        parts.append(f"took {text.duration(status.finished_at - status.started_at)}")
+    else:
+        parts.append(f"for {text.age(status.started_at)}")
+    return "   ".join(parts)
+
+
+def _facts(
+    status: JobStatus, progress: Progress | None, nodes: tuple[NodeView, ...], incidents: list[IncidentView]
+) -> list[tuple[str, str]]:
+    incident = status.last_incident
+    why = [status.reason] if status.reason else []
+    if incident and incident.title not in status.reason:
+        why.append(text.incident_line(incident))
+    speed: list[str] = []
+    if progress:
+        speed = [words for words in (text.rate(progress),) if words]
+        speed += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
+        if progress.last_step_at and not status.finished_at:
+            speed.append(f"last step {text.age(progress.last_step_at)} ago")
+    lost = text.lost_time(incidents, status.finished_at or datetime.now(UTC))
+    interruptions = sum(one.observation is None for one in incidents)
+    cost = f"{text.count(interruptions, 'interruption')}, {text.duration(lost)} lost"
+    good = cost if interruptions or lost else "uninterrupted"
+    window = text.duration(status.restart_window)
+    total = text.count(max(status.restarts_total, status.restarts), "restart")
+    good += f"; {total}, {status.restarts}/{status.max_restarts} per {window}; generation {status.generation}"
+    present = [node for node in nodes if node.phase in ("CREATED", "JOINED", "READY")]
+    leases = f"leases {sum(node.reachable for node in present)}/{len(present)}"
+    control = f"temporal ok   worker ok   {leases}   {text.protection(status)}"
+    return [
+        (label, words)
+        for label, words in (
+            ("WHY", "; ".join(why)),
+            ("SPEED", "   ".join(speed)),
+            ("GOOD", good),
+            ("CODE", f"{status.workdir_digest[:19]}, uploaded with the job" if status.workdir_digest else ""),
+            ("CONTROL", control if not status.finished_at else "" if status.protected else text.protection(status)),
+            *(("WARNING", words) for words in status.warnings if not status.finished_at),
+            ("NEXT", "" if status.finished_at else status.next_action),
+        )
+        if words
+    ]
+
+
+def _next_commands(status: JobStatus, flag: str) -> list[str]:
+    name = status.name
+    commands = [f"perdure explain {name}{flag}"] if status.last_incident else []
+    if status.finished_at:
+        return [*commands, f"perdure logs {name}{flag}"]
+    if status.phase == "HELD":
+        return [*commands, f"perdure shell {name}{flag}", f"perdure cancel {name}{flag}"]
+    if status.phase == "SUSPENDED":
+        return [*commands, f"perdure resume {name}{flag}"]
+    return [*commands, f"perdure watch {name}{flag}"]
+
+
+def nodes(
+    name: JobArgument,
+    namespace: NamespaceOption = "default",
+    output: OutputOption = None,
+    address: AddressOption = None,
+) -> None:
+    """The job's nodes, with the latest report of each agent.
+
+    [dim]perdure nodes llama-8b-sft -n nlp[/]
+    """
+    here = session(namespace=namespace, output=output, address=address)
+    views = here.run(lambda client: client.nodes(name))
+    if here.json:
+        here.show(views)
+        return
+    table = _table("NODE", "STATE", "RANK", "HOST", "STEP", "RATE", "LOSS", "CPU", "MEMORY", "SINCE", "REASON")
+    for node in views:
+        symbol, style, word = text.node_state(node)
+        progress, metrics = node.progress, node.metrics
+        table.add_row(
+            f"{node.rank}" + (f".{node.incarnation}" if node.incarnation > 1 else ""),
+            f"[{style}]{symbol} {word}[/]",
+            "" if node.group_rank is None else str(node.group_rank),
+            escape(node.host),
+            f"{progress.step:,}" if progress else "",
+            text.rate(progress) if progress else "",
+            f"{progress.loss:.4g}" if progress and progress.loss is not None else "",
+            f"{metrics.cpu_cores:.1f}" if metrics and metrics.cpu_cores is not None else "",
+            text.bytes_(metrics.memory_bytes) if metrics and metrics.memory_bytes is not None else "",
+            text.age(node.since) if node.since else "",
+            escape(node.reason or (f"keeps away from {', '.join(node.avoids)}" if node.avoids else "")),
+        )
+    out.print(table if views else f"{name} has no nodes now")
+    here.hint(
+        f"perdure logs {name}{here.flag} --node {views[0].rank if views else 0}", f"perdure watch {name}{here.flag}"
+    )
+
+
+def explain(
+    name: JobArgument,
+    number: Annotated[
+        int | None, typer.Argument(metavar="[N]", help="Of the incident; default: the last.", show_default=False)
+    ] = None,
+    namespace: NamespaceOption = "default",
+    output: OutputOption = None,
+    address: AddressOption = None,
+) -> None:
+    """Why an interruption happened: what was seen, what it means, what was done, and what was not.
+
+    [dim]perdure explain llama-8b-sft · perdure explain llama-8b-sft 3 -n nlp[/]
+    """
+    from perdure.cli.explain import explanation, table_line
+    from perdure.errors import PerdureError
+
+    here = session(namespace=namespace, output=output, address=address)
+    incidents, waiting = here.run(lambda client: _story(client, name))
+    chosen = [incident for incident in incidents if number is None or incident.number == number]
+    if number is not None and not chosen:
+        known = ", ".join(str(incident.number) for incident in incidents) or "none"
+        raise PerdureError(f"{name} has no incident {number}; its incidents are: {known}")
+    if here.json:
+        here.show(chosen if number is None else chosen[0])
+        return
+    if not incidents:
+        out.print(f"{name} was never interrupted")
+        _tell_wait(waiting)
+        here.hint(f"perdure status {name}{here.flag}")
+        return
+    if number is None:
+        for incident in incidents[:-1]:
+            out.print(table_line(incident), markup=False)
+    out.print(explanation(chosen[-1], job=name, flag=here.flag))
+    if number is None:
+        _tell_wait(waiting)
+    others = [incident.number for incident in incidents if incident.number != chosen[-1].number]
+    here.hint(
+        *([f"perdure explain {name} {others[-1]}{here.flag}"] if others else []), f"perdure status {name}{here.flag}"
+    )
+
+
+async def _story(client: Client, name: str) -> tuple[list[IncidentView], str]:
+    """The job's interruptions, and what it waits for now; empty where it does not wait."""
+    incidents = await client.incidents(name)
+    status = await client.status(name)
+    return incidents, status.reason if status.phase in ("STARTING", "WAITING") else ""
+
+
+def _tell_wait(words: str) -> None:
+    if words:
+        out.print(f"[bold]{'NOW':<6}[/]waits: {escape(words)}")

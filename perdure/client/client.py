@@ -1,0 +1,462 @@
+"""Jobs from Python: what `perdure` does on the command line, as an async client and a synchronous face of it.
+
+A client only asks and tells; jobs run whether or not one exists. All state is the workflows'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from temporalio.client import (
+    Client as TemporalClient,
+)
+from temporalio.client import (
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+from temporalio.service import RPCError
+
+from perdure.client.connection import CALL_TIMEOUT, Endpoint, connect, find_endpoint
+from perdure.client.error_mapping import explained, failing_task
+from perdure.client.leases import leases_of
+from perdure.client.logs import LogLine, read_logs
+from perdure.client.results import outcome_of
+from perdure.client.submission import start_job
+from perdure.client.task_failures import failures_among
+from perdure.client.uploads import Report, uploaded
+from perdure.client.views import (
+    JobSnapshot,
+    JobSummary,
+    LeaseHeard,
+    Submission,
+    TaskFailure,
+    merge_nodes,
+    overall_progress,
+)
+from perdure.client.visibility import phase_of, summary_of
+from perdure.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWorker, PerdureError, Refused
+from perdure.spec.job import JobSpec
+from perdure.spec.load import validate_file
+from perdure.spec.validate import validate_spec, validate_started
+from workflows.messages import (
+    Accepted,
+    IncidentView,
+    JobResult,
+    JobStatus,
+    NodeView,
+    ReasonRequest,
+    RelaunchRequest,
+    ScaleRequest,
+)
+from workflows.names import TRAINING_JOB, job_workflow_id
+
+WATCH_INTERVAL = timedelta(seconds=1)
+"""Between two snapshots; agents tell of their progress every two seconds."""
+
+OUTAGE_LIMIT = timedelta(minutes=10)
+"""How long waiting for a job sits out an outage of the control plane before it says that it does not know."""
+
+_GROUPS_TOGETHER = 8
+"""Groups whose nodes the job tells in one answer; of a larger job it is asked group by group."""
+
+UPDATE_TIMEOUT = timedelta(seconds=10)
+"""For a job to answer a request; it decides in milliseconds, but a worker may be just starting."""
+
+ResultT = TypeVar("ResultT")
+
+
+class Client:
+    """Submits jobs, watches and changes them.
+
+        async with Client() as client:
+            job = await client.submit("job.yaml")
+            result = await client.wait(job.name)
+
+    Every method that names a job takes its `namespace`, too; the client's own is the default. All raise
+    `ControlPlaneUnreachable` where the server does not answer, and `JobNotFound` where the job is unknown.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str | None = None,
+        namespace: str = "default",
+        endpoint: Endpoint | None = None,
+        temporal: TemporalClient | None = None,
+    ) -> None:
+        """Makes a client; it connects when it is entered or first used.
+
+        Args:
+            address: Of the Temporal server, as host:port. By default Temporal's environment configuration says, else
+                the local server that `perdure run` started is used.
+            namespace: The jobs' namespace, where a call does not name one.
+            endpoint: A control plane that is known already, such as the one that `LocalControlPlane.ensure` started;
+                used instead of the address.
+            temporal: A connection to use instead; it must convert data with pydantic's converter.
+        """
+        self.namespace = namespace
+        self._address = address
+        self._temporal = temporal
+        self._endpoint = endpoint
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._temporal = None
+
+    async def connect(self) -> TemporalClient:
+        """Connects where that has not happened yet; the connection is Temporal's own client."""
+        if self._temporal is None:
+            self._temporal = await connect(self.endpoint)
+        return self._temporal
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the control plane is."""
+        if self._endpoint is None:
+            if self._temporal is not None:
+                config = self._temporal.service_client.config
+                self._endpoint = Endpoint(address=config.target_host, namespace=self._temporal.namespace)
+            else:
+                self._endpoint = find_endpoint(self._address)
+        return self._endpoint
+
+    # Starting
+
+    async def submit(
+        self,
+        spec: JobSpec | Mapping[str, Any] | str | Path,
+        *,
+        overrides: Mapping[str, Any] | None = None,
+        again: bool = True,
+        memo: Mapping[str, Any] | None = None,
+        upload: bool = True,
+        report: Report | None = None,
+    ) -> Submission:
+        """Starts a job; one whose nodes need a folder of this machine gets it uploaded first.
+
+        Args:
+            spec: A specification: a model, plain data, a file's path, or a text in YAML or JSON.
+            overrides: Top-level fields that replace the file's.
+            again: Whether a name may be used again after its job has ended.
+            memo: What the workflow shows beside itself: for those who start jobs and must know them again.
+            upload: Whether folders of this machine may be sent; a client that submits for others must not send its own.
+            report: Takes lines about the progress, for people.
+
+        Raises:
+            SpecError: if the specification is wrong, or the folder cannot be uploaded.
+            JobAlreadyRunning: if a job of that name runs, or has run and may not run again.
+            NoWorker: if a folder has to be uploaded and no worker takes it.
+        """
+        if isinstance(spec, str | Path):
+            job, warnings = validate_file(spec, overrides=overrides)
+        else:
+            job, warnings = validate_spec(spec if isinstance(spec, JobSpec) else {**spec, **(overrides or {})})
+        if not upload:
+            validate_started(job)
+        workflow_id = job_workflow_id(job.namespace, job.name)
+        temporal = await self.connect()
+        async with explained(self, job.name, job.namespace):
+            try:
+                queue = self.endpoint.task_queue
+                async with uploaded(temporal, job, task_queue=queue, report=report) as complete:
+                    handle = await start_job(
+                        temporal, complete, workflow_id, task_queue=queue, again=again, memo=memo or {}
+                    )
+            except WorkflowAlreadyStartedError:
+                flag = "" if job.namespace == "default" else f" -n {job.namespace}"
+                raise JobAlreadyRunning(
+                    f'a job named "{job.name}" runs already in the namespace {job.namespace}',
+                    remedy=f"Watch it: perdure watch {job.name}{flag}. End it: perdure cancel {job.name}{flag} --wait. "
+                    "Or give this one another name (--name, or name: in its file).",
+                ) from None
+        run_id = handle.first_execution_run_id or ""
+        return Submission(
+            name=job.name,
+            namespace=job.namespace,
+            workflow_id=workflow_id,
+            run_id=run_id,
+            page=self.endpoint.workflow_page(workflow_id, run_id),
+            warnings=tuple(str(warning) for warning in warnings),
+        )
+
+    # Asking
+
+    async def status(self, name: str, *, namespace: str | None = None) -> JobStatus:
+        """Where the job stands.
+
+        Raises:
+            NoWorker: if no worker is there to answer for it.
+        """
+        return await self._query(name, namespace, "status", JobStatus)
+
+    async def incidents(self, name: str, *, namespace: str | None = None) -> list[IncidentView]:
+        """Every interruption, with its evidence, decision and cost.
+
+        Raises:
+            NoWorker: if no worker is there to answer for it.
+        """
+        return await self._query(name, namespace, "incidents", list[IncidentView])
+
+    async def nodes(self, name: str, *, namespace: str | None = None) -> tuple[NodeView, ...]:
+        """The job's nodes, with their latest progress.
+
+        Raises:
+            NoWorker: if no worker is there to answer for them.
+        """
+        status = await self.status(name, namespace=namespace)
+        return await self._nodes(name, namespace, status)
+
+    async def list(
+        self, *, namespace: str | None = None, everywhere: bool = False, running: bool = False, limit: int = 100
+    ) -> list[JobSummary]:
+        """Jobs, the newest first; of a name that was used again, the newest run.
+
+        Args:
+            namespace: Only jobs of this one.
+            everywhere: Jobs of all namespaces.
+            running: Only jobs that have not closed.
+            limit: At most so many.
+        """
+        query = f"WorkflowType = '{TRAINING_JOB}'"
+        if not everywhere:
+            query += f" AND WorkflowId STARTS_WITH '{job_workflow_id(namespace or self.namespace, '')}'"
+        if running:
+            query += " AND ExecutionStatus = 'Running'"
+        temporal = await self.connect()
+        found: dict[str, JobSummary] = {}
+        async with explained(self):
+            async for execution in temporal.list_workflows(query, rpc_timeout=CALL_TIMEOUT):
+                summary = summary_of(execution)
+                if summary and summary.workflow_id not in found:
+                    found[summary.workflow_id] = summary
+                if len(found) >= limit:
+                    break
+            failing = await failures_among(temporal, [job.workflow_id for job in found.values() if not job.finished_at])
+        return [job.model_copy(update={"task_failure": failing.get(job.workflow_id)}) for job in found.values()]
+
+    async def task_failures(self, name: str, *, namespace: str | None = None) -> tuple[TaskFailure, ...]:
+        """What keeps the job or one of its groups from deciding anything: workflow tasks that fail again and again.
+
+        Raises:
+            NoWorker: if no worker is there to answer for the job; `WorkflowTaskFails` where that is why.
+        """
+        status = await self.status(name, namespace=namespace)
+        workflows = [job_workflow_id(status.namespace, name), *status.groups]
+        return tuple((await failures_among(await self.connect(), workflows)).values())
+
+    async def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:
+        """What the server knows about the job by itself: answers without a worker, too."""
+        async with explained(self, name, namespace):
+            handle = await self._handle(name, namespace)
+            summary = summary_of(await handle.describe(rpc_timeout=CALL_TIMEOUT))
+        if summary is None:
+            raise Refused(f"{handle.id} is no job of Perdure")
+        return summary
+
+    async def wait(
+        self, name: str, *, namespace: str | None = None, outage: timedelta | None = OUTAGE_LIMIT
+    ) -> JobResult:
+        """Waits for the job to end.
+
+        Args:
+            name: Of the job.
+            namespace: Of the job.
+            outage: How long the control plane may be away; None: without limit.
+
+        Raises:
+            ControlPlaneUnreachable: if it is away for longer.
+            SpecError: if the job was started by plain JSON with a wrong specification.
+        """
+        away_since: float | None = None
+        while True:
+            try:
+                async with explained(self, name, namespace):
+                    handle = await self._handle(name, namespace)
+                    try:
+                        result: JobResult = await handle.result(rpc_timeout=timedelta(seconds=30))
+                        return result
+                    except WorkflowFailureError as error:
+                        return await outcome_of(error, handle)
+            except NoWorker:
+                away_since = None  # The server answered; the long poll merely ended.
+            except ControlPlaneUnreachable:
+                now = time.monotonic()
+                away_since = away_since or now
+                if outage is not None and now - away_since > outage.total_seconds():
+                    raise
+                await asyncio.sleep(WATCH_INTERVAL.total_seconds())
+
+    async def watch(
+        self, name: str, *, namespace: str | None = None, interval: timedelta = WATCH_INTERVAL
+    ) -> AsyncGenerator[JobSnapshot]:
+        """Snapshots of the job until it ends, through outages of the control plane; the last one holds its result.
+
+        Raises:
+            JobNotFound: if there is no such job.
+        """
+        waiting = asyncio.create_task(self.wait(name, namespace=namespace, outage=None))
+        snapshot = JobSnapshot(time=datetime.now(UTC))
+        try:
+            while not waiting.done():
+                try:
+                    status = await self.status(name, namespace=namespace)
+                    nodes = await self._nodes(name, namespace, status)
+                except ControlPlaneUnreachable as error:
+                    snapshot = snapshot.model_copy(update={"time": datetime.now(UTC), "problem": str(error)})
+                else:
+                    progress = overall_progress(nodes, status) or snapshot.progress
+                    snapshot = JobSnapshot(time=datetime.now(UTC), status=status, nodes=nodes, progress=progress)
+                yield snapshot
+                await asyncio.wait([waiting], timeout=interval.total_seconds())
+            result = waiting.result()
+            with suppress(PerdureError):
+                snapshot = snapshot.model_copy(update={"status": await self.status(name, namespace=namespace)})
+            yield snapshot.model_copy(update={"time": datetime.now(UTC), "result": result, "problem": ""})
+        finally:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+    async def logs(
+        self,
+        name: str,
+        *,
+        namespace: str | None = None,
+        node: int | Collection[int] | None = None,
+        incarnation: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+    ) -> AsyncGenerator[LogLine]:
+        """Lines of the nodes' output: from files of this machine, else from the nodes' agents while they run, else from
+        where `outputs.logs` has them copied to.
+
+        Args:
+            name: Of the job.
+            namespace: Of the job.
+            node: Only this one's, or these ones'.
+            incarnation: Only this one of each node; by default all that this machine keeps, of others the newest.
+            follow: Continue until the job ends.
+            tail: Begin with so many of the last lines of each node; None is all, of what agents send the last 1,000.
+
+        Raises:
+            LogsUnavailable: if there is one that cannot be read; after all others.
+        """
+        lines = read_logs(
+            self,
+            name,
+            namespace=namespace,
+            nodes=(node,) if isinstance(node, int) else node,
+            incarnation=incarnation,
+            follow=follow,
+            tail=tail,
+        )
+        async for line in lines:
+            yield line
+
+    # Changing
+
+    async def scale(self, name: str, nodes: int | str, *, namespace: str | None = None, reason: str = "") -> Accepted:
+        """Changes how many nodes the job has: `4`, or `"2:8"` for min and max.
+
+        Raises:
+            Refused: if the job does not accept that.
+        """
+        return await self._update(name, namespace, "scale", ScaleRequest(nodes=str(nodes), reason=reason))
+
+    async def suspend(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
+        """Gives all nodes back; the job keeps its history and can be resumed."""
+        return await self._update(name, namespace, "suspend", ReasonRequest(reason=reason))
+
+    async def resume(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
+        """Asks for nodes again."""
+        return await self._update(name, namespace, "resume", ReasonRequest(reason=reason))
+
+    async def restart(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
+        """Restarts all ranks in place, as a new generation."""
+        return await self._update(name, namespace, "restart", ReasonRequest(reason=reason))
+
+    async def relaunch_node(self, name: str, rank: int, *, namespace: str | None = None, reason: str = "") -> Accepted:
+        """Replaces one node by a new one."""
+        return await self._update(name, namespace, "relaunch_node", RelaunchRequest(rank=rank, reason=reason))
+
+    async def cancel(self, name: str, *, namespace: str | None = None, reason: str = "") -> None:
+        """Asks the job to end; its nodes are stopped within their grace. Returns before that has happened."""
+        async with explained(self, name, namespace):
+            handle = await self._handle(name, namespace)
+            description = await handle.describe(rpc_timeout=CALL_TIMEOUT)
+            if description.status is not WorkflowExecutionStatus.RUNNING:
+                raise Refused(f"{name} does not run: it has ended as {phase_of(description)}")
+            await handle.cancel(reason=reason, rpc_timeout=CALL_TIMEOUT)
+
+    # How
+
+    async def _handle(self, name: str, namespace: str | None) -> WorkflowHandle[Any, JobResult]:
+        temporal = await self.connect()
+        return temporal.get_workflow_handle(job_workflow_id(namespace or self.namespace, name), result_type=JobResult)
+
+    async def _query(
+        self, name: str, namespace: str | None, query: str, kind: type[ResultT], *arguments: Any
+    ) -> ResultT:
+        async with explained(self, name, namespace):
+            handle = await self._handle(name, namespace)
+            return await handle.query(query, args=arguments, result_type=kind, rpc_timeout=CALL_TIMEOUT)
+
+    async def _update(self, name: str, namespace: str | None, update: str, request: Any) -> Accepted:
+        async with explained(self, name, namespace):
+            handle = await self._handle(name, namespace)
+            try:
+                return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]
+                    update, request, result_type=Accepted, rpc_timeout=UPDATE_TIMEOUT
+                )
+            except WorkflowUpdateFailedError as error:
+                reason = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
+                raise Refused(f"{name} refuses: {reason}") from error
+            except WorkflowUpdateRPCTimeoutOrCancelledError as error:
+                failing = await failing_task(self, name, namespace or self.namespace)
+                raise failing or NoWorker(
+                    f"{name} did not answer within {UPDATE_TIMEOUT.total_seconds():.0f} s; no worker seems to run",
+                    remedy="It may still take the request when one does: `perdure doctor`, then look at its status.",
+                ) from error
+
+    async def _nodes(self, name: str, namespace: str | None, status: JobStatus) -> tuple[NodeView, ...]:
+        job = await self._nodes_of_job(name, namespace, status)
+        groups = await asyncio.gather(*(self._group(group) for group in status.groups))
+        views = [view for group_views, _ in groups for view in group_views]
+        leases = [lease for _, group_leases in groups for lease in group_leases]
+        return merge_nodes(job, views, leases)
+
+    async def _nodes_of_job(self, name: str, namespace: str | None, status: JobStatus) -> list[NodeView]:
+        """The job's own view of its nodes, in several answers where one could not carry all."""
+        if len(status.groups) <= _GROUPS_TOGETHER:
+            return await self._query(name, namespace, "nodes", list[NodeView])
+        indices = [int(group.rpartition("/")[2]) for group in status.groups]
+        answers = [await self._query(name, namespace, "nodes", list[NodeView], index) for index in indices]
+        return [view for views in answers for view in views]
+
+    async def _group(self, workflow_id: str) -> tuple[list[NodeView], list[LeaseHeard]]:
+        """A group's table and the words of its leases; nothing of a group that has gone or is too busy to answer."""
+        temporal = await self.connect()
+        handle = temporal.get_workflow_handle(workflow_id)
+        try:
+            views, description = await asyncio.gather(
+                handle.query("nodes", result_type=list[NodeView], rpc_timeout=CALL_TIMEOUT),
+                handle.describe(rpc_timeout=CALL_TIMEOUT),
+            )
+        except RPCError:
+            return [], []
+        return views, await leases_of(temporal, description)

@@ -1,0 +1,107 @@
+"""Turns Temporal's errors into ones that say what is wrong with which job, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from temporalio.client import WorkflowQueryFailedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from perdure.client import task_failures
+from perdure.client.connection import CALL_TIMEOUT, unreachable
+from perdure.errors import JobNotFound, NotPermitted, NoWorker, PerdureError, Refused, WorkflowTaskFails
+from workflows.names import job_workflow_id
+
+if TYPE_CHECKING:
+    from perdure.client.client import Client
+
+
+@asynccontextmanager
+async def explained(client: Client, name: str = "", namespace: str | None = None) -> AsyncGenerator[None]:
+    """Explains the errors of what happens inside.
+
+    Raises:
+        JobNotFound: if the server knows no such job.
+        NoWorker: if the server answers and no worker does.
+        WorkflowTaskFails: if a worker does, and cannot continue the job.
+        ControlPlaneUnreachable: if the server does not answer, or has no capacity for the call now.
+        NotPermitted: if the server does not let this caller do that.
+        Refused: if either says no.
+    """
+    try:
+        yield
+    except WorkflowQueryFailedError as error:
+        raise Refused(f"{name} cannot answer: {error}") from error
+    except RPCError as error:
+        raise await _explanation(client, name, namespace or client.namespace, error) from error
+
+
+async def _explanation(client: Client, name: str, namespace: str, error: RPCError) -> PerdureError:
+    text = error.message.lower()
+    match error.status:
+        case RPCStatusCode.NOT_FOUND if name and "namespace" not in text:
+            return await _not_found(client, name, namespace)
+        case RPCStatusCode.FAILED_PRECONDITION | RPCStatusCode.DEADLINE_EXCEEDED | RPCStatusCode.CANCELLED:
+            if await _answers(client):
+                if failing := await failing_task(client, name, namespace):
+                    return failing
+                local = client.endpoint.is_local_default
+                return NoWorker(
+                    f"no worker answers for {name or 'jobs'} at {client.endpoint.address}",
+                    remedy="Running nodes train on without one. "
+                    f"Start one: perdure worker{' --detach' if local else ''}. See `perdure doctor`.",
+                )
+            return unreachable(client.endpoint, "no answer in time")
+        # A server that is short of something takes the same call later.
+        case (
+            RPCStatusCode.UNAVAILABLE
+            | RPCStatusCode.UNKNOWN
+            | RPCStatusCode.INTERNAL
+            | RPCStatusCode.RESOURCE_EXHAUSTED
+        ):
+            return unreachable(client.endpoint, error.message.splitlines()[0] if error.message else str(error.status))
+        case RPCStatusCode.PERMISSION_DENIED | RPCStatusCode.UNAUTHENTICATED:
+            return NotPermitted(f"the Temporal server refuses: {error.message} ({error.status.name})")
+        case _:
+            return Refused(f"the Temporal server refuses: {error.message} ({error.status.name})")
+
+
+async def failing_task(client: Client, name: str, namespace: str) -> WorkflowTaskFails | None:
+    """Whether it is not that there is no worker, but that none can take the job's task."""
+    try:
+        temporal = await client.connect()
+        failure = await task_failures.task_failure(temporal, job_workflow_id(namespace, name)) if name else None
+    except RPCError:
+        return None
+    if failure is None:
+        return None
+    text = f"{name} cannot answer: {task_failures.explain(failure)}"
+    return WorkflowTaskFails(text, remedy=task_failures.remedy(failure))
+
+
+async def _answers(client: Client) -> bool:
+    """Whether the server itself is there."""
+    temporal = await client.connect()
+    try:
+        return await temporal.service_client.check_health(timeout=CALL_TIMEOUT)
+    except RPCError:
+        return False
+
+
+async def _not_found(client: Client, name: str, namespace: str) -> JobNotFound:
+    try:
+        known = await client.list(everywhere=True)
+    except PerdureError:
+        known = []
+    here = [job.name for job in known if job.namespace == namespace]
+    elsewhere = [job.namespace for job in known if job.name == name]
+    if elsewhere:
+        remedy = f"There is one in another namespace: add -n {elsewhere[0]}."
+    elif nearest := difflib.get_close_matches(name, here, n=3, cutoff=0.5):
+        remedy = f"Did you mean {' or '.join(nearest)}?"
+    else:
+        remedy = "`perdure list -A` shows all jobs."
+    return JobNotFound(f'no job named "{name}" in the namespace {namespace}', remedy=remedy)

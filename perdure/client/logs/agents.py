@@ -1,0 +1,125 @@
+"""Logs of nodes that this machine cannot reach, read piece by piece through their agents."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from temporalio.client import WorkflowFailureError
+
+from perdure.client.error_mapping import explained
+from perdure.errors import LogsUnavailable, PerdureError
+from workflows.messages import LogChunk, LogPosition, ReadLog
+from workflows.names import READ_NODE_LOG, log_workflow_id
+
+if TYPE_CHECKING:
+    from perdure.client.client import Client
+
+LINES = 1000
+"""How many of the last lines are read by default: every piece goes through the Temporal server."""
+
+TIMEOUT = timedelta(seconds=20)
+"""For a piece of a log; its agent answers in a tenth of a second, and has 10 s."""
+
+Ask = Callable[[ReadLog], Awaitable[LogChunk]]
+"""Has the node's agent answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOfJob:
+    """One incarnation, as its agent's task queue is named."""
+
+    uid: str
+    role: str
+    rank: int
+    incarnation: int
+
+
+class AgentLog:
+    """Reads one node's log from where it stopped, for as long as its agent answers."""
+
+    def __init__(self, ask: Ask, node: NodeOfJob) -> None:
+        self._ask = ask
+        self._node = node
+        self._position: LogPosition | None = None
+        self._rest = ""
+        self._lines = LINES
+        """Where it begins: only so many of the last lines."""
+        self.end: LogPosition | None = None
+        """Where the log ends, as the agent's lease says: only where that is elsewhere is there something to ask for."""
+
+    async def old_lines(self, tail: int | None) -> AsyncGenerator[str]:
+        """The last lines.
+
+        Raises:
+            LogsUnavailable: if the agent does not answer.
+        """
+        self._lines = LINES if tail is None else tail
+        async for line in self._read():
+            yield line
+
+    async def new_lines(self) -> AsyncGenerator[str]:
+        """What was added since the last call, as far as the lease has told; nothing while the agent is silent."""
+        if self.end is not None and self.end != self._position:
+            try:
+                async for line in self._read():
+                    yield line
+            except PerdureError:
+                return
+
+    def last_line(self) -> str:
+        """What stands behind the last line break."""
+        rest, self._rest = self._rest, ""
+        return rest
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    async def _read(self) -> AsyncGenerator[str]:
+        at_end = False
+        while not at_end:
+            chunk = await self._ask(
+                ReadLog(
+                    uid=self._node.uid,
+                    role=self._node.role,
+                    rank=self._node.rank,
+                    incarnation=self._node.incarnation,
+                    position=self._position,
+                    lines=self._lines,
+                )
+            )
+            self._position, at_end = chunk.position, chunk.at_end
+            *whole, self._rest = (self._rest + chunk.text).split("\n")
+            for line in whole:
+                yield line.rstrip("\r")
+
+
+async def ask_agent(client: Client, job_id: str, request: ReadLog) -> LogChunk:
+    """Has a node's agent answer with a piece of its log.
+
+    Raises:
+        LogsUnavailable: if it does not.
+    """
+    temporal = await client.connect()
+    node = (request.uid, request.role, request.rank, request.incarnation)
+    try:
+        async with explained(client):
+            return await temporal.execute_workflow(
+                READ_NODE_LOG,
+                request,
+                result_type=LogChunk,
+                id=log_workflow_id(job_id, *node, uuid4().hex),
+                task_queue=client.endpoint.task_queue,
+                execution_timeout=TIMEOUT,
+                static_summary=f"log of node {request.rank}.{request.incarnation}",
+                rpc_timeout=TIMEOUT,
+            )
+    except WorkflowFailureError as error:
+        raise LogsUnavailable(
+            f"the agent of node {request.rank} does not answer",
+            remedy="Its node may be gone, or just starting: `perdure nodes`. outputs.logs in the job's specification "
+            "has every log copied to a place of your choice.",
+        ) from error

@@ -1,0 +1,220 @@
+"""Finds the log of each requested node, and reads all of them together."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from activities.nodes.joined import JoinedBackend
+from activities.nodes.joined.machine import joined_nodes
+from activities.nodes.local import LocalBackend, state_folder
+from activities.nodes.local.folders import NodeFolders
+from perdure.client.logs.agents import AgentLog, Ask, NodeOfJob, ask_agent
+from perdure.client.logs.copies import CopiedLog
+from perdure.client.logs.files import FileLog
+from perdure.client.views import FINAL_PHASES, View
+from perdure.errors import ControlPlaneUnreachable, LogsUnavailable, PerdureError
+from workflows.messages import JobStatus, NodePhase, NodeView
+from workflows.names import job_workflow_id
+
+if TYPE_CHECKING:
+    from perdure.client.client import Client
+
+READ_INTERVAL = timedelta(milliseconds=200)
+"""Between two looks at logs that are followed."""
+
+NODES_INTERVAL = timedelta(seconds=2)
+"""Between two questions for new nodes, and for what agents say of their logs' ends, while following."""
+
+_SPEAKING = (NodePhase.JOINED, NodePhase.READY)
+_GONE = (NodePhase.LOST, NodePhase.REMOVED)
+
+
+class LogLine(View):
+    """One line that a node printed."""
+
+    node: int
+    incarnation: int
+    text: str
+
+
+class NodeLog(Protocol):
+    """One incarnation's log, wherever it is kept."""
+
+    def old_lines(self, tail: int | None) -> AsyncGenerator[str]:
+        """What is there already; called once, and first."""
+        ...
+
+    def new_lines(self) -> AsyncGenerator[str]:
+        """What was added since the last call."""
+        ...
+
+    def last_line(self) -> str:
+        """What stands behind the last line break."""
+        ...
+
+    def close(self) -> None:
+        """Releases what it holds."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which logs are requested."""
+
+    nodes: frozenset[int] | None = None
+    """By rank; None for all."""
+    incarnation: int | None = None
+    """None for all that are kept on this machine, else the newest of each node."""
+
+    def includes(self, rank: int, incarnation: int) -> bool:
+        return (self.nodes is None or rank in self.nodes) and self.incarnation in (None, incarnation)
+
+
+async def read_logs(
+    client: Client,
+    name: str,
+    *,
+    namespace: str | None,
+    nodes: Collection[int] | None,
+    incarnation: int | None,
+    follow: bool,
+    tail: int | None,
+) -> AsyncGenerator[LogLine]:
+    """See `Client.logs`."""
+    wanted = Wanted(nodes=None if nodes is None else frozenset(nodes), incarnation=incarnation)
+    find = _Finder(client, name, namespace or client.namespace, wanted)
+    logs: dict[tuple[int, int], NodeLog] = {}
+    try:
+        status, found, problems = await find()
+        for (rank, number), log in found.items():
+            logs[rank, number] = log
+            try:
+                async for text in log.old_lines(tail):
+                    yield LogLine(node=rank, incarnation=number, text=text)
+            except LogsUnavailable as error:
+                problems.append(error)
+        loop = asyncio.get_running_loop()
+        ask_at = loop.time() + NODES_INTERVAL.total_seconds()
+        open_ = follow and status.phase not in FINAL_PHASES
+        while open_:
+            await asyncio.sleep(READ_INTERVAL.total_seconds())
+            if loop.time() >= ask_at:
+                ask_at = loop.time() + NODES_INTERVAL.total_seconds()
+                with suppress(ControlPlaneUnreachable, LogsUnavailable):
+                    status, found, _ = await find()
+                    open_ = status.phase not in FINAL_PHASES
+                    for key, log in found.items():
+                        known = logs.setdefault(key, log)
+                        if isinstance(known, AgentLog) and isinstance(log, AgentLog):
+                            known.end = log.end
+            for (rank, number), log in list(logs.items()):
+                async for text in log.new_lines():
+                    yield LogLine(node=rank, incarnation=number, text=text)
+        for (rank, number), log in logs.items():
+            if text := log.last_line():
+                yield LogLine(node=rank, incarnation=number, text=text)
+        if problems and not follow:
+            # After what could be read: one silent agent must not hide the others.
+            raise LogsUnavailable("; ".join(map(str, problems)), remedy=problems[0].remedy)
+    finally:
+        for log in logs.values():
+            log.close()
+
+
+class _Finder:
+    """Finds the logs of one job."""
+
+    def __init__(self, client: Client, name: str, namespace: str, wanted: Wanted) -> None:
+        self._client = client
+        self._name = name
+        self._namespace = namespace
+        self._wanted = wanted
+        self._ask: Ask = partial(ask_agent, client, job_workflow_id(namespace, name))
+
+    async def __call__(self) -> tuple[JobStatus, dict[tuple[int, int], NodeLog], list[LogsUnavailable]]:
+        """The job, its requested logs in the order of their nodes, and why others that were named are not
+        among them.
+
+        Raises:
+            LogsUnavailable: if none of them can be read here.
+            PerdureError: if there is no such node.
+        """
+        status = await self._client.status(self._name, namespace=self._namespace)
+        views = await self._client.nodes(self._name, namespace=self._namespace)
+        found: dict[tuple[int, int], NodeLog] = {
+            key: FileLog(path) for key, path in _kept_here(status).items() if self._wanted.includes(*key)
+        }
+        missing: list[str] = []
+        for view in views:
+            key = (view.rank, self._wanted.incarnation or view.incarnation)
+            if self._wanted.includes(*key) and key not in found:
+                log = self._log_of(status, view, key[1])
+                if isinstance(log, str):
+                    missing.append(log)
+                elif log is not None:
+                    found[key] = log
+        if not found:
+            self._refuse_unknown({view.rank for view in views})
+            if missing or status.phase in FINAL_PHASES:
+                raise _unavailable(status, missing)
+        named = self._wanted.nodes is not None
+        return status, dict(sorted(found.items())), [_unavailable(status, missing)] if missing and named else []
+
+    def _log_of(self, status: JobStatus, view: NodeView, incarnation: int) -> NodeLog | str | None:
+        """Where an incarnation's log is, or why it cannot be read; None where nothing can have been printed yet."""
+        newest = incarnation == view.incarnation
+        if newest and view.log_path and Path(view.log_path).parent.is_dir():
+            return FileLog(Path(view.log_path))
+        node = NodeOfJob(uid=status.uid, role=status.role, rank=view.rank, incarnation=incarnation)
+        if newest and view.phase in _SPEAKING and status.phase not in FINAL_PHASES:
+            log = AgentLog(self._ask, node)
+            log.end = view.log_end
+            return log
+        if status.logs_url and (incarnation < view.incarnation or view.phase in _GONE or status.phase in FINAL_PHASES):
+            folder = f"{status.logs_url.rstrip('/')}/{status.role}-{view.rank}/{incarnation}"
+            return CopiedLog(folder, rank=view.rank, incarnation=incarnation)
+        if incarnation > view.incarnation:
+            return f"node {view.rank} has no incarnation {incarnation}, its newest is {view.incarnation}"
+        if newest and view.phase not in _GONE and status.phase not in FINAL_PHASES:
+            return None
+        return f"the log of node {view.rank}.{incarnation} went with it"
+
+    def _refuse_unknown(self, known: Collection[int]) -> None:
+        for rank in sorted(self._wanted.nodes or ()):
+            if known and rank not in known:
+                text = ", ".join(str(one) for one in sorted(known))
+                raise PerdureError(f"{self._name} has no node {rank}; its nodes are: {text}")
+
+
+def _kept_here(status: JobStatus) -> dict[tuple[int, int], Path]:
+    """The logs of nodes of this machine, which stay when the nodes have gone; by rank and incarnation."""
+    folders: dict[str, Callable[[], NodeFolders]] = {
+        LocalBackend.name: lambda: NodeFolders(state_folder()),
+        JoinedBackend.name: joined_nodes,
+    }
+    if status.backend not in folders:
+        return {}
+    nodes = folders[status.backend]().of_job(status.uid, status.role)
+    return {(record.rank, record.incarnation): folder.log for folder in nodes if (record := folder.record)}
+
+
+def _unavailable(status: JobStatus, missing: list[str]) -> LogsUnavailable:
+    if status.backend == LocalBackend.name:
+        return LogsUnavailable(
+            f"no log of {status.name} is on this machine, {socket.gethostname()}",
+            remedy="They are kept where the nodes ran, for the state folder's retention after the job's end. "
+            "outputs.logs in the job's specification has every log copied to a place of your choice.",
+        )
+    return LogsUnavailable(
+        "; ".join(missing[:3]) or f"no log of {status.name} can be read: its nodes are gone",
+        remedy="Agents answer for nodes that run; outputs.logs in the job's specification has every log copied to a "
+        "place of your choice.",
+    )

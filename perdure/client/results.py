@@ -1,0 +1,64 @@
+"""What a job came to, however its workflow ended: by itself, cancelled, terminated from Temporal, or out of time."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from temporalio.client import WorkflowFailureError, WorkflowHandle
+from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError, TimeoutError
+from temporalio.service import RPCError
+
+from perdure.client.connection import CALL_TIMEOUT
+from perdure.errors import ExitCode, Refused
+from workflows.messages import JobPhase, JobResult, JobStatus
+
+
+async def outcome_of(error: WorkflowFailureError, handle: WorkflowHandle[Any, JobResult]) -> JobResult:
+    """The result of a job whose workflow did not complete.
+
+    Raises:
+        Refused: if the job never began, because its specification was wrong.
+    """
+    cause = error.cause
+    if isinstance(cause, ApplicationError):
+        if cause.type == "JobFailed" and cause.details:
+            return JobResult.model_validate(cause.details[0])
+        if cause.type == "InvalidSpec":
+            raise Refused(f"the job's specification is wrong:\n{cause.message}") from error
+        return await _made_up(handle, JobPhase.FAILED, ExitCode.INFRASTRUCTURE, f"the workflow failed: {cause.message}")
+    if isinstance(cause, CancelledError):
+        return await _made_up(handle, JobPhase.CANCELLED, ExitCode.CANCELLED, "")
+    if isinstance(cause, TerminatedError):
+        reason = f"the workflow was terminated{f': {cause.message}' if cause.message else ''}"
+        return await _made_up(handle, JobPhase.CANCELLED, ExitCode.CANCELLED, reason)
+    if isinstance(cause, TimeoutError):
+        return await _made_up(handle, JobPhase.FAILED, ExitCode.DEADLINE, "the workflow's own time limit was reached")
+    return await _made_up(handle, JobPhase.FAILED, ExitCode.INFRASTRUCTURE, str(cause))
+
+
+async def _made_up(
+    handle: WorkflowHandle[Any, JobResult], phase: JobPhase, exit_code: ExitCode, reason: str
+) -> JobResult:
+    """A result from what the job last knew, its reason too where none is given; without a worker, from what the server
+    knows."""
+    now = datetime.now(UTC)
+    try:
+        description = await handle.describe(rpc_timeout=CALL_TIMEOUT)
+        started, finished = description.start_time, description.close_time or now
+    except RPCError:
+        started = finished = now
+    try:
+        status = await handle.query("status", result_type=JobStatus, rpc_timeout=CALL_TIMEOUT)
+    except RPCError:
+        status = None
+    return JobResult(
+        phase=phase,
+        exit_code=exit_code,
+        reason=reason or (status.reason if status else "cancelled"),
+        generations=status.generation if status else 0,
+        restarts=status.restarts if status else 0,
+        step=status.progress.step if status and status.progress else None,
+        started_at=status.started_at if status else started,
+        finished_at=finished,
+    )

@@ -1,0 +1,69 @@
+"""Starts the workflow of a job."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Mapping
+from typing import Any
+
+from temporalio.client import Client, WorkflowHandle
+from temporalio.common import (
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
+from temporalio.service import RPCError, RPCStatusCode
+
+from perdure.client.connection import CALL_TIMEOUT
+from perdure.errors import Refused
+from perdure.spec.job import JobSpec
+from perdure.spec.validate import to_mapping
+from workflows.names import TRAINING_JOB, WORKDIR_MEMO
+from workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_OWNER
+
+
+async def start_job(
+    temporal: Client, job: JobSpec, workflow_id: str, *, task_queue: str, again: bool, memo: Mapping[str, Any]
+) -> WorkflowHandle[Any, Any]:
+    """Starts the workflow; without search attributes where the namespace does not have them.
+
+    Raises:
+        WorkflowAlreadyStartedError: if it runs, or has run and may not run again.
+        RPCError: if the server does not take it.
+    """
+    _, role = job.role
+    attributes = TypedSearchAttributes(
+        [
+            SearchAttributePair(JOB_OWNER, _user()),
+            SearchAttributePair(JOB_NAMESPACE, job.namespace),
+            SearchAttributePair(JOB_BACKEND, job.backend.value),
+        ]
+    )
+    reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE if again else WorkflowIDReusePolicy.REJECT_DUPLICATE
+    archive = job.workdir.archive if job.workdir else None
+    for search_attributes in (attributes, TypedSearchAttributes.empty):
+        try:
+            return await temporal.start_workflow(
+                TRAINING_JOB,
+                to_mapping(job),
+                id=workflow_id,
+                task_queue=task_queue,
+                id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+                id_reuse_policy=reuse,
+                search_attributes=search_attributes,
+                memo={**memo, **({WORKDIR_MEMO: archive.name} if archive else {})} or None,
+                static_summary=f"{role.nodes} nodes: {' '.join(role.command or ['(the image)'])}"[:200],
+                rpc_timeout=CALL_TIMEOUT,
+            )
+        except RPCError as error:
+            if error.status is not RPCStatusCode.INVALID_ARGUMENT or "search attribute" not in error.message:
+                raise
+    raise Refused("the namespace has only some of Perdure's search attributes", remedy="Run `perdure doctor`.")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"

@@ -1,0 +1,128 @@
+"""Workflow tasks that fail: the server hands such a task out again and again, and the job decides nothing meanwhile.
+
+A worker whose code cannot replay a run fails its task. Temporal records the first failure, and of further attempts only
+the count; a task in that state answers no query, as if there were no worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+
+from temporalio.api.common.v1 import WorkflowExecution as Execution
+from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
+from temporalio.client import Client as TemporalClient
+from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from perdure.client.connection import CALL_TIMEOUT
+from perdure.client.views import TaskFailure
+from workflows.names import NODE_GROUP, TRAINING_JOB
+
+_RECENT_EVENTS = 20
+"""Among so many of the last ones is the failure: beside it only signals are recorded until the task succeeds."""
+
+_SILENT_ATTEMPTS = 3
+"""Attempts that end in a time-out until it counts as a failure: the first two may be a worker that went away."""
+
+_AT_ONCE = 16
+_LONGEST_CAUSE = 300
+
+_SETTLED = (EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED, EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED)
+_NONDETERMINISM = WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_NON_DETERMINISTIC_ERROR
+
+
+async def task_failure(temporal: TemporalClient, workflow_id: str) -> TaskFailure | None:
+    """Why the workflow's task fails; None where it does not, or where the workflow is closed or unknown.
+
+    Raises:
+        RPCError: if the server does not say.
+    """
+    try:
+        description = await temporal.get_workflow_handle(workflow_id).describe(rpc_timeout=CALL_TIMEOUT)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
+    return await failure_of(temporal, description)
+
+
+async def failure_of(temporal: TemporalClient, workflow: WorkflowExecutionDescription) -> TaskFailure | None:
+    """Why the task of a workflow that was described fails; None where it does not."""
+    pending = workflow.raw_description.pending_workflow_task
+    if workflow.status is not WorkflowExecutionStatus.RUNNING or pending.attempt < 2:
+        return None
+    request = GetWorkflowExecutionHistoryReverseRequest(
+        namespace=temporal.namespace,
+        execution=Execution(workflow_id=workflow.id, run_id=workflow.run_id),
+        maximum_page_size=_RECENT_EVENTS,
+    )
+    answer = await temporal.workflow_service.get_workflow_execution_history_reverse(request, timeout=CALL_TIMEOUT)
+    event = _failure_among(list(answer.history.events))
+    if event is None and pending.attempt < _SILENT_ATTEMPTS:
+        return None
+    since = pending.original_scheduled_time.ToDatetime(UTC)
+    known = TaskFailure(workflow_id=workflow.id, attempt=pending.attempt, since=since)
+    if event is None:
+        return known
+    failed = event.workflow_task_failed_event_attributes
+    return known.model_copy(
+        update={
+            "cause": failed.failure.message.partition("\n")[0][:_LONGEST_CAUSE],
+            "nondeterminism": failed.cause == _NONDETERMINISM,
+            "worker": failed.identity,
+            "since": min(since, event.event_time.ToDatetime(UTC)),
+        }
+    )
+
+
+def _failure_among(newest_first: list[HistoryEvent]) -> HistoryEvent | None:
+    for event in newest_first:
+        if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED:
+            return event
+        if event.event_type in _SETTLED:
+            return None
+    return None
+
+
+async def failures_among(temporal: TemporalClient, workflow_ids: list[str]) -> dict[str, TaskFailure]:
+    """Those of some workflows whose tasks fail, by ID; what the server does not say is left out."""
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(workflow_id: str) -> TaskFailure | None:
+        async with slots:
+            try:
+                return await task_failure(temporal, workflow_id)
+            except RPCError:
+                return None
+
+    found = await asyncio.gather(*(one(workflow_id) for workflow_id in workflow_ids))
+    return {failure.workflow_id: failure for failure in found if failure}
+
+
+async def open_workflows(temporal: TemporalClient, *, limit: int) -> AsyncGenerator[str]:
+    """The IDs of open jobs and groups, the newest first."""
+    query = f"WorkflowType IN ('{TRAINING_JOB}', '{NODE_GROUP}') AND ExecutionStatus = 'Running'"
+    async for execution in temporal.list_workflows(query, limit=limit, rpc_timeout=CALL_TIMEOUT):
+        yield execution.id
+
+
+def explain(failure: TaskFailure, *, now: datetime | None = None) -> str:
+    """The failure in a sentence that names the cause."""
+    seconds = max(0, round(((now or datetime.now(UTC)) - failure.since).total_seconds()))
+    cause = failure.cause or "no attempt is finished; the worker's log says why"
+    by = f" by {failure.worker}" if failure.worker else ""
+    return f"its workflow task fails{by}, attempt {failure.attempt} since {seconds} s: {cause}"
+
+
+def remedy(failure: TaskFailure) -> str:
+    """What to do about it."""
+    if failure.nondeterminism:
+        return (
+            "The worker's code differs from the code that began this run: start a worker of that release or a newer "
+            "one. The task is tried again by itself; running nodes train on."
+        )
+    return "The task is tried again by itself, and another worker may take it; running nodes train on."

@@ -1,0 +1,49 @@
+"""Jobs as Temporal's visibility has them: without asking the job, so also where no worker answers."""
+
+from __future__ import annotations
+
+import re
+
+from temporalio.client import WorkflowExecution, WorkflowExecutionStatus
+
+from perdure.client.views import JobSummary
+from workflows.messages import JobPhase
+from workflows.search_attributes import JOB_BACKEND, JOB_OWNER, JOB_PHASE, JOB_RESTARTS, WORLD_SIZE
+
+_JOB_ID = re.compile(r"job/([^/]+)/([^/]+)")
+_CLOSED = {
+    WorkflowExecutionStatus.COMPLETED: JobPhase.SUCCEEDED,
+    WorkflowExecutionStatus.FAILED: JobPhase.FAILED,
+    WorkflowExecutionStatus.TIMED_OUT: JobPhase.FAILED,
+    WorkflowExecutionStatus.CANCELED: JobPhase.CANCELLED,
+    WorkflowExecutionStatus.TERMINATED: JobPhase.CANCELLED,
+}
+
+
+def phase_of(execution: WorkflowExecution) -> JobPhase | None:
+    """Where the job stands; None where the namespace has no search attributes and the job has not closed."""
+    if execution.status and (closed := _CLOSED.get(execution.status)):
+        return closed
+    shown = execution.typed_search_attributes.get(JOB_PHASE)
+    return JobPhase(shown) if shown else None
+
+
+def summary_of(execution: WorkflowExecution) -> JobSummary | None:
+    """The job in a list; None where the workflow is no job."""
+    match = _JOB_ID.fullmatch(execution.id)
+    if not match:
+        return None
+    attributes = execution.typed_search_attributes
+    return JobSummary(
+        name=match[2],
+        namespace=match[1],
+        workflow_id=execution.id,
+        run_id=execution.run_id,
+        phase=phase_of(execution),
+        backend=attributes.get(JOB_BACKEND) or "",
+        owner=attributes.get(JOB_OWNER) or "",
+        world_size=attributes.get(WORLD_SIZE),
+        restarts=attributes.get(JOB_RESTARTS),
+        started_at=execution.start_time,
+        finished_at=execution.close_time,
+    )

@@ -1,0 +1,339 @@
+"""What `perdure join` does: keeps this machine in a job as one of its nodes until the job has ended.
+
+The job decides who gets which place; the processes on this machine are the same as on every other backend. Between them
+stands this loop: it asks for a place, stays there, sends a departure notice, and asks again where the job continues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import signal
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+from uuid import uuid4
+
+from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.nodes.joined.machine import Machine
+from activities.nodes.joined.node_session import Stay
+from activities.nodes.local.folders import Ending, now
+from agent.job_liveness import JobFate, ask_fate
+from perdure.client.client import OUTAGE_LIMIT, UPDATE_TIMEOUT, Client
+from perdure.client.connection import CALL_TIMEOUT
+from perdure.client.error_mapping import explained
+from perdure.client.results import outcome_of
+from perdure.client.views import FINAL_PHASES
+from perdure.errors import (
+    ControlPlaneUnreachable,
+    ExitCode,
+    JobAlreadyRunning,
+    JobNotFound,
+    JoinRefused,
+    NotPermitted,
+    NoWorker,
+)
+from perdure.spec.job import JobSpec
+from workflows.messages import (
+    JobPhase,
+    JobResult,
+    JoinAnswer,
+    JoinRefusal,
+    JoinRequest,
+    NodeEvent,
+    NodeEventKind,
+    NodeEvents,
+    NodeRequest,
+)
+from workflows.names import job_workflow_id
+
+_SOON = 0.2
+"""Seconds until a place that is being prepared is requested again: its group and its backend are quick."""
+_LATER = 2.0
+"""Seconds between two requests for what must come from elsewhere: a server, a job, a place."""
+_REFUSAL_IS_FINAL = 5.0
+"""Seconds for which a server that denies a permission is asked again: one that starts may not know its callers yet."""
+_DEPARTURE_TIMEOUT = timedelta(seconds=10)
+"""How long to try to send the departure notice; without one the lease lapses, and the job learns the same later."""
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """The user's request to `perdure join`."""
+
+    job: str
+    namespace: str = "default"
+    command: tuple[str, ...] | None = None
+    """To be run; None for whatever the job runs."""
+    create: JobSpec | None = None
+    """The job to start where there never was one of that name."""
+    wait: bool = False
+    """Whether to wait for whatever is missing, a server, the job or a place, until the job has ended."""
+
+
+class Joining:
+    """One machine's part in one job."""
+
+    def __init__(self, client: Client, machine: Machine, wish: Wish, *, say: Callable[[str], None]) -> None:
+        """Prepares; `run` joins.
+
+        Args:
+            client: of the job's control plane.
+            machine: this one.
+            wish: what is to be joined, and how.
+            say: tells a person what happens, a line at a time.
+        """
+        self._client = client
+        self._machine = machine
+        self._wish = wish
+        self._say = say
+        self._said = ""
+        self._session = uuid4().hex
+        self._started_at = datetime.now(UTC)
+        self._stays = 0
+        self._was_in = False
+        """It has been a node of the job."""
+        self._stay: Stay | None = None
+        self._signal: signal.Signals | None = None
+
+    async def run(self) -> int:
+        """Returns the job's exit code; 128 + n after signal n; 0 where the job has sent this machine home.
+
+        Raises:
+            JoinRefused: if the job has no place for it, and waiting was not requested or does not help.
+            PerdureError: if there is no such job, or no control plane.
+        """
+        working = asyncio.ensure_future(self._work())
+        with _signals(lambda number: self._stop(number, working)):
+            try:
+                return await working
+            except asyncio.CancelledError:
+                if self._signal is None:
+                    raise
+                return 128 + self._signal
+
+    def _stop(self, number: signal.Signals, working: asyncio.Future[int]) -> None:
+        self._signal = self._signal or number
+        if self._stay is None:
+            working.cancel()
+        else:
+            self._stay.stop(self._why_leaving)
+
+    async def _work(self) -> int:
+        if self._wish.create is not None:
+            await self._patiently(self._create)
+        while True:
+            place = await self._take_place()
+            if isinstance(place, JobResult):
+                return self._over(place)
+            ending = await self._stay_at(place)
+            if self._signal is not None:
+                return 128 + self._signal
+            result = await self._patiently(lambda place=place: self._result(place))
+            if result is not None:
+                return self._over(result)
+            if ending.exit_code == 0 and not self._wish.wait:
+                self._say(f"{self._wish.job} continues without this machine: {ending.reason}")
+                return ExitCode.OK
+            self._say(f"node {place.node.rank} is over: {ending.reason}; asking for a place again")
+
+    async def _create(self) -> None:
+        """Starts the job where none has been started; of many machines that try at once, one does."""
+        assert self._wish.create is not None
+        with contextlib.suppress(JobAlreadyRunning):
+            await self._client.submit(self._wish.create, again=False)
+            self._say(f"started the job {self._wish.job}")
+
+    # Getting a place
+
+    async def _take_place(self) -> NodeRequest | JobResult:
+        """A place in the job, or how it has ended."""
+        self._stays += 1
+        while True:
+            try:
+                answer = await self._patiently(self._ask)
+            except JoinRefused as refused:
+                if refused.kind == JoinRefusal.ENDING:
+                    return await self._client.wait(self._wish.job, namespace=self._wish.namespace)
+                if refused.kind == JoinRefusal.OVER:
+                    self._stays += 1
+                elif refused.kind == JoinRefusal.NO_PLACE and self._wish.wait:
+                    await self._wait(str(refused), _LATER)
+                else:
+                    raise
+            else:
+                if isinstance(answer, JobResult):
+                    return answer
+                if answer.node is not None:
+                    return answer.node
+                await self._wait(answer.reason, _SOON)
+
+    async def _ask(self) -> JoinAnswer | JobResult:
+        """Asks once.
+
+        Raises:
+            JoinRefused: if the job says no.
+            NoWorker: if no worker answers for it.
+        """
+        wish, machine = self._wish, self._machine
+        request = JoinRequest(
+            node_id=machine.node_id,
+            session=self._session,
+            stay=self._stays,
+            started_at=self._started_at,
+            host=machine.host,
+            place=machine.place,
+            command=wish.command,
+        )
+        temporal = await self._client.connect()
+        handle = temporal.get_workflow_handle(job_workflow_id(wish.namespace, wish.job))
+        try:
+            async with explained(self._client, wish.job, wish.namespace):
+                return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]
+                    "join", request, result_type=JoinAnswer, rpc_timeout=UPDATE_TIMEOUT
+                )
+        except JobNotFound:
+            # An update of a job that has ended is not found either.
+            await self._client.describe(wish.job, namespace=wish.namespace)
+            return await self._client.wait(wish.job, namespace=wish.namespace)
+        except WorkflowUpdateFailedError as error:
+            cause = error.cause
+            kind = cause.type or "" if isinstance(cause, ApplicationError) else ""
+            text = cause.message if isinstance(cause, ApplicationError) else str(cause)
+            wrong = kind in (JoinRefusal.OTHER_COMMAND, JoinRefusal.OTHER_BACKEND)
+            raise JoinRefused(
+                f"{wish.job} refuses: {text}",
+                kind=kind,
+                exit_code=ExitCode.USAGE if wrong else ExitCode.INFRASTRUCTURE,
+                remedy=_REMEDIES.get(kind, ""),
+            ) from error
+        except WorkflowUpdateRPCTimeoutOrCancelledError as error:
+            raise NoWorker(
+                f"{wish.job} did not answer within {UPDATE_TIMEOUT.total_seconds():.0f} s; no worker seems to run",
+                remedy="`perdure worker` runs one, on any machine that reaches the Temporal server.",
+            ) from error
+
+    # Being there, and leaving
+
+    async def _stay_at(self, place: NodeRequest) -> Ending:
+        """Returns when this machine is no node of the job any more, and has reported it."""
+        self._was_in = True
+        endpoint, node = self._client.endpoint, place.node
+        connection = {"TEMPORAL_ADDRESS": endpoint.address, "TEMPORAL_NAMESPACE": endpoint.namespace}
+        try:
+            self._stay = stay = Stay(place, self._machine, connection=connection)
+            self._say(f"{place.spec.name}: node {node.rank} at {self._machine.address}; log: {stay.log}")
+            ending = await stay.run()
+        except OSError as error:
+            await self._report_departure(place, Ending(time=now(), reason=f"{self._machine.host}: {error}"))
+            raise
+        if self._signal is not None:
+            ending = ending.model_copy(update={"reason": self._why_leaving})
+        await self._report_departure(place, ending)
+        self._stay = None
+        return ending
+
+    @property
+    def _why_leaving(self) -> str:
+        return f"`perdure join` on {self._machine.host} got {self._signal.name if self._signal else 'no signal'}"
+
+    async def _report_departure(self, place: NodeRequest, ending: Ending) -> None:
+        """Reports to the group what a backend's watch would: that nothing of the node runs any more."""
+        gone = NodeEvent(
+            kind=NodeEventKind.GONE,
+            rank=place.node.rank,
+            incarnation=place.node.incarnation,
+            time=ending.time.astimezone(UTC),
+            reason=ending.reason,
+            exit_code=ending.exit_code,
+            signal=ending.signal,
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DEPARTURE_TIMEOUT.total_seconds()):
+                while True:
+                    try:
+                        group = (await self._client.connect()).get_workflow_handle(place.group_id)
+                        await group.signal("node_events", NodeEvents(events=(gone,)), rpc_timeout=CALL_TIMEOUT)
+                        return
+                    except RPCError as error:
+                        if error.status is RPCStatusCode.NOT_FOUND:
+                            return
+                    except ControlPlaneUnreachable:
+                        pass
+                    await asyncio.sleep(_SOON)
+
+    async def _result(self, place: NodeRequest) -> JobResult | None:
+        """How the job that gave the place has ended, or is ending; None where it continues."""
+        wish = self._wish
+        temporal = await self._client.connect()
+        handle = temporal.get_workflow_handle(place.job_id, run_id=place.job_first_run_id, result_type=JobResult)
+        async with explained(self._client, wish.job, wish.namespace):
+            fate = await ask_fate(
+                temporal, job_id=place.job_id, first_run_id=place.job_first_run_id, rpc_timeout=CALL_TIMEOUT
+            )
+            if fate is JobFate.OPEN:
+                phase = (await self._client.status(wish.job, namespace=wish.namespace)).phase
+                ends = phase is JobPhase.STOPPING or phase in FINAL_PHASES
+                return await self._client.wait(wish.job, namespace=wish.namespace) if ends else None
+            try:
+                return await handle.result(rpc_timeout=CALL_TIMEOUT)
+            except WorkflowFailureError as error:
+                return await outcome_of(error, handle)
+
+    def _over(self, result: JobResult) -> int:
+        self._say(f"{self._wish.job} {result.phase}: {result.reason}")
+        return result.exit_code
+
+    # Waiting
+
+    async def _patiently(self, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """Repeats a call that gets no answer: a machine that was in the job outlasts an outage, with or without
+        `wait`."""
+        loop = asyncio.get_running_loop()
+        patience = math.inf if self._wish.wait else OUTAGE_LIMIT.total_seconds() if self._was_in else 0
+        deadline = loop.time() + patience
+        refused_until = loop.time() + _REFUSAL_IS_FINAL
+        while True:
+            try:
+                return await call()
+            except NotPermitted as error:
+                if loop.time() >= refused_until:
+                    raise
+                await self._wait(str(error), _SOON)
+            except (ControlPlaneUnreachable, JobNotFound) as error:
+                if loop.time() >= deadline or (isinstance(error, JobNotFound) and not self._wish.wait):
+                    raise
+                await self._wait(str(error), _LATER)
+
+    async def _wait(self, reason: str, seconds: float) -> None:
+        if reason != self._said:
+            self._said = reason
+            self._say(f"waiting: {reason}")
+        await asyncio.sleep(seconds)
+
+
+_REMEDIES: dict[str, str] = {
+    JoinRefusal.NO_PLACE: "With --wait this machine is held ready until there is one; `perdure scale` makes more.",
+    JoinRefusal.OTHER_COMMAND: "Leave the command out, or join a job of another name.",
+    JoinRefusal.DISPLACED: "Give machines that run at the same time different --node-id.",
+}
+
+
+@contextlib.contextmanager
+def _signals(handler: Callable[[signal.Signals], None]) -> Generator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, handler, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,111 @@
+"""Writes the definition of the resource, `deploy/crds/trainingjobs.yaml`, from the specification's models.
+
+Run as `python -m perdure.operator.crd [FILE]`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from perdure.operator.resource import GROUP, KIND, PLURAL, VERSION
+from perdure.operator.status import ResourceStatus
+from perdure.operator.structural import Schema, structural
+from perdure.spec.job import Backend
+from perdure.spec.schema import json_schema
+
+_HEAD = "# Generated from the specification's models: python -m perdure.operator.crd deploy/crds/trainingjobs.yaml\n"
+_COLUMNS = (
+    ("Phase", "string", ".status.phase", "Where the job stands."),
+    ("Nodes", "string", ".status.nodes", "Nodes in the world, of those requested."),
+    ("World", "integer", ".status.worldSize", "Ranks in the world."),
+    ("Step", "integer", ".status.step", "How far training is."),
+    ("Restarts", "integer", ".status.restarts", "Restarts that count against retry.max_restarts."),
+    ("Age", "date", ".metadata.creationTimestamp", "Since the object was made."),
+)
+_NAME_IS_SHORT = {
+    "rule": "self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')",
+    "message": "metadata.name: expected at most 63 lowercase letters, digits and inner hyphens",
+}
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """The definition of the resource for the API server."""
+    version: dict[str, Any] = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": [
+            {"name": name, "type": kind, "jsonPath": path, "description": description}
+            for name, kind, path, description in _COLUMNS
+        ],
+        "schema": {"openAPIV3Schema": _schema()},
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {"kind": KIND, "plural": PLURAL, "singular": KIND.lower(), "shortNames": ["tj"]},
+            "versions": [version],
+        },
+    }
+
+
+def _schema() -> Schema:
+    status = ResourceStatus.model_json_schema(by_alias=True, mode="validation")
+    return {
+        "type": "object",
+        "description": "A distributed PyTorch training job that Perdure keeps running.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": _spec_schema(),
+            "status": _status_schema(structural(status, status.pop("$defs"), by_users=False)),
+        },
+        "x-kubernetes-validations": [_NAME_IS_SHORT],
+    }
+
+
+def _spec_schema() -> Schema:
+    job = json_schema()
+    properties: dict[str, Any] = job["properties"]
+    del properties["name"], properties["namespace"]
+    properties["backend"]["default"] = Backend.KUBERNETES.value
+    properties["suspend"] = {
+        "type": "boolean",
+        "default": False,
+        "description": "Whether the job gives its nodes back, or has not requested any yet; false lets it continue.",
+    }
+    description = "The desired job, as docs/spec.md has it; name and namespace are the object's own."
+    return structural({**job, "required": ["roles"], "description": description}, job["$defs"])
+
+
+def _status_schema(schema: Schema) -> Schema:
+    schema["properties"]["conditions"] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+    return schema
+
+
+def document() -> str:
+    """The definition as YAML."""
+    return _HEAD + yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=120, allow_unicode=True)
+
+
+def main() -> None:
+    """Writes the definition to the file that is named, or to standard output."""
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(document(), encoding="utf-8")
+    else:
+        sys.stdout.write(document())
+
+
+if __name__ == "__main__":
+    main()

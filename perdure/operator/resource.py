@@ -1,0 +1,106 @@
+"""A `TrainingJob` object as the API server has it, and the job that it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from pydantic import Field, JsonValue
+
+from perdure.operator.status import Part, ResourceStatus
+from perdure.spec.backends import SpecWarning
+from perdure.spec.durations import parse_duration
+from perdure.spec.errors import SpecError, SpecProblem, format_value
+from perdure.spec.job import Backend, JobSpec
+from perdure.spec.validate import validate_spec
+from workflows.names import job_workflow_id
+
+GROUP = "perdure.dev"
+VERSION = "v1alpha1"
+KIND = "TrainingJob"
+PLURAL = "trainingjobs"
+
+FINALIZER = f"{GROUP}/job"
+"""Keeps an object until its job has ended and the job's nodes are gone."""
+
+
+class Metadata(Part):
+    """What every object has, as far as it is read here."""
+
+    name: str
+    namespace: str
+    uid: str
+    """Of the object: one that is deleted and made again has another one."""
+    resource_version: str = ""
+    generation: int = 0
+    """Counts the changes of `spec`."""
+    deletion_timestamp: datetime | None = None
+    finalizers: tuple[str, ...] = ()
+
+    @property
+    def version(self) -> int:
+        """Grows with each change of the object; Kubernetes' own clients compare it in this way, too."""
+        return int(self.resource_version)
+
+
+class TrainingJobResource(Part):
+    """One object."""
+
+    metadata: Metadata
+    spec: dict[str, JsonValue] = Field(default={})
+    status: ResourceStatus = ResourceStatus()
+
+    @property
+    def path(self) -> str:
+        """Of the object in the API."""
+        return f"{collection(self.metadata.namespace)}/{self.metadata.name}"
+
+    @property
+    def workflow_id(self) -> str:
+        """Of its job in Temporal."""
+        return job_workflow_id(self.metadata.namespace, self.metadata.name)
+
+    @property
+    def deleting(self) -> bool:
+        """Whether its deletion has been requested."""
+        return self.metadata.deletion_timestamp is not None
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the job should have no nodes."""
+        return self.spec.get("suspend") is True
+
+    @property
+    def time_to_live(self) -> timedelta | None:
+        """How long the object stays once its job has ended; None where it stays indefinitely."""
+        try:
+            return parse_duration(self.spec.get("ttl_after_finished"))
+        except ValueError:
+            # None is given, or one that is refused elsewhere.
+            return None
+
+    def job(self) -> tuple[JobSpec, tuple[SpecWarning, ...]]:
+        """The job that it describes, and what is worth saying of it.
+
+        Raises:
+            SpecError: if it cannot run, with the text of `perdure validate`.
+        """
+        fields = {name: value for name, value in self.spec.items() if name != "suspend"}
+        own = {name: f"the object's metadata says it: {value}" for name, value in self._identity().items()}
+        if doubled := [
+            SpecProblem(location=(name,), value=format_value(fields[name]), message=text, hint="remove it")
+            for name, text in own.items()
+            if name in fields
+        ]:
+            raise SpecError(doubled)
+        return validate_spec({"backend": Backend.KUBERNETES.value, **fields, **self._identity()})
+
+    def _identity(self) -> Mapping[str, Any]:
+        return {"name": self.metadata.name, "namespace": self.metadata.namespace}
+
+
+def collection(namespace: str | None = None) -> str:
+    """The path of all objects of a namespace, or of all namespaces."""
+    within = f"namespaces/{namespace}/" if namespace else ""
+    return f"/apis/{GROUP}/{VERSION}/{within}{PLURAL}"

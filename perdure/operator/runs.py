@@ -1,0 +1,186 @@
+"""What the operator asks of Temporal, and what that costs.
+
+Which jobs have changed is one question to the server's visibility for all of them together. Only a job that has, or
+that was not looked at for a while, is asked itself: one call for its execution, a query, and one call for each group
+of 128 nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryRequest
+from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
+from temporalio.service import RPCError, RPCStatusCode
+
+from perdure.client.client import Client
+from perdure.client.connection import CALL_TIMEOUT
+from perdure.client.error_mapping import explained
+from perdure.client.leases import leases_of
+from perdure.client.views import Submission, comparable
+from perdure.errors import ExitCode, PerdureError, Refused
+from perdure.operator.resource import TrainingJobResource
+from perdure.spec.accepted import read_accepted
+from perdure.spec.job import JobSpec
+from workflows.messages import JobPhase, JobResult, JobStatus
+from workflows.names import NODE_GROUP, uid_of
+
+MEMO = "perdure.dev/object"
+"""Key of the memo that holds the uid of the object which a run was started for."""
+
+EVERY_JOB = 100_000
+"""More than one Temporal namespace is asked to hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The latest run of a job's name."""
+
+    workflow_id: str
+    run_id: str
+    """Of the chain's newest link."""
+    first_run_id: str
+    object_uid: str
+    """The UID of the object that it was started for; empty where it was started without one."""
+    open: bool
+    page: str
+    """In the Temporal UI; empty where its address is unknown."""
+
+
+class Runs:
+    """The workflows of the objects."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def find(self, resource: TrainingJobResource) -> Run | None:
+        """The latest run of the object's name, however it was started."""
+        temporal = await self._client.connect()
+        async with explained(self._client):
+            try:
+                found = await temporal.get_workflow_handle(resource.workflow_id).describe(rpc_timeout=CALL_TIMEOUT)
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:
+                    return None
+                raise
+            first_run_id = found.raw_description.workflow_execution_info.first_run_id
+            return Run(
+                workflow_id=found.id,
+                run_id=found.run_id,
+                first_run_id=first_run_id,
+                object_uid=await found.memo_value(MEMO, ""),
+                open=found.status is WorkflowExecutionStatus.RUNNING,
+                page=self._client.endpoint.workflow_page(found.id, first_run_id),
+            )
+
+    async def start(self, job: JobSpec, resource: TrainingJobResource) -> Submission:
+        """Starts the job, and has the run know its object.
+
+        Raises:
+            JobAlreadyRunning: if a job of that name runs.
+        """
+        return await self._client.submit(job, upload=False, memo={MEMO: resource.metadata.uid})
+
+    async def spec_of(self, run: Run) -> JobSpec:
+        """What the run was started with."""
+        temporal = await self._client.connect()
+        request = GetWorkflowExecutionHistoryRequest(
+            namespace=temporal.namespace,
+            execution=WorkflowExecution(workflow_id=run.workflow_id, run_id=run.run_id),
+            maximum_page_size=1,
+        )
+        async with explained(self._client):
+            answer = await temporal.workflow_service.get_workflow_execution_history(request, timeout=CALL_TIMEOUT)
+        started = answer.history.events[0].workflow_execution_started_event_attributes
+        (given, *_) = await temporal.data_converter.decode(started.input.payloads)
+        return read_accepted(given)
+
+    async def status(self, resource: TrainingJobResource) -> JobStatus:
+        """Where the job stands.
+
+        Raises:
+            NoWorker: if no worker answers for it.
+        """
+        return await self._client.status(resource.metadata.name, namespace=resource.metadata.namespace)
+
+    async def step(self, job: JobStatus) -> int | None:
+        """How far the slowest member of the world is; None where that is not known."""
+        temporal = await self._client.connect()
+        handles = [temporal.get_workflow_handle(group) for group in job.groups]
+        described = await asyncio.gather(
+            *(handle.describe(rpc_timeout=CALL_TIMEOUT) for handle in handles), return_exceptions=True
+        )
+        # A group that has gone or does not answer says nothing; the others do.
+        groups = [group for group in described if not isinstance(group, BaseException)]
+        leases = [lease for group in groups for lease in await leases_of(temporal, group)]
+        known = [one.view.progress for one in leases if one.view.progress and one.view.generation == job.generation]
+        steps = [progress.step for progress in comparable(known)]
+        return min(steps) if steps else job.progress.step if job.progress else None
+
+    async def result(self, resource: TrainingJobResource) -> tuple[JobResult, JobStatus | None]:
+        """What the job came to, and what it last knew where a worker answers for it."""
+        name, namespace = resource.metadata.name, resource.metadata.namespace
+        try:
+            result = await self._client.wait(name, namespace=namespace, outage=timedelta())
+        except Refused as error:
+            return _never_began(str(error)), None
+        try:
+            return result, await self._client.status(name, namespace=namespace)
+        except PerdureError:
+            return result, None
+
+    async def scale(self, resource: TrainingJobResource, nodes: str) -> None:
+        """Changes how many nodes the job has."""
+        name, namespace = resource.metadata.name, resource.metadata.namespace
+        await self._client.scale(name, nodes, namespace=namespace, reason="the TrainingJob object was changed")
+
+    async def suspend(self, resource: TrainingJobResource, *, suspended: bool) -> None:
+        """Has the job give its nodes back, or ask for them again."""
+        name, namespace = resource.metadata.name, resource.metadata.namespace
+        change = self._client.suspend if suspended else self._client.resume
+        await change(name, namespace=namespace, reason="the TrainingJob object was changed")
+
+    async def cancel(self, run: Run) -> None:
+        """Asks the run, and no later one of its name, to end; may be repeated."""
+        temporal = await self._client.connect()
+        handle: WorkflowHandle[Any, Any] = temporal.get_workflow_handle(
+            run.workflow_id, first_execution_run_id=run.first_run_id
+        )
+        async with explained(self._client):
+            try:
+                await handle.cancel(rpc_timeout=CALL_TIMEOUT)
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:
+                    raise
+
+    async def has_nodes(self, run: Run) -> bool:
+        """Whether groups of the run still wind down: those of one that was terminated do that by themselves."""
+        temporal = await self._client.connect()
+        groups = f"{run.workflow_id}/{uid_of(run.first_run_id)}/"
+        query = f"WorkflowType = '{NODE_GROUP}' AND ExecutionStatus = 'Running' AND WorkflowId STARTS_WITH '{groups}'"
+        async with explained(self._client):
+            return (await temporal.count_workflows(query, rpc_timeout=CALL_TIMEOUT)).count > 0
+
+    async def edges(self) -> Mapping[str, object]:
+        """Of every running job, by its workflow's ID, what is different when something has happened to it."""
+        jobs = await self._client.list(everywhere=True, running=True, limit=EVERY_JOB)
+        return {job.workflow_id: (job.run_id, job.phase, job.world_size, job.restarts) for job in jobs}
+
+
+def _never_began(reason: str) -> JobResult:
+    """Of a job whose specification the worker refused, although the operator did not: theirs is another release."""
+    now = datetime.now(UTC)
+    return JobResult(
+        phase=JobPhase.FAILED,
+        exit_code=ExitCode.USAGE,
+        reason=reason,
+        generations=0,
+        restarts=0,
+        started_at=now,
+        finished_at=now,
+    )

@@ -1,0 +1,228 @@
+"""What the status of a `TrainingJob` object says: pure functions from what is known to the next status."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import AliasGenerator, BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+from perdure.client.views import FINAL_PHASES
+from perdure.errors import ExitCode
+from workflows.messages import IncidentView, JobPhase, JobResult, JobStatus
+
+REFUSED = "REFUSED"
+"""The phase of an object that never became a job."""
+
+
+class Part(BaseModel):
+    """A part of an object: named as Kubernetes names fields, and tolerant of what others write beside it."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="ignore",
+        alias_generator=AliasGenerator(alias=to_camel),
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class Truth(StrEnum):
+    """What a condition says."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(Part):
+    """One aspect of the job."""
+
+    type: str
+    """Accepted, Running, Succeeded or Failed."""
+    status: Truth
+    """Whether it is so."""
+    reason: str
+    """Why, in one word."""
+    message: str = ""
+    """Why, in words for people."""
+    observed_generation: int = 0
+    """The generation of the object that this is about."""
+    last_transition_time: datetime
+    """When `status` changed last."""
+
+
+class ResourceStatus(Part):
+    """How the job is, as far as the operator knows; `perdure status` and `perdure explain` tell more."""
+
+    observed_generation: int = 0
+    """The newest generation of the object that was looked at."""
+    phase: str = ""
+    """STARTING, WAITING, RENDEZVOUS, RUNNING, RECOVERING, SUSPENDED, HELD, STOPPING, SUCCEEDED, FAILED or CANCELLED;
+    REFUSED where it never became a job."""
+    nodes: str = ""
+    """Nodes in the current world, of the most that it may have: 14/16."""
+    world_size: int | None = None
+    """Ranks in the current world."""
+    step: int | None = None
+    """How far the job has come: the furthest step of its slowest rank, as the script reports, else the most steps that
+    its processes made since they started. A restart does not take it back."""
+    generation: int | None = None
+    """Of the world: counts every time that it was formed."""
+    restarts: int | None = None
+    """Restarts that count against `retry.max_restarts`; all of them, once the job has ended."""
+    last_incident: str = ""
+    """The latest interruption; `perdure explain` has its story."""
+    started_at: datetime | None = None
+    """When the job started."""
+    finished_at: datetime | None = None
+    """When the job ended."""
+    workflow_id: str = ""
+    """Of the job in Temporal."""
+    run_id: str = ""
+    """The workflow's first run: what tells this job from others of its name."""
+    uid: str = ""
+    """What the job's pods are labelled with, as `perdure.dev/uid`."""
+    page: str = ""
+    """In the Temporal UI, where its address is known."""
+    conditions: tuple[Condition, ...] = ()
+    """Accepted, Running, and in the end Succeeded or Failed."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.phase in FINAL_PHASES
+
+    def condition(self, kind: str) -> Condition | None:
+        return next((one for one in self.conditions if one.type == kind), None)
+
+    def accepts(self, generation: int) -> bool:
+        """Whether the object, as it is in this generation, was found to be right."""
+        accepted = self.condition("Accepted")
+        return self.observed_generation == generation and accepted is not None and accepted.status is Truth.TRUE
+
+
+def changed(status: ResourceStatus, **fields: Any) -> ResourceStatus:
+    """The status with other values."""
+    return status.model_copy(update=fields)
+
+
+def with_condition(
+    status: ResourceStatus, kind: str, truth: Truth, reason: str, message: str, *, generation: int, now: datetime
+) -> ResourceStatus:
+    """The status with one condition set; its time stays where it says what it said before."""
+    before = status.condition(kind)
+    since = before.last_transition_time if before and before.status is truth else now.replace(microsecond=0)
+    condition = Condition(
+        type=kind,
+        status=truth,
+        reason=reason,
+        message=message,
+        observed_generation=generation,
+        last_transition_time=since,
+    )
+    others = {one.type: one for one in status.conditions}
+    return changed(status, conditions=tuple((others | {kind: condition}).values()))
+
+
+def accepted(status: ResourceStatus, message: str, *, generation: int, now: datetime) -> ResourceStatus:
+    """The object is right as it is."""
+    status = changed(status, observed_generation=generation)
+    return with_condition(status, "Accepted", Truth.TRUE, "Valid", message, generation=generation, now=now)
+
+
+def refused(status: ResourceStatus, reason: str, message: str, *, generation: int, now: datetime) -> ResourceStatus:
+    """The object is wrong as it is; a job that runs continues unchanged."""
+    status = changed(status, observed_generation=generation, phase=status.phase if status.run_id else REFUSED)
+    return with_condition(status, "Accepted", Truth.FALSE, reason, message, generation=generation, now=now)
+
+
+def held(status: ResourceStatus, *, generation: int, now: datetime) -> ResourceStatus:
+    """The object was suspended before it became a job."""
+    status = changed(status, phase=JobPhase.SUSPENDED.value)
+    message = "it has not been started; set spec.suspend to false"
+    return with_condition(status, "Running", Truth.FALSE, "Suspended", message, generation=generation, now=now)
+
+
+def unknown(status: ResourceStatus, reason: str, message: str, *, generation: int, now: datetime) -> ResourceStatus:
+    """No worker answers for the job, which probably continues: the rest is as it was last known."""
+    return with_condition(status, "Running", Truth.UNKNOWN, reason, message, generation=generation, now=now)
+
+
+def running(
+    status: ResourceStatus, job: JobStatus, *, step: int | None, generation: int, now: datetime
+) -> ResourceStatus:
+    """The job as its workflow tells of it."""
+    status = changed(
+        _counted(status, job),
+        phase=job.phase.value,
+        step=_furthest(status.step, step),
+        started_at=job.started_at.replace(microsecond=0),
+    )
+    truth = Truth.TRUE if job.phase is JobPhase.RUNNING else Truth.FALSE
+    return with_condition(status, "Running", truth, job.phase.capitalize(), job.reason, generation=generation, now=now)
+
+
+_REASONS: dict[int, str] = {
+    ExitCode.OK: "Succeeded",
+    ExitCode.USER_CODE: "UserCode",
+    ExitCode.USAGE: "InvalidSpec",
+    ExitCode.INFRASTRUCTURE: "Infrastructure",
+    ExitCode.CANCELLED: "Cancelled",
+    ExitCode.DEADLINE: "Deadline",
+}
+
+
+def ended(
+    status: ResourceStatus, result: JobResult, job: JobStatus | None, *, generation: int, now: datetime
+) -> ResourceStatus:
+    """The job has ended.
+
+    Args:
+        status: As it was.
+        result: What it came to.
+        job: What its workflow last knew, where a worker answers for it.
+        generation: Of the object.
+        now: The time.
+    """
+    status = changed(
+        _counted(status, job) if job else status,
+        phase=result.phase.value,
+        step=_furthest(status.step, result.step),
+        restarts=result.restarts,
+        started_at=result.started_at.replace(microsecond=0),
+        finished_at=result.finished_at.replace(microsecond=0),
+    )
+    reason = _REASONS.get(result.exit_code, "Other")
+    kind = "Succeeded" if result.phase is JobPhase.SUCCEEDED else "Failed"
+    status = with_condition(
+        status, "Running", Truth.FALSE, result.phase.capitalize(), "", generation=generation, now=now
+    )
+    return with_condition(status, kind, Truth.TRUE, reason, result.reason, generation=generation, now=now)
+
+
+def _counted(status: ResourceStatus, job: JobStatus) -> ResourceStatus:
+    return changed(
+        status,
+        nodes=f"{job.nodes}/{job.nodes_max}",
+        world_size=job.world_size,
+        generation=job.generation,
+        restarts=job.restarts,
+        last_incident=_incident(job.last_incident) if job.last_incident else "",
+        uid=job.uid,
+    )
+
+
+def _incident(incident: IncidentView) -> str:
+    again = incident.stepping_at or incident.running_at
+    if again is None:
+        return f"#{incident.number} {incident.title}"
+    took = (again - incident.started_at).total_seconds()
+    how = "stepping" if incident.stepping_at else "running"
+    return f"#{incident.number} {incident.title}; {how} again after {took:.1f} s"
+
+
+def _furthest(known: int | None, step: int | None) -> int | None:
+    return max((one for one in (known, step) if one is not None), default=None)

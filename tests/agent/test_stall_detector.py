@@ -1,0 +1,126 @@
+"""Ranks that stall: real processes that step, frozen with SIGSTOP, beside a real agent."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from agent.stall_detector import Pace
+from perdure.spec.timing import StallTiming
+from tests.agent.harness import QUICK, RunningAgent, Workflows, recording, running_agent, utc
+from tests.support.temporal_server import DevServer
+
+STEPS = """
+import os, pathlib, sys, time
+from perdure_launcher.rank_plugins.progress import COUNTED, ProgressWriter
+writer = ProgressWriter(pathlib.Path(sys.argv[1]), generation=int(sys.argv[2]), pid=os.getpid(), source=COUNTED)
+for step in range(1, 100_000):
+    writer.step(step, time=time.time())
+    time.sleep(0.05)
+"""
+TIMING = QUICK.model_copy(update={"stall": StallTiming(after=timedelta(seconds=2), steps=5)})
+
+
+@pytest.fixture
+async def workflows(temporal_server: DevServer) -> AsyncIterator[Workflows]:
+    async with recording(temporal_server) as both:
+        yield both
+
+
+@pytest.fixture
+async def agent(
+    temporal_server: DevServer, workflows: Workflows, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RunningAgent]:
+    async with running_agent(temporal_server, workflows, tmp_path_factory.mktemp("n"), timing=TIMING) as running:
+        await running.launcher_hello()
+        yield running
+
+
+@asynccontextmanager
+async def two_ranks(agent: RunningAgent, generation: int) -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    """Enters a world with two ranks that step."""
+    await agent.post("/v1/rendezvous/ready", after_generation=generation - 1, store_ports=[29501], processes=2)
+    await agent.command("apply_world", agent.world(generation, world_size=2))
+    await agent.post("/v1/rendezvous/entered", generation=generation, time=time.time(), store_ports=[29502])
+    folder: Path = agent.run_dir / "progress"
+    folder.mkdir(exist_ok=True)
+    ranks = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", STEPS, str(folder / f"rank-{rank}"), str(generation), start_new_session=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+            await rank.wait()
+
+
+async def test_a_stall_is_told_once_and_that_it_is_over_once(agent: RunningAgent, workflows: Workflows) -> None:
+    async with two_ranks(agent, 1) as ranks:
+        await workflows.expect(workflows.group, "stepping")
+        # One that is slow or frozen does not make a stall while another one steps.
+        ranks[0].send_signal(signal.SIGSTOP)
+        await asyncio.sleep(3)
+        assert not await workflows.seen(workflows.group, "stall")
+        frozen = datetime.now(UTC)
+        ranks[1].send_signal(signal.SIGSTOP)
+        [stall] = await workflows.expect(workflows.group, "stall", within=10)
+        assert stall["generation"] == 1
+        assert abs(utc(stall["since"]) - frozen) < timedelta(seconds=1)
+        assert stall["usual_step"] is not None
+        for rank in ranks:
+            rank.send_signal(signal.SIGCONT)
+        _, over = await workflows.expect(workflows.group, "stall", count=2, within=10)
+        assert over["since"] is None
+        await asyncio.sleep(1)
+        assert len(await workflows.seen(workflows.group, "stall")) == 2
+
+
+async def test_an_agent_that_restarts_says_that_a_stall_is_over(agent: RunningAgent, workflows: Workflows) -> None:
+    async with two_ranks(agent, 1) as ranks:
+        await workflows.expect(workflows.group, "stepping")
+        for rank in ranks:
+            rank.send_signal(signal.SIGSTOP)
+        await workflows.expect(workflows.group, "stall", within=10)
+        await agent.kill()
+        for rank in ranks:
+            rank.send_signal(signal.SIGCONT)
+        await agent.start()
+        _, over = await workflows.expect(workflows.group, "stall", count=2)
+        assert over["since"] is None
+
+
+async def test_ranks_that_ended_are_not_stalled(agent: RunningAgent, workflows: Workflows) -> None:
+    async with two_ranks(agent, 1):
+        await workflows.expect(workflows.group, "stepping")
+    await agent.post("/v1/rendezvous/finished", generation=1, time=time.time())
+    await asyncio.sleep(3)
+    assert not await workflows.seen(workflows.group, "stall")
+
+
+def test_the_pace_is_that_of_the_generation_and_any_rank_moves_it():
+    pace = Pace()
+    assert (pace.usual, pace.idle(5.0)) == (None, None)
+    pace.follow((1,), 10.0)
+    assert (pace.usual, pace.idle(13.0)) == (None, 3.0)
+    pace.follow((3, 1), 14.0)
+    pace.follow((3, 1), 19.0)
+    assert (pace.usual, pace.idle(19.0)) == (2.0, 5.0)
+    pace.follow((3, 2), 20.0)
+    assert (pace.usual, pace.idle(20.0)) == (5.0, 0.0)
+    # A script that begins to report counts by itself.
+    pace.follow((1, 1), 21.0)
+    assert pace.usual is None
+    pace.follow((2, 2), 22.0)
+    assert pace.usual == 1.0

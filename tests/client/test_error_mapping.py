@@ -1,0 +1,26 @@
+"""Which of the server's refusals are final, and which only say that it cannot answer now."""
+
+from __future__ import annotations
+
+import pytest
+from temporalio.service import RPCError, RPCStatusCode
+
+from perdure.client.client import Client
+from perdure.client.connection import find_endpoint
+from perdure.client.error_mapping import explained
+from perdure.errors import ControlPlaneUnreachable, NotPermitted, PerdureError
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (RPCStatusCode.RESOURCE_EXHAUSTED, ControlPlaneUnreachable),
+        (RPCStatusCode.UNAVAILABLE, ControlPlaneUnreachable),
+        (RPCStatusCode.PERMISSION_DENIED, NotPermitted),
+    ],
+)
+async def test_a_server_without_capacity_has_not_refused(status: RPCStatusCode, expected: type[PerdureError]) -> None:
+    client = Client(endpoint=find_endpoint("127.0.0.1:9"))
+    with pytest.raises(expected):
+        async with explained(client, "job"):
+            raise RPCError("no", status, b"")

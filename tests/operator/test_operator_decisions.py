@@ -1,0 +1,142 @@
+"""What the operator makes of objects: decisions on values alone."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from perdure.operator import status as statuses
+from perdure.operator.changes import refusal_of_changes
+from perdure.operator.resource import TrainingJobResource
+from perdure.operator.status import ResourceStatus, Truth
+from perdure.operator.workqueue import Agenda
+from perdure.spec.errors import SpecError
+from perdure.spec.job import Backend
+from perdure.spec.validate import validate_spec
+from workflows.messages import JobPhase, JobStatus
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def resource(spec: dict[str, Any] | None = None, **role: Any) -> TrainingJobResource:
+    worker = {"nodes": "2:4", "command": ["torchrun", "train.py"], "image": "acme/llama", **role}
+    return TrainingJobResource.model_validate(
+        {
+            "metadata": {"name": "llama", "namespace": "nlp", "uid": "1"},
+            "spec": {"roles": {"worker": worker}, **(spec or {})},
+        }
+    )
+
+
+def test_an_object_is_a_job_of_its_own_name_in_pods():
+    job, warnings = resource({"suspend": True}).job()
+    assert (job.name, job.namespace, job.backend) == ("llama", "nlp", Backend.KUBERNETES)
+    assert [warning.path for warning in warnings] == ["roles.worker.nodes"]
+    assert resource({"backend": "joined"}, image=None).job()[0].backend is Backend.JOINED
+
+
+def test_a_wrong_object_is_refused_in_the_words_of_validate():
+    wrong = resource({"retry": {"max_restart": 3}}, nodes="four")
+    with pytest.raises(SpecError) as of_object:
+        wrong.job()
+    with pytest.raises(SpecError) as of_file:
+        validate_spec({"name": "llama", "namespace": "nlp", "backend": "kubernetes", **wrong.spec})
+    assert str(of_object.value) == str(of_file.value)
+    assert 'retry.max_restart: unknown field; did you mean "max_restarts"?' in str(of_object.value)
+
+
+def test_an_object_has_its_name_in_its_metadata_only():
+    with pytest.raises(SpecError, match=r'name: the object\'s metadata says it: llama; got "other"; remove it'):
+        resource({"name": "other"}).job()
+
+
+@pytest.mark.parametrize(
+    ("spec", "role", "named"),
+    [
+        ({}, {}, ""),
+        ({}, {"nodes": 8}, ""),
+        ({}, {"nodes": {"min": 2, "max": 4, "unit": 2}}, "roles.worker.nodes.unit: cannot change"),
+        ({}, {"command": ["torchrun", "other.py"]}, "roles.worker.command: cannot change"),
+        ({"env": {"A": "1"}, "queue": "q"}, {}, "queue, env.A: cannot change"),
+        ({"env": dict.fromkeys("ABCDEFG", "")}, {}, "env.A, env.B, env.C, env.D, env.E and 2 more: cannot"),
+    ],
+)
+def test_a_running_job_takes_other_numbers_of_nodes_and_nothing_else(
+    spec: dict[str, Any], role: dict[str, Any], named: str
+):
+    refusal = refusal_of_changes(resource().job()[0], resource(spec, **role).job()[0])
+    assert refusal.startswith(named)
+    assert bool(refusal) is bool(named)
+
+
+def test_a_condition_keeps_its_time_while_it_is_the_same():
+    def refused(status: ResourceStatus, message: str, minutes: int) -> ResourceStatus:
+        now = NOW + timedelta(minutes=minutes)
+        return statuses.refused(status, "InvalidSpec", message, generation=minutes, now=now)
+
+    twice = refused(refused(ResourceStatus(), "one", 1), "two", 2)
+    (condition,) = twice.conditions
+    assert (condition.message, condition.last_transition_time) == ("two", NOW + timedelta(minutes=1))
+    assert (twice.phase, twice.accepts(2)) == ("REFUSED", False)
+    right = statuses.accepted(twice, "", generation=3, now=NOW + timedelta(minutes=3))
+    (condition,) = right.conditions
+    assert (condition.status, condition.last_transition_time) == (Truth.TRUE, NOW + timedelta(minutes=3))
+    assert (right.accepts(3), right.accepts(4)) == (True, False)
+
+
+async def test_many_are_looked_at_in_turn_and_what_has_happened_first():
+    agenda = Agenda(per_second=200)
+    loop = asyncio.get_running_loop()
+    for number in range(50):
+        agenda.plan(str(number), after=-1)
+    agenda.plan("later", after=60)
+    agenda.plan("happened")
+    started = loop.time()
+    taken = [await agenda.take() for _ in range(51)]
+    assert loop.time() - started >= 50 / 200
+    assert taken[0] == "happened"
+    assert sorted(taken[1:], key=int) == [str(number) for number in range(50)]
+
+
+async def test_no_task_gets_what_another_one_holds():
+    agenda = Agenda(per_second=1000)
+    agenda.plan("one")
+    assert await agenda.take() == "one"
+    agenda.plan("one")
+    waiting = asyncio.create_task(agenda.take())
+    agenda.plan("two", after=0.02)
+    assert await waiting == "two"
+    waiting = asyncio.create_task(agenda.take())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    agenda.give_back("one")
+    assert await waiting == "one"
+
+
+def test_a_restart_does_not_take_the_step_back() -> None:
+    job = JobStatus(
+        name="a",
+        namespace="nlp",
+        uid="0a1b2c3d",
+        phase=JobPhase.RUNNING,
+        role="worker",
+        backend="kubernetes",
+        generation=2,
+        nodes=2,
+        nodes_min=2,
+        nodes_max=2,
+        world_size=2,
+        restarts=1,
+        max_restarts=10,
+        restart_window=timedelta(hours=1),
+        started_at=NOW,
+    )
+    status = ResourceStatus()
+    shown: list[int | None] = []
+    for step in (None, 40, 3, None, 41):
+        status = statuses.running(status, job, step=step, generation=1, now=NOW)
+        shown.append(status.step)
+    assert shown == [None, 40, 40, 40, 41]

@@ -1,0 +1,74 @@
+"""What the operator takes an object for when the watch and the answer to a look tell of it at the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import pytest
+
+from activities.nodes.kubernetes.api import Change, Changed, KubernetesApi, Listed
+from perdure.client.client import Client
+from perdure.operator.operator import Operator
+from perdure.operator.reconcile import Looked, Reconciler
+from perdure.operator.resource import TrainingJobResource
+
+
+def thing(generation: int, version: int, **metadata: Any) -> dict[str, Any]:
+    known = {"name": "llama", "namespace": "nlp", "uid": "1"}
+    return {"metadata": {**known, "generation": generation, "resourceVersion": str(version), **metadata}}
+
+
+DELETED = thing(2, 11, deletionTimestamp="2026-01-01T00:00:00Z")
+
+
+class Story:
+    """In the place of the API server and of the reconciler: news arrives in the middle of a look."""
+
+    def __init__(self, *, told: list[dict[str, Any]], answered: dict[str, Any]) -> None:
+        self._told = told
+        self._answered = answered
+        self._looking = asyncio.Event()
+        self._known = asyncio.Event()
+        self.looked: asyncio.Queue[TrainingJobResource] = asyncio.Queue()
+
+    async def follow(self, path: str) -> AsyncGenerator[Change]:
+        yield Listed((thing(1, 10),))
+        await self._looking.wait()
+        for one in self._told:
+            yield Changed(one)
+        self._known.set()
+        await asyncio.Event().wait()
+
+    async def look(self, resource: TrainingJobResource) -> Looked:
+        self.looked.put_nowait(resource)
+        if resource.metadata.generation > 1:
+            return Looked(resource=resource)
+        self._looking.set()
+        await self._known.wait()
+        return Looked(resource=TrainingJobResource.model_validate(self._answered))
+
+
+@pytest.mark.parametrize(
+    ("told", "answered"),
+    [
+        pytest.param([DELETED], thing(1, 10), id="the-watch-knows-more"),
+        pytest.param([], DELETED, id="the-answer-knows-more"),
+        pytest.param([thing(1, 9)], DELETED, id="the-watch-is-behind"),
+        pytest.param([DELETED], DELETED, id="both-know"),
+    ],
+)
+async def test_a_change_during_a_look_is_looked_at_next(told: list[dict[str, Any]], answered: dict[str, Any]) -> None:
+    story = Story(told=told, answered=answered)
+    operator = Operator(cast(KubernetesApi, story), cast(Client, None))
+    operator._reconciler = cast(Reconciler, story)
+    running = asyncio.create_task(operator.run())
+    try:
+        async with asyncio.timeout(10):
+            assert not (await story.looked.get()).deleting
+            assert (await story.looked.get()).deleting
+        assert story.looked.empty()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

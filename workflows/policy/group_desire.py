@@ -1,0 +1,82 @@
+"""What a job requests of each of its groups: derived from the state, not kept beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from workflows.messages import (
+    DesiredNode,
+    GroupDesire,
+)
+from workflows.names import group_index
+from workflows.policy import hold_on_failure
+from workflows.policy.state import JobState, NodeState
+
+_OfNode = TypeVar("_OfNode")
+
+
+def groups_of(state: JobState) -> tuple[int, ...]:
+    """Every group that has, had or will have nodes of the job."""
+    return tuple(sorted({group_index(rank) for rank in (*state.nodes, *range(state.nodes_max))}))
+
+
+def desires_of(state: JobState) -> dict[int, GroupDesire]:
+    """All that the job wants of each of its groups; versions are set when they are sent."""
+    nodes, members = _by_group(state.nodes), _by_group(state.world.members if state.world else {})
+    world = state.world if state.world is not None and not state.suspended else None
+    common = GroupDesire(
+        version=0,
+        nodes={},
+        world_nodes=state.world.nodes if state.world else 0,
+        nodes_min=state.nodes_min,
+        world_size=state.world.processes if state.world else 0,
+        undisturbed=state.world is not None and state.interruption is None and not state.between_stages,
+        inquiry=state.inquiry,
+        complete_generation=state.complete_generation,
+        stages_complete=state.stages_complete,
+        wind_down=state.outcome is not None and not state.held,
+        reason=_reason(state),
+    )
+    return {
+        group: common.model_copy(
+            update={
+                "nodes": _desired(state, nodes.get(group, {})),
+                "world": world.model_copy(update={"members": members.get(group, {})}) if world else None,
+            }
+        )
+        for group in groups_of(state)
+    }
+
+
+def _by_group(by_rank: Mapping[int, _OfNode]) -> dict[int, dict[int, _OfNode]]:
+    groups: dict[int, dict[int, _OfNode]] = {}
+    for rank, of_node in by_rank.items():
+        groups.setdefault(group_index(rank), {})[rank] = of_node
+    return groups
+
+
+def _desired(state: JobState, nodes: Mapping[int, NodeState]) -> dict[int, DesiredNode]:
+    return {
+        rank: DesiredNode(
+            incarnation=node.incarnation,
+            token=node.token,
+            avoids=node.avoids,
+            command_restarts=node.command_restarts,
+        )
+        for rank, node in sorted(nodes.items())
+        # One that winds down wants nothing, and is not told again whenever a node has gone.
+        if node.alive and (state.outcome is None or (state.held and hold_on_failure.can_be_looked_at(node)))
+    }
+
+
+def is_over(state: JobState) -> bool:
+    """The outcome is known and nothing of the job is left."""
+    return state.outcome is not None and not state.held and set(groups_of(state)) <= set(state.wound_down_groups)
+
+
+def _reason(state: JobState) -> str:
+    if state.outcome is not None:
+        return f"job ends: {state.outcome.reason}"
+    incident = state.open_incident
+    return f"#{incident.number}: {incident.title}" if incident is not None else ""

@@ -1,0 +1,208 @@
+"""What a job shows of itself: its status, its nodes, its result and its page in the Temporal UI."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.spec.job import JobSpec
+from workflows.messages import (
+    FailureClass,
+    JobPhase,
+    JobResult,
+    JobStatus,
+    NodePhase,
+    NodeView,
+    ProgressSource,
+)
+from workflows.names import group_index
+from workflows.policy import stages, succession
+from workflows.policy.budget import within_window
+from workflows.policy.state import JobState
+
+_WARNED_OF = 8
+"""Nodes of which the same warning is given."""
+
+_SHOWN = 64
+"""Nodes in the details of the workflow's page."""
+
+
+def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: JobPhase, now: datetime) -> JobStatus:
+    """The answer to the query `status`."""
+    world = state.world
+    archive = job.workdir.archive if job.workdir else None
+    return JobStatus(
+        name=state.name,
+        namespace=state.namespace,
+        uid=state.uid,
+        phase=phase,
+        reason=state.reason,
+        role=state.role,
+        backend=job.backend,
+        workdir_digest=archive.digest if archive else "",
+        generation=state.generation,
+        nodes=world.nodes if world else 0,
+        nodes_min=state.nodes_min,
+        nodes_max=state.nodes_max,
+        world_size=world.processes if world else 0,
+        restarts=len(within_window(state.restarts, now=now, window=job.retry.window)),
+        restarts_total=state.all_restarts,
+        max_restarts=job.retry.max_restarts,
+        restart_window=job.retry.window,
+        started_at=state.started_at,
+        finished_at=now if phase in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED) else None,
+        logs_url=job.outputs.logs or "",
+        groups=groups,
+        unreachable=tuple(node.rank for node in state.nodes.values() if node.alive and not node.reachable),
+        stalled=tuple(node.rank for node in state.stalled),
+        lost=tuple(node.rank for node in state.nodes.values() if node.phase is NodePhase.LOST),
+        protected=state.last_incident is None or state.last_incident.failure is not FailureClass.UNPROTECTED,
+        warnings=warnings_of(state),
+        last_incident=state.last_incident,
+        next_action=next_action(state),
+        progress=state.progress,
+    )
+
+
+def warnings_of(state: JobState) -> tuple[str, ...]:
+    """What the job runs with and perhaps does not mean."""
+    wanted = (str(state.nodes_min), str(state.nodes_max))
+    asked = {
+        node.command_nodes.partition(":")[::2] for node in state.nodes.values() if node.alive and node.command_nodes
+    }
+    left_out = [node for node in state.nodes.values() if node.alive and node.cut_off]
+    cut_off = [f"node {node.rank} is left out of the world: {node.reason}" for node in left_out[:_WARNED_OF]]
+    if len(left_out) > _WARNED_OF:
+        cut_off.append(f"{len(left_out) - _WARNED_OF} more nodes are left out of the world: `perdure nodes` names them")
+    dropped = (
+        f"{state.dropped_events} messages could not be taken and were left out, the last one {state.last_dropped}: "
+        "please report this as a defect"
+    )
+    return (
+        *((dropped,) if state.dropped_events else ()),
+        *cut_off,
+        *(
+            f"the command asks for {_node_count(*counts)} (--nnodes, or --num_machines of accelerate) and the job for "
+            f"{_node_count(*wanted)}: the job decides. Leave the option out of the command"
+            + (f", or scale the job to {counts[0]}" if counts[0] == counts[1] else "")
+            for counts in sorted(asked)
+            if counts != wanted
+        ),
+    )
+
+
+def _node_count(minimum: str, maximum: str) -> str:
+    if minimum == maximum:
+        return f"{minimum} node" + ("" if minimum == "1" else "s")
+    return f"{minimum} to {maximum} nodes"
+
+
+def next_action(state: JobState) -> str:
+    """What happens next without any request."""
+    coming = [
+        node for node in state.nodes.values() if node.alive and node.phase is not NodePhase.READY and not node.ended
+    ]
+    delayed = [node for node in state.nodes.values() if node.phase is NodePhase.LOST and node.not_before is not None]
+    if state.outcome is not None and state.outcome.held_until is not None:
+        until = f"{state.outcome.held_until:%Y-%m-%d %H:%M:%S} UTC"
+        return f"the nodes are kept until {until} (hold_on_failure); `perdure cancel` releases them before"
+    if state.outcome is not None:
+        return "the nodes are wound down"
+    if state.suspended:
+        return "nothing, until a user resumes it"
+    if held := succession.why_held(state):
+        return f"the next world {held}"
+    if held_back := succession.waiting_nodes(state):
+        return f"node {held_back[0].rank} {succession.why_waiting(held_back[0])}"
+    if state.between_stages and (waits := stages.next_action(state)):
+        return waits
+    if coming:
+        node = coming[0]
+        return f"waits for node {node.rank} ({node.phase.lower()}{f': {node.reason}' if node.reason else ''})"
+    if delayed:
+        return f"asks again for node {delayed[0].rank}, which was lost before it was ready: {delayed[0].reason}"
+    if stalled := state.stalled:
+        nodes = f"node{'s' if len(stalled) > 1 else ''} {', '.join(str(node.rank) for node in stalled)}"
+        return f"waits for {nodes} to step again; nothing is restarted for it, as a long evaluation looks the same"
+    return "nothing to do"
+
+
+def node_views(state: JobState, *, first: int | None = None, group: int | None = None) -> tuple[NodeView, ...]:
+    """The answer to the query `nodes`: the job's own view, without telemetry.
+
+    Args:
+        state: The job.
+        first: Only so many nodes.
+        group: Only nodes of this group: those of all groups may be more than one answer can carry.
+    """
+    nodes = [node for node in state.nodes.values() if group is None or group_index(node.rank) == group]
+    members = state.world.members if state.world else {}
+    stalled = {node.rank for node in state.stalled}
+    return tuple(
+        NodeView(
+            rank=node.rank,
+            incarnation=node.incarnation,
+            phase=node.phase,
+            reachable=node.reachable,
+            host=node.host,
+            address=node.address,
+            reason=node.reason or stages.doing(state, node),
+            generation=node.commanded,
+            group_rank=members[node.rank].group_rank if state.is_member(node) and node.alive else None,
+            processes=node.processes,
+            since=node.since,
+            stalled_since=node.stalled_since if node.rank in stalled else None,
+            avoids=node.avoids,
+        )
+        for node in map(succession.describe, sorted(nodes, key=lambda node: node.rank)[:first])
+    )
+
+
+def result_of(state: JobState, now: datetime) -> JobResult:
+    """What the workflow returns once `is_over`."""
+    outcome = state.outcome
+    assert outcome is not None, "only a job with an outcome has a result"
+    progress = state.progress
+    return JobResult(
+        phase=outcome.phase,
+        exit_code=outcome.exit_code,
+        reason=outcome.reason,
+        generations=state.generation,
+        restarts=state.all_restarts,
+        step=progress.step if progress is not None and progress.source is ProgressSource.REPORTED else None,
+        started_at=state.started_at,
+        finished_at=now,
+    )
+
+
+def details_of(state: JobState, phase: JobPhase) -> str:
+    """Markdown for the workflow's page in the Temporal UI."""
+    world = state.world
+    lines = [
+        f"**{phase}**: {state.reason}" if state.reason else f"**{phase}**",
+        "",
+        "| | |",
+        "|-|-|",
+        f"| Nodes | {world.nodes if world else 0} in the world, {state.nodes_min} to {state.nodes_max} wanted |",
+        f"| Ranks | {world.processes if world else 0} |",
+        f"| Generation | {state.generation} |",
+        f"| Next | {next_action(state)} |",
+    ]
+    incident = state.last_incident
+    if incident is not None:
+        again, how = incident.stepping_at or incident.running_at, "stepping" if incident.stepping_at else "running"
+        took = f"{how} again after {(again - incident.started_at).total_seconds():.1f} s" if again else "ongoing"
+        lines.append(f"| Last incident | #{incident.number} {incident.title} ({took}) |")
+    lines += ["", "| Node | State | Group rank | Host | Why |", "|-|-|-|-|-|"]
+    for view in node_views(state, first=_SHOWN):
+        reach = "" if view.reachable else ", unreachable"
+        rank = "" if view.group_rank is None else str(view.group_rank)
+        lines.append(
+            f"| {view.rank}.{view.incarnation} | {view.phase}{reach} | {rank} | {view.host} | {_cell(view.reason)} |"
+        )
+    if len(state.nodes) > _SHOWN:
+        lines.append(f"| … | {len(state.nodes) - _SHOWN} more | | | |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")[:160]

@@ -1,0 +1,337 @@
+"""From what is known about a broken world to one verdict: the smallest repair that works, or the reason to stop.
+
+Every verdict names its rule and what else was considered, which is what `perdure explain` prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from perdure.spec.capabilities import CAPABILITIES
+from perdure.spec.job import JobSpec
+from perdure.spec.recovery import CapacityLoss
+from workflows.messages import Considered, FailureClass, JobPhase, ProgressSource
+from workflows.policy import incidents, user_requests
+from workflows.policy.behavior import Behavior
+from workflows.policy.budget import follows, made_progress, within_window
+from workflows.policy.failure_classes import (
+    FAILURE_CLASSES,
+    NODE_FAILURES,
+    USERS_OWN,
+    VICTIMS,
+    GiveUp,
+    precedence,
+)
+from workflows.policy.rendezvous import usable
+from workflows.policy.state import Interruption, JobState, NodeFailure, Outcome
+
+_WORTH_WAITING = timedelta(milliseconds=100)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do about a broken world."""
+
+    rule: str
+    title: str
+    action: str
+    failure: FailureClass | None = None
+    culprit: int | None = None
+    considered: tuple[Considered, ...] = ()
+    stop: Outcome | None = None
+    replace: tuple[int, ...] = field(default=())
+    """Nodes (slots) that are given up on although nothing proves them gone."""
+
+
+def waits_until(state: JobState, interruption: Interruption, job: JobSpec) -> datetime | None:
+    """Until when a decision should wait for a culprit to speak, for a backend that knows why it ends a node, or for the
+    loss of more nodes; None where enough is known."""
+    if interruption.requested is not None:
+        return None
+    certain = {failure.failure for failure in interruption.failures if failure.certain} - VICTIMS
+    if certain:
+        settles = len(state.members) * job.timing.rendezvous.settle_per_node
+        return interruption.since + settles if certain & NODE_FAILURES and settles >= _WORTH_WAITING else None
+    reported = {failure.rank for failure in interruption.failures}
+    if interruption.ranks_with(FailureClass.NODE_LOST):
+        # Its agent reports it; the backend, which learns it from a kubelet, knows of the drain or the deletion.
+        return interruption.since + job.timing.lease.timeout
+    if all(node.rank in reported for node in state.members if node.alive):
+        return None
+    return interruption.since + job.timing.rendezvous.victim_grace
+
+
+def judge(state: JobState, interruption: Interruption, job: JobSpec, now: datetime) -> Verdict | None:
+    """The verdict; None while it is too early for one."""
+    if interruption.requested is not None:
+        return Verdict(
+            rule=user_requests.RULE if interruption.by_user else 'capacity/1 "the best world for the available nodes"',
+            title=interruption.requested,
+            action=f"new generation: {interruption.requested}",
+        )
+    until = waits_until(state, interruption, job)
+    if until is not None and now < until:
+        return None
+    culprit = min(
+        interruption.failures, key=lambda failure: (precedence(failure.failure), not failure.certain, failure.time)
+    )
+    return _must_stop(state, interruption, culprit, job, now) or _repair(state, interruption, culprit, job, now)
+
+
+def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, job: JobSpec, now: datetime) -> Verdict:
+    traits = FAILURE_CLASSES[culprit.failure]
+    give_up = traits.give_up
+    if give_up is not None and (give_up.at_once or culprit.rank in _to_replace(state, interruption)):
+        return _node_gone(state, interruption, culprit, give_up, job, now)
+    if traits.victim:
+        return Verdict(
+            rule='peers-lost/1 "no culprit spoke: restart in place"',
+            title=f"connections between ranks broke: {culprit.text}",
+            action="restart the ranks of every node in place",
+            failure=culprit.failure,
+            considered=(Considered(option="replace a node", why_not="nothing says which, and no node is known lost"),),
+        )
+    if culprit.failure is FailureClass.RENDEZVOUS_TIMEOUT:
+        return Verdict(
+            rule='rendezvous-timeout/1 "start its command again"',
+            title=f"node {culprit.rank}: {culprit.text}",
+            action="start the command again on its node and restart the other ranks in place",
+            failure=culprit.failure,
+            culprit=culprit.rank,
+            considered=(
+                Considered(option="wait longer", why_not="timing.rendezvous.enter_timeout is over"),
+                Considered(
+                    option="replace the node", why_not="its agent is alive; done if the new command misses, too"
+                ),
+            ),
+        )
+    if state.world is None:
+        return Verdict(
+            rule='failed-start/1 "replace the node, and try again a few times"',
+            title=f"node {culprit.rank}: {culprit.text}",
+            action="replace the node and start its command again",
+            failure=culprit.failure,
+            culprit=culprit.rank,
+            considered=(
+                Considered(
+                    option="start it again on its node",
+                    why_not="it failed there, and another machine may have what it lacks",
+                ),
+                Considered(option="stop the job", why_not="retry.no_progress_limit and max_restarts allow another try"),
+            ),
+        )
+    if state.between_stages:
+        return Verdict(
+            rule='command-failure/1 "start it again on its node"',
+            title=f"node {culprit.rank}: {culprit.text}",
+            action="start the command again on its node; it passes over the torchruns that have finished",
+            failure=culprit.failure,
+            culprit=culprit.rank,
+            considered=(
+                Considered(option="restart the others", why_not="their commands continue"),
+                Considered(option="replace the node", why_not="its agent and launcher are alive"),
+            ),
+        )
+    command = culprit.failure is FailureClass.COMMAND_LOST
+    return Verdict(
+        rule='command-lost/1 "start it again on its node"' if command else 'rank-failure/1 "restart in place"',
+        title=f"node {culprit.rank}: {culprit.text}",
+        action="start the command again and restart the other ranks in place"
+        if command
+        else "restart the ranks of every node in place",
+        failure=culprit.failure,
+        culprit=culprit.rank,
+        considered=(
+            Considered(option="replace the node", why_not="its agent and launcher are alive"),
+            Considered(option="continue with fewer nodes", why_not="no capacity is lost"),
+        ),
+    )
+
+
+def _to_replace(state: JobState, interruption: Interruption) -> tuple[int, ...]:
+    """Nodes that are gone, silent, or did not enter their world although their command was started again for it."""
+    missed = interruption.ranks_with(FailureClass.RENDEZVOUS_TIMEOUT)
+    again = {rank for rank in missed if state.nodes[rank].missed_worlds > 1}
+    return tuple(sorted(interruption.ranks_with(*NODE_FAILURES) | again))
+
+
+def _node_gone(
+    state: JobState, interruption: Interruption, culprit: NodeFailure, give_up: GiveUp, job: JobSpec, now: datetime
+) -> Verdict:
+    gone = _to_replace(state, interruption)
+    survivors = [node for node in state.members if node.alive and node.rank not in gone]
+    size = usable(len(survivors), minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
+    before = state.world.nodes if state.world else 0
+    in_place = Considered(option="restart in place", why_not=give_up.why_not_in_place)
+    title = _what_is_gone(interruption, gone)
+    asked, ask = _replacement(job)
+    choice = job.recovery.on_capacity_loss
+    if choice is CapacityLoss.FAIL:
+        reason = f"{title}, and recovery.on_capacity_loss is fail: {culprit.text}"
+        return Verdict(
+            rule='node-loss/4 "on_capacity_loss is fail: stop"',
+            title=title,
+            action="stop the job",
+            failure=culprit.failure,
+            culprit=culprit.rank,
+            considered=(in_place,),
+            stop=Outcome(phase=JobPhase.FAILED, exit_code=3, reason=reason, decided_at=now),
+        )
+    if state.between_stages:
+        return Verdict(
+            rule='node-loss/5 "between two worlds: replace, disturb no other"',
+            title=f"{title}, {asked}",
+            action=f"{ask}; its command begins anew and passes over the torchruns that have finished",
+            failure=culprit.failure,
+            culprit=culprit.rank,
+            considered=(in_place, Considered(option="restart the others", why_not="their commands continue")),
+            replace=gone,
+        )
+    if size and choice is CapacityLoss.SHRINK:
+        return Verdict(
+            rule='node-loss/2 "n >= min: shrink"',
+            title=f"{title}: {before} to {size} nodes, {asked}",
+            action=f"continue with {size} of {len(survivors)} survivors; {ask}; grow when it is ready",
+            failure=culprit.failure,
+            culprit=culprit.rank,
+            considered=(in_place, Considered(option="wait", why_not="recovery.on_capacity_loss is shrink")),
+            replace=gone,
+        )
+    why_not = (
+        f"{len(survivors)} survivors are fewer than nodes.min = {state.nodes_min}"
+        if not size
+        else "recovery.on_capacity_loss is wait"
+    )
+    return Verdict(
+        rule='node-loss/1 "replace, then continue"',
+        title=f"{title}, {asked}",
+        action=f"{ask} and wait for it, for at most {job.recovery.replace_timeout}",
+        failure=culprit.failure,
+        culprit=culprit.rank,
+        considered=(in_place, Considered(option="continue with fewer nodes", why_not=why_not)),
+        replace=gone,
+    )
+
+
+def _what_is_gone(interruption: Interruption, gone: tuple[int, ...]) -> str:
+    """Each node that is given up, once, with what is known of it."""
+    left = set(gone)
+    parts: list[str] = []
+    for failure, traits in FAILURE_CLASSES.items():
+        if traits.give_up is None:
+            continue
+        ranks = sorted(left & interruption.ranks_with(failure))
+        left.difference_update(ranks)
+        if ranks:
+            parts.append(f"node{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} {traits.give_up.what}")
+    return ", ".join(parts)
+
+
+def _replacement(job: JobSpec) -> tuple[str, str]:
+    """How a lost node is made up for: as a fact, and as what is done."""
+    if not CAPABILITIES[job.backend].creates_nodes:
+        return "its place is open", "open the place to a machine that runs `perdure join`"
+    return "replacement asked", "ask for a replacement"
+
+
+def _must_stop(
+    state: JobState, interruption: Interruption, culprit: NodeFailure, job: JobSpec, now: datetime
+) -> Verdict | None:
+    """The reason not to repair at all, if there is one."""
+    traits, retry = FAILURE_CLASSES[culprit.failure], job.retry
+
+    def stop(rule: str, reason: str, exit_code: int) -> Verdict:
+        return Verdict(
+            rule=rule,
+            title=f"node {culprit.rank}: {culprit.text}",
+            action="stop the job",
+            failure=culprit.failure,
+            culprit=culprit.rank,
+            considered=(Considered(option="restart", why_not=reason),),
+            stop=Outcome(phase=JobPhase.FAILED, exit_code=exit_code, reason=reason, decided_at=now),
+        )
+
+    if traits.stop is not None:
+        return stop(traits.stop.rule, culprit.text, traits.stop.exit_code)
+    if culprit.exit_code in retry.fatal_exit_codes:
+        return stop(
+            'fatal-exit-code/1 "retry.fatal_exit_codes"',
+            f"{culprit.text}; exit code {culprit.exit_code} is listed in retry.fatal_exit_codes{_why_fatal(culprit)}",
+            1,
+        )
+    if interruption.counted and state.behavior >= Behavior.RELEASE_0_2:
+        # The budgets have allowed this restart already.
+        return None
+    futile = failures_without_progress(state, culprit)
+    if futile > retry.no_progress_limit:
+        return stop(
+            'no-progress/1 "restarts lead nowhere"',
+            f"no progress over {retry.no_progress_limit} restarts (retry.no_progress_limit); last: {culprit.text}",
+            1,
+        )
+    used = len(within_window(state.restarts, now=now, window=retry.window))
+    if used >= retry.max_restarts and not _belongs_to_the_last(state, culprit.failure, job, now):
+        return stop(
+            'budget/1 "retry.max_restarts"',
+            f"{used} restarts within {retry.window} use up retry.max_restarts; last: {culprit.text}",
+            1 if traits.users_own else 3,
+        )
+    return None
+
+
+def _why_fatal(culprit: NodeFailure) -> str:
+    return ": programs exit with it when called with wrong arguments" if culprit.exit_code == 2 else ""
+
+
+def failures_without_progress(state: JobState, culprit: NodeFailure) -> int:
+    """How many failures of users' own making there were in a row without progress, this one included."""
+    if culprit.failure not in USERS_OWN:
+        return state.failures_without_progress
+    if made_progress(state.progress, best_step=state.best_step, last_generation_steps=state.last_generation_steps):
+        return 0
+    return state.failures_without_progress + 1
+
+
+def _belongs_to_the_last(state: JobState, failure: FailureClass, job: JobSpec, now: datetime) -> bool:
+    """More nodes go with those that the last restart was for."""
+    return failure in NODE_FAILURES and follows(state.restarts, now=now, within=job.retry.same_loss)
+
+
+def record(state: JobState, verdict: Verdict, interruption: Interruption, job: JobSpec, now: datetime) -> JobState:
+    """The state with the verdict in force: budgets spent, the incident told."""
+    state = incidents.decided(
+        state,
+        now=now,
+        title=verdict.title,
+        rule=verdict.rule,
+        action=verdict.action,
+        failure=verdict.failure,
+        culprit=verdict.culprit,
+        considered=verdict.considered,
+        failures=interruption.failures if verdict.failure is not None else (),
+    )
+    if verdict.failure is not None and not interruption.counted:
+        culprit = next(f for f in interruption.failures if f.failure is verdict.failure and _is(f, verdict))
+        progress = state.progress
+        futile = failures_without_progress(state, culprit)
+        reported = progress is not None and progress.source is ProgressSource.REPORTED
+        if not verdict.stop and not _belongs_to_the_last(state, verdict.failure, job, now):
+            state = state.changed(
+                restarts=(*within_window(state.restarts, now=now, window=job.retry.window), now),
+                restart_count=state.all_restarts + 1,
+            )
+        state = state.changed(
+            failures_without_progress=futile,
+            best_step=max(state.best_step, progress.step) if progress is not None and reported else state.best_step,
+            last_generation_steps=progress.generation_steps if progress is not None else -1,
+            progress=progress if reported else None,
+        )
+    return state.changed(
+        interruption=interruption.model_copy(update={"decided": True, "counted": True}),
+        outcome=verdict.stop or state.outcome,
+    )
+
+
+def _is(failure: NodeFailure, verdict: Verdict) -> bool:
+    return verdict.culprit is None or failure.rank == verdict.culprit

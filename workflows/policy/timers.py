@@ -1,0 +1,48 @@
+"""When a job must look at itself again although nothing was heard: the one timer that a TrainingJob needs.
+
+A job at rest has none, so it adds nothing to its history.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.spec.job import JobSpec
+from workflows.messages import NodePhase
+from workflows.policy import succession
+from workflows.policy.entering import entry_deadline
+from workflows.policy.job import unreachable_deadline
+from workflows.policy.recovery import waits_until
+from workflows.policy.state import JobState
+from workflows.policy.waiting import limit_of
+
+
+def next_deadline(state: JobState, job: JobSpec, now: datetime) -> datetime | None:
+    """The earliest time after `now` at which the passing of time alone may change a decision."""
+    if state.outcome is not None:
+        return state.outcome.held_until
+    times: list[datetime | None] = []
+    if job.limits.active_deadline is not None:
+        times.append(state.started_at + job.limits.active_deadline)
+    if not state.suspended:
+        times += _deadlines_of_the_world(state, job)
+        times += [node.until for node in state.leaving]
+        times += [node.predecessor_until for node in succession.waiting_nodes(state)]
+        times += [node.not_before for node in state.nodes.values() if node.phase is NodePhase.LOST]
+    return min((time for time in times if time is not None and time > now), default=None)
+
+
+def _deadlines_of_the_world(state: JobState, job: JobSpec) -> list[datetime | None]:
+    times = [entry_deadline(state, job)]
+    interruption = state.interruption
+    if interruption is not None:
+        times.append(
+            unreachable_deadline(state, job, interruption)
+            if interruption.decided
+            else waits_until(state, interruption, job)
+        )
+    if state.ready_since is not None:
+        times.append(state.ready_since + job.timing.rendezvous.last_call)
+    if limit := limit_of(state, job):
+        times.append(limit.at)
+    return times

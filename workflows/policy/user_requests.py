@@ -1,0 +1,109 @@
+"""What users ask for, as facts of the state: decided on like any other, and named wherever it is the reason.
+
+A wish is seldom fulfilled at once: nodes must come before a world can grow. So who asked, and why, is remembered by
+slot until a world has followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+
+from perdure.spec.job import JobSpec
+from workflows.messages import EvidenceSource, JobPhase, NodePhase, World
+from workflows.policy import hold_on_failure, incidents, succession
+from workflows.policy.events import (
+    CancelAsked,
+    Event,
+    RelaunchAsked,
+    RestartAsked,
+    ResumeAsked,
+    ScaleAsked,
+    SuspendAsked,
+)
+from workflows.policy.state import Interruption, JobState, Outcome
+
+RULE = 'user/1 "asked for"'
+
+
+def asked(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+    """The state with a user's request in it."""
+    match event:
+        case ScaleAsked():
+            return _scaled(state, event)
+        case SuspendAsked():
+            return _suspended(state, f"suspended by a user{_because(event.reason)}", now)
+        case ResumeAsked():
+            text = f"resumed by a user{_because(event.reason)}"
+            state = incidents.sighted(state, now=now, time=now, source=EvidenceSource.USER, text=text)
+            return state.changed(suspended=False, waiting_since=None, queued_since=None, ready_since=None)
+        case RestartAsked():
+            return request(state, f"restart requested by a user{_because(event.reason)}", now)
+        case RelaunchAsked():
+            return _relaunched(state, event, job, now)
+        case CancelAsked():
+            if state.outcome is not None:
+                return hold_on_failure.released(state)
+            reason = f"cancelled: {event.reason}" if event.reason else "cancelled by a user"
+            return state.stopped(Outcome(phase=JobPhase.CANCELLED, exit_code=4, reason=reason, decided_at=now))
+        case _:
+            return state
+
+
+def request(state: JobState, text: str, now: datetime, *, by_user: bool = True) -> JobState:
+    """Opens an interruption without a failure, unless one is open already."""
+    if state.world is None or state.between_stages:
+        return state
+    if state.interruption is not None and state.interruption.requested is None:
+        return state
+    source = EvidenceSource.USER if by_user else EvidenceSource.AGENT
+    state = incidents.sighted(state, now=now, time=now, source=source, text=text)
+    return state.changed(interruption=Interruption(since=now, requested=text, by_user=by_user))
+
+
+def reasons(state: JobState, ranks: Collection[int]) -> str:
+    """The requests that add or remove these nodes (slots); empty where there are none."""
+    return "; ".join(dict.fromkeys(state.asked_for[rank] for rank in sorted(ranks) if rank in state.asked_for))
+
+
+def followed(state: JobState, world: World) -> JobState:
+    """The requests that are left with this world: for nodes that are still to come."""
+    left = {
+        rank: text for rank, text in state.asked_for.items() if rank not in world.members and rank < state.nodes_max
+    }
+    return state.changed(asked_for=left)
+
+
+def _scaled(state: JobState, event: ScaleAsked) -> JobState:
+    count = f"{event.minimum}" if event.minimum == event.maximum else f"{event.minimum}:{event.maximum}"
+    text = f"scale to {count} requested by a user{_because(event.reason)}"
+    came_or_went = range(min(state.nodes_max, event.maximum), max(state.nodes_max, event.maximum))
+    return state.changed(
+        nodes_min=event.minimum,
+        nodes_max=event.maximum,
+        ready_since=None,
+        asked_for=state.asked_for | dict.fromkeys(came_or_went, text),
+    )
+
+
+def _suspended(state: JobState, text: str, now: datetime) -> JobState:
+    """One incident lasts from here until the resumed job steps: that is what the suspension cost."""
+    state = incidents.abandoned(state, now, text)
+    state = incidents.sighted(state, now=now, time=now, source=EvidenceSource.USER, text=text)
+    state = incidents.decided(state, now=now, title=text, rule=RULE, action="give all nodes back until it is resumed")
+    return state.changed(suspended=True, reason=text, asked_for={})
+
+
+def _relaunched(state: JobState, event: RelaunchAsked, job: JobSpec, now: datetime) -> JobState:
+    node = state.nodes.get(event.rank)
+    if node is None or not node.alive:
+        return state
+    text = f"replacement of node {event.rank} requested by a user{_because(event.reason)}"
+    if state.is_member(node):
+        state = request(state, text, now)
+    state = state.changed(asked_for=state.asked_for | {event.rank: text})
+    return succession.dismiss(state, node, job, now, phase=NodePhase.LOST, reason=text, failed_starts=0)
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
