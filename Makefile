@@ -13,7 +13,7 @@ GROUP ?= only
 # What is compiled once need not be in each of the thousands of processes that tests, demo and benchmarks start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-long test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history cluster cluster-down cluster-binaries kustomize clean
+.PHONY: help setup demo test test-long test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -73,6 +73,9 @@ cluster-down: setup  ## End the cluster and take every change to the machine bac
 
 cluster-binaries: setup  ## Build or find the cluster's programs, without starting anything
 	@$(BIN)/python -m scripts.cluster binaries
+
+docs: setup  ## Write the generated pages of docs: spec.md, cli.md, python-api.md
+	@$(BIN)/python -m scripts.docs
 
 kustomize: setup  ## Write the bases below deploy/kustomize from the Helm chart
 	@$(BIN)/python -m scripts.kustomize

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     __version__: str
 
+__all__ = ["Client", "JobSpec", "SpecError", "SyncClient", "load_spec", "parse_spec"]
+
 _HOMES = {
     "Client": "perdure.client.client",
     "SyncClient": "perdure.client.sync",

@@ -36,11 +36,12 @@ that starts nodes may have been started from another one. Not the whole environm
 specification is kept in Temporal."""
 
 NameOption = Annotated[
-    str | None, typer.Option("--name", help="The job's name.", show_default="the script's, and a suffix")
+    str | None,
+    typer.Option("--name", help="The job's name.", show_default="the file's, or the script's with a suffix"),
 ]
 BackendOption = Annotated[
     str | None,
-    typer.Option("--backend", help="Where nodes come from, over what the file says.", show_default="local"),
+    typer.Option("--backend", help="Where nodes come from.", show_default="the file's, else local"),
 ]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Follow the job, and exit with its exit code.")]
 SpecDryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the specification; start nothing.")]

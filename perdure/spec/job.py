@@ -77,7 +77,7 @@ class JobSpec(Section):
     labels: dict[LabelKey, LabelValue] = Field(default={})
     """Labels for finding and accounting; they go to pods, metrics and reports."""
     backend: Backend = Backend.LOCAL
-    """Where nodes come from. Usually the site sets it (a context of the command line, or `--backend`)."""
+    """Where nodes come from. `--backend` on the command line wins over it."""
     runtime: DnsLabel | None = None
     """The name of an administrator's preset, laid under this specification when the job starts."""
     queue: str | None = None

@@ -1,27 +1,22 @@
-"""Writes the reference of the specification, `docs/spec.md`, from the models, so that it says what is true.
-
-Run as `python -m perdure.spec.reference [FILE]`.
-"""
+"""The reference of the specification, `docs/spec.md`, from its models."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from .backends import FIELD_SUPPORT, FieldSupport
-from .durations import format_duration
-from .errors import format_path
-from .fields import Location, choices_of, inner_models, is_model, one_of, strip
-from .job import Backend, JobSpec
-from .roles import NodeCount
+from perdure.spec.backends import FIELD_SUPPORT, FieldSupport
+from perdure.spec.durations import format_duration
+from perdure.spec.errors import format_path
+from perdure.spec.fields import Location, choices_of, inner_models, is_model, one_of, strip
+from perdure.spec.job import Backend, JobSpec
+from perdure.spec.roles import NodeCount
 
 _INTRODUCTION = """\
 # The job specification
@@ -163,15 +158,3 @@ def _one_line(text: str) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def main() -> None:
-    """Writes the reference to the file that is named, or to standard output."""
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(reference(), encoding="utf-8")
-    else:
-        sys.stdout.write(reference())
-
-
-if __name__ == "__main__":
-    main()

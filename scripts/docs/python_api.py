@@ -1,0 +1,239 @@
+"""The reference of the Python API, `docs/python-api.md`, from the signatures and docstrings of what is public."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from textwrap import dedent
+
+from griffe import (
+    Alias,
+    Attribute,
+    Class,
+    DocstringSectionKind,
+    Expr,
+    ExprName,
+    ExprSubscript,
+    ExprTuple,
+    Function,
+    GriffeLoader,
+    Module,
+    Object,
+    Parser,
+)
+
+_INTRODUCTION = """\
+# The Python API
+
+What other programs may import: the names of `perdure`, and `perdure.training` in training scripts, which needs the
+standard library only. Everything else is internal and changes without notice, but for the types that calls return.
+"""
+
+_RETURNED = """\
+## What calls return
+
+Frozen models of pydantic. `model_dump(mode="json")` is what `-o json` prints.
+"""
+
+_ERRORS = """\
+## Errors
+
+What calls raise, from `perdure.errors`. Each has a `remedy`, a text for people, and an `exit_code`, which `perdure`
+exits with.
+"""
+
+_EXPLAINED_ELSEWHERE = {"JobSpec": "Its fields are in [spec.md](spec.md)."}
+
+_MODULES = ("perdure", "perdure.training", "perdure.errors")
+
+_LINE = 100
+"""Characters of a signature that stands on one line."""
+
+_PACKAGES = ("perdure", "workflows")
+"""Where public names and the types that calls return are defined."""
+
+
+def reference() -> str:
+    """The reference as Markdown."""
+    loader = GriffeLoader(docstring_parser=Parser.google)
+    for package in _PACKAGES:
+        loader.load(package)
+    perdure, training, errors = (loader.modules_collection[path] for path in _MODULES)
+    public, trainings, raised = _exported(perdure), _exported(training), _classes(errors)
+    returned = [thing for thing in _returned(public, loader) if thing not in public]
+    parts = [_INTRODUCTION, _prose(perdure)]
+    parts += [_section(thing, "##", loader, "perdure.") for thing in public]
+    parts += [f"## `perdure.training`\n\n{_prose(training)}"]
+    parts += [_section(thing, "###", loader, "perdure.training.") for thing in trainings]
+    parts += [_RETURNED, *(_section(thing, "###", loader) for thing in returned)]
+    parts += [_ERRORS, _errors(raised)]
+    parts += [_section(thing, "###", loader) for thing in raised if not _is_error(thing)]
+    return "\n".join(parts)
+
+
+def _exported(module: Module | Alias) -> list[Object]:
+    return [_target(module[str(name)]) for name in module.exports or ()]
+
+
+def _classes(module: Module | Alias) -> list[Class]:
+    return [thing for thing in module.classes.values() if isinstance(thing, Class)]
+
+
+def _target(thing: Object | Alias) -> Object:
+    return thing.final_target if isinstance(thing, Alias) else thing
+
+
+def _find(path: str, loader: GriffeLoader) -> Object | None:
+    """What is defined under a path; None where that is another package's."""
+    return _target(loader.modules_collection[path]) if path.partition(".")[0] in _PACKAGES else None
+
+
+def _returned(things: Iterable[Object], loader: GriffeLoader) -> list[Class]:
+    """The classes that functions and methods return, and those of their fields, by name."""
+    found: dict[str, Class] = {}
+    left = [
+        function.returns for thing in things for function in (thing, *_methods(thing)) if isinstance(function, Function)
+    ]
+    while left:
+        for name in _names(left.pop()):
+            named = _find(name.canonical_path, loader)
+            if isinstance(named, Class) and named.path not in found and named.name not in _EXPLAINED_ELSEWHERE:
+                found[named.path] = named
+                left += [value.annotation for value in _values(named)]
+    return sorted(found.values(), key=lambda thing: thing.name)
+
+
+def _names(annotation: Expr | str | None) -> Iterator[ExprName]:
+    if isinstance(annotation, Expr):
+        yield from (name for name in annotation.iterate(flat=True) if isinstance(name, ExprName))
+
+
+def _members(thing: Object) -> Iterator[Object]:
+    """The public members of a class, those of its bases first; nothing for what is no class."""
+    if isinstance(thing, Class):
+        for name, member in {**thing.inherited_members, **thing.members}.items():
+            if not name.startswith("_") and name != "model_config":
+                yield _target(member)
+
+
+def _methods(thing: Object) -> list[Function]:
+    return [member for member in _members(thing) if isinstance(member, Function)]
+
+
+def _values(thing: Object) -> list[Attribute]:
+    return [member for member in _members(thing) if isinstance(member, Attribute)]
+
+
+def _section(thing: Object, heading: str, loader: GriffeLoader, prefix: str = "") -> str:
+    parts = [f"{heading} `{prefix}{thing.name}`\n"]
+    if isinstance(thing, Function):
+        return "\n".join([*parts, _code([_signature(thing)]), _prose(thing)])
+    initializer = thing.members.get("__init__")
+    if isinstance(initializer, Function):
+        parts.append(_code([_signature(initializer, thing.name)]))
+    parts.append(_prose(thing))
+    if note := _EXPLAINED_ELSEWHERE.get(thing.name):
+        return "\n".join([*parts, f"{note}\n"])
+    if isinstance(initializer, Function):
+        parts.append(_prose(initializer, skip=1))
+    parts.append(_table(thing, loader))
+    methods = _methods(thing)
+    told = [method for method in methods if not _summary(method).startswith("See `")]
+    for method in told:
+        parts += [f"{heading}# `{thing.name}.{method.name}`\n", _code([_signature(method)]), _prose(method)]
+    if like_another := [method for method in methods if method not in told]:
+        parts.append(_code([_signature(method) for method in like_another]))
+    return "\n".join(part for part in parts if part)
+
+
+def _code(lines: Sequence[str]) -> str:
+    return "\n".join(["```python", *lines, "```\n"])
+
+
+def _signature(function: Function, name: str | None = None) -> str:
+    """As it is called: without `self`; where that makes a long line, an argument on each."""
+    text = re.sub(r"\(self(, )?", "(", str(function.signature(name=name)).replace("'", '"'))
+    text = text.removesuffix(" -> None")
+    if len(text) > _LINE:
+        arguments, _, returned = text.partition("(")[2].rpartition(")")
+        lines = re.split(r", (?=\*|\w+: )", arguments)
+        text = "\n".join([f"{text.partition('(')[0]}(", *(f"    {line}," for line in lines), f"){returned}"])
+    return f"async {text}" if "async" in function.labels else text
+
+
+def _table(thing: Object, loader: GriffeLoader) -> str:
+    """Members of an enumeration, or fields of a model; of other classes what has a docstring."""
+    values = _values(thing)
+    if not any(value.annotation for value in values):
+        rows = [f"| {_member(value)} | {_summary(value)} |" for value in values if value.value]
+        return "\n".join(["| member | meaning |", "|-|-|", *rows]) + "\n" if rows else ""
+    told = values if thing.docstring is None or "__init__" not in thing.members else [v for v in values if v.docstring]
+    rows = [f"| `{value.name}` | {_type(value.annotation, loader)} | {_summary(value)} |" for value in told]
+    return "\n".join(["| field | type | meaning |", "|-|-|-|", *rows]) + "\n" if rows else ""
+
+
+def _member(value: Attribute) -> str:
+    return f"`{value.name}`" + (f" = {value.value}" if str(value.value).isdigit() else "")
+
+
+def _type(annotation: Expr | str | None, loader: GriffeLoader) -> str:
+    """An annotation; of a name for `Annotated[…]` what is annotated."""
+    text = str(annotation)
+    for name in _names(annotation):
+        alias = _find(name.canonical_path, loader)
+        if isinstance(alias, Attribute) and isinstance(annotated := alias.value, ExprSubscript):
+            first = annotated.slice.elements[0] if isinstance(annotated.slice, ExprTuple) else annotated.slice
+            text = re.sub(rf"\b{name.name}\b", str(first), text)
+    return f"`{_cell(text)}`"
+
+
+def _errors(classes: Iterable[Class]) -> str:
+    rows = [
+        f"| `{error.name}` | {', '.join(f'`{base}`' for base in error.bases)} | {_summary(error)} |"
+        for error in classes
+        if _is_error(error)
+    ]
+    return "\n".join(["| error | is a | meaning |", "|-|-|-|", *rows]) + "\n"
+
+
+def _is_error(thing: Class) -> bool:
+    return "exit_code" in thing.all_members
+
+
+def _summary(thing: Object) -> str:
+    return _cell(thing.docstring.value) if thing.docstring else ""
+
+
+def _prose(thing: Object | Alias, *, skip: int = 0) -> str:
+    """The docstring as Markdown; `skip` leaves out so many of its first paragraphs."""
+    parts: list[str] = []
+    for section in thing.docstring.parsed if thing.docstring else ():
+        match section.kind:
+            case DocstringSectionKind.text:
+                parts += [_paragraph(text) for text in re.split(r"\n\n(?! )", section.value)][skip:]
+            case DocstringSectionKind.parameters:
+                parts.append(_described("argument", [(value.name, value.description) for value in section.value]))
+            case DocstringSectionKind.raises:
+                parts.append(
+                    _described("raises", [(str(value.annotation), value.description) for value in section.value])
+                )
+            case kind:
+                raise NotImplementedError(f"{thing.path}: a docstring's section of {kind.value}")
+    return "\n\n".join(part for part in parts if part) + "\n" if parts else ""
+
+
+def _described(what: str, things: Iterable[tuple[str, str]]) -> str:
+    return "\n".join([f"| {what} | |", "|-|-|", *(f"| `{name}` | {_cell(text)} |" for name, text in things)])
+
+
+def _paragraph(text: str) -> str:
+    """A paragraph of prose, with the indented example that follows it."""
+    prose, _, example = text.partition("\n\n    ")
+    if text.startswith("    "):
+        prose, example = "", text.removeprefix("    ")
+    code = "```python\n" + dedent(f"    {example}") + "\n```" if example else ""
+    return "\n\n".join(part for part in (prose, code) if part)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
