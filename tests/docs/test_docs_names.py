@@ -1,0 +1,242 @@
+"""What the docs name exists: files, links, modules, variables, fields of the specification, targets and workflows."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+import yaml
+
+from activities.nodes.kubernetes.settings import VARIABLES
+from perdure.spec.fields import field_at
+from tests.docs.pages import PAGES, ROOT, Page
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+NOT_OURS = {
+    "train.py": "the reader's script",
+    "pretrain.py": "the reader's script",
+    "finetune.py": "the reader's script",
+    "job.yaml": "the reader's file",
+    "runtime.yaml": "the reader's file",
+    "go.mod": "of a Go module",
+    "agent.sock": "a socket of a node",
+}
+"""Names that look like files of this repository."""
+
+_SOURCES = (
+    "perdure",
+    "workflows",
+    "activities",
+    "agent",
+    "perdure_launcher",
+    "scripts",
+    "benchmarks",
+    "examples",
+    "tests",
+)
+_SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".sh", ".json", ".lock", ".sbatch", ".txt")
+
+
+@cache
+def tracked() -> frozenset[str]:
+    """The repository's files and folders."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    files = [PurePosixPath(name) for name in listed.stdout.splitlines() if (ROOT / name).exists()]
+    folders = {str(folder) for file in files for folder in file.parents}
+    return frozenset({*map(str, files), *folders} - {"."})
+
+
+@cache
+def code() -> str:
+    """The text of all code, and of what configures it."""
+    texts = [
+        (ROOT / name).read_text(encoding="utf-8", errors="replace")
+        for name in sorted(tracked())
+        if (ROOT / name).is_file() and name.startswith((*_SOURCES, "deploy"))
+    ]
+    return "\n".join(texts)
+
+
+@pages
+def test_relative_links_lead_somewhere(page: Page):
+    anchors = {other.path: other.anchors for other in PAGES}
+    lost: list[str] = []
+    for link in page.links:
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.path.parent / path).resolve() if path else page.path
+        if not target.exists() or (anchor and anchor not in anchors.get(target, set())):
+            lost.append(link)
+    assert lost == []
+
+
+def path_in(text: str) -> str | None:
+    """The path of this repository that a text is; None where it is something else."""
+    name = text.removesuffix("/").removeprefix("./")
+    if name in NOT_OURS or not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name):
+        return None
+    top = name.partition("/")[0]
+    if "/" in name and top in {entry for entry in tracked() if "/" not in entry}:
+        return name
+    return name if name.endswith(".py") or (text.endswith("/") and top in _SOURCES) else None
+
+
+def exists(name: str) -> bool:
+    """Whether a path, or the end of one as in `policy/judge.py`, is the repository's."""
+    return any(entry == name or entry.endswith(f"/{name}") for entry in tracked())
+
+
+def words_of(page: Page) -> list[str]:
+    """Each piece of code by itself, and the words of blocks."""
+    words = [word for block in page.blocks if block.language in ("", "console", "yaml") for word in block.text.split()]
+    return [snippet.text for snippet in page.snippets] + [word.strip("\"'(),;") for word in words]
+
+
+@pages
+def test_paths_exist(page: Page):
+    named = {name for word in words_of(page) if (name := path_in(word))}
+    assert sorted(name for name in named if not exists(name)) == []
+
+
+@pages
+def test_tests_exist(page: Page):
+    named = {match[1] for snippet in page.snippets if (match := re.fullmatch(r"(test_\w+)(\[.*\])?", snippet.text))}
+    files = {PurePosixPath(name).stem for name in tracked()}
+    assert sorted(name for name in named if name not in files) == []
+
+
+@pages
+def test_modules_and_what_they_hold_exist(page: Page):
+    named = {
+        snippet.text
+        for snippet in page.snippets
+        if re.fullmatch(rf"({'|'.join(_SOURCES)})(\.\w+)+", snippet.text)
+        and snippet.text not in NOT_OURS
+        and not path_in(snippet.text)
+    }
+    assert sorted(name for name in named if not importable(name)) == []
+
+
+def importable(name: str) -> bool:
+    """Whether a dotted name is a module's, or that of something that one defines; nothing is run for it."""
+    path = ROOT / name.replace(".", "/")
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    module, _, thing = name.rpartition(".")
+    source = find_spec(module)
+    if source is None or source.origin is None:
+        return False
+    tree = ast.parse(Path(source.origin).read_text(encoding="utf-8"))
+    return thing in {getattr(node, "name", "") or getattr(node, "id", "") for node in ast.walk(tree)}
+
+
+@pages
+def test_variables_are_read_or_set_somewhere(page: Page):
+    text = "\n".join([*(snippet.text for snippet in page.snippets), *(block.text for block in page.blocks)])
+    named = set(re.findall(r"\bPERDURE_[A-Z_]+[A-Z]\b", text))
+    known = code() + "\n".join(f"{VARIABLES}{name}" for name in re.findall(r"VARIABLES}([A-Z_]+)", code()))
+    assert sorted(name for name in named if name not in known) == []
+
+
+ROLE = ("roles", "<name>")
+
+
+def field_named(text: str) -> tuple[str, ...] | None:
+    """Where in the specification a dotted name leads, if its beginning is a field there, or one of a role."""
+    name = text.partition(":")[0]
+    if not re.fullmatch(r"[a-z_]+(\.([a-z_]+|<name>))+", name) or chart_has(name) or path_in(name):
+        return None
+    path = tuple(name.split("."))
+    return next((start + path for start in ((), ROLE) if field_at((*start, path[0]))[0] is not None), None)
+
+
+@pages
+def test_fields_of_the_specification_exist(page: Page):
+    named = {path for snippet in page.snippets if (path := field_named(snippet.text))}
+    assert sorted(".".join(path) for path in named if field_at(path)[0] is None) == []
+
+
+@pages
+def test_identifiers_occur_in_the_code(page: Page):
+    named = {snippet.text for snippet in page.snippets if re.fullmatch(r"(?!test_)[a-z]+(_[a-z0-9]+)+", snippet.text)}
+    assert sorted(name for name in named if not re.search(rf"\b{name}\b", code())) == []
+
+
+def test_cases_of_tests_exist():
+    sources: dict[str, str] = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        sources[path.stem] = sources.get(path.stem, "") + path.read_text(encoding="utf-8")
+    named = [
+        (match[1], case.strip(" …").lstrip("-"))
+        for page in PAGES
+        for snippet in page.snippets
+        if (match := re.fullmatch(r"(test_\w+)\[(.*)\]", snippet.text))
+        for case in match[2].split(",")
+    ]
+    assert len(named) > 10
+    assert [name for name in named if name[1] not in sources[name[0]]] == []
+
+
+def test_the_agents_requests_are_those_that_it_serves():
+    page = (ROOT / "docs" / "node-protocol.md").read_text(encoding="utf-8")
+    served = re.findall(r'web\.(post|get)\("(/v1/[\w/]+)"', (ROOT / "agent" / "server.py").read_text(encoding="utf-8"))
+    told = re.findall(r"`(POST|GET) (/v1/[\w/]+)", page)
+    assert {(method.lower(), path) for method, path in told} == set(served)
+
+
+def test_all_modules_of_the_policy_that_decide_are_in_the_architectures_table():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    modules = {path.name for path in (ROOT / "workflows" / "policy").glob("*.py")} - {"__init__.py"}
+    assert sorted(name for name in modules if name not in page) == []
+
+
+@cache
+def chart_values() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "deploy" / "helm" / "perdure" / "values.yaml").read_text(encoding="utf-8"))
+
+
+def chart_has(name: str) -> bool:
+    """Whether the chart has a value of this name."""
+    value: Any = chart_values()
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return False
+        value = value[part]
+    return True
+
+
+@pages
+def test_values_of_the_chart_exist(page: Page):
+    set_by_commands = re.findall(r"--set ([\w.]+)=", "\n".join(block.text for block in page.blocks))
+    dotted = [name for snippet in page.snippets if "." in (name := snippet.text.partition(":")[0])]
+    named = {*set_by_commands, *(name for name in dotted if name.partition(".")[0] in chart_values())}
+    others = {name for name in named if not chart_has(name) and field_named(name) is None}
+    assert sorted(others) == []
+
+
+def test_what_does_not_exist_is_found():
+    assert path_in("tests/agent/nothing.py") == "tests/agent/nothing.py"
+    assert not exists("tests/agent/nothing.py")
+    assert path_in("nothing.py") == "nothing.py"
+    assert path_in("agent/") == "agent"
+    assert path_in("2/8") is None
+    assert importable("agent.config.AgentConfig")
+    assert not importable("agent.config.Nothing")
+    assert field_named("timing.nothing") == ("timing", "nothing")
+    assert field_named("nodes.nothing") == (*ROLE, "nodes", "nothing")
+    assert chart_has("gangs.system")
+    assert not chart_has("gangs.nothing")
