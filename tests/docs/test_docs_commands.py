@@ -1,0 +1,204 @@
+"""Every command that README and docs print: parsed by the program that it calls, and run where it needs no job."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from typer import Typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from perdure.cli.main import app
+from perdure.local.temporal_binary import ensure as ensure_temporal
+from tests.docs.commands import COMMANDS, Command
+from tests.docs.pages import ROOT
+from tests.support.command_line import CommandLine
+
+NOT_RUN_HERE = {
+    ".": "enters the environment that `make setup` makes",
+    "curl": "asks an agent's socket: tests/docs/test_docs_names.py compares the requests",
+    "docker": "no docker is here: scripts/cluster makes the same image; test_docs_names.py checks its file",
+    "helm": "tests/kubernetes/test_printed_commands.py",
+    "kubectl": "tests/kubernetes/test_printed_commands.py",
+    "export": "a setting of the reader's shell",
+    "kill": "breaks the reader's job: tests/system/test_readme.py does it to a job of its own",
+    "pgrep": "finds the process to kill",
+    "pkill": "breaks the reader's server: tests/system/test_survival.py does it to its own",
+    "srun": "Slurm is not here: tests/system/test_slurm_example.py plays it; the command that it starts is checked",
+}
+"""Programs whose commands no test in this file reads, and why, or which test does."""
+
+PLACEHOLDERS = {"COMMAND": "status", "RANK": "0", "NUMBER": "1"}
+"""What stands for a word that only some words can replace."""
+
+ON_JOBS = "tests/cli/test_cli_with_jobs.py"
+HELD_ELSEWHERE = {
+    **dict.fromkeys(("list", "status", "watch", "logs", "explain", "nodes", "scale"), ON_JOBS),
+    **dict.fromkeys(("suspend", "resume", "restart", "cancel"), ON_JOBS),
+    "shell": "tests/cli/test_cli_shell.py",
+    "join": "tests/cli/test_cli_join.py",
+    "doctor": ON_JOBS,
+    "worker": "tests/cli/test_cli_without_jobs.py",
+    "operator": "tests/kubernetes/test_operator.py",
+}
+"""Commands of perdure that need a server or a job: only parsed here, and run by these tests."""
+
+
+def of(*programs: str) -> list[Command]:
+    return list(dict.fromkeys(command for command in COMMANDS if command.program in programs))
+
+
+def on(*programs: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("command", of(*programs), ids=str)
+
+
+def test_every_command_is_checked_or_exempt():
+    checked = {"perdure", "make", "temporal", "python", "pytest"}
+    assert sorted({command.program for command in COMMANDS} - checked - NOT_RUN_HERE.keys()) == []
+    assert sorted(NOT_RUN_HERE.keys() - {command.program for command in COMMANDS}) == [], "exempt, and not printed"
+    assert len(of("perdure")) > 50
+
+
+def test_commands_that_need_a_job_are_run_by_the_tests_that_are_named():
+    root = get_command(app)
+    assert isinstance(root, TyperGroup)
+    assert root.commands.keys() - HELD_ELSEWHERE.keys() == {"run", "submit", "validate", "schema", "import"}
+    named = {name: (ROOT / path).read_text() for name, path in HELD_ELSEWHERE.items() if name in root.commands}
+    assert [name for name, text in named.items() if f'"{name}"' not in text] == []
+
+
+@on("perdure")
+def test_perdure_knows_the_command_and_its_options(command: Command):
+    root = get_command(app)
+    assert isinstance(root, TyperGroup)
+    name, *arguments = [PLACEHOLDERS.get(word, word) for word in command.words[1:]]
+    assert name in root.commands, f"{command}: no such command"
+    arguments = [argument for argument in arguments if argument not in ("…", "--help")]
+    try:
+        root.commands[name].make_context(name, arguments)
+    except Exception as error:
+        # A part of a command may lack what the text around it says.
+        unfinished = type(error).__name__ == "MissingParameter" or "requires an argument" in str(error)
+        if command.whole or not unfinished:
+            raise AssertionError(f"{command}: {error}") from error
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What the docs' readers have: a job, other systems' jobs, the examples."""
+    fixtures = ROOT / "tests" / "importers" / "fixtures"
+    job = (ROOT / "examples" / "minimal.yaml").read_text(encoding="utf-8")
+    for name in ("job.yaml", "spiral.yaml"):
+        (tmp_path / name).write_text(re.sub(r"path: .*", "path: .", job), encoding="utf-8")
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "job.yaml").write_text((tmp_path / "job.yaml").read_text(), encoding="utf-8")
+    (tmp_path / "pytorchjob.yaml").write_text((fixtures / "pytorchjob-elastic.yaml").read_text(), encoding="utf-8")
+    (tmp_path / "elasticjob.yaml").write_text((fixtures / "elasticjob-llama.yaml").read_text(), encoding="utf-8")
+    for name in ("examples", "train.py"):
+        (tmp_path / name).symlink_to(ROOT / ("examples" if name == "examples" else "examples/train.py"))
+    return tmp_path
+
+
+RUNNABLE = [
+    command
+    for command in of("perdure")
+    if command.whole and command.words[1] not in HELD_ELSEWHERE and "-" not in command.words
+]
+
+
+@pytest.mark.parametrize("command", RUNNABLE, ids=str)
+def test_perdure_does_what_needs_no_job(command: Command, folder: Path):
+    name, *arguments = command.words[1:]
+    arguments = [argument for argument in arguments if argument not in ("--wait", "--run")]
+    before = [] if name not in ("run", "submit") else ["--dry-run"]
+    if any("*" in argument for argument in arguments):
+        arguments = [str(path) for argument in arguments for path in (sorted(folder.glob(argument)) or [argument])]
+    environment = {
+        "PERDURE_STATE": str(folder / "state"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    done = CommandLine(folder, environment).run(name, *before, *arguments)
+    # An import may leave fields to its reader; that is told apart by what it prints.
+    assert done.code == 0 or (name == "import" and done.code == 2 and done.out), done
+    assert done.out
+
+
+@on("make")
+def test_make_has_the_target(command: Command):
+    words = [word for word in command.words[1:] if word != "…"]
+    done = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    assert words[0] in (ROOT / "Makefile").read_text().partition(".PHONY:")[2].partition("\n")[0].split()
+    for word in words[1:]:
+        name, _, value = word.partition("=")
+        assert f"\n{name} ?=" in (ROOT / "Makefile").read_text(), f"{command}: no such variable"
+        if name == "PYTEST_ARGS" and value != "…":
+            assert_collects(shlex.split(value))
+
+
+def benchmark_arguments() -> list[tuple[str, str]]:
+    """For which benchmark, and what it is given by BENCH_ARGS."""
+    found: list[tuple[str, str]] = []
+    for page in {command.page for command in COMMANDS}:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        target = ""
+        for match in re.finditer(r"make bench-(\w+)|BENCH_ARGS=(?:'([^']*)'|\"([^\"]*)\"|([^`\s]+))", text):
+            if match[1]:
+                target = match[1]
+            else:
+                after = re.match(r"[^`]* make bench-(\w+)", text[match.end() :])
+                found.append((after[1] if after else target, match[2] or match[3] or match[4]))
+    return found
+
+
+@pytest.mark.parametrize(("benchmark", "arguments"), benchmark_arguments())
+def test_benchmarks_take_their_arguments(benchmark: str, arguments: str):
+    single = Typer()
+    single.command()(import_module(f"benchmarks.{benchmark}.__main__").main)
+    get_command(single).make_context(benchmark, arguments.split())
+
+
+def assert_collects(words: list[str]) -> None:
+    """Has pytest find the tests that it would run; where none are named, those of one file."""
+    named = [] if any(word.startswith("tests/") for word in words) else ["tests/docs/test_glossary.py"]
+    run = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", *words, *named]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@on("python", "pytest")
+def test_python_finds_what_it_is_to_run(command: Command):
+    words = [word for word in command.words[1:] if word != "…"]
+    if command.program == "pytest" or words[:2] == ["-m", "pytest"]:
+        assert_collects(words if command.program == "pytest" else words[2:])
+    elif words[0] == "-m" and words[1] != "package":
+        module = ROOT / words[1].replace(".", "/")
+        assert module.is_dir() or module.with_suffix(".py").is_file() or words[1].startswith("torch.distributed."), (
+            f"{command}: no such module"
+        )
+    else:
+        assert words[0] in ("train.py", "-m"), f"{command}: neither the reader's script nor a module"
+
+
+@on("temporal")
+def test_temporal_knows_the_command_and_its_options(command: Command, tmp_path: Path):
+    words = [word for word in command.words[1:] if word != "…"]
+    if words[0] == "perdure":
+        assert "temporal-perdure" in (ROOT / "pyproject.toml").read_text(), "our extension of Temporal's command line"
+        return
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    if len(words) == 1:
+        words.append("--help")
+    run = [ensure_temporal(), words[0], "--address=127.0.0.1:1", *words[1:]]
+    done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    said = done.stdout + done.stderr
+    assert not re.search(r"unknown (shorthand )?(flag|command)", said), f"{command}: {said}"
+    if command.whole:
+        assert "127.0.0.1:1" in said or "job.json" in said, f"{command}: it did not come to call the server: {said}"
