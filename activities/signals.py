@@ -11,7 +11,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from workflows import options
 from workflows.delivery import SIGNAL_ACTIVITIES, Delivery
-from workflows.messages import Adopt, GroupDesire, GroupEdges
+from workflows.messages import Adopt, GroupDesire, GroupTransitions
 
 
 class SignalActivities:
@@ -22,7 +22,7 @@ class SignalActivities:
 
     @property
     def all(self) -> Sequence[Callable[..., Any]]:
-        return (self.signal_desire, self.signal_adopt, self.signal_edges)
+        return (self.signal_desire, self.signal_adopt, self.signal_transitions)
 
     @activity.defn(name=SIGNAL_ACTIVITIES["desire"])
     async def signal_desire(self, group_id: str, message: GroupDesire) -> Delivery:
@@ -35,11 +35,13 @@ class SignalActivities:
         return await self._deliver(group_id, "adopt", message)
 
     @activity.defn(name=SIGNAL_ACTIVITIES["edges"])
-    async def signal_edges(self, job_id: str, message: GroupEdges) -> Delivery:
+    async def signal_transitions(self, job_id: str, message: GroupTransitions) -> Delivery:
         """Tells a job what changed in one of its groups."""
         return await self._deliver(job_id, "edges", message)
 
-    async def _deliver(self, workflow_id: str, signal: str, message: GroupDesire | Adopt | GroupEdges) -> Delivery:
+    async def _deliver(
+        self, workflow_id: str, signal: str, message: GroupDesire | Adopt | GroupTransitions
+    ) -> Delivery:
         try:
             handle = self._client.get_workflow_handle(workflow_id)
             await handle.signal(signal, message, rpc_timeout=options.SIGNAL_TIMEOUT)

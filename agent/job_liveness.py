@@ -13,7 +13,7 @@ from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExec
 from temporalio.service import RPCError, RPCStatusCode
 
 
-class JobFate(StrEnum):
+class JobLiveness(StrEnum):
     """What the control plane says of a job."""
 
     OPEN = "OPEN"
@@ -23,20 +23,20 @@ class JobFate(StrEnum):
     """No trace of it, which a restored database or another namespace's address also shows: unknown."""
 
 
-async def ask_fate(client: Client, *, job_id: str, first_run_id: str, rpc_timeout: timedelta) -> JobFate:
+async def query_job_liveness(client: Client, *, job_id: str, first_run_id: str, rpc_timeout: timedelta) -> JobLiveness:
     """Asks the server; raises whatever keeps it from answering."""
     newest = await _describe(client, job_id, run_id=None, rpc_timeout=rpc_timeout)
     if newest is None:
-        return JobFate.NOT_FOUND
+        return JobLiveness.NOT_FOUND
     newest_first_run_id = newest.raw_description.workflow_execution_info.first_run_id
     if newest_first_run_id == first_run_id:
-        return JobFate.OPEN if newest.status is WorkflowExecutionStatus.RUNNING else JobFate.CLOSED
+        return JobLiveness.OPEN if newest.status is WorkflowExecutionStatus.RUNNING else JobLiveness.CLOSED
     # Another job has the name. One that began later could only have it because ours was over, even where the server
     # has forgotten ours. One that began earlier shows a database that was restored from before our start.
     if _began_after(newest_first_run_id, first_run_id):
-        return JobFate.CLOSED
+        return JobLiveness.CLOSED
     ours = await _describe(client, job_id, run_id=first_run_id, rpc_timeout=rpc_timeout)
-    return JobFate.NOT_FOUND if ours is None else JobFate.CLOSED
+    return JobLiveness.NOT_FOUND if ours is None else JobLiveness.CLOSED
 
 
 def _began_after(one: str, other: str) -> bool:

@@ -16,9 +16,9 @@ from datetime import datetime
 
 from temporalio import activity
 
-from agent.job_liveness import JobFate
+from agent.job_liveness import JobLiveness
 from agent.node import Node, Teller
-from agent.notifier import Pulse
+from agent.notifier import Notifier
 from agent.outbox import envelope
 from agent.telemetry import Telemetry
 from agent.transport import ControlPlane
@@ -56,7 +56,7 @@ class Lease:
         self._control = control
         self._started_at = started_at
         self._to_group = to_group
-        self._changed = Pulse()
+        self._changed = Notifier()
         self._epoch = 0
         """The newest one taken."""
         self._run_id = ""
@@ -119,13 +119,13 @@ class Lease:
                     missing_since = None
                     continue
                 self._ask_now = False
-            fate = await self._fate()
-            if fate is JobFate.CLOSED:
+            liveness = await self._liveness()
+            if liveness is JobLiveness.CLOSED:
                 self._node.leave("the job has closed")
                 return
-            if fate is JobFate.OPEN and not self._holders:
+            if liveness is JobLiveness.OPEN and not self._holders:
                 self._without_lease()
-            if fate is not JobFate.NOT_FOUND:
+            if liveness is not JobLiveness.NOT_FOUND:
                 missing_since = None
                 continue
             missing_since = missing_since or loop.time()
@@ -134,17 +134,17 @@ class Lease:
                 self._node.leave(f"the control plane has not known the job for {orphan_grace:.0f} s (orphan_grace)")
                 return
 
-    async def _fate(self) -> JobFate | None:
+    async def _liveness(self) -> JobLiveness | None:
         """None where there is no answer."""
         with contextlib.suppress(TimeoutError):
             try:
                 async with asyncio.timeout(self._node.config.timing.owner_check.total_seconds()):
-                    fate = await self._control.job_fate()
+                    liveness = await self._control.job_liveness()
             except TimeoutError:
                 raise
             except Exception as error:
                 logger.info("no lease, and no answer about the job: %s", error)
             else:
-                logger.info("no lease; the job is %s", fate)
-                return fate
+                logger.info("no lease; the job is %s", liveness)
+                return liveness
         return None

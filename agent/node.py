@@ -15,7 +15,7 @@ from agent import ends
 from agent.config import AgentConfig
 from agent.ends import Meaning
 from agent.files import LOG_NAME, tail_of
-from agent.notifier import Pulse
+from agent.notifier import Notifier
 from agent.outbox import envelope
 from agent.protocol import (
     DesiredBody,
@@ -79,7 +79,7 @@ class Node:
         progress: Callable[[], Progress | None],
     ) -> None:
         self.config = config
-        self.changed = Pulse()
+        self.changed = Notifier()
         self._file = state_file
         self._to_job = to_job
         self._to_group = to_group

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Pulse:
+class Notifier:
     """Wakes the tasks that wait. For one event loop; conditions are checked without a pause in between, so none is
     missed."""
 

@@ -20,7 +20,7 @@ from typing import Any, Final, TypedDict
 from pydantic import BaseModel, ValidationError
 
 from agent.files import KeptFile
-from agent.notifier import Pulse
+from agent.notifier import Notifier
 from workflows.messages import (
     AgentMessage,
     Failure,
@@ -143,7 +143,7 @@ class Outbox:
         self._spread = spread
         self._flushing = False
         self._not_found = not_found
-        self._changed = Pulse()
+        self._changed = Notifier()
         self._file = KeptFile(path)
         self._hurry = False
         """A message has come that should not wait for the pause between attempts to end."""

@@ -17,7 +17,7 @@ from agent.config import AgentConfig
 from agent.lease import Lease
 from agent.logs import LogShipper
 from agent.node import Node
-from agent.notifier import Pulse
+from agent.notifier import Notifier
 from agent.outbox import Outbox, envelope, spread_of
 from agent.progress import ProgressReader
 from agent.protocol import LauncherHello
@@ -47,7 +47,7 @@ class Agent:
         self._control = control
         self._started_at = datetime.now(UTC)
         self._stop = asyncio.Event()
-        self._changed = Pulse()
+        self._changed = Notifier()
         self._launcher_gone: bool | None = None
         """None where the launcher's process cannot be seen from here."""
         self._group_missing = False

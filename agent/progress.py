@@ -10,7 +10,7 @@ from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agent.stall_detector import Pace
+from agent.stall_detector import StallDetector
 from perdure_launcher.environment import WARM_FOLDER
 from perdure_launcher.rank_plugins.progress import RankProgress, is_apart, progress_path, read_progress
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
@@ -37,7 +37,7 @@ class ProgressReader:
         self._generation = 0
         self._first_step: int | None = None
         self._samples: deque[tuple[float, int]] = deque()
-        self.pace = Pace()
+        self.stall_detector = StallDetector()
         """Of the generation last requested."""
         self.newest: Progress | None = None
         """As of the last sample; None before any rank was seen."""
@@ -66,13 +66,13 @@ class ProgressReader:
             self._generation = generation
             self._first_step = None
             self._samples.clear()
-            self.pace = Pace()
+            self.stall_detector = StallDetector()
             self.all_stepped = False
         files = (read_progress(progress_path(self._folder, base_rank + local)) for local in range(processes))
         ranks = [rank for rank in files if rank is not None and rank.generation == generation]
         stepped = [rank for rank in ranks if _has_stepped(rank)]
         self.all_stepped = len(stepped) == processes
-        self.pace.follow(tuple(rank.step for rank in stepped), now)
+        self.stall_detector.follow(tuple(rank.step for rank in stepped), now)
         if self.all_stepped:
             self._follow(min(stepped, key=lambda rank: rank.step), now)
 

@@ -7,7 +7,7 @@ long as one of them steps, the node is not stalled.
 from __future__ import annotations
 
 
-class Pace:
+class StallDetector:
     """Of one generation. Times are seconds on the monotonic clock, as exact as the looks are frequent."""
 
     def __init__(self) -> None:

@@ -133,14 +133,14 @@ class Telemetry:
             self._ranks.end()
 
     def _look_for_stall(self, now: float) -> None:
-        stall, pace = self._node.config.timing.stall, self._ranks.pace
-        idle = pace.idle(now)
+        stall, detector = self._node.config.timing.stall, self._ranks.stall_detector
+        idle = detector.idle(now)
         if idle is None or not stall.after or not self._node.trains:
             return
-        if idle >= max(stall.after.total_seconds(), stall.steps * (pace.usual or 0.0)):
+        if idle >= max(stall.after.total_seconds(), stall.steps * (detector.usual or 0.0)):
             self._node.stalled(
                 since=datetime.now(UTC) - timedelta(seconds=idle),
-                usual_step=None if pace.usual is None else timedelta(seconds=pace.usual),
+                usual_step=None if detector.usual is None else timedelta(seconds=detector.usual),
             )
         else:
             self._node.stall_ended()

@@ -21,7 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
 from agent.config import AgentConfig
-from agent.job_liveness import JobFate, ask_fate
+from agent.job_liveness import JobLiveness, query_job_liveness
 from agent.outbox import ControlPlaneBusy, DestinationNotFound
 from workflows.messages import AgentMessage
 
@@ -57,7 +57,7 @@ class ControlPlane(Protocol):
         """
         ...
 
-    async def job_fate(self) -> JobFate:
+    async def job_liveness(self) -> JobLiveness:
         """Asks for the job; raises whatever keeps it from getting an answer."""
         ...
 
@@ -97,9 +97,9 @@ class TemporalControlPlane:
             raise
         self._patience = max(self._patience / 2, _CALL_TIMEOUT)
 
-    async def job_fate(self) -> JobFate:
+    async def job_liveness(self) -> JobLiveness:
         client = await self._connected()
-        return await ask_fate(
+        return await query_job_liveness(
             client, job_id=self._config.job_id, first_run_id=self._config.job_first_run_id, rpc_timeout=_CALL_TIMEOUT
         )
 

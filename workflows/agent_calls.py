@@ -18,12 +18,12 @@ with workflow.unsafe.imports_passed_through():
         CheckConnection,
         CommandAnswer,
         CompleteGeneration,
-        EdgeKind,
         EvidenceSource,
         LeaseRequest,
         NodeIdentity,
         RestartCommand,
         StopNode,
+        TransitionKind,
     )
     from workflows.node_table import NodeTable
 
@@ -69,7 +69,9 @@ async def hold_lease(table: NodeTable, node: NodeIdentity) -> None:
         schedule_to_start = None
         if record.reachable:
             table.put(record.changed(reachable=False, reason=reason))
-            table.edge(record, EdgeKind.UNREACHABLE, workflow.now(), source=EvidenceSource.LEASE, detail=reason)
+            table.transition(
+                record, TransitionKind.UNREACHABLE, workflow.now(), source=EvidenceSource.LEASE, detail=reason
+            )
 
 
 async def apply_world(table: NodeTable, node: NodeIdentity, generation: int) -> None:
@@ -111,9 +113,9 @@ async def apply_world(table: NodeTable, node: NodeIdentity, generation: int) -> 
             record = table.current(node)
             if record is None:
                 return
-            table.edge(
+            table.transition(
                 record,
-                EdgeKind.UNRESPONSIVE,
+                TransitionKind.UNRESPONSIVE,
                 workflow.now(),
                 source=EvidenceSource.COMMAND,
                 generation=generation,
@@ -127,8 +129,8 @@ async def apply_world(table: NodeTable, node: NodeIdentity, generation: int) -> 
         known = max(record.generation, answer.generation)
         refused = record.refused if answer.accepted else generation
         table.put(record.changed(generation=known, refused=refused, inquired=inquiry, joining=None, cut_off=""))
-        kind = EdgeKind.COMMANDED if answer.accepted else EdgeKind.JOINED
-        table.edge(
+        kind = TransitionKind.COMMANDED if answer.accepted else TransitionKind.JOINED
+        table.transition(
             record,
             kind,
             workflow.now(),

@@ -18,7 +18,6 @@ with workflow.unsafe.imports_passed_through():
     from workflows import agent_calls, options
     from workflows.messages import (
         CreatedNode,
-        EdgeKind,
         EvidenceSource,
         GroupRef,
         NodeIdentity,
@@ -28,6 +27,7 @@ with workflow.unsafe.imports_passed_through():
         NodesCreated,
         NodesRef,
         NodesRequest,
+        TransitionKind,
         WatchRequest,
     )
     from workflows.names import watch_task_queue
@@ -97,7 +97,9 @@ def _refused(table: NodeTable, node: NodeIdentity, reason: str) -> None:
     record = table.current(node)
     if record is not None:
         table.put(record.changed(phase=NodePhase.LOST, reason=reason, since=workflow.now()))
-        table.edge(record, EdgeKind.CREATE_FAILED, workflow.now(), source=EvidenceSource.BACKEND, detail=reason)
+        table.transition(
+            record, TransitionKind.CREATE_FAILED, workflow.now(), source=EvidenceSource.BACKEND, detail=reason
+        )
 
 
 def _created(table: NodeTable, node: NodeIdentity, created: CreatedNode) -> None:
@@ -107,9 +109,9 @@ def _created(table: NodeTable, node: NodeIdentity, created: CreatedNode) -> None
     if record.phase is NodePhase.REQUESTED:
         phase = NodePhase.PENDING if created.pending else NodePhase.CREATED
         record = record.changed(phase=phase, since=workflow.now(), reason=created.pending)
-        table.edge(
+        table.transition(
             record,
-            EdgeKind.PENDING if created.pending else EdgeKind.CREATED,
+            TransitionKind.PENDING if created.pending else TransitionKind.CREATED,
             workflow.now(),
             source=EvidenceSource.BACKEND,
             detail=created.pending,
@@ -148,7 +150,7 @@ async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
     )
     for record, certain in zip(records, ended, strict=True):
         table.retiring.pop((record.node.rank, record.node.incarnation), None)
-        table.edge(record, EdgeKind.REMOVED, workflow.now(), source=EvidenceSource.BACKEND, certain=certain)
+        table.transition(record, TransitionKind.REMOVED, workflow.now(), source=EvidenceSource.BACKEND, certain=certain)
     table.dirty = True
 
 

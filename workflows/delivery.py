@@ -19,7 +19,7 @@ from temporalio.exceptions import ActivityError, TemporalError
 
 with workflow.unsafe.imports_passed_through():
     from workflows import options
-    from workflows.messages import Adopt, GroupDesire, GroupEdges
+    from workflows.messages import Adopt, GroupDesire, GroupTransitions
     from workflows.policy.behavior import Behavior
 
 
@@ -38,7 +38,7 @@ SIGNAL_ACTIVITIES = {"desire": "signal_desire", "adopt": "signal_adopt", "edges"
 
 
 async def deliver(
-    workflow_id: str, signal: str, message: GroupDesire | Adopt | GroupEdges, *, behavior: Behavior
+    workflow_id: str, signal: str, message: GroupDesire | Adopt | GroupTransitions, *, behavior: Behavior
 ) -> Delivery:
     """Signals the current run of a workflow."""
     if behavior < Behavior.RELEASE_0_2:
@@ -57,7 +57,9 @@ async def deliver(
         return Delivery.FAILED
 
 
-async def _deliver_by_command(workflow_id: str, signal: str, message: GroupDesire | Adopt | GroupEdges) -> Delivery:
+async def _deliver_by_command(
+    workflow_id: str, signal: str, message: GroupDesire | Adopt | GroupTransitions
+) -> Delivery:
     try:
         await workflow.get_external_workflow_handle(workflow_id).signal(signal, message)
     except TemporalError as error:

@@ -65,7 +65,7 @@ class NodeGroup:
     @workflow.run
     async def run(self, group: GroupInput | Packed) -> None:
         table = self._table
-        messenger = asyncio.create_task(table.edges.deliver())
+        messenger = asyncio.create_task(table.transitions.deliver())
         while True:
             table.dirty = False
             self._reconcile()
@@ -78,12 +78,12 @@ class NodeGroup:
                 continue
             await workflow.wait_condition(lambda: table.dirty or self._may_continue())
             if self._may_continue() and not table.dirty:
-                table.edges.stop()
+                table.transitions.stop()
                 await messenger
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(pack(table.carried()))
         self._tasks[_WATCH].cancel()
-        table.edges.wound_down()
+        table.transitions.wound_down()
         await messenger
 
     # What the job, its agents and the backend say

@@ -12,9 +12,9 @@ from workflows.messages import (
     GroupDesire,
     Message,
     Metrics,
-    NodeEdge,
     NodeIdentity,
     NodePhase,
+    NodeTransition,
     NodeView,
     Progress,
     Ready,
@@ -107,16 +107,16 @@ class NodeRecord(Message):
         )
 
 
-class EdgesCarried(Message):
+class TransitionsCarried(Message):
     """What the group still has to tell its job."""
 
-    waiting: tuple[NodeEdge, ...] = ()
+    waiting: tuple[NodeTransition, ...] = ()
     adopted: tuple[NodeView, ...] | None = None
     sequence: int = 0
     """Of the last message."""
     delivered: int = 0
     """Edges that the job has taken."""
-    tenure: str = ""
+    ownership_epoch: str = Field(default="", validation_alias="tenure", serialization_alias="tenure")
 
 
 class GroupTable(Message):
@@ -125,7 +125,9 @@ class GroupTable(Message):
     records: dict[int, NodeRecord] = Field(default={})
     retiring: tuple[NodeRecord, ...] = ()
     """Older incarnations that are being deleted."""
-    edges: EdgesCarried = EdgesCarried()
+    transitions: TransitionsCarried = Field(
+        default=TransitionsCarried(), validation_alias="edges", serialization_alias="edges"
+    )
     owner_closed: bool = False
     """The job has closed without having said that the group is to wind down."""
 
@@ -141,7 +143,7 @@ class GroupInput(Message):
     role: str
     spec: AcceptedSpec
     desire: GroupDesire
-    tenure: str = ""
-    """See `GroupEdges`."""
+    ownership_epoch: str = Field(default="", validation_alias="tenure", serialization_alias="tenure")
+    """See `GroupTransitions`."""
     table: GroupTable | None = None
     """From the run before; None for the first."""

@@ -15,7 +15,6 @@ from workflows.messages import (
     Adopt,
     AgentMessage,
     DesiredNode,
-    EdgeKind,
     EvidenceSource,
     GroupDesire,
     Heartbeat,
@@ -32,12 +31,13 @@ from workflows.messages import (
     Ready,
     Stall,
     Stepping,
+    TransitionKind,
     World,
 )
 from workflows.names import node_name, node_task_queue
-from workflows.node_record import EdgesCarried, GroupInput, GroupTable, NodeRecord
+from workflows.node_record import GroupInput, GroupTable, NodeRecord, TransitionsCarried
 from workflows.policy.behavior import CURRENT, Behavior
-from workflows.transitions import EdgeBatch
+from workflows.transitions import TransitionBatch
 
 REWORDINGS = 8
 """Reasons of a pending node that its job is told at once."""
@@ -66,12 +66,12 @@ class NodeTable:
         self.retiring: dict[tuple[int, int], NodeRecord] = {
             (record.node.rank, record.node.incarnation): record for record in (carried.retiring if carried else ())
         }
-        self.edges = EdgeBatch(
+        self.transitions = TransitionBatch(
             job_id=group.job_id,
             uid=group.uid,
             group=group.group,
             gather=self.timing.signals.edge_batch,
-            carried=carried.edges if carried else EdgesCarried(tenure=group.tenure),
+            carried=carried.transitions if carried else TransitionsCarried(ownership_epoch=group.ownership_epoch),
             behavior=behavior,
         )
         self.owner_closed = carried.owner_closed if carried else False
@@ -128,7 +128,7 @@ class NodeTable:
         table = GroupTable(
             records=self.records,
             retiring=tuple(self.retiring.values()),
-            edges=self.edges.carried,
+            transitions=self.transitions.carried,
             owner_closed=self.owner_closed,
         )
         return self.group.model_copy(update={"desire": self.desire, "table": table})
@@ -145,7 +145,7 @@ class NodeTable:
         # Versions count per run of the job, and the new one begins again.
         self.desire = self.desire.model_copy(update={"version": 0})
         views = tuple(self._view(record, with_token=True) for record in self.records.values())
-        self.edges.adopted(views, tenure=adopt.tenure)
+        self.transitions.adopted(views, ownership_epoch=adopt.ownership_epoch)
 
     def begin(self, rank: int, want: DesiredNode, now: datetime) -> None:
         """Begins the record of an incarnation that the job wants and this group knows nothing of.
@@ -185,11 +185,11 @@ class NodeTable:
                 generation=max(record.generation, message.generation),
             )
         )
-        kind = EdgeKind.REACHABLE if record.joined and not record.reachable else EdgeKind.JOINED
-        if message.preparing and kind is EdgeKind.JOINED and record.phase is NodePhase.JOINED:
-            self.edge(record, kind, message.time, preparing=True)
+        kind = TransitionKind.REACHABLE if record.joined and not record.reachable else TransitionKind.JOINED
+        if message.preparing and kind is TransitionKind.JOINED and record.phase is NodePhase.JOINED:
+            self.transition(record, kind, message.time, preparing=True)
         elif not record.joined or not record.reachable:
-            self.edge(
+            self.transition(
                 record, kind, message.time, address=message.address, host=message.host, generation=message.generation
             )
             self._tell_obstacle(record)
@@ -201,7 +201,7 @@ class NodeTable:
             return
         self.put(record.changed(reachable=True, reason="", holder_started_at=message.agent_started_at))
         if not record.reachable:
-            self.edge(record, EdgeKind.REACHABLE, message.time, source=EvidenceSource.LEASE)
+            self.transition(record, TransitionKind.REACHABLE, message.time, source=EvidenceSource.LEASE)
             self._tell_obstacle(record)
 
     def ready(self, message: Ready) -> None:
@@ -241,9 +241,9 @@ class NodeTable:
             return
         message = record.joining
         self.put(record.changed(reason=problem, joining=message if problem else None, cut_off=problem))
-        self.edge(
+        self.transition(
             record,
-            EdgeKind.READY,
+            TransitionKind.READY,
             message.time,
             detail=problem,
             generation=message.after_generation,
@@ -259,9 +259,9 @@ class NodeTable:
             return
         stepped = message.generation if message.counted else record.stepped
         self.put(record.changed(stepping=message.generation, stepped=stepped))
-        self.edge(
+        self.transition(
             record,
-            EdgeKind.STEPPING,
+            TransitionKind.STEPPING,
             message.time,
             generation=message.generation,
             entered_at=message.entered_at,
@@ -279,11 +279,11 @@ class NodeTable:
         if was_stalled == (message.since is not None):
             return
         if message.since is None:
-            self.edge(record, EdgeKind.STALL_ENDED, message.time, generation=message.generation)
+            self.transition(record, TransitionKind.STALL_ENDED, message.time, generation=message.generation)
         else:
             usual = f"; a step usually takes {format_duration(message.usual_step)}" if message.usual_step else ""
             detail = f"no rank of node {record.node.rank} has made a step{usual}"
-            self.edge(record, EdgeKind.STALLED, message.since, generation=message.generation, detail=detail)
+            self.transition(record, TransitionKind.STALLED, message.since, generation=message.generation, detail=detail)
 
     def heartbeat(self, message: Heartbeat) -> None:
         record = self._hear("heartbeat", message)
@@ -292,7 +292,7 @@ class NodeTable:
         ports = message.store_ports or record.store_ports
         self.put(record.changed(progress=message.progress or record.progress, store_ports=ports))
         if ports != record.store_ports:
-            self.edge(record, EdgeKind.STORE_PORTS, message.time, store_ports=ports)
+            self.transition(record, TransitionKind.STORE_PORTS, message.time, store_ports=ports)
 
     def metrics(self, message: Metrics) -> None:
         record = self._hear("metrics", message)
@@ -346,7 +346,9 @@ class NodeTable:
             self.retiring[key] = leaving.changed(phase=NodePhase.LOST, since=event.time, reason=event.reason)
             if self.behavior >= Behavior.RELEASE_0_2 and leaving.phase is not NodePhase.LOST and not self.winding_down:
                 # Its replacement may wait for this, and the deletion returns later.
-                self.edge(leaving, EdgeKind.LOST, event.time, source=EvidenceSource.BACKEND, detail=event.reason)
+                self.transition(
+                    leaving, TransitionKind.LOST, event.time, source=EvidenceSource.BACKEND, detail=event.reason
+                )
         record = self.records.get(event.rank)
         if record is None or record.node.incarnation != event.incarnation or record.phase is NodePhase.LOST:
             return None
@@ -358,9 +360,9 @@ class NodeTable:
                 return self._refuse(record, event)
             case NodeEventKind.GONE:
                 self.put(record.changed(phase=NodePhase.LOST, since=event.time, reason=event.reason))
-                self.edge(
+                self.transition(
                     record,
-                    EdgeKind.LOST,
+                    TransitionKind.LOST,
                     event.time,
                     source=EvidenceSource.BACKEND,
                     detail=event.reason,
@@ -372,11 +374,11 @@ class NodeTable:
                 self._wait_for_backend(record, event)
             case NodeEventKind.RUNNING:
                 if record.phase is NodePhase.PENDING:
-                    phase, kind = NodePhase.CREATED, EdgeKind.CREATED
+                    phase, kind = NodePhase.CREATED, TransitionKind.CREATED
                     if record.joined and record.reachable and self.behavior >= Behavior.RELEASE_0_2:
-                        phase, kind = NodePhase.JOINED, EdgeKind.JOINED
+                        phase, kind = NodePhase.JOINED, TransitionKind.JOINED
                     self.put(record.changed(phase=phase, since=event.time, reason="", obstacle=""))
-                    self.edge(record, kind, event.time, source=EvidenceSource.BACKEND)
+                    self.transition(record, kind, event.time, source=EvidenceSource.BACKEND)
             case NodeEventKind.UNKNOWN:
                 pass
         return None
@@ -411,8 +413,8 @@ class NodeTable:
 
     def _refuse(self, record: NodeRecord, event: NodeEvent) -> NodeRecord:
         self.put(record.changed(phase=NodePhase.LOST, since=event.time, reason=event.reason))
-        source, kind = EvidenceSource.BACKEND, EdgeKind.CREATE_FAILED
-        self.edge(record, kind, event.time, source=source, detail=event.reason, cause=event.cause)
+        source, kind = EvidenceSource.BACKEND, TransitionKind.CREATE_FAILED
+        self.transition(record, kind, event.time, source=source, detail=event.reason, cause=event.cause)
         return record
 
     def _tell_obstacle(self, record: NodeRecord) -> None:
@@ -422,7 +424,7 @@ class NodeTable:
 
     def _pending(self, record: NodeRecord, time: datetime, reason: str, *, queued: bool = False) -> None:
         source = EvidenceSource.BACKEND
-        self.edge(record, EdgeKind.PENDING, time, source=source, detail=reason, queued=queued)
+        self.transition(record, TransitionKind.PENDING, time, source=source, detail=reason, queued=queued)
 
     # Keeping it
 
@@ -434,9 +436,9 @@ class NodeTable:
         record = self.records.get(node.rank)
         return record if record is not None and record.node == node else None
 
-    def edge(self, record: NodeRecord, kind: EdgeKind, time: datetime, **facts: Any) -> None:
+    def transition(self, record: NodeRecord, kind: TransitionKind, time: datetime, **facts: Any) -> None:
         """Has one change reported to the job."""
-        self.edges.add(kind=kind, rank=record.node.rank, incarnation=record.node.incarnation, time=time, **facts)
+        self.transitions.add(kind=kind, rank=record.node.rank, incarnation=record.node.incarnation, time=time, **facts)
 
     def views(self) -> list[NodeView]:
         return [self._view(record) for _, record in sorted(self.records.items())]

@@ -32,8 +32,8 @@ with workflow.unsafe.imports_passed_through():
         Failure,
         Finished,
         GroupDesire,
-        GroupEdges,
         GroupMissing,
+        GroupTransitions,
         IncidentView,
         JobPhase,
         JobResult,
@@ -57,22 +57,22 @@ with workflow.unsafe.imports_passed_through():
     from workflows.policy import group_desire, joining, projections
     from workflows.policy.batch import decide_all
     from workflows.policy.behavior import Behavior
-    from workflows.policy.deduplication import accept, begin_tenure
+    from workflows.policy.deduplication import accept, begin_ownership_epoch
     from workflows.policy.events import (
-        CancelAsked,
-        EdgeSeen,
+        CancelRequested,
         Event,
         FailureReported,
         GroupAdopted,
         GroupWoundDown,
-        JoinAsked,
+        JoinRequested,
         NodeFinished,
-        RelaunchAsked,
-        RestartAsked,
-        ResumeAsked,
-        ScaleAsked,
-        SuspendAsked,
+        RelaunchRequested,
+        RestartRequested,
+        ResumeRequested,
+        ScaleRequested,
+        SuspendRequested,
         TimePassed,
+        TransitionSeen,
     )
     from workflows.policy.job import decide
     from workflows.policy.state import JobState
@@ -127,7 +127,7 @@ class TrainingJob:
             if self._spec_error:
                 raise
             self._unchecked, self._cancelled = False, True
-            self._take(CancelAsked(reason=workflow.cancellation_reason() or ""))
+            self._take(CancelRequested(reason=workflow.cancellation_reason() or ""))
             while not self._is_over():
                 await self._wait()
                 self._take_all()
@@ -165,13 +165,13 @@ class TrainingJob:
             # Where the group runs after all, it is told once more what it knows.
             self._reach_group_again(group_index(message.sender.rank))
 
-    @workflow.signal(description="Changes of nodes, as their group saw them")
-    def edges(self, message: GroupEdges) -> None:
+    @workflow.signal(name="edges", description="Changes of nodes, as their group saw them")
+    def transitions(self, message: GroupTransitions) -> None:
         if self._spec_error or message.uid != self._state.uid:
             return
-        tenure = self._state.tenures.get(message.group)
-        unproven = message.tenure == "" and tenure and self._state.behavior >= Behavior.RELEASE_0_2
-        if unproven or message.tenure not in ("", tenure):
+        ownership_epoch = self._state.ownership_epochs.get(message.group)
+        unproven = message.ownership_epoch == "" and ownership_epoch and self._state.behavior >= Behavior.RELEASE_0_2
+        if unproven or message.ownership_epoch not in ("", ownership_epoch):
             # Said to an earlier run, and handed to this one by a reset: the nodes have moved on since.
             return
         self._state, fresh = accept(self._state, message)
@@ -181,7 +181,7 @@ class TrainingJob:
             # The group has forgotten what it was last told.
             self._sent.pop(message.group, None)
             self._events.append(GroupAdopted(group=message.group, nodes=message.adopted))
-        self._events.extend(EdgeSeen(edge=edge) for edge in fresh)
+        self._events.extend(TransitionSeen(transition=transition) for transition in fresh)
         if message.wound_down:
             if self._state.outcome is None:
                 # It was winding down for an earlier run when this one adopted it, and is to be started again.
@@ -191,7 +191,7 @@ class TrainingJob:
     @workflow.update(description="Change how many nodes the job has: 4, or 2:8 for min and max")
     def scale(self, request: ScaleRequest) -> Accepted:
         count = requests.node_count(request.nodes, self._state.unit)
-        self._take(ScaleAsked(minimum=count.min, maximum=count.max, reason=request.reason))
+        self._take(ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason))
         return Accepted(message=f"{self._state.name} goes to {count} nodes; {projections.next_action(self._state)}")
 
     @scale.validator
@@ -200,7 +200,7 @@ class TrainingJob:
 
     @workflow.update(description="Give all nodes back; the job keeps its history and can be resumed")
     def suspend(self, request: ReasonRequest) -> Accepted:
-        self._take(SuspendAsked(reason=request.reason))
+        self._take(SuspendRequested(reason=request.reason))
         return Accepted(message=f"{self._state.name} is suspended; its nodes are being removed")
 
     @suspend.validator
@@ -209,7 +209,7 @@ class TrainingJob:
 
     @workflow.update(description="Ask for nodes again after a suspend")
     def resume(self, request: ReasonRequest) -> Accepted:
-        self._take(ResumeAsked(reason=request.reason))
+        self._take(ResumeRequested(reason=request.reason))
         return Accepted(message=f"{self._state.name} asks for {self._state.nodes_max} nodes")
 
     @resume.validator
@@ -218,7 +218,7 @@ class TrainingJob:
 
     @workflow.update(description="Restart all ranks in place")
     def restart(self, request: ReasonRequest) -> Accepted:
-        self._take(RestartAsked(reason=request.reason))
+        self._take(RestartRequested(reason=request.reason))
         return Accepted(message=f"{self._state.name} restarts its ranks as generation {self._state.generation}")
 
     @restart.validator
@@ -227,7 +227,7 @@ class TrainingJob:
 
     @workflow.update(description="Replace one node by a new one")
     def relaunch_node(self, request: RelaunchRequest) -> Accepted:
-        self._take(RelaunchAsked(rank=request.rank, reason=request.reason))
+        self._take(RelaunchRequested(rank=request.rank, reason=request.reason))
         return Accepted(message=f"node {request.rank} is being replaced; {projections.next_action(self._state)}")
 
     @relaunch_node.validator
@@ -236,7 +236,7 @@ class TrainingJob:
 
     @workflow.update(description="Give a machine that a user or a scheduler started a place among the nodes")
     def join(self, request: JoinRequest) -> JoinAnswer:
-        self._take(JoinAsked(request=request))
+        self._take(JoinRequested(request=request))
         node = joining.place_of(self._state, request)
         if node is None:
             return JoinAnswer(reason=joining.what_is_missing(self._state, request))
@@ -326,8 +326,8 @@ class TrainingJob:
 
     async def _start_group(self, group: int, group_id: str, desire: GroupDesire) -> bool:
         info = workflow.info()
-        tenure = self._new_tenure(desire)
-        self._state = begin_tenure(self._state, group, tenure)
+        ownership_epoch = self._new_tenure(desire)
+        self._state = begin_ownership_epoch(self._state, group, ownership_epoch)
         try:
             child = await workflow.start_child_workflow(
                 "NodeGroup",
@@ -339,7 +339,7 @@ class TrainingJob:
                     role=self._state.role,
                     spec=self._job,
                     desire=desire,
-                    tenure=tenure,
+                    ownership_epoch=ownership_epoch,
                 ),
                 id=group_id,
                 parent_close_policy=workflow.ParentClosePolicy.ABANDON,
@@ -348,23 +348,27 @@ class TrainingJob:
             )
         except WorkflowAlreadyStartedError:
             # This job was reset, or lost its memory of the group: the group's table is the truth.
-            return await self._adopt_group(group, group_id, Adopt(job_run_id=info.run_id, tenure=tenure))
+            return await self._adopt_group(
+                group, group_id, Adopt(job_run_id=info.run_id, ownership_epoch=ownership_epoch)
+            )
         except (ChildWorkflowError, TemporalError) as error:
             workflow.logger.warning("group %s could not be started: %s", group, error)
             return False
         self._started_groups.add(group)
         if self._state.behavior >= Behavior.RELEASE_0_2:
-            self._followers[group] = asyncio.create_task(self._follow_group(group, tenure, child))
+            self._followers[group] = asyncio.create_task(self._follow_group(group, ownership_epoch, child))
         return True
 
-    async def _follow_group(self, group: int, tenure: str, child: workflow.ChildWorkflowHandle[Any, Any]) -> None:
+    async def _follow_group(
+        self, group: int, ownership_epoch: str, child: workflow.ChildWorkflowHandle[Any, Any]
+    ) -> None:
         """Starts a group again that has ended; one that winds down has reported it before."""
         with suppress(ChildWorkflowError):
             await child
         if group not in self._state.wound_down_groups:
             # One that ends as soon as it begins must not fill the job's history.
             await workflow.sleep(options.LOST_SIGNAL_RETRY, summary=f"start group {group} again")
-        if self._state.tenures.get(group) == tenure:
+        if self._state.ownership_epochs.get(group) == ownership_epoch:
             self._events.append(GroupWoundDown(group=group))
             self._reach_group_again(group)
 

@@ -15,12 +15,12 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from workflows import options
     from workflows.delivery import Delivery, deliver
-    from workflows.messages import EdgeKind, GroupEdges, NodeEdge, NodeView
-    from workflows.node_record import EdgesCarried
+    from workflows.messages import GroupTransitions, NodeTransition, NodeView, TransitionKind
+    from workflows.node_record import TransitionsCarried
     from workflows.policy.behavior import CURRENT, Behavior
 
 
-class EdgeBatch:
+class TransitionBatch:
     """Gathers edges and delivers them in order.
 
     Invariants:
@@ -37,7 +37,7 @@ class EdgeBatch:
         uid: str,
         group: int,
         gather: timedelta,
-        carried: EdgesCarried,
+        carried: TransitionsCarried,
         behavior: Behavior = CURRENT,
     ) -> None:
         self._behavior = behavior
@@ -45,7 +45,7 @@ class EdgeBatch:
         self._uid = uid
         self._group = group
         self._gather = gather
-        self._waiting: list[NodeEdge] = list(carried.waiting)
+        self._waiting: list[NodeTransition] = list(carried.waiting)
         self._adopted: tuple[NodeView, ...] | None = carried.adopted
         self._adoptions = 0
         """A message may be in flight while the group is adopted; one job may do so twice, and find the same."""
@@ -54,27 +54,27 @@ class EdgeBatch:
         self._sequence = carried.sequence
         self._delivered = carried.delivered
         """Edges that the job has taken: the number of those before the first that waits."""
-        self._tenure = carried.tenure
+        self._ownership_epoch = carried.ownership_epoch
 
     @property
-    def carried(self) -> EdgesCarried:
+    def carried(self) -> TransitionsCarried:
         """What the next run begins with, once `deliver` has ended."""
-        return EdgesCarried(
+        return TransitionsCarried(
             waiting=tuple(self._waiting),
             adopted=self._adopted,
             sequence=self._sequence,
             delivered=self._delivered,
-            tenure=self._tenure,
+            ownership_epoch=self._ownership_epoch,
         )
 
-    def add(self, *, kind: EdgeKind, rank: int, incarnation: int, time: datetime, **facts: Any) -> None:
-        self._waiting.append(NodeEdge(kind=kind, rank=rank, incarnation=incarnation, time=time, **facts))
+    def add(self, *, kind: TransitionKind, rank: int, incarnation: int, time: datetime, **facts: Any) -> None:
+        self._waiting.append(NodeTransition(kind=kind, rank=rank, incarnation=incarnation, time=time, **facts))
 
-    def adopted(self, nodes: tuple[NodeView, ...], *, tenure: str) -> None:
+    def adopted(self, nodes: tuple[NodeView, ...], *, ownership_epoch: str) -> None:
         """Tells the job that now has the group the whole table with the next message."""
         self._adopted = nodes
         self._adoptions += 1
-        self._tenure = tenure
+        self._ownership_epoch = ownership_epoch
 
     def wound_down(self) -> None:
         """Nothing is left: `deliver` reports it and ends."""
@@ -109,23 +109,23 @@ class EdgeBatch:
         return bool(self._waiting) or self._adopted is not None
 
     async def _send(self) -> Delivery:
-        edges, adopted, adoptions = tuple(self._waiting), self._adopted, self._adoptions
+        transitions, adopted, adoptions = tuple(self._waiting), self._adopted, self._adoptions
         self._sequence += 1
-        message = GroupEdges(
+        message = GroupTransitions(
             uid=self._uid,
             group=self._group,
             sequence=self._sequence,
             before=self._delivered,
-            edges=edges,
+            transitions=transitions,
             adopted=adopted,
             wound_down=self._wound_down,
-            tenure=self._tenure,
+            ownership_epoch=self._ownership_epoch,
         )
         delivery = await deliver(self._job_id, "edges", message, behavior=self._behavior)
         if delivery is not Delivery.TAKEN:
             return delivery
-        self._delivered += len(edges)
-        del self._waiting[: len(edges)]
+        self._delivered += len(transitions)
+        del self._waiting[: len(transitions)]
         if self._adoptions == adoptions:
             self._adopted = None
         return delivery

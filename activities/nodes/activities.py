@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.nodes.backend import JobRevoked, NodeBackend, NodeNotYet, NodeRefused, Revocation, SharingBackend
-from agent.job_liveness import JobFate, ask_fate
+from agent.job_liveness import JobLiveness, query_job_liveness
 from workflows.messages import (
     CreatedNode,
     GroupRef,
@@ -231,7 +231,7 @@ class NodeActivities:
         told = False
         while True:
             try:
-                fate = await ask_fate(
+                liveness = await query_job_liveness(
                     self._client,
                     job_id=request.job_id,
                     first_run_id=request.job_first_run_id,
@@ -240,7 +240,7 @@ class NodeActivities:
             except Exception as error:
                 logger.info("no answer about %s, so nothing follows: %s", request.job_id, error)
             else:
-                if fate is JobFate.CLOSED and not told:
+                if liveness is JobLiveness.CLOSED and not told:
                     told = True
                     telling.owner_closed()
             await asyncio.sleep(request.owner_check.total_seconds())

@@ -10,7 +10,7 @@ import typer
 from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, run_async, say
 
 if TYPE_CHECKING:
-    from perdure.join.machine import Wish
+    from perdure.join.machine import JoinOptions
     from perdure.spec.job import JobSpec
 
 
@@ -66,19 +66,21 @@ def join(
     2 usage · 6 control plane unreachable · 0 released by the job · 128 + n after signal n.
     """
     create = _job(name, command, nodes=nodes, nproc_per_node=nproc_per_node, spec=spec, namespace=namespace)
-    from perdure.join.machine import Wish
+    from perdure.join.machine import JoinOptions
 
-    wish = Wish(job=name, namespace=namespace, command=tuple(command) if command else None, create=create, wait=wait)
-    raise typer.Exit(run_async(_join(wish, node_id=node_id, node_address=node_address, address=address)))
+    options = JoinOptions(
+        job=name, namespace=namespace, command=tuple(command) if command else None, create=create, wait=wait
+    )
+    raise typer.Exit(run_async(_join(options, node_id=node_id, node_address=node_address, address=address)))
 
 
-async def _join(wish: Wish, *, node_id: str, node_address: str, address: str | None) -> int:
+async def _join(options: JoinOptions, *, node_id: str, node_address: str, address: str | None) -> int:
     from activities.nodes.joined.machine import this_machine
     from perdure.client.client import Client
     from perdure.errors import PerdureError
-    from perdure.join.machine import Joining
+    from perdure.join.machine import MachineInJob
 
-    client = Client(address=address, namespace=wish.namespace)
+    client = Client(address=address, namespace=options.namespace)
     try:
         machine = this_machine(client.endpoint.address, node_id=node_id, address=node_address)
     except OSError as error:
@@ -86,7 +88,7 @@ async def _join(wish: Wish, *, node_id: str, node_address: str, address: str | N
             f"there is no way from this machine to {client.endpoint.address}: {error}",
             remedy="Check TEMPORAL_ADDRESS; --node-address says where other nodes reach this machine.",
         ) from error
-    return await Joining(client, machine, wish, say=say).run()
+    return await MachineInJob(client, machine, options, say=say).run()
 
 
 def _job(

@@ -28,10 +28,10 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError
 
 from perdure.client.connection import CALL_TIMEOUT, Endpoint, connect, find_endpoint
-from perdure.client.error_mapping import explained, failing_task
+from perdure.client.error_mapping import failing_task, map_errors
 from perdure.client.leases import leases_of
 from perdure.client.logs import LogLine, read_logs
-from perdure.client.results import outcome_of
+from perdure.client.results import result_of
 from perdure.client.submission import start_job
 from perdure.client.task_failures import failures_among
 from perdure.client.uploads import Report, uploaded
@@ -171,7 +171,7 @@ class Client:
             validate_started(job)
         workflow_id = job_workflow_id(job.namespace, job.name)
         temporal = await self.connect()
-        async with explained(self, job.name, job.namespace):
+        async with map_errors(self, job.name, job.namespace):
             try:
                 queue = self.endpoint.task_queue
                 async with uploaded(temporal, job, task_queue=queue, report=report) as complete:
@@ -240,7 +240,7 @@ class Client:
             query += " AND ExecutionStatus = 'Running'"
         temporal = await self.connect()
         found: dict[str, JobSummary] = {}
-        async with explained(self):
+        async with map_errors(self):
             async for execution in temporal.list_workflows(query, rpc_timeout=CALL_TIMEOUT):
                 summary = summary_of(execution)
                 if summary and summary.workflow_id not in found:
@@ -262,7 +262,7 @@ class Client:
 
     async def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:
         """What the server knows about the job by itself: answers without a worker, too."""
-        async with explained(self, name, namespace):
+        async with map_errors(self, name, namespace):
             handle = await self._handle(name, namespace)
             summary = summary_of(await handle.describe(rpc_timeout=CALL_TIMEOUT))
         if summary is None:
@@ -286,13 +286,13 @@ class Client:
         away_since: float | None = None
         while True:
             try:
-                async with explained(self, name, namespace):
+                async with map_errors(self, name, namespace):
                     handle = await self._handle(name, namespace)
                     try:
                         result: JobResult = await handle.result(rpc_timeout=timedelta(seconds=30))
                         return result
                     except WorkflowFailureError as error:
-                        return await outcome_of(error, handle)
+                        return await result_of(error, handle)
             except NoWorker:
                 away_since = None  # The server answered; the long poll merely ended.
             except ControlPlaneUnreachable:
@@ -396,7 +396,7 @@ class Client:
 
     async def cancel(self, name: str, *, namespace: str | None = None, reason: str = "") -> None:
         """Asks the job to end; its nodes are stopped within their grace. Returns before that has happened."""
-        async with explained(self, name, namespace):
+        async with map_errors(self, name, namespace):
             handle = await self._handle(name, namespace)
             description = await handle.describe(rpc_timeout=CALL_TIMEOUT)
             if description.status is not WorkflowExecutionStatus.RUNNING:
@@ -412,12 +412,12 @@ class Client:
     async def _query(
         self, name: str, namespace: str | None, query: str, kind: type[ResultT], *arguments: Any
     ) -> ResultT:
-        async with explained(self, name, namespace):
+        async with map_errors(self, name, namespace):
             handle = await self._handle(name, namespace)
             return await handle.query(query, args=arguments, result_type=kind, rpc_timeout=CALL_TIMEOUT)
 
     async def _update(self, name: str, namespace: str | None, update: str, request: Any) -> Accepted:
-        async with explained(self, name, namespace):
+        async with map_errors(self, name, namespace):
             handle = await self._handle(name, namespace)
             try:
                 return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]

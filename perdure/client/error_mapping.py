@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def explained(client: Client, name: str = "", namespace: str | None = None) -> AsyncGenerator[None]:
+async def map_errors(client: Client, name: str = "", namespace: str | None = None) -> AsyncGenerator[None]:
     """Explains the errors of what happens inside.
 
     Raises:

@@ -14,7 +14,7 @@ from perdure.errors import ExitCode, Refused
 from workflows.messages import JobPhase, JobResult, JobStatus
 
 
-async def outcome_of(error: WorkflowFailureError, handle: WorkflowHandle[Any, JobResult]) -> JobResult:
+async def result_of(error: WorkflowFailureError, handle: WorkflowHandle[Any, JobResult]) -> JobResult:
     """The result of a job whose workflow did not complete.
 
     Raises:

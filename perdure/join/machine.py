@@ -21,13 +21,13 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.nodes.joined.machine import Machine
-from activities.nodes.joined.node_session import Stay
+from activities.nodes.joined.node_session import NodeSession
 from activities.nodes.local.folders import Ending, now
-from agent.job_liveness import JobFate, ask_fate
+from agent.job_liveness import JobLiveness, query_job_liveness
 from perdure.client.client import OUTAGE_LIMIT, UPDATE_TIMEOUT, Client
 from perdure.client.connection import CALL_TIMEOUT
-from perdure.client.error_mapping import explained
-from perdure.client.results import outcome_of
+from perdure.client.error_mapping import map_errors
+from perdure.client.results import result_of
 from perdure.client.views import FINAL_PHASES
 from perdure.errors import (
     ControlPlaneUnreachable,
@@ -65,7 +65,7 @@ ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class JoinOptions:
     """The user's request to `perdure join`."""
 
     job: str
@@ -78,29 +78,29 @@ class Wish:
     """Whether to wait for whatever is missing, a server, the job or a place, until the job has ended."""
 
 
-class Joining:
+class MachineInJob:
     """One machine's part in one job."""
 
-    def __init__(self, client: Client, machine: Machine, wish: Wish, *, say: Callable[[str], None]) -> None:
+    def __init__(self, client: Client, machine: Machine, options: JoinOptions, *, say: Callable[[str], None]) -> None:
         """Prepares; `run` joins.
 
         Args:
             client: of the job's control plane.
             machine: this one.
-            wish: what is to be joined, and how.
+            options: what is to be joined, and how.
             say: tells a person what happens, a line at a time.
         """
         self._client = client
         self._machine = machine
-        self._wish = wish
+        self._options = options
         self._say = say
         self._said = ""
         self._session = uuid4().hex
         self._started_at = datetime.now(UTC)
-        self._stays = 0
+        self._node_sessions = 0
         self._was_in = False
         """It has been a node of the job."""
-        self._stay: Stay | None = None
+        self._node_session: NodeSession | None = None
         self._signal: signal.Signals | None = None
 
     async def run(self) -> int:
@@ -121,50 +121,50 @@ class Joining:
 
     def _stop(self, number: signal.Signals, working: asyncio.Future[int]) -> None:
         self._signal = self._signal or number
-        if self._stay is None:
+        if self._node_session is None:
             working.cancel()
         else:
-            self._stay.stop(self._why_leaving)
+            self._node_session.stop(self._why_leaving)
 
     async def _work(self) -> int:
-        if self._wish.create is not None:
+        if self._options.create is not None:
             await self._patiently(self._create)
         while True:
             place = await self._take_place()
             if isinstance(place, JobResult):
                 return self._over(place)
-            ending = await self._stay_at(place)
+            ending = await self._run_as(place)
             if self._signal is not None:
                 return 128 + self._signal
             result = await self._patiently(lambda place=place: self._result(place))
             if result is not None:
                 return self._over(result)
-            if ending.exit_code == 0 and not self._wish.wait:
-                self._say(f"{self._wish.job} continues without this machine: {ending.reason}")
+            if ending.exit_code == 0 and not self._options.wait:
+                self._say(f"{self._options.job} continues without this machine: {ending.reason}")
                 return ExitCode.OK
             self._say(f"node {place.node.rank} is over: {ending.reason}; asking for a place again")
 
     async def _create(self) -> None:
         """Starts the job where none has been started; of many machines that try at once, one does."""
-        assert self._wish.create is not None
+        assert self._options.create is not None
         with contextlib.suppress(JobAlreadyRunning):
-            await self._client.submit(self._wish.create, again=False)
-            self._say(f"started the job {self._wish.job}")
+            await self._client.submit(self._options.create, again=False)
+            self._say(f"started the job {self._options.job}")
 
     # Getting a place
 
     async def _take_place(self) -> NodeRequest | JobResult:
         """A place in the job, or how it has ended."""
-        self._stays += 1
+        self._node_sessions += 1
         while True:
             try:
                 answer = await self._patiently(self._ask)
             except JoinRefused as refused:
                 if refused.kind == JoinRefusal.ENDING:
-                    return await self._client.wait(self._wish.job, namespace=self._wish.namespace)
+                    return await self._client.wait(self._options.job, namespace=self._options.namespace)
                 if refused.kind == JoinRefusal.OVER:
-                    self._stays += 1
-                elif refused.kind == JoinRefusal.NO_PLACE and self._wish.wait:
+                    self._node_sessions += 1
+                elif refused.kind == JoinRefusal.NO_PLACE and self._options.wait:
                     await self._wait(str(refused), _LATER)
                 else:
                     raise
@@ -182,62 +182,62 @@ class Joining:
             JoinRefused: if the job says no.
             NoWorker: if no worker answers for it.
         """
-        wish, machine = self._wish, self._machine
+        options, machine = self._options, self._machine
         request = JoinRequest(
             node_id=machine.node_id,
             session=self._session,
-            stay=self._stays,
+            stay=self._node_sessions,
             started_at=self._started_at,
             host=machine.host,
             place=machine.place,
-            command=wish.command,
+            command=options.command,
         )
         temporal = await self._client.connect()
-        handle = temporal.get_workflow_handle(job_workflow_id(wish.namespace, wish.job))
+        handle = temporal.get_workflow_handle(job_workflow_id(options.namespace, options.job))
         try:
-            async with explained(self._client, wish.job, wish.namespace):
+            async with map_errors(self._client, options.job, options.namespace):
                 return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]
                     "join", request, result_type=JoinAnswer, rpc_timeout=UPDATE_TIMEOUT
                 )
         except JobNotFound:
             # An update of a job that has ended is not found either.
-            await self._client.describe(wish.job, namespace=wish.namespace)
-            return await self._client.wait(wish.job, namespace=wish.namespace)
+            await self._client.describe(options.job, namespace=options.namespace)
+            return await self._client.wait(options.job, namespace=options.namespace)
         except WorkflowUpdateFailedError as error:
             cause = error.cause
             kind = cause.type or "" if isinstance(cause, ApplicationError) else ""
             text = cause.message if isinstance(cause, ApplicationError) else str(cause)
             wrong = kind in (JoinRefusal.OTHER_COMMAND, JoinRefusal.OTHER_BACKEND)
             raise JoinRefused(
-                f"{wish.job} refuses: {text}",
+                f"{options.job} refuses: {text}",
                 kind=kind,
                 exit_code=ExitCode.USAGE if wrong else ExitCode.INFRASTRUCTURE,
                 remedy=_REMEDIES.get(kind, ""),
             ) from error
         except WorkflowUpdateRPCTimeoutOrCancelledError as error:
             raise NoWorker(
-                f"{wish.job} did not answer within {UPDATE_TIMEOUT.total_seconds():.0f} s; no worker seems to run",
+                f"{options.job} did not answer within {UPDATE_TIMEOUT.total_seconds():.0f} s; no worker seems to run",
                 remedy="`perdure worker` runs one, on any machine that reaches the Temporal server.",
             ) from error
 
     # Being there, and leaving
 
-    async def _stay_at(self, place: NodeRequest) -> Ending:
+    async def _run_as(self, place: NodeRequest) -> Ending:
         """Returns when this machine is no node of the job any more, and has reported it."""
         self._was_in = True
         endpoint, node = self._client.endpoint, place.node
         connection = {"TEMPORAL_ADDRESS": endpoint.address, "TEMPORAL_NAMESPACE": endpoint.namespace}
         try:
-            self._stay = stay = Stay(place, self._machine, connection=connection)
-            self._say(f"{place.spec.name}: node {node.rank} at {self._machine.address}; log: {stay.log}")
-            ending = await stay.run()
+            self._node_session = session = NodeSession(place, self._machine, connection=connection)
+            self._say(f"{place.spec.name}: node {node.rank} at {self._machine.address}; log: {session.log}")
+            ending = await session.run()
         except OSError as error:
             await self._report_departure(place, Ending(time=now(), reason=f"{self._machine.host}: {error}"))
             raise
         if self._signal is not None:
             ending = ending.model_copy(update={"reason": self._why_leaving})
         await self._report_departure(place, ending)
-        self._stay = None
+        self._node_session = None
         return ending
 
     @property
@@ -271,24 +271,24 @@ class Joining:
 
     async def _result(self, place: NodeRequest) -> JobResult | None:
         """How the job that gave the place has ended, or is ending; None where it continues."""
-        wish = self._wish
+        options = self._options
         temporal = await self._client.connect()
         handle = temporal.get_workflow_handle(place.job_id, run_id=place.job_first_run_id, result_type=JobResult)
-        async with explained(self._client, wish.job, wish.namespace):
-            fate = await ask_fate(
+        async with map_errors(self._client, options.job, options.namespace):
+            liveness = await query_job_liveness(
                 temporal, job_id=place.job_id, first_run_id=place.job_first_run_id, rpc_timeout=CALL_TIMEOUT
             )
-            if fate is JobFate.OPEN:
-                phase = (await self._client.status(wish.job, namespace=wish.namespace)).phase
+            if liveness is JobLiveness.OPEN:
+                phase = (await self._client.status(options.job, namespace=options.namespace)).phase
                 ends = phase is JobPhase.STOPPING or phase in FINAL_PHASES
-                return await self._client.wait(wish.job, namespace=wish.namespace) if ends else None
+                return await self._client.wait(options.job, namespace=options.namespace) if ends else None
             try:
                 return await handle.result(rpc_timeout=CALL_TIMEOUT)
             except WorkflowFailureError as error:
-                return await outcome_of(error, handle)
+                return await result_of(error, handle)
 
     def _over(self, result: JobResult) -> int:
-        self._say(f"{self._wish.job} {result.phase}: {result.reason}")
+        self._say(f"{self._options.job} {result.phase}: {result.reason}")
         return result.exit_code
 
     # Waiting
@@ -297,7 +297,7 @@ class Joining:
         """Repeats a call that gets no answer: a machine that was in the job outlasts an outage, with or without
         `wait`."""
         loop = asyncio.get_running_loop()
-        patience = math.inf if self._wish.wait else OUTAGE_LIMIT.total_seconds() if self._was_in else 0
+        patience = math.inf if self._options.wait else OUTAGE_LIMIT.total_seconds() if self._was_in else 0
         deadline = loop.time() + patience
         refused_until = loop.time() + _REFUSAL_IS_FINAL
         while True:
@@ -308,7 +308,7 @@ class Joining:
                     raise
                 await self._wait(str(error), _SOON)
             except (ControlPlaneUnreachable, JobNotFound) as error:
-                if loop.time() >= deadline or (isinstance(error, JobNotFound) and not self._wish.wait):
+                if loop.time() >= deadline or (isinstance(error, JobNotFound) and not self._options.wait):
                     raise
                 await self._wait(str(error), _LATER)
 

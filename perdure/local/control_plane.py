@@ -249,7 +249,7 @@ class LocalControlPlane:
             *(word for option in SERVER_OPTIONS for word in option),
             *(word for name, kind in SEARCH_ATTRIBUTES.items() for word in ("--search-attribute", f"{name}={kind}")),
         ]
-        with self.state.explained():
+        with self.state.map_errors():
             log = self._server_log
             log.unlink(missing_ok=True)
             pid, created = spawn(
@@ -279,7 +279,7 @@ class LocalControlPlane:
                 "KUBECONFIG": str(self._pods.kubeconfig),
                 "PERDURE_KUBERNETES_AGENT_IMAGE": self._pods.agent_image,
             }
-        with self.state.explained():
+        with self.state.map_errors():
             output = self.state.worker / "worker.out"
             output.unlink(missing_ok=True)
             pid, created = spawn(

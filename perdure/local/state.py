@@ -66,7 +66,7 @@ class StateFolder:
         Raises:
             StateFolderError: if it belongs to another release or its disk is full, or it cannot be written.
         """
-        with self.explained():
+        with self.map_errors():
             # Records and node configurations hold tokens.
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._one_at_a_time():
@@ -147,7 +147,7 @@ class StateFolder:
 
     def write(self, path: Path, text: str) -> None:
         """Replaces a file's content, whole or not at all."""
-        with self.explained():
+        with self.map_errors():
             descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
             try:
                 with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -169,14 +169,14 @@ class StateFolder:
     @asynccontextmanager
     async def lock(self) -> AsyncGenerator[None]:
         """Lets one process at a time start or stop what runs from this folder."""
-        with self.explained():
+        with self.map_errors():
             file = (self.path / "lock").open("w")
         with file:
             await asyncio.to_thread(fcntl.flock, file, fcntl.LOCK_EX)
             yield
 
     @contextmanager
-    def explained(self) -> Generator[None]:
+    def map_errors(self) -> Generator[None]:
         """Turns the operating system's errors into ones that name the folder and the remedy."""
         try:
             yield

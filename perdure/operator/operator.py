@@ -14,7 +14,7 @@ from perdure.errors import ControlPlaneUnreachable, PerdureError
 from perdure.operator.reconcile import Reconciler
 from perdure.operator.resource import TrainingJobResource, collection
 from perdure.operator.runs import Runs
-from perdure.operator.workqueue import Agenda
+from perdure.operator.workqueue import Workqueue
 
 LOOKS_PER_SECOND = 20.0
 """Each costs Temporal three calls and the API server one at most: a thousand running jobs are as old as 50 seconds."""
@@ -43,7 +43,7 @@ class Operator:
         self._reconciler = Reconciler(api, self._runs)
         self._namespaces = tuple(dict.fromkeys(namespaces))
         self._resources: dict[str, TrainingJobResource] = {}
-        self._agenda = Agenda(per_second=LOOKS_PER_SECOND)
+        self._queue = Workqueue(per_second=LOOKS_PER_SECOND)
         self._pauses: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -87,7 +87,7 @@ class Operator:
             self._know(resource)
         else:
             self._resources[uid] = resource
-            self._agenda.plan(uid)
+            self._queue.plan(uid)
         return uid
 
     def _know(self, resource: TrainingJobResource) -> None:
@@ -102,12 +102,12 @@ class Operator:
         self._resources[uid] = resource
         # A request to delete it is counted as a generation, too.
         if before.metadata.generation != resource.metadata.generation:
-            self._agenda.plan(uid)
+            self._queue.plan(uid)
 
     def _forget(self, uid: str) -> None:
         self._resources.pop(uid, None)
         self._pauses.pop(uid, None)
-        self._agenda.forget(uid)
+        self._queue.forget(uid)
 
     async def _notice(self) -> None:
         """Has looked at what has changed in Temporal; one question for all jobs."""
@@ -129,16 +129,16 @@ class Operator:
                 continue
             for workflow_id, uid in waited_for.items():
                 if before is not None and before.get(workflow_id) != now.get(workflow_id):
-                    self._agenda.plan(uid)
+                    self._queue.plan(uid)
             before = now
 
     async def _serve(self) -> None:
         while True:
-            uid = await self._agenda.take()
+            uid = await self._queue.take()
             try:
                 await self._look(uid)
             finally:
-                self._agenda.give_back(uid)
+                self._queue.give_back(uid)
 
     async def _look(self, uid: str) -> None:
         resource = self._resources.get(uid)
@@ -154,7 +154,7 @@ class Operator:
             logger.warning(
                 "%s: looked at again in %.0f s: %s", resource.workflow_id, pause, text, exc_info=not expected
             )
-            self._agenda.plan(uid, after=pause)
+            self._queue.plan(uid, after=pause)
             if isinstance(error, ControlPlaneUnreachable):
                 with contextlib.suppress(KubernetesError, OSError, TimeoutError):
                     await self._reconciler.doubt(resource, error)
@@ -163,7 +163,7 @@ class Operator:
         if uid in self._resources:
             self._know(looked.resource)
         if looked.again is not None:
-            self._agenda.plan(uid, after=looked.again)
+            self._queue.plan(uid, after=looked.again)
 
 
 def _within(resource: TrainingJobResource, namespace: str | None) -> bool:

@@ -20,7 +20,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT
-from perdure.client.error_mapping import explained
+from perdure.client.error_mapping import map_errors
 from perdure.client.leases import leases_of
 from perdure.client.views import Submission, comparable
 from perdure.errors import ExitCode, PerdureError, Refused
@@ -61,7 +61,7 @@ class Runs:
     async def find(self, resource: TrainingJobResource) -> Run | None:
         """The latest run of the object's name, however it was started."""
         temporal = await self._client.connect()
-        async with explained(self._client):
+        async with map_errors(self._client):
             try:
                 found = await temporal.get_workflow_handle(resource.workflow_id).describe(rpc_timeout=CALL_TIMEOUT)
             except RPCError as error:
@@ -94,7 +94,7 @@ class Runs:
             execution=WorkflowExecution(workflow_id=run.workflow_id, run_id=run.run_id),
             maximum_page_size=1,
         )
-        async with explained(self._client):
+        async with map_errors(self._client):
             answer = await temporal.workflow_service.get_workflow_execution_history(request, timeout=CALL_TIMEOUT)
         started = answer.history.events[0].workflow_execution_started_event_attributes
         (given, *_) = await temporal.data_converter.decode(started.input.payloads)
@@ -151,7 +151,7 @@ class Runs:
         handle: WorkflowHandle[Any, Any] = temporal.get_workflow_handle(
             run.workflow_id, first_execution_run_id=run.first_run_id
         )
-        async with explained(self._client):
+        async with map_errors(self._client):
             try:
                 await handle.cancel(rpc_timeout=CALL_TIMEOUT)
             except RPCError as error:
@@ -163,7 +163,7 @@ class Runs:
         temporal = await self._client.connect()
         groups = f"{run.workflow_id}/{uid_of(run.first_run_id)}/"
         query = f"WorkflowType = '{NODE_GROUP}' AND ExecutionStatus = 'Running' AND WorkflowId STARTS_WITH '{groups}'"
-        async with explained(self._client):
+        async with map_errors(self._client):
             return (await temporal.count_workflows(query, rpc_timeout=CALL_TIMEOUT)).count > 0
 
     async def edges(self) -> Mapping[str, object]:

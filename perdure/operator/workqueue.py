@@ -12,7 +12,7 @@ _LEAD = 3600.0
 """Seconds that what has happened is ahead of what is merely due."""
 
 
-class Agenda:
+class Workqueue:
     """Keys and the time at which each is due, for several takers of one event loop."""
 
     def __init__(self, *, per_second: float) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.stall_detector import Pace
+from agent.stall_detector import StallDetector
 from perdure.spec.timing import StallTiming
 from tests.agent.harness import QUICK, RunningAgent, Workflows, recording, running_agent, utc
 from tests.support.temporal_server import DevServer
@@ -110,17 +110,17 @@ async def test_ranks_that_ended_are_not_stalled(agent: RunningAgent, workflows: 
 
 
 def test_the_pace_is_that_of_the_generation_and_any_rank_moves_it():
-    pace = Pace()
-    assert (pace.usual, pace.idle(5.0)) == (None, None)
-    pace.follow((1,), 10.0)
-    assert (pace.usual, pace.idle(13.0)) == (None, 3.0)
-    pace.follow((3, 1), 14.0)
-    pace.follow((3, 1), 19.0)
-    assert (pace.usual, pace.idle(19.0)) == (2.0, 5.0)
-    pace.follow((3, 2), 20.0)
-    assert (pace.usual, pace.idle(20.0)) == (5.0, 0.0)
+    detector = StallDetector()
+    assert (detector.usual, detector.idle(5.0)) == (None, None)
+    detector.follow((1,), 10.0)
+    assert (detector.usual, detector.idle(13.0)) == (None, 3.0)
+    detector.follow((3, 1), 14.0)
+    detector.follow((3, 1), 19.0)
+    assert (detector.usual, detector.idle(19.0)) == (2.0, 5.0)
+    detector.follow((3, 2), 20.0)
+    assert (detector.usual, detector.idle(20.0)) == (5.0, 0.0)
     # A script that begins to report counts by itself.
-    pace.follow((1, 1), 21.0)
-    assert pace.usual is None
-    pace.follow((2, 2), 22.0)
-    assert pace.usual == 1.0
+    detector.follow((1, 1), 21.0)
+    assert detector.usual is None
+    detector.follow((2, 2), 22.0)
+    assert detector.usual == 1.0

@@ -147,7 +147,7 @@ def test_an_unknown_name_suggests_the_nearest(command_line: CommandLine, waiting
     assert "add -n default" in elsewhere.err
 
 
-def test_what_is_wished_is_refused_or_planned_without_a_change(command_line: CommandLine, waiting: str) -> None:
+def test_what_is_requested_is_refused_or_planned_without_a_change(command_line: CommandLine, waiting: str) -> None:
     refused = command_line.run("resume", waiting)
     assert refused.code == 2
     assert "not suspended" in refused.err

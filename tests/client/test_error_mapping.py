@@ -7,7 +7,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.client.client import Client
 from perdure.client.connection import find_endpoint
-from perdure.client.error_mapping import explained
+from perdure.client.error_mapping import map_errors
 from perdure.errors import ControlPlaneUnreachable, NotPermitted, PerdureError
 
 
@@ -22,5 +22,5 @@ from perdure.errors import ControlPlaneUnreachable, NotPermitted, PerdureError
 async def test_a_server_without_capacity_has_not_refused(status: RPCStatusCode, expected: type[PerdureError]) -> None:
     client = Client(endpoint=find_endpoint("127.0.0.1:9"))
     with pytest.raises(expected):
-        async with explained(client, "job"):
+        async with map_errors(client, "job"):
             raise RPCError("no", status, b"")

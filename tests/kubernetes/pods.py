@@ -15,7 +15,7 @@ from typing import Any
 from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
 from activities.nodes.kubernetes.api import KubernetesApi
 from activities.nodes.kubernetes.gangs import adapter_of
-from activities.nodes.kubernetes.merge import merged
+from activities.nodes.kubernetes.merge import merge
 from perdure.spec.job import JobSpec
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
@@ -56,7 +56,7 @@ def role(*writable: Path, pod_template: dict[str, Any] | None = None, **fields: 
         "nproc_per_node": 1,
         "image": BARE_IMAGE,
         "command": ["sleep", "600"],
-        "pod_template": merged(with_host_programs(*writable), pod_template or {}),
+        "pod_template": merge(with_host_programs(*writable), pod_template or {}),
         **fields,
     }
 

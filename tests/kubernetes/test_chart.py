@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from activities.nodes.kubernetes.api import KubernetesApi, Removed
-from activities.nodes.kubernetes.merge import merged
+from activities.nodes.kubernetes.merge import merge
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
 from scripts.cluster.certificates import Certificates
@@ -190,7 +190,7 @@ def job_of_the_guide(namespace: str) -> dict[str, Any]:
     assert block
     job = yaml.safe_load(block[1]) | QUICK | {"namespace": namespace}
     role = job["roles"]["worker"]
-    role |= {"image": BARE_IMAGE, "pod_template": merged(with_host_programs(), role["pod_template"])}
+    role |= {"image": BARE_IMAGE, "pod_template": merge(with_host_programs(), role["pod_template"])}
     return job
 
 

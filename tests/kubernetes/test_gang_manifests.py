@@ -70,10 +70,10 @@ def test_a_part_of_one_node_is_a_pod_of_its_own_and_may_have_a_priority_of_its_o
         assert kueue == {"kueue.x-k8s.io/queue-name": "research", **classes}
 
 
-@pytest.mark.parametrize("wish", ["required", "preferred"])
-def test_kueue_is_told_the_topology_in_place_of_the_scheduler(wish: str):
-    pod = manifest(request(role={"topology": {wish: "cloud.example/rack"}}), adapter_of("kueue"))
-    assert pod["metadata"]["annotations"][f"kueue.x-k8s.io/podset-{wish}-topology"] == "cloud.example/rack"
+@pytest.mark.parametrize("requirement", ["required", "preferred"])
+def test_kueue_is_told_the_topology_in_place_of_the_scheduler(requirement: str):
+    pod = manifest(request(role={"topology": {requirement: "cloud.example/rack"}}), adapter_of("kueue"))
+    assert pod["metadata"]["annotations"][f"kueue.x-k8s.io/podset-{requirement}-topology"] == "cloud.example/rack"
     assert "affinity" not in pod["spec"]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from activities.nodes.kubernetes.merge import merged
+from activities.nodes.kubernetes.merge import merge
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
@@ -119,4 +119,4 @@ def _on_this_machine(template: dict[str, Any], container: str, results: Path) ->
     ours = with_host_programs(results)
     [programs] = ours["spec"]["containers"]
     programs |= {"name": container, "env": [*programs["env"], {"name": "RESULTS", "value": str(results)}]}
-    return merged(ours, template)
+    return merge(ours, template)

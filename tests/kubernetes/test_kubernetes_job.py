@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from activities.nodes.kubernetes.merge import merged
+from activities.nodes.kubernetes.merge import merge
 from activities.nodes.kubernetes.pod import JOB
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
@@ -48,7 +48,7 @@ async def test_a_pod_deleted_under_training_is_replaced_and_all_step_again(
             "nodes": 2,
             "image": BARE_IMAGE,
             "command": ["torchrun", str(SCRIPT), str(results)],
-            "pod_template": merged(with_host_programs(results), one_pod_per_machine(name)),
+            "pod_template": merge(with_host_programs(results), one_pod_per_machine(name)),
         }
         training = await start(client, worker, results, name=name, limits={"termination_grace_period": "5s"})
         await training.running(nodes=2)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from activities.nodes.joined import JoinedBackend
-from activities.nodes.kubernetes.merge import merged
+from activities.nodes.kubernetes.merge import merge
 from perdure.client.client import Client
 from perdure.worker import running_worker
 from scripts.cluster.cluster import Cluster
@@ -84,5 +84,5 @@ def example(name: str, results: Path, *, temporal: str) -> dict[str, Any]:
         {"name": "OMP_NUM_THREADS", "value": "1"},
         {"name": "PERDURE_STATE", "value": str(results / "state")},
     ]
-    manifest["spec"]["template"] = merged(manifest["spec"]["template"], with_host_programs(results))
+    manifest["spec"]["template"] = merge(manifest["spec"]["template"], with_host_programs(results))
     return manifest

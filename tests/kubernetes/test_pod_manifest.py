@@ -12,7 +12,7 @@ from activities.nodes.kubernetes import KubernetesSettings
 from activities.nodes.kubernetes.api import KubernetesError
 from activities.nodes.kubernetes.backend import refuse
 from activities.nodes.kubernetes.facts import WAITING, event_of, is_repeated, machine_is_silent
-from activities.nodes.kubernetes.merge import merged
+from activities.nodes.kubernetes.merge import merge
 from activities.nodes.kubernetes.objects import Pod
 from activities.nodes.kubernetes.pod import INCARNATION, RANK, pod_of
 from perdure.spec.job import JobSpec
@@ -181,7 +181,7 @@ def test_a_suspect_machine_is_kept_away_from_beside_what_the_user_prefers():
 def test_merging_takes_away_what_is_null_and_replaces_lists_without_names():
     under = {"a": {"b": 1, "c": 2}, "command": ["x"], "env": [{"name": "A", "value": "1"}]}
     over = {"a": {"b": None}, "command": ["y"], "env": [{"name": "B", "value": "2"}]}
-    assert merged(under, over) == {
+    assert merge(under, over) == {
         "a": {"c": 2},
         "command": ["y"],
         "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],

@@ -147,7 +147,7 @@ async def test_the_command_starts_before_the_agent_does_and_reports_reach_it_lat
         assert (await node.agent.heard(EXITED)).body["exit_code"] == 5
 
 
-async def test_a_wish_not_to_run_from_an_agent_that_knows_of_no_attempt_ends_nothing() -> None:
+async def test_a_request_not_to_run_from_an_agent_that_knows_of_no_attempt_ends_nothing() -> None:
     node = command_of("echo up; sleep 1000")
     await node.agent.want(run=False, attempt=0)
     async with running(node):

@@ -12,7 +12,7 @@ from perdure.operator import status as statuses
 from perdure.operator.changes import refusal_of_changes
 from perdure.operator.resource import TrainingJobResource
 from perdure.operator.status import ResourceStatus, Truth
-from perdure.operator.workqueue import Agenda
+from perdure.operator.workqueue import Workqueue
 from perdure.spec.errors import SpecError
 from perdure.spec.job import Backend
 from perdure.spec.validate import validate_spec
@@ -88,31 +88,31 @@ def test_a_condition_keeps_its_time_while_it_is_the_same():
 
 
 async def test_many_are_looked_at_in_turn_and_what_has_happened_first():
-    agenda = Agenda(per_second=200)
+    queue = Workqueue(per_second=200)
     loop = asyncio.get_running_loop()
     for number in range(50):
-        agenda.plan(str(number), after=-1)
-    agenda.plan("later", after=60)
-    agenda.plan("happened")
+        queue.plan(str(number), after=-1)
+    queue.plan("later", after=60)
+    queue.plan("happened")
     started = loop.time()
-    taken = [await agenda.take() for _ in range(51)]
+    taken = [await queue.take() for _ in range(51)]
     assert loop.time() - started >= 50 / 200
     assert taken[0] == "happened"
     assert sorted(taken[1:], key=int) == [str(number) for number in range(50)]
 
 
 async def test_no_task_gets_what_another_one_holds():
-    agenda = Agenda(per_second=1000)
-    agenda.plan("one")
-    assert await agenda.take() == "one"
-    agenda.plan("one")
-    waiting = asyncio.create_task(agenda.take())
-    agenda.plan("two", after=0.02)
+    queue = Workqueue(per_second=1000)
+    queue.plan("one")
+    assert await queue.take() == "one"
+    queue.plan("one")
+    waiting = asyncio.create_task(queue.take())
+    queue.plan("two", after=0.02)
     assert await waiting == "two"
-    waiting = asyncio.create_task(agenda.take())
+    waiting = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
     assert not waiting.done()
-    agenda.give_back("one")
+    queue.give_back("one")
     assert await waiting == "one"
 
 

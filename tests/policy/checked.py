@@ -8,16 +8,16 @@ from typing import Any
 from uuid import UUID
 
 from tests.policy.scenario import Scenario
-from workflows.messages import EdgeKind, FailureKind, World
+from workflows.messages import FailureKind, TransitionKind, World
 from workflows.policy.events import (
-    EdgeSeen,
     Event,
     FailureReported,
-    JoinAsked,
-    RelaunchAsked,
-    ScaleAsked,
-    SuspendAsked,
+    JoinRequested,
+    RelaunchRequested,
+    ScaleRequested,
+    SuspendRequested,
     TimePassed,
+    TransitionSeen,
 )
 from workflows.policy.group_desire import desires_of, groups_of
 from workflows.policy.job import decide
@@ -63,24 +63,24 @@ class CheckedScenario(Scenario):
 
     def _note_signs(self, before: JobState, event: Event) -> None:
         match event:
-            case EdgeSeen(edge=edge) if edge.kind is EdgeKind.UNREACHABLE:
-                self.unreachable.add((edge.rank, edge.incarnation))
-            case EdgeSeen(edge=edge) if edge.kind in (
-                EdgeKind.LOST,
-                EdgeKind.CREATE_FAILED,
-                EdgeKind.UNRESPONSIVE,
-                EdgeKind.REMOVED,
+            case TransitionSeen(transition=transition) if transition.kind is TransitionKind.UNREACHABLE:
+                self.unreachable.add((transition.rank, transition.incarnation))
+            case TransitionSeen(transition=transition) if transition.kind in (
+                TransitionKind.LOST,
+                TransitionKind.CREATE_FAILED,
+                TransitionKind.UNRESPONSIVE,
+                TransitionKind.REMOVED,
             ):
-                self.signs[edge.rank, edge.incarnation].add(edge.kind)
-                if edge.kind is not EdgeKind.UNRESPONSIVE and edge.certain:
-                    self.ended.add((edge.rank, edge.incarnation))
+                self.signs[transition.rank, transition.incarnation].add(transition.kind)
+                if transition.kind is not TransitionKind.UNRESPONSIVE and transition.certain:
+                    self.ended.add((transition.rank, transition.incarnation))
             case FailureReported(failure=failure):
                 if failure.kind is FailureKind.NODE:
                     self.ended.add((failure.sender.rank, failure.sender.incarnation))
                 self.signs[failure.sender.rank, failure.sender.incarnation].add("FAILURE")
-            case RelaunchAsked(rank=rank) if rank in before.nodes:
+            case RelaunchRequested(rank=rank) if rank in before.nodes:
                 self.signs[rank, before.nodes[rank].incarnation].add("RELAUNCH")
-            case JoinAsked(request=request):
+            case JoinRequested(request=request):
                 patience = self.job.timing.rendezvous.enter_timeout
                 for rank, holder in before.holders.items():
                     if holder.node_id == request.node_id or self.now - holder.since >= patience:
@@ -123,11 +123,13 @@ class CheckedScenario(Scenario):
             dropped = node.alive and (not then.alive or then.incarnation != node.incarnation)
             if dropped:
                 self.dropped_at[rank, node.incarnation] = self.now
-            wished = isinstance(event, ScaleAsked | SuspendAsked) or after.suspended or rank >= after.nodes_max
-            on_request = after.suspended or rank >= after.nodes_max or event == RelaunchAsked(rank=rank)
+            requested = (
+                isinstance(event, ScaleRequested | SuspendRequested) or after.suspended or rank >= after.nodes_max
+            )
+            on_request = after.suspended or rank >= after.nodes_max or event == RelaunchRequested(rank=rank)
             if dropped and on_request and not (before.between_stages or before.has_finished(node) or node.ended):
                 self.sent_away.add((rank, node.incarnation))
-            if dropped and not wished and before.stepping and not (before.interruption or before.between_stages):
+            if dropped and not requested and before.stepping and not (before.interruption or before.between_stages):
                 assert self.signs[rank, node.incarnation], "unreachable is not lost while the world steps"
 
     def _check_the_end(self, before: JobState, after: JobState) -> None:

@@ -10,19 +10,19 @@ from uuid import UUID
 from perdure.spec.job import JobSpec
 from perdure.spec.validate import parse_spec
 from workflows.messages import (
-    EdgeKind,
     EvidenceSource,
     Failure,
     FailureKind,
     Finished,
-    NodeEdge,
     NodeIdentity,
     NodePhase,
+    NodeTransition,
     Progress,
     ProgressSource,
     RankExit,
+    TransitionKind,
 )
-from workflows.policy.events import EdgeSeen, Event, FailureReported, NodeFinished, TimePassed
+from workflows.policy.events import Event, FailureReported, NodeFinished, TimePassed, TransitionSeen
 from workflows.policy.job import decide, hear
 from workflows.policy.state import JobState, NodeState
 from workflows.policy.timers import next_deadline
@@ -68,69 +68,73 @@ class Scenario:
         self.now = end
         return self.take(TimePassed())
 
-    def edge(self, rank: int, kind: EdgeKind, *, incarnation: int | None = None, **facts: Any) -> Scenario:
-        edge = NodeEdge(
+    def transition(self, rank: int, kind: TransitionKind, *, incarnation: int | None = None, **facts: Any) -> Scenario:
+        transition = NodeTransition(
             kind=kind,
             rank=rank,
             incarnation=incarnation or self.node(rank).incarnation,
             time=facts.pop("time", self.now),
             **facts,
         )
-        return self.take(EdgeSeen(edge=edge))
+        return self.take(TransitionSeen(transition=transition))
 
     # What agents and groups say
 
     def ready(self, *ranks: int, after: int = 0, processes: int = 1, stage: int | None = None) -> Scenario:
         for rank in ranks:
             if self.node(rank).phase is not NodePhase.JOINED:
-                self.edge(rank, EdgeKind.JOINED, address=f"10.0.0.{rank}", host=f"host-{rank}")
+                self.transition(rank, TransitionKind.JOINED, address=f"10.0.0.{rank}", host=f"host-{rank}")
             ports = tuple(next(self._ports) for _ in range(4))
-            self.edge(rank, EdgeKind.READY, store_ports=ports, processes=processes, generation=after, stage=stage)
+            self.transition(
+                rank, TransitionKind.READY, store_ports=ports, processes=processes, generation=after, stage=stage
+            )
         return self
 
     def steps(self, *ranks: int) -> Scenario:
         """The given members, or all, step in the current world."""
         assert self.state.world is not None
         for rank in ranks or tuple(self.state.world.members):
-            self.edge(rank, EdgeKind.COMMANDED, generation=self.generation)
-            self.edge(rank, EdgeKind.STEPPING, generation=self.generation)
+            self.transition(rank, TransitionKind.COMMANDED, generation=self.generation)
+            self.transition(rank, TransitionKind.STEPPING, generation=self.generation)
         return self
 
     def runs(self, *ranks: int) -> Scenario:
         """The given members, or all, stay alive in the current world; no step is seen."""
         assert self.state.world is not None
         for rank in ranks or tuple(self.state.world.members):
-            self.edge(rank, EdgeKind.COMMANDED, generation=self.generation)
-            self.edge(rank, EdgeKind.STEPPING, generation=self.generation, counted=False, entered_at=self.now)
+            self.transition(rank, TransitionKind.COMMANDED, generation=self.generation)
+            self.transition(
+                rank, TransitionKind.STEPPING, generation=self.generation, counted=False, entered_at=self.now
+            )
         return self
 
     def running(self) -> Scenario:
         return self.ready(*range(self.state.nodes_max)).steps()
 
     def lost(self, rank: int, reason: str = "killed") -> Scenario:
-        return self.take(EdgeSeen(edge=self._loss(rank, reason)))
+        return self.take(TransitionSeen(transition=self._loss(rank, reason)))
 
     def removed(self, *ranks: int) -> Scenario:
         """The incarnations before the current ones are deleted: nothing of them runs any more."""
         for rank in ranks:
-            self.edge(rank, EdgeKind.REMOVED, incarnation=self.node(rank).incarnation - 1)
+            self.transition(rank, TransitionKind.REMOVED, incarnation=self.node(rank).incarnation - 1)
         return self
 
     def those_that_leave_end(self) -> Scenario:
         """All that requests have sent away are deleted: nothing of them runs any more."""
         for leaving in self.state.leaving:
-            self.edge(leaving.rank, EdgeKind.REMOVED, incarnation=leaving.incarnation)
+            self.transition(leaving.rank, TransitionKind.REMOVED, incarnation=leaving.incarnation)
         return self
 
     def lost_together(self, *ranks: int) -> Scenario:
         """The job receives all of them before it decides."""
         for rank in ranks:
-            self.state = hear(self.state, EdgeSeen(edge=self._loss(rank, "killed")), self.job, self.now)
+            self.state = hear(self.state, TransitionSeen(transition=self._loss(rank, "killed")), self.job, self.now)
         return self.take(TimePassed())
 
-    def _loss(self, rank: int, reason: str) -> NodeEdge:
-        return NodeEdge(
-            kind=EdgeKind.LOST,
+    def _loss(self, rank: int, reason: str) -> NodeTransition:
+        return NodeTransition(
+            kind=TransitionKind.LOST,
             rank=rank,
             incarnation=self.node(rank).incarnation,
             time=self.now,

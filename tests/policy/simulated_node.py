@@ -15,7 +15,6 @@ from agent.state import NodeState as AgentState
 from agent.state import StateFile
 from workflows.messages import (
     AgentMessage,
-    EdgeKind,
     EvidenceSource,
     Failure,
     Finished,
@@ -28,6 +27,7 @@ from workflows.messages import (
     Progress,
     Ready,
     Stepping,
+    TransitionKind,
 )
 from workflows.policy.events import FailureReported, NodeFinished
 
@@ -279,7 +279,7 @@ class SimulatedNode:
         if (self.machine and self.connected) or record is None or not record.joined or not record.reachable:
             return
         self.site.table.put(record.changed(reachable=False, reason="silent"))
-        self.site.edge(record, EdgeKind.UNREACHABLE, source=EvidenceSource.LEASE, detail="silent")
+        self.site.transition(record, TransitionKind.UNREACHABLE, source=EvidenceSource.LEASE, detail="silent")
 
     def crash(self, *, seen_after: float | None) -> None:
         """The machine is gone, and with it what its agent had not delivered; its backend may see that."""

@@ -25,17 +25,17 @@ from tests.policy.scenario import UID, Scenario
 from tests.policy.simulated_node import SimulatedNode
 from workflows.messages import (
     ApplyWorld,
-    EdgeKind,
     EvidenceSource,
     GroupDesire,
     NodeEvent,
     NodeEvents,
     NodeIdentity,
     NodePhase,
+    TransitionKind,
 )
 from workflows.node_record import GroupInput, NodeRecord
 from workflows.node_table import NodeTable
-from workflows.policy.events import EdgeSeen, Event, GroupWoundDown, TimePassed
+from workflows.policy.events import Event, GroupWoundDown, TimePassed, TransitionSeen
 from workflows.policy.group_desire import desires_of
 from workflows.policy.timers import next_deadline
 
@@ -60,7 +60,7 @@ class Site:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._ports = count(30_000)
-        self._edges_due = 0.0
+        self._transitions_due = 0.0
         self._sent: GroupDesire | None = None
         self._version = 0
         self._commands: set[tuple[int, int, int]] = set()
@@ -131,8 +131,8 @@ class Site:
         self.table.want(desire)
         self.reconcile()
 
-    def edge(self, record: NodeRecord, kind: EdgeKind, **facts: Any) -> None:
-        self.table.edge(record, kind, self.job.now, **facts)
+    def transition(self, record: NodeRecord, kind: TransitionKind, **facts: Any) -> None:
+        self.table.transition(record, kind, self.job.now, **facts)
         self.reconcile()
 
     def backend_says(self, event: NodeEvent) -> None:
@@ -167,15 +167,15 @@ class Site:
         if table.winding_down and table.is_empty and not self._closed:
             self._closed = True
             self.after(self.delay(), lambda: self.take(GroupWoundDown(group=0)))
-        self._send_edges()
+        self._send_transitions()
 
-    def _send_edges(self) -> None:
-        waiting = self.table.edges._waiting  # pyright: ignore[reportPrivateUsage]
-        edges, waiting[:] = tuple(waiting), ()
-        for edge in edges:
-            self._edges_due = max(self._edges_due, self.clock + self.delay())
-            moment = self._edges_due - self.clock
-            self.after(moment, lambda edge=edge: self.take(EdgeSeen(edge=edge)))
+    def _send_transitions(self) -> None:
+        waiting = self.table.transitions._waiting  # pyright: ignore[reportPrivateUsage]
+        transitions, waiting[:] = tuple(waiting), ()
+        for transition in transitions:
+            self._transitions_due = max(self._transitions_due, self.clock + self.delay())
+            moment = self._transitions_due - self.clock
+            self.after(moment, lambda transition=transition: self.take(TransitionSeen(transition=transition)))
 
     def _create(self, node: NodeIdentity) -> None:
         record = self.table.current(node)
@@ -183,7 +183,7 @@ class Site:
             return
         self.table.put(record.changed(phase=NodePhase.CREATED, watched=True))
         agent = self.agents[node.rank, node.incarnation] = SimulatedNode(self, node)
-        self.edge(record, EdgeKind.CREATED)
+        self.transition(record, TransitionKind.CREATED)
         agent.follow()
 
     def _command(self, record: NodeRecord) -> None:
@@ -207,7 +207,7 @@ class Site:
         if not agent.machine or not agent.connected:
             if waited in (COMMAND_PATIENCE, COMMAND_PATIENCE + COMMAND_AGAIN):
                 facts: dict[str, Any] = {"generation": generation, "detail": "not taken in time"}
-                self.edge(record, EdgeKind.UNRESPONSIVE, source=EvidenceSource.COMMAND, **facts)
+                self.transition(record, TransitionKind.UNRESPONSIVE, source=EvidenceSource.COMMAND, **facts)
                 waited = COMMAND_PATIENCE
             self.after(1.0, lambda: self._apply(key, node, waited + 1.0))
             return
@@ -230,9 +230,9 @@ class Site:
         agent.follow()
         self._commands.discard(key)
         table.put(record.changed(generation=max(generation, answer.generation), inquired=inquiry))
-        kind = EdgeKind.COMMANDED if answer.accepted else EdgeKind.JOINED
+        kind = TransitionKind.COMMANDED if answer.accepted else TransitionKind.JOINED
         facts = {"generation": answer.generation, "entered": answer.entered, "inquiry": inquiry}
-        self.edge(record, kind, detail=answer.detail, **facts)
+        self.transition(record, kind, detail=answer.detail, **facts)
 
     # The world
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from tests.policy.scenario import Scenario
-from workflows.messages import EdgeKind, GroupEdges, NodeEdge
-from workflows.policy.deduplication import accept, begin_tenure
+from workflows.messages import GroupTransitions, NodeTransition, TransitionKind
+from workflows.policy.deduplication import accept, begin_ownership_epoch
 from workflows.policy.state import JobState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def message(sequence: int, before: int | None, *ranks: int, group: int = 0) -> GroupEdges:
-    edges = tuple(NodeEdge(kind=EdgeKind.READY, rank=rank, incarnation=1, time=NOW) for rank in ranks)
-    return GroupEdges(uid="0", group=group, sequence=sequence, before=before, edges=edges)
+def message(sequence: int, before: int | None, *ranks: int, group: int = 0) -> GroupTransitions:
+    transitions = tuple(NodeTransition(kind=TransitionKind.READY, rank=rank, incarnation=1, time=NOW) for rank in ranks)
+    return GroupTransitions(uid="0", group=group, sequence=sequence, before=before, transitions=transitions)
 
 
-def taken(state: JobState, *messages: GroupEdges) -> list[list[int] | None]:
+def taken(state: JobState, *messages: GroupTransitions) -> list[list[int] | None]:
     """The ranks of the edges that are accepted of each message."""
     accepted: list[list[int] | None] = []
     for one in messages:
-        state, edges = accept(state, one)
-        accepted.append(None if edges is None else [edge.rank for edge in edges])
+        state, transitions = accept(state, one)
+        accepted.append(None if transitions is None else [transition.rank for transition in transitions])
     return accepted
 
 
@@ -45,7 +45,7 @@ def test_a_job_that_was_reset_takes_up_where_the_group_is():
 
 def test_a_group_that_is_started_again_counts_from_the_beginning():
     state, _ = accept(Scenario().state, message(7, 40, 0))
-    assert taken(begin_tenure(state, 0, "another"), message(1, 0, 1)) == [[1]]
+    assert taken(begin_ownership_epoch(state, 0, "another"), message(1, 0, 1)) == [[1]]
 
 
 def test_a_group_of_an_older_release_does_not_count():

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.policy.scenario import Scenario
-from workflows.messages import EdgeKind, FailureClass, JobPhase, NodePhase
+from workflows.messages import FailureClass, JobPhase, NodePhase, TransitionKind
 from workflows.policy.behavior import Behavior
 from workflows.policy.timers import next_deadline
 
@@ -17,7 +17,7 @@ SOON = timedelta(minutes=2)
 def fail_together(job: Scenario, exit_code: int = 1) -> None:
     """Every node comes up, and its command fails at once."""
     for rank in range(job.state.nodes_max):
-        job.edge(rank, EdgeKind.JOINED, address=f"10.0.0.{rank}", host=f"host-{rank}")
+        job.transition(rank, TransitionKind.JOINED, address=f"10.0.0.{rank}", host=f"host-{rank}")
     for rank in range(job.state.nodes_max):
         if job.state.outcome is None:
             job.command_exited(rank, exit_code, generation=0)

@@ -8,9 +8,9 @@ import pytest
 
 from perdure.cli.explain import explanation
 from tests.policy.scenario import Scenario
-from workflows.messages import EdgeKind, FailureClass
+from workflows.messages import FailureClass, TransitionKind
 from workflows.policy.failure_classes import FAILURE_CLASSES, VICTIMS, complete, precedence
-from workflows.policy.recovery import judge
+from workflows.policy.recovery import decide_repair
 from workflows.policy.state import Interruption, NodeFailure
 
 
@@ -33,7 +33,7 @@ def test_one_rank_speaks_for_its_node():
 
 @pytest.mark.parametrize("failure", FailureClass)
 def test_every_class_is_explained(failure: FailureClass):
-    job = Scenario("2").running().edge(1, EdgeKind.LOST)
+    job = Scenario("2").running().transition(1, TransitionKind.LOST)
     [incident] = job.state.incidents
     told = explanation(incident.model_copy(update={"failure": failure}), job="llama", flag=" -n team").plain
     assert FAILURE_CLASSES[failure].meaning in told
@@ -46,7 +46,7 @@ def test_every_class_leads_to_what_its_entry_says(failure: FailureClass):
     job = Scenario("2").running()
     reported = NodeFailure(rank=1, failure=failure, time=job.now, text="it failed")
     interruption = Interruption(since=job.now - timedelta(minutes=1), failures=(reported,))
-    verdict = judge(job.state, interruption, job.job, job.now)
+    verdict = decide_repair(job.state, interruption, job.job, job.now)
     assert verdict is not None
     assert verdict.failure is failure
     traits = FAILURE_CLASSES[failure]

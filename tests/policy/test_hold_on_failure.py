@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from tests.policy.scenario import Scenario
-from workflows.messages import EdgeKind, JobPhase
-from workflows.policy.events import CancelAsked, GroupWoundDown
+from workflows.messages import JobPhase, TransitionKind
+from workflows.policy.events import CancelRequested, GroupWoundDown
 from workflows.policy.group_desire import desires_of, is_over
 from workflows.policy.projections import next_action
 from workflows.policy.timers import next_deadline
@@ -46,7 +46,7 @@ def test_the_nodes_of_a_failed_job_are_kept_as_they_are_until_the_time_is_over()
 
 
 def test_cancelling_lets_them_go_and_the_job_has_failed_all_the_same():
-    job = fail(scene()).take(CancelAsked(reason="seen enough"))
+    job = fail(scene()).take(CancelRequested(reason="seen enough"))
     assert job.state.phase is JobPhase.STOPPING
     assert desires_of(job.state)[0].wind_down
     assert job.state.outcome is not None
@@ -58,11 +58,16 @@ def test_cancelling_lets_them_go_and_the_job_has_failed_all_the_same():
     [
         lambda: fail(scene(hold="0s")),
         lambda: scene().running().finish(0, 1),
-        lambda: scene().running().take(CancelAsked()),
+        lambda: scene().running().take(CancelRequested()),
         lambda: scene().running().wait(timedelta(hours=1)),
         # Nothing of its nodes is there to be looked at.
-        lambda: scene().edge(0, EdgeKind.PENDING).edge(1, EdgeKind.PENDING).wait(timedelta(minutes=10)),
-        lambda: scene(nodes="1").edge(0, EdgeKind.CREATE_FAILED, detail="no such image"),
+        lambda: (
+            scene()
+            .transition(0, TransitionKind.PENDING)
+            .transition(1, TransitionKind.PENDING)
+            .wait(timedelta(minutes=10))
+        ),
+        lambda: scene(nodes="1").transition(0, TransitionKind.CREATE_FAILED, detail="no such image"),
     ],
     ids=["hold is 0", "finished", "cancelled", "deadline", "never started", "refused"],
 )

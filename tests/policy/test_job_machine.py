@@ -17,7 +17,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import START, UID
 from workflows.messages import (
-    EdgeKind,
     EvidenceSource,
     Failure,
     FailureKind,
@@ -28,19 +27,20 @@ from workflows.messages import (
     Progress,
     ProgressSource,
     RankExit,
+    TransitionKind,
 )
 from workflows.policy.events import (
-    CancelAsked,
+    CancelRequested,
     Event,
     FailureReported,
     GroupWoundDown,
-    JoinAsked,
+    JoinRequested,
     NodeFinished,
-    RelaunchAsked,
-    RestartAsked,
-    ResumeAsked,
-    ScaleAsked,
-    SuspendAsked,
+    RelaunchRequested,
+    RestartRequested,
+    ResumeRequested,
+    ScaleRequested,
+    SuspendRequested,
 )
 from workflows.policy.group_desire import groups_of
 from workflows.policy.joining import place_of, refusal
@@ -108,8 +108,8 @@ class JobMachine(RuleBasedStateMachine):
         self.sent.append(event)
         self.job.take(event)
 
-    def _edge(self, node: NodeState, kind: EdgeKind, **facts: Any) -> None:
-        self.job.edge(node.rank, kind, incarnation=node.incarnation, **facts)
+    def _transition(self, node: NodeState, kind: TransitionKind, **facts: Any) -> None:
+        self.job.transition(node.rank, kind, incarnation=node.incarnation, **facts)
 
     def _identity(self, node: NodeState, **fields: Any) -> NodeIdentity:
         known = {"uid": UID, "role": "worker", "rank": node.rank, "incarnation": node.incarnation, "token": node.token}
@@ -143,11 +143,11 @@ class JobMachine(RuleBasedStateMachine):
     def becomes_ready(self, data: st.DataObject, processes: int) -> None:
         node = self._pick(data)
         if node.phase is not NodePhase.READY:
-            self._edge(node, EdgeKind.JOINED, address=f"10.0.0.{node.rank}", host=f"host-{node.rank}")
+            self._transition(node, TransitionKind.JOINED, address=f"10.0.0.{node.rank}", host=f"host-{node.rank}")
         else:
             processes = node.processes
         ports = self._ports(node, data)
-        self._edge(node, EdgeKind.READY, store_ports=ports, processes=processes, generation=node.stepping)
+        self._transition(node, TransitionKind.READY, store_ports=ports, processes=processes, generation=node.stepping)
 
     @precondition(lambda self: self._alive())
     @rule()
@@ -160,11 +160,11 @@ class JobMachine(RuleBasedStateMachine):
     def all_become_ready(self) -> None:
         for node in self._alive():
             if node.phase is not NodePhase.READY and self.job.node(node.rank) == node:
-                self._edge(node, EdgeKind.JOINED, address=f"10.0.0.{node.rank}")
+                self._transition(node, TransitionKind.JOINED, address=f"10.0.0.{node.rank}")
                 ports = self.listening[node.rank, node.incarnation]
                 ports.append(self.next_port)
                 self.next_port += 1
-                self._edge(node, EdgeKind.READY, store_ports=tuple(ports))
+                self._transition(node, TransitionKind.READY, store_ports=tuple(ports))
 
     @precondition(lambda self: self._alive())
     @rule(data=st.data())
@@ -173,21 +173,21 @@ class JobMachine(RuleBasedStateMachine):
         if self.job.state.is_member(node):
             ports = self._ports(node, data)
             over = self.job.generation
-            self._edge(node, EdgeKind.READY, store_ports=ports, processes=node.processes, generation=over)
+            self._transition(node, TransitionKind.READY, store_ports=ports, processes=node.processes, generation=over)
 
     @precondition(lambda self: self.job.state.world is not None)
     @rule(data=st.data())
     def one_steps(self, data: st.DataObject) -> None:
         node = self._pick(data) if self._alive() else None
         if node is not None and self.job.state.is_member(node):
-            self._edge(node, EdgeKind.COMMANDED, generation=self.job.generation)
-            self._edge(node, EdgeKind.STEPPING, generation=self.job.generation)
+            self._transition(node, TransitionKind.COMMANDED, generation=self.job.generation)
+            self._transition(node, TransitionKind.STEPPING, generation=self.job.generation)
 
     @precondition(lambda self: self._alive() and self.job.state.stepping)
-    @rule(data=st.data(), kind=st.sampled_from([EdgeKind.STALLED, EdgeKind.STALL_ENDED]))
-    def stalls_or_steps_again(self, data: st.DataObject, kind: EdgeKind) -> None:
+    @rule(data=st.data(), kind=st.sampled_from([TransitionKind.STALLED, TransitionKind.STALL_ENDED]))
+    def stalls_or_steps_again(self, data: st.DataObject, kind: TransitionKind) -> None:
         before = self.job.generation
-        self._edge(self._pick(data), kind, generation=before)
+        self._transition(self._pick(data), kind, generation=before)
         assert self.job.generation == before
 
     @precondition(lambda self: self._alive() and not self.job.state.stepping)
@@ -195,57 +195,67 @@ class JobMachine(RuleBasedStateMachine):
     def all_step(self) -> None:
         for node in self.job.state.members:
             if node.alive:
-                self._edge(node, EdgeKind.COMMANDED, generation=self.job.generation)
-                self._edge(node, EdgeKind.STEPPING, generation=self.job.generation)
+                self._transition(node, TransitionKind.COMMANDED, generation=self.job.generation)
+                self._transition(node, TransitionKind.STEPPING, generation=self.job.generation)
 
     @precondition(lambda self: self._alive())
     @rule(data=st.data())
     def tells_its_ports(self, data: st.DataObject) -> None:
         node = self._pick(data)
-        self._edge(node, EdgeKind.STORE_PORTS, store_ports=self._ports(node, data))
+        self._transition(node, TransitionKind.STORE_PORTS, store_ports=self._ports(node, data))
 
     @precondition(lambda self: self._alive())
     @rule(data=st.data())
     def is_created_or_pending(self, data: st.DataObject) -> None:
-        self._edge(self._pick(data), data.draw(st.sampled_from([EdgeKind.CREATED, EdgeKind.PENDING])), detail="queue")
+        self._transition(
+            self._pick(data),
+            data.draw(st.sampled_from([TransitionKind.CREATED, TransitionKind.PENDING])),
+            detail="queue",
+        )
 
     @precondition(lambda self: self._alive())
     @rule(data=st.data())
     def is_lost(self, data: st.DataObject) -> None:
-        self._edge(self._pick(data), EdgeKind.LOST, source=EvidenceSource.BACKEND, detail="killed")
+        self._transition(self._pick(data), TransitionKind.LOST, source=EvidenceSource.BACKEND, detail="killed")
 
     @precondition(lambda self: self._alive())
     @rule(data=st.data())
     def becomes_unreachable(self, data: st.DataObject) -> None:
-        self._edge(self._pick(data), EdgeKind.UNREACHABLE, source=EvidenceSource.LEASE, detail="silent")
+        self._transition(self._pick(data), TransitionKind.UNREACHABLE, source=EvidenceSource.LEASE, detail="silent")
 
     @precondition(lambda self: any(not node.reachable for node in self._alive()))
     @rule(data=st.data())
     def is_back(self, data: st.DataObject) -> None:
         node = data.draw(st.sampled_from([node for node in self._alive() if not node.reachable]))
-        self._edge(node, EdgeKind.REACHABLE, source=EvidenceSource.LEASE)
+        self._transition(node, TransitionKind.REACHABLE, source=EvidenceSource.LEASE)
 
     @precondition(lambda self: self._alive())
     @rule(data=st.data())
     def does_not_take_a_command(self, data: st.DataObject) -> None:
         generation = data.draw(st.sampled_from([self.job.generation, max(self.job.generation - 1, 0)]))
-        self._edge(
-            self._pick(data), EdgeKind.UNRESPONSIVE, source=EvidenceSource.COMMAND, generation=generation, detail="late"
+        self._transition(
+            self._pick(data),
+            TransitionKind.UNRESPONSIVE,
+            source=EvidenceSource.COMMAND,
+            generation=generation,
+            detail="late",
         )
 
     @precondition(lambda self: self._alive() and self.job.state.generation > 3)
     @rule(data=st.data())
     def is_refused(self, data: st.DataObject) -> None:
-        self._edge(self._pick(data), EdgeKind.CREATE_FAILED, source=EvidenceSource.BACKEND, detail="no such image")
+        self._transition(
+            self._pick(data), TransitionKind.CREATE_FAILED, source=EvidenceSource.BACKEND, detail="no such image"
+        )
 
     @precondition(lambda self: any(node.incarnation > 1 for node in self.job.state.nodes.values()))
-    @rule(data=st.data(), kind=st.sampled_from(EdgeKind))
-    def an_older_incarnation_is_reported(self, data: st.DataObject, kind: EdgeKind) -> None:
+    @rule(data=st.data(), kind=st.sampled_from(TransitionKind))
+    def an_older_incarnation_is_reported(self, data: st.DataObject, kind: TransitionKind) -> None:
         nodes = [node for node in self.job.state.nodes.values() if node.incarnation > 1]
         node = data.draw(st.sampled_from(nodes))
         before = self.job.state
-        self.job.edge(node.rank, kind, incarnation=node.incarnation - 1)
-        awaited = kind in (EdgeKind.LOST, EdgeKind.REMOVED) and node.predecessor == node.incarnation - 1
+        self.job.transition(node.rank, kind, incarnation=node.incarnation - 1)
+        awaited = kind in (TransitionKind.LOST, TransitionKind.REMOVED) and node.predecessor == node.incarnation - 1
         assert self.job.state == before or awaited
 
     @precondition(lambda self: self.job.state.outcome is not None)
@@ -326,7 +336,9 @@ class JobMachine(RuleBasedStateMachine):
         generation, inquiry = self.job.generation, self.job.state.inquiry
         for node in self.job.state.members:
             if self.job.node(node.rank) == node and node.alive:
-                self._edge(node, EdgeKind.COMMANDED, generation=generation, entered=generation, inquiry=inquiry)
+                self._transition(
+                    node, TransitionKind.COMMANDED, generation=generation, entered=generation, inquiry=inquiry
+                )
 
     # What users ask
 
@@ -334,27 +346,27 @@ class JobMachine(RuleBasedStateMachine):
     @rule(low=st.integers(1, 3), more=st.integers(0, 3))
     def scale(self, low: int, more: int) -> None:
         unit = self.job.state.unit
-        self.job.take(ScaleAsked(minimum=low * unit, maximum=(low + more) * unit))
+        self.job.take(ScaleRequested(minimum=low * unit, maximum=(low + more) * unit))
 
     @precondition(lambda self: self.job.state.outcome is None)
     @rule()
     def suspend_or_resume(self) -> None:
-        self.job.take(ResumeAsked() if self.job.state.suspended else SuspendAsked())
+        self.job.take(ResumeRequested() if self.job.state.suspended else SuspendRequested())
 
     @precondition(lambda self: self.job.state.outcome is None and self.job.state.world is not None)
     @rule()
     def restart(self) -> None:
-        self.job.take(RestartAsked())
+        self.job.take(RestartRequested())
 
     @precondition(lambda self: self.job.state.outcome is None and self._alive())
     @rule(data=st.data())
     def relaunch(self, data: st.DataObject) -> None:
-        self.job.take(RelaunchAsked(rank=self._pick(data).rank))
+        self.job.take(RelaunchRequested(rank=self._pick(data).rank))
 
     @precondition(lambda self: self.job.state.generation > 4)
     @rule()
     def cancel(self) -> None:
-        self.job.take(CancelAsked())
+        self.job.take(CancelRequested())
         assert self.job.state.outcome is not None
 
     # Requests of machines that a user or a scheduler started
@@ -367,12 +379,12 @@ class JobMachine(RuleBasedStateMachine):
         request = JoinRequest(node_id=node_id, session=session, stay=stay, host=host, started_at=started_at)
         before = self.job.state
         refused = refusal(before, request, self.job.job, self.job.now)
-        self.job.take(JoinAsked(request=request))
+        self.job.take(JoinRequested(request=request))
         after = self.job.state
         if refused is not None:
             assert after == before, "a refusal changes nothing"
             return
-        self.job.take(JoinAsked(request=request))
+        self.job.take(JoinRequested(request=request))
         assert self.job.state == after, "the same request twice gets one place"
         (rank,) = (rank for rank, holder in after.holders.items() if (holder.session, holder.stay) == (session, stay))
         node = place_of(after, request)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tests.policy.scenario import Scenario
-from workflows.messages import EdgeKind, JobPhase, NodePhase, NodeView
+from workflows.messages import JobPhase, NodePhase, NodeView, TransitionKind
 from workflows.policy.events import (
-    CancelAsked,
+    CancelRequested,
     GroupAdopted,
     GroupWoundDown,
-    RelaunchAsked,
-    RestartAsked,
-    ResumeAsked,
-    ScaleAsked,
-    SuspendAsked,
+    RelaunchRequested,
+    RestartRequested,
+    ResumeRequested,
+    ScaleRequested,
+    SuspendRequested,
 )
 from workflows.policy.group_desire import desires_of, is_over
 from workflows.policy.projections import result_of
@@ -45,17 +45,21 @@ def test_a_late_node_makes_the_world_grow_after_a_last_call():
 
 def test_a_node_that_is_cut_off_does_not_disturb_a_world_that_does_without_it():
     job = Scenario("2:3").ready(0, 1).wait(60).steps()
-    job.edge(2, EdgeKind.JOINED).edge(2, EdgeKind.READY, detail="10.0.0.0 port 1 does not answer").wait(60)
+    job.transition(2, TransitionKind.JOINED).transition(
+        2, TransitionKind.READY, detail="10.0.0.0 port 1 does not answer"
+    ).wait(60)
     assert job.group_ranks == {0: 0, 1: 1}
     job.rank_killed(1)
     assert job.group_ranks == {0: 0, 1: 1}
-    job.steps().edge(2, EdgeKind.READY).wait(60)
+    job.steps().transition(2, TransitionKind.READY).wait(60)
     assert job.group_ranks == {0: 0, 1: 1, 2: 2}
 
 
 def test_a_node_that_is_cut_off_is_tried_where_there_is_no_world_without_it():
     job = Scenario("2:3").ready(0, 1).wait(60).steps()
-    job.edge(2, EdgeKind.JOINED, address="10.0.0.2").edge(2, EdgeKind.READY, detail="10.0.0.0 port 1 does not answer")
+    job.transition(2, TransitionKind.JOINED, address="10.0.0.2").transition(
+        2, TransitionKind.READY, detail="10.0.0.0 port 1 does not answer"
+    )
     job.lost(0)
     assert job.group_ranks == {1: 1, 2: 0}
 
@@ -76,9 +80,9 @@ def test_base_ranks_follow_processes_per_node():
 
 
 def test_no_world_is_changed_for_growth_while_a_member_cannot_be_told():
-    job = Scenario("2:3").ready(0, 1).wait(5).steps().edge(1, EdgeKind.UNREACHABLE).ready(2).wait(60)
+    job = Scenario("2:3").ready(0, 1).wait(5).steps().transition(1, TransitionKind.UNREACHABLE).ready(2).wait(60)
     assert job.generation == 1
-    assert job.edge(1, EdgeKind.REACHABLE).generation == 2
+    assert job.transition(1, TransitionKind.REACHABLE).generation == 2
 
 
 def test_a_store_port_serves_one_generation_only():
@@ -94,9 +98,11 @@ def test_a_store_port_serves_one_generation_only():
 
 def test_without_a_store_port_the_world_waits_for_one():
     job = Scenario("1")
-    job.edge(0, EdgeKind.JOINED, address="10.0.0.1").edge(0, EdgeKind.READY, store_ports=(), processes=1)
+    job.transition(0, TransitionKind.JOINED, address="10.0.0.1").transition(
+        0, TransitionKind.READY, store_ports=(), processes=1
+    )
     assert job.state.world is None
-    assert job.edge(0, EdgeKind.STORE_PORTS, store_ports=(5,)).generation == 1
+    assert job.transition(0, TransitionKind.STORE_PORTS, store_ports=(5,)).generation == 1
 
 
 def test_complete_when_all_members_of_one_generation_finished():
@@ -123,13 +129,13 @@ def test_finishing_in_different_generations_is_not_complete():
 
 
 def test_scale_down_shrinks_the_world_and_removes_the_surplus():
-    job = Scenario("3").running().take(ScaleAsked(minimum=2, maximum=2)).those_that_leave_end()
+    job = Scenario("3").running().take(ScaleRequested(minimum=2, maximum=2)).those_that_leave_end()
     assert job.generation == 2
     assert job.group_ranks == {0: 0, 1: 1}
     assert job.node(2).phase is NodePhase.REMOVED
     assert 2 not in desires_of(job.state)[0].nodes
     assert job.steps().state.phase is JobPhase.RUNNING
-    job.take(ScaleAsked(minimum=3, maximum=3))
+    job.take(ScaleRequested(minimum=3, maximum=3))
     assert job.incarnations[2] == 2
     assert job.generation == 2
     job.ready(2)
@@ -138,39 +144,39 @@ def test_scale_down_shrinks_the_world_and_removes_the_surplus():
 
 
 def test_suspend_gives_all_nodes_back_and_resume_asks_for_new_ones():
-    job = Scenario("2").running().take(SuspendAsked(reason="maintenance"))
+    job = Scenario("2").running().take(SuspendRequested(reason="maintenance"))
     assert job.state.phase is JobPhase.SUSPENDED
     assert not desires_of(job.state)[0].nodes
-    job.wait(timedelta(days=2)).take(ResumeAsked())
+    job.wait(timedelta(days=2)).take(ResumeRequested())
     assert job.incarnations == {0: 2, 1: 2}
     job.ready(0, 1)
     assert job.generation == 2
 
 
 def test_suspend_during_a_recovery():
-    job = Scenario("2").running().lost(1).take(SuspendAsked())
+    job = Scenario("2").running().lost(1).take(SuspendRequested())
     assert job.state.phase is JobPhase.SUSPENDED
-    job.take(ResumeAsked()).removed(0).ready(0, 1).steps()
+    job.take(ResumeRequested()).removed(0).ready(0, 1).steps()
     assert job.state.phase is JobPhase.RUNNING
     assert job.incarnations == {0: 2, 1: 3}
 
 
 def test_restart_asked_by_a_user_costs_no_budget():
-    job = Scenario("2").running().take(RestartAsked(reason="new config"))
+    job = Scenario("2").running().take(RestartRequested(reason="new config"))
     assert job.generation == 2
     assert not job.state.restarts
     assert job.state.incidents[-1].failure is None
 
 
 def test_relaunch_replaces_one_node():
-    job = Scenario("2").running().take(RelaunchAsked(rank=1))
+    job = Scenario("2").running().take(RelaunchRequested(rank=1))
     assert job.incarnations == {0: 1, 1: 2}
     assert job.generation == 1
     assert job.removed(1).ready(1).generation == 2
 
 
 def test_cancel_during_rendezvous():
-    job = Scenario("2").ready(0).take(CancelAsked())
+    job = Scenario("2").ready(0).take(CancelRequested())
     assert job.state.outcome is not None
     assert job.state.outcome.phase is JobPhase.CANCELLED
     assert desires_of(job.state)[0].wind_down

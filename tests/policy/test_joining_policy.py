@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tests.policy.scenario import START, Scenario
-from workflows.messages import EdgeKind, FailureClass, JobPhase, JoinRefusal, JoinRequest, NodePhase
-from workflows.policy.events import CancelAsked, JoinAsked, ScaleAsked, SuspendAsked
+from workflows.messages import FailureClass, JobPhase, JoinRefusal, JoinRequest, NodePhase, TransitionKind
+from workflows.policy.events import CancelRequested, JoinRequested, ScaleRequested, SuspendRequested
 from workflows.policy.group_desire import desires_of
 from workflows.policy.joining import place_of, refusal, what_is_missing
 from workflows.policy.projections import next_action
@@ -25,21 +25,21 @@ class Open(Scenario):
         """The group and its backend know of every place."""
         for rank, node in self.state.nodes.items():
             if node.phase is NodePhase.REQUESTED:
-                self.edge(rank, EdgeKind.PENDING, detail="waiting for a user to run `perdure join job`")
+                self.transition(rank, TransitionKind.PENDING, detail="waiting for a user to run `perdure join job`")
         return self
 
     def refuses(self, request: JoinRequest) -> JoinRefusal | None:
         refused = refusal(self.state, request, self.job, self.now)
         before = self.state
         if refused is not None:
-            self.take(JoinAsked(request=request))
+            self.take(JoinRequested(request=request))
             assert self.state == before, "a refusal changes nothing"
         return refused.kind if refused else None
 
     def joins(self, request: JoinRequest) -> NodeState | None:
         """The place that the request gets at once."""
         assert self.refuses(request) is None
-        self.take(JoinAsked(request=request))
+        self.take(JoinRequested(request=request))
         return place_of(self.state, request)
 
     def joined(self, *requests: JoinRequest) -> Open:
@@ -84,10 +84,10 @@ def test_a_machine_gets_the_place_with_its_schedulers_number_where_that_is_free(
 def test_a_place_is_given_when_its_group_knows_of_it():
     job = Scenario("1", backend="joined")
     request = asks("a")
-    job.take(JoinAsked(request=request))
+    job.take(JoinRequested(request=request))
     assert place_of(job.state, request) is None
     assert what_is_missing(job.state, request) == "its place is being prepared"
-    job.edge(0, EdgeKind.PENDING)
+    job.transition(0, TransitionKind.PENDING)
     assert given(place_of(job.state, request)) == (0, 1)
 
 
@@ -97,7 +97,7 @@ def test_the_first_word_that_a_job_hears_may_be_a_request():
     assert refusal(unborn, asks("a"), job.job, job.now) is None
     job.state = unborn
     request = asks("a")
-    job.take(JoinAsked(request=request))
+    job.take(JoinRequested(request=request))
     job.opened()
     assert given(place_of(job.state, request)) == (0, 1)
 
@@ -183,7 +183,7 @@ def test_a_machine_that_is_lost_again_and_again_waits_before_it_is_a_node():
     job = Open("1", timing={"rendezvous": {"join_timeout": "1h"}})
     for stay in (1, 2):
         job.joins(asks("a", stay=stay))
-        job.edge(0, EdgeKind.JOINED).lost(0)
+        job.transition(0, TransitionKind.JOINED).lost(0)
         job.opened()
     request = asks("a", stay=3)
     assert job.joins(request) is None
@@ -208,18 +208,18 @@ def test_refusals_name_their_reason():
     job = Open("1")
     assert job.refuses(asks("a", command=("torchrun", "other.py"))) is JoinRefusal.OTHER_COMMAND
     assert job.refuses(asks("a", command=("torchrun", "train.py"))) is None
-    job.take(SuspendAsked())
+    job.take(SuspendRequested())
     assert job.refuses(asks("a")) is JoinRefusal.NO_PLACE
-    job.take(CancelAsked())
+    job.take(CancelRequested())
     assert job.refuses(asks("a")) is JoinRefusal.ENDING
 
 
 def test_scaling_opens_and_closes_places():
     job = Open("1").joined(asks("a"))
     assert job.refuses(asks("b")) is JoinRefusal.NO_PLACE
-    job.take(ScaleAsked(minimum=1, maximum=2))
+    job.take(ScaleRequested(minimum=1, maximum=2))
     job.opened()
     assert given(job.joins(asks("b"))) == (1, 1)
-    job.take(ScaleAsked(minimum=1, maximum=1))
+    job.take(ScaleRequested(minimum=1, maximum=1))
     assert desires_of(job.state)[0].nodes.keys() == {0}
     assert job.refuses(asks("b", stay=2)) is JoinRefusal.NO_PLACE

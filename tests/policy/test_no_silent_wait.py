@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.policy.simulated_site import TORCH_TIMEOUT, Site
-from workflows.policy.events import RelaunchAsked, RestartAsked, ResumeAsked, SuspendAsked
+from workflows.policy.events import RelaunchRequested, RestartRequested, ResumeRequested, SuspendRequested
 
 BOUND = TORCH_TIMEOUT + 1800.0
 """Seconds of virtual time: torch's own timeout, where a machine vanished without a trace, and then the job's."""
@@ -47,9 +47,9 @@ def inflict(site: Site, fault: str, which: int) -> None:
         return
     match fault:
         case "restart" if state.world is not None:
-            site.take(RestartAsked())
+            site.take(RestartRequested())
         case "suspend":
-            site.take(ResumeAsked() if state.suspended else SuspendAsked())
+            site.take(ResumeRequested() if state.suspended else SuspendRequested())
         case "torchruns":
             for node in site.members:
                 node.end_command(signal=9, dying=site.chance.choice((0.0, 1.0, 10.0)))
@@ -77,7 +77,7 @@ def inflict(site: Site, fault: str, which: int) -> None:
                 case "cut off for long":
                     node.disconnect(600.0)
                 case "relaunch" if state.nodes[node.identity.rank].alive:
-                    site.take(RelaunchAsked(rank=node.identity.rank))
+                    site.take(RelaunchRequested(rank=node.identity.rank))
                 case _:
                     pass
         case _:
@@ -95,7 +95,7 @@ def test_it_trains_again(nodes: str, seed: int, story: list[tuple[float, str, in
         site.run(site.clock + pause)
         inflict(site, fault, which)
     if site.job.state.suspended:
-        site.take(ResumeAsked())
+        site.take(ResumeRequested())
     site.faulty = False
     site.run(site.clock + BOUND, done=lambda: site.trains or site.job.state.outcome is not None)
     outcome = site.job.state.outcome

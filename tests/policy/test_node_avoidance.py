@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policy.scenario import START, Scenario
-from workflows.messages import EdgeKind, EvidenceSource, LossCause
+from workflows.messages import EvidenceSource, LossCause, TransitionKind
 from workflows.policy.node_avoidance import suspects
 from workflows.policy.state import MachineLoss
 
@@ -22,7 +22,9 @@ def pods(nodes: str = "1:2") -> Scenario:
 
 
 def lost(job: Scenario, rank: int, cause: LossCause, *, host: str = "gpu-17") -> Scenario:
-    return job.edge(rank, EdgeKind.LOST, source=EvidenceSource.BACKEND, detail="gone", cause=cause, host=host)
+    return job.transition(
+        rank, TransitionKind.LOST, source=EvidenceSource.BACKEND, detail="gone", cause=cause, host=host
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_losses_count_for_as_long_as_restarts_do():
 
 
 def test_a_node_that_does_not_take_commands_is_its_machine_s_failure():
-    job = pods().edge(1, EdgeKind.UNREACHABLE, detail="lease lapsed").peer_failed(0).wait(6.5)
+    job = pods().transition(1, TransitionKind.UNREACHABLE, detail="lease lapsed").peer_failed(0).wait(6.5)
     assert job.incarnations[1] == 2
     assert job.node(1).avoids == ("host-1",)
 
@@ -72,7 +74,9 @@ def test_who_kills_processes_everywhere_is_no_machine_s_fault():
     job = pods("2:2")
     for rank in (0, 1, 0, 1):
         host = f"gpu-{rank}"
-        lost(job, rank, UNKNOWN, host=host).edge(rank, EdgeKind.JOINED, address="10.0.0.9", host=host).wait(60)
+        lost(job, rank, UNKNOWN, host=host).transition(rank, TransitionKind.JOINED, address="10.0.0.9", host=host).wait(
+            60
+        )
         job.ready(rank, after=job.generation).steps()
     assert job.node(0).avoids == job.node(1).avoids == ()
     # Of many machines two may well be bad.

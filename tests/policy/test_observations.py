@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.cli.explain import explanation
 from perdure.cli.text import incident_line
 from tests.policy.scenario import Scenario
-from workflows.messages import EdgeKind, EvidenceSource
+from workflows.messages import EvidenceSource, TransitionKind
 from workflows.policy.projections import status_of
 
 SILENT = "no heartbeat for 6s"
@@ -13,25 +13,25 @@ SILENT = "no heartbeat for 6s"
 
 def silent(job: Scenario, *ranks: int) -> Scenario:
     for rank in ranks:
-        job.edge(rank, EdgeKind.UNREACHABLE, source=EvidenceSource.LEASE, detail=SILENT)
+        job.transition(rank, TransitionKind.UNREACHABLE, source=EvidenceSource.LEASE, detail=SILENT)
     return job
 
 
 def back(job: Scenario, *ranks: int) -> Scenario:
     for rank in ranks:
-        job.edge(rank, EdgeKind.REACHABLE, source=EvidenceSource.LEASE)
+        job.transition(rank, TransitionKind.REACHABLE, source=EvidenceSource.LEASE)
     return job
 
 
 def stalled(job: Scenario, *ranks: int) -> Scenario:
     for rank in ranks:
-        job.edge(rank, EdgeKind.STALLED, generation=job.generation)
+        job.transition(rank, TransitionKind.STALLED, generation=job.generation)
     return job
 
 
 def step_again(job: Scenario, *ranks: int) -> Scenario:
     for rank in ranks:
-        job.edge(rank, EdgeKind.STALL_ENDED, generation=job.generation)
+        job.transition(rank, TransitionKind.STALL_ENDED, generation=job.generation)
     return job
 
 

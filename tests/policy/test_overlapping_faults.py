@@ -9,9 +9,9 @@ from datetime import timedelta
 
 from perdure.cli.explain import explanation
 from tests.policy.scenario import Scenario
-from workflows.messages import EdgeKind, FailureClass, IncidentView, JobPhase
+from workflows.messages import FailureClass, IncidentView, JobPhase, TransitionKind
 from workflows.policy.behavior import Behavior
-from workflows.policy.events import RestartAsked
+from workflows.policy.events import RestartRequested
 
 
 def told(incident: IncidentView) -> dict[str, str]:
@@ -23,7 +23,7 @@ def told(incident: IncidentView) -> dict[str, str]:
 def accepted(job: Scenario, *ranks: int) -> Scenario:
     """Agents have the current world; nothing runs yet."""
     for rank in ranks:
-        job.edge(rank, EdgeKind.COMMANDED, generation=job.generation)
+        job.transition(rank, TransitionKind.COMMANDED, generation=job.generation)
     return job
 
 
@@ -84,13 +84,15 @@ def test_a_torchrun_killed_during_the_repair_is_an_incident_of_its_own():
 
 def test_a_node_found_dead_while_its_peers_restart_is_the_cause_of_what_they_reported():
     job = Scenario("2").running().peer_failed(0).wait(2)
-    job.edge(1, EdgeKind.UNREACHABLE).edge(1, EdgeKind.UNRESPONSIVE, generation=2, detail="not taken")
+    job.transition(1, TransitionKind.UNREACHABLE).transition(
+        1, TransitionKind.UNRESPONSIVE, generation=2, detail="not taken"
+    )
     [incident] = job.state.incidents
     assert (incident.failure, incident.culprit) == (FailureClass.NODE_UNRESPONSIVE, 1)
 
 
 def test_a_failure_after_a_restart_that_a_user_asked_for_is_not_that_restart():
-    job = Scenario("2").running().take(RestartAsked(reason="new config"))
+    job = Scenario("2").running().take(RestartRequested(reason="new config"))
     accepted(job, 0, 1).rank_killed(0)
     asked, failed = job.state.incidents
     assert asked.title == "restart requested by a user: new config"
@@ -120,7 +122,7 @@ def test_the_first_step_is_told_when_it_is_seen_and_not_before():
     assert "first step" not in told(job.state.incidents[-1])["TOOK"]
     entered, _ = job.now - timedelta(seconds=60), job.wait(47)
     for rank in (0, 1):
-        job.edge(rank, EdgeKind.STEPPING, generation=2, entered_at=entered)
+        job.transition(rank, TransitionKind.STEPPING, generation=2, entered_at=entered)
     [incident] = job.state.incidents
     assert incident.stepping_at == job.now == incident.started_at + timedelta(seconds=110)
     assert "cost 1m 50s" in told(incident)["TITLE"]
@@ -136,6 +138,6 @@ def test_a_run_of_an_older_release_goes_on_as_it_began():
 
 def test_a_node_that_answers_no_command_is_not_called_lost_with_another_one():
     job = Scenario("2").running().rank_killed(0).wait(4)
-    job.edge(0, EdgeKind.UNRESPONSIVE, generation=2, detail="not taken").wait(1).lost(1)
+    job.transition(0, TransitionKind.UNRESPONSIVE, generation=2, detail="not taken").wait(1).lost(1)
     [incident] = job.state.incidents
     assert incident.title.startswith("node 1 lost, node 0 unresponsive while its world is stopped")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import Scenario
-from workflows.messages import EdgeKind, FailureClass, JobPhase, LossCause
+from workflows.messages import FailureClass, JobPhase, LossCause, TransitionKind
 from workflows.policy.group_desire import desires_of
 from workflows.policy.projections import next_action
 from workflows.policy.timers import next_deadline
@@ -21,13 +21,13 @@ WORKS = "its command works and has not come to its torchrun; only limits.active_
 
 def prepare(job: Scenario, *ranks: int) -> Scenario:
     for rank in ranks:
-        job.edge(rank, EdgeKind.JOINED, preparing=True)
+        job.transition(rank, TransitionKind.JOINED, preparing=True)
     return job
 
 
 def joined(job: Scenario, *ranks: int) -> Scenario:
     for rank in ranks:
-        job.edge(rank, EdgeKind.JOINED, address=f"10.0.0.{rank}", host=f"host-{rank}")
+        job.transition(rank, TransitionKind.JOINED, address=f"10.0.0.{rank}", host=f"host-{rank}")
     return job
 
 
@@ -66,7 +66,7 @@ def test_a_command_that_fails_after_a_long_time_gives_its_successor_a_whole_wait
     assert job.state.outcome is None
     assert len(job.state.restarts) == 1
     assert not job.node(1).preparing
-    job.edge(1, EdgeKind.CREATED)
+    job.transition(1, TransitionKind.CREATED)
     job.wait(JOIN_TIMEOUT - timedelta(minutes=1))
     assert job.state.outcome is None
     assert job.wait(timedelta(minutes=1)).state.outcome is not None
@@ -115,17 +115,17 @@ def test_a_torchrun_that_does_not_enter_after_its_command_has_worked_is_started_
 def test_a_node_that_is_away_does_not_work_as_far_as_is_known(how: str) -> None:
     job = prepare(joined(CheckedScenario("2"), 0, 1), 0, 1).wait(timedelta(hours=1))
     if how == "lost":
-        job.edge(1, EdgeKind.LOST, detail="killed", cause=LossCause.MACHINE)
+        job.transition(1, TransitionKind.LOST, detail="killed", cause=LossCause.MACHINE)
     else:
-        job.edge(1, EdgeKind.UNREACHABLE, detail="its agent stopped renewing its lease")
+        job.transition(1, TransitionKind.UNREACHABLE, detail="its agent stopped renewing its lease")
     assert job.state.outcome is None
     assert job.wait(JOIN_TIMEOUT).state.outcome is not None
 
 
 def answer(job: Scenario, *, preparing: bool) -> None:
-    job.edge(
+    job.transition(
         1,
-        EdgeKind.COMMANDED,
+        TransitionKind.COMMANDED,
         generation=job.generation,
         entered=0,
         inquiry=job.state.inquiry,

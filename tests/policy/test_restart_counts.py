@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tests.policy.scenario import Scenario, reported
-from workflows.policy.events import RestartAsked
+from workflows.policy.events import RestartRequested
 from workflows.policy.projections import result_of, status_of
 from workflows.policy.state import JobState
 
@@ -26,7 +26,7 @@ def test_all_that_failures_caused_count_also_beyond_the_window_and_the_incidents
 
 
 def test_nodes_that_are_lost_together_and_users_wishes_are_no_further_restarts():
-    job = Scenario("1:4").running().take(RestartAsked()).steps().lost_together(2, 3).steps().lost(1).steps()
+    job = Scenario("1:4").running().take(RestartRequested()).steps().lost_together(2, 3).steps().lost(1).steps()
     job.finish(0)
     assert counts(job) == (1, 1)
 

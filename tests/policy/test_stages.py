@@ -9,12 +9,12 @@ import pytest
 
 from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import Scenario
-from workflows.messages import EdgeKind, FailureClass, JobPhase, NodePhase
+from workflows.messages import FailureClass, JobPhase, NodePhase, TransitionKind
 from workflows.policy.behavior import Behavior
-from workflows.policy.events import RestartAsked, ResumeAsked, SuspendAsked
+from workflows.policy.events import RestartRequested, ResumeRequested, SuspendRequested
 from workflows.policy.group_desire import desires_of
 from workflows.policy.projections import next_action, node_views
-from workflows.policy.stages import recovered
+from workflows.policy.stages import has_recovered
 
 A_LONG_TIME = timedelta(hours=20)
 
@@ -83,7 +83,7 @@ def test_a_replacement_in_the_second_stage_takes_part_when_it_has_passed_over_th
     job = second_stage(trained())
     job.lost(1)
     assert job.incarnations == {0: 1, 1: 2}
-    job.edge(1, EdgeKind.JOINED, address="10.0.0.1", host="other")
+    job.transition(1, TransitionKind.JOINED, address="10.0.0.1", host="other")
     job.ready(1, stage=0)
     assert job.generation == 2
     job.ready(1, stage=1)
@@ -105,9 +105,9 @@ def test_a_command_that_fails_after_its_torchrun_is_started_again_alone_and_with
         incident = job.state.incidents[-1]
         assert (incident.failure, incident.culprit) == (FailureClass.USER_CODE, 1)
         assert incident.action.startswith("start the command again on its node")
-        assert not recovered(job.state)
+        assert not has_recovered(job.state)
         job.ready(1, stage=stage)
-        assert recovered(job.state)
+        assert has_recovered(job.state)
         assert job.state.phase is JobPhase.RUNNING
         assert len(job.state.restarts) == attempt
     job.command_exited(1, exit_code=7, message="the command exited with 7")
@@ -139,9 +139,9 @@ def test_a_node_lost_while_its_command_works_is_replaced_and_the_others_are_not_
     assert job.state.incidents[-1].failure is FailureClass.NODE_LOST
     assert job.state.world is not None
     assert job.state.world.generation == 1
-    job.edge(1, EdgeKind.JOINED, address="10.0.0.1", host="other").ready(1, stage=0)
+    job.transition(1, TransitionKind.JOINED, address="10.0.0.1", host="other").ready(1, stage=0)
     assert job.state.outcome is None
-    assert recovered(job.state)
+    assert has_recovered(job.state)
     job.wait(A_LONG_TIME)
     job.command_ended(1, generation=0)
     assert job.state.outcome is not None
@@ -196,7 +196,7 @@ def test_an_elastic_node_that_came_too_late_does_its_own_work_before_the_job_end
     job = CheckedScenario("1:2")
     job.ready(0, stage=0).wait(10)
     job.steps(0)
-    job.edge(1, EdgeKind.JOINED, address="10.0.0.1", host="host-1")
+    job.transition(1, TransitionKind.JOINED, address="10.0.0.1", host="host-1")
     job.torchrun_finished(0).command_ended(0)
     assert job.state.outcome is None or not job.state.nodes[1].counts_stages
     job.ready(1, stage=0).command_ended(1, generation=0)
@@ -206,7 +206,7 @@ def test_an_elastic_node_that_came_too_late_does_its_own_work_before_the_job_end
 
 def test_an_unreachable_node_may_work_and_is_given_up_on_when_nothing_else_is_waited_for() -> None:
     job = trained()
-    job.edge(1, EdgeKind.UNREACHABLE, detail="its agent stopped renewing its lease")
+    job.transition(1, TransitionKind.UNREACHABLE, detail="its agent stopped renewing its lease")
     job.wait(A_LONG_TIME)
     assert job.incarnations == {0: 1, 1: 1}
     job.command_ended(0)
@@ -220,7 +220,7 @@ def test_an_unreachable_node_may_work_and_is_given_up_on_when_nothing_else_is_wa
 def test_commands_that_start_no_torchrun_and_end_with_0_are_a_job_that_has_succeeded() -> None:
     job = CheckedScenario("2")
     for rank in (0, 1):
-        job.edge(rank, EdgeKind.JOINED, address=f"10.0.0.{rank}", host="here")
+        job.transition(rank, TransitionKind.JOINED, address=f"10.0.0.{rank}", host="here")
         assert job.state.outcome is None
         job.command_ended(rank, generation=0)
     assert job.state.outcome is not None
@@ -230,7 +230,7 @@ def test_commands_that_start_no_torchrun_and_end_with_0_are_a_job_that_has_succe
 
 def test_a_command_that_starts_no_torchrun_beside_one_that_does_stops_the_job() -> None:
     job = CheckedScenario("2")
-    job.edge(0, EdgeKind.JOINED, address="10.0.0.0", host="here").command_ended(0, generation=0)
+    job.transition(0, TransitionKind.JOINED, address="10.0.0.0", host="here").command_ended(0, generation=0)
     job.ready(1, stage=0)
     assert job.state.outcome is not None
     assert "fewer than nodes.min = 2" in job.state.outcome.reason
@@ -247,14 +247,14 @@ def test_agents_of_the_first_release_end_the_job_with_their_ranks() -> None:
 def test_a_run_of_the_first_release_ignores_the_end_of_a_command_without_a_world() -> None:
     job = Scenario("1")
     job.state = job.state.changed(behavior=Behavior.RELEASE_0_1)
-    job.edge(0, EdgeKind.JOINED, address="10.0.0.0", host="here").command_ended(0, generation=0)
+    job.transition(0, TransitionKind.JOINED, address="10.0.0.0", host="here").command_ended(0, generation=0)
     assert job.state.outcome is None
 
 
 def test_an_older_agent_that_cannot_pass_over_a_stage_is_named_and_not_waited_for_without_end() -> None:
     job = second_stage(trained())
     job.lost(1)
-    job.edge(1, EdgeKind.JOINED, address="10.0.0.1", host="old").ready(1)
+    job.transition(1, TransitionKind.JOINED, address="10.0.0.1", host="old").ready(1)
     assert job.generation == 2
     assert "older release" in job.node(1).reason
     job.wait(job.job.recovery.replace_timeout)
@@ -264,12 +264,12 @@ def test_an_older_agent_that_cannot_pass_over_a_stage_is_named_and_not_waited_fo
 
 def test_a_suspended_job_goes_on_with_the_stage_that_it_was_in() -> None:
     job = second_stage(trained())
-    job.take(SuspendAsked())
-    job.take(ResumeAsked())
+    job.take(SuspendRequested())
+    job.take(ResumeRequested())
     for rank in (0, 1):
-        job.edge(rank, EdgeKind.REMOVED, incarnation=1)
+        job.transition(rank, TransitionKind.REMOVED, incarnation=1)
     for rank in (0, 1):
-        job.edge(rank, EdgeKind.JOINED, address=f"10.0.0.{rank}", host="here").ready(rank, stage=0)
+        job.transition(rank, TransitionKind.JOINED, address=f"10.0.0.{rank}", host="here").ready(rank, stage=0)
     assert job.state.world is None
     job.ready(0, 1, stage=1)
     assert job.state.world is not None
@@ -278,7 +278,7 @@ def test_a_suspended_job_goes_on_with_the_stage_that_it_was_in() -> None:
 
 def test_a_restart_asked_between_two_worlds_changes_nothing() -> None:
     job = trained()
-    job.take(RestartAsked())
+    job.take(RestartRequested())
     assert job.state.interruption is None
     assert (job.generation, job.state.phase) == (1, JobPhase.RUNNING)
     assert all(node.phase is NodePhase.JOINED for node in job.state.nodes.values())

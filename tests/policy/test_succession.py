@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.policy.scenario import Scenario
-from workflows.messages import EdgeKind, JobPhase
+from workflows.messages import JobPhase, TransitionKind
 from workflows.policy.behavior import Behavior
-from workflows.policy.events import RelaunchAsked, ResumeAsked, ScaleAsked, SuspendAsked
+from workflows.policy.events import RelaunchRequested, ResumeRequested, ScaleRequested, SuspendRequested
 from workflows.policy.projections import next_action
 from workflows.policy.timers import next_deadline
 
 
 def test_a_relaunched_node_waits_until_the_old_one_has_ended():
-    job = Scenario("2").running().take(RelaunchAsked(rank=0))
+    job = Scenario("2").running().take(RelaunchRequested(rank=0))
     assert job.incarnations == {0: 2, 1: 1}, "its replacement is asked for at once, and starts beside it"
     job.ready(0).wait(20)
     assert job.generation == 1
@@ -29,18 +29,18 @@ def test_a_relaunched_node_waits_until_the_old_one_has_ended():
 
 
 def test_the_end_may_be_reported_before_the_replacement_is_ready():
-    job = Scenario("2").running().take(RelaunchAsked(rank=0)).removed(0)
+    job = Scenario("2").running().take(RelaunchRequested(rank=0)).removed(0)
     assert job.ready(0).generation == 2
 
 
 def test_the_watch_may_see_the_end_before_the_deletion_returns():
-    job = Scenario("2").running().take(RelaunchAsked(rank=0)).ready(0)
-    assert job.edge(0, EdgeKind.LOST, incarnation=1).generation == 2
+    job = Scenario("2").running().take(RelaunchRequested(rank=0)).ready(0)
+    assert job.transition(0, TransitionKind.LOST, incarnation=1).generation == 2
     assert job.removed(0).generation == 2
 
 
 def test_after_a_request_the_others_of_an_elastic_job_wait_for_the_end_too():
-    job = Scenario("1:2").running().take(RelaunchAsked(rank=0)).peer_failed(1).wait(5)
+    job = Scenario("1:2").running().take(RelaunchRequested(rank=0)).peer_failed(1).wait(5)
     assert job.generation == 1, "node 1 would become rank 0 while the old one may save"
     waits = "waits until incarnation 1 of node 0, whose ranks may still save, has ended, at most until 00:01:30 UTC"
     assert next_action(job.state) == f"the next world {waits}"
@@ -54,8 +54,8 @@ def test_after_a_request_the_others_of_an_elastic_job_wait_for_the_end_too():
 
 
 def test_after_a_failure_the_others_of_an_elastic_job_go_on_meanwhile():
-    job = Scenario("2:3").running().rank_killed(1).edge(0, EdgeKind.UNREACHABLE)
-    job.edge(0, EdgeKind.UNRESPONSIVE, generation=2, detail="not taken")
+    job = Scenario("2:3").running().rank_killed(1).transition(0, TransitionKind.UNREACHABLE)
+    job.transition(0, TransitionKind.UNRESPONSIVE, generation=2, detail="not taken")
     assert (job.generation, job.group_ranks) == (3, {1: 1, 2: 0})
     job.steps().ready(0).wait(20)
     assert job.generation == 3
@@ -64,7 +64,7 @@ def test_after_a_failure_the_others_of_an_elastic_job_go_on_meanwhile():
 
 
 def test_a_world_shrinks_when_the_surplus_has_ended():
-    job = Scenario("1:3").running().take(ScaleAsked(minimum=1, maximum=2))
+    job = Scenario("1:3").running().take(ScaleRequested(minimum=1, maximum=2))
     assert job.incarnations == {0: 1, 1: 1}, "its deletion is asked for at once"
     assert (job.generation, job.state.phase) == (1, JobPhase.RECOVERING)
     job.those_that_leave_end()
@@ -73,35 +73,35 @@ def test_a_world_shrinks_when_the_surplus_has_ended():
 
 
 def test_a_surplus_that_says_nothing_is_presumed_gone_in_the_end():
-    job = Scenario("1:3").running().take(ScaleAsked(minimum=1, maximum=2)).wait(89)
+    job = Scenario("1:3").running().take(ScaleRequested(minimum=1, maximum=2)).wait(89)
     assert job.generation == 1
     assert job.wait(1).generation == 2
     assert job.state.incidents[-1].waited_for == "nothing proved that incarnation 1 of node 2 has ended: presumed gone"
 
 
 def test_a_failure_does_not_let_a_world_form_before_the_surplus_has_ended():
-    job = Scenario("1:3").running().rank_raised(0, exit_code=None).take(ScaleAsked(minimum=1, maximum=2))
+    job = Scenario("1:3").running().rank_raised(0, exit_code=None).take(ScaleRequested(minimum=1, maximum=2))
     assert job.steps(0, 1).generation == 2
     assert job.those_that_leave_end().generation == 3
 
 
 def test_nodes_whose_ranks_have_finished_delay_no_world():
-    job = Scenario("1:3").running().finish(2).take(ScaleAsked(minimum=1, maximum=2))
+    job = Scenario("1:3").running().finish(2).take(ScaleRequested(minimum=1, maximum=2))
     assert (job.generation, job.group_ranks) == (2, {0: 0, 1: 1})
 
 
 def test_what_is_left_of_a_resumed_job_waits_for_all_that_the_suspension_ended():
-    job = Scenario("1:2").running().take(SuspendAsked()).edge(1, EdgeKind.REMOVED)
-    job.take(ResumeAsked()).ready(1).wait(10)
+    job = Scenario("1:2").running().take(SuspendRequested()).transition(1, TransitionKind.REMOVED)
+    job.take(ResumeRequested()).ready(1).wait(10)
     assert job.state.world is None, "node 1 would become rank 0 while the old one may save"
     assert job.removed(0).wait(10).group_ranks == {1: 0}
 
 
 def test_a_node_that_does_not_answer_is_presumed_gone_in_the_end():
-    job = Scenario("2").running().rank_killed(0).edge(1, EdgeKind.UNREACHABLE)
-    job.edge(1, EdgeKind.UNRESPONSIVE, generation=2, detail="not taken")
+    job = Scenario("2").running().rank_killed(0).transition(1, TransitionKind.UNREACHABLE)
+    job.transition(1, TransitionKind.UNRESPONSIVE, generation=2, detail="not taken")
     assert job.incarnations == {0: 1, 1: 2}
-    job.ready(1).edge(1, EdgeKind.REMOVED, incarnation=1, certain=False).wait(89)
+    job.ready(1).transition(1, TransitionKind.REMOVED, incarnation=1, certain=False).wait(89)
     assert job.generation == 2
     job.wait(1)
     assert job.generation == 3
@@ -120,46 +120,46 @@ def test_what_is_known_to_be_gone_delays_nothing(how: str):
 
 
 def test_a_node_that_was_in_no_world_delays_nothing():
-    job = Scenario("2").ready(0).take(RelaunchAsked(rank=0))
+    job = Scenario("2").ready(0).take(RelaunchRequested(rank=0))
     assert job.ready(0, 1).generation == 1
 
 
 def test_one_relaunched_twice_still_waits_for_the_first():
-    job = Scenario("2").running().take(RelaunchAsked(rank=0)).ready(0).take(RelaunchAsked(rank=0)).ready(0)
+    job = Scenario("2").running().take(RelaunchRequested(rank=0)).ready(0).take(RelaunchRequested(rank=0)).ready(0)
     assert job.incarnations == {0: 3, 1: 1}
     assert job.removed(0).generation == 1
-    assert job.edge(0, EdgeKind.REMOVED, incarnation=1).generation == 2
+    assert job.transition(0, TransitionKind.REMOVED, incarnation=1).generation == 2
 
 
 def test_nodes_of_a_resumed_job_wait_for_those_that_the_suspension_ended():
-    job = Scenario("1").running().take(SuspendAsked()).take(ResumeAsked()).ready(0)
+    job = Scenario("1").running().take(SuspendRequested()).take(ResumeRequested()).ready(0)
     assert job.state.world is None
     assert job.removed(0).generation == 2
 
 
 def test_nodes_of_a_job_that_grows_again_wait_for_those_that_it_shrank_by():
-    job = Scenario("1:2").running().take(ScaleAsked(minimum=1, maximum=1))
-    job.take(ScaleAsked(minimum=1, maximum=2)).ready(1)
+    job = Scenario("1:2").running().take(ScaleRequested(minimum=1, maximum=1))
+    job.take(ScaleRequested(minimum=1, maximum=2)).ready(1)
     assert (job.generation, job.incarnations[1]) == (1, 2)
     assert job.removed(1).generation == 2
 
 
 def test_a_node_that_left_its_world_before_its_agent_answered_is_waited_for():
-    job = Scenario("1:2").ready(0, 1).take(ScaleAsked(minimum=1, maximum=1))
-    job.take(ScaleAsked(minimum=1, maximum=2)).ready(1)
+    job = Scenario("1:2").ready(0, 1).take(ScaleRequested(minimum=1, maximum=1))
+    job.take(ScaleRequested(minimum=1, maximum=2)).ready(1)
     assert (job.generation, job.incarnations[1]) == (1, 2)
     assert job.removed(1).generation == 2
 
 
 def test_a_job_at_rest_has_no_timer_for_it():
-    job = Scenario("1").running().take(RelaunchAsked(rank=0)).ready(0).removed(0).steps()
+    job = Scenario("1").running().take(RelaunchRequested(rank=0)).ready(0).removed(0).steps()
     assert next_deadline(job.state, job.job, job.now) is None
 
 
 def test_a_run_of_an_older_release_goes_on_as_it_began():
     job = Scenario("2").running()
     job.state = job.state.changed(behavior=Behavior.RELEASE_0_1)
-    assert job.take(RelaunchAsked(rank=0)).ready(0).generation == 2
+    assert job.take(RelaunchRequested(rank=0)).ready(0).generation == 2
     job = Scenario("1:3").running()
     job.state = job.state.changed(behavior=Behavior.RELEASE_0_1)
-    assert job.take(ScaleAsked(minimum=1, maximum=2)).generation == 2
+    assert job.take(ScaleRequested(minimum=1, maximum=2)).generation == 2

@@ -19,7 +19,6 @@ from perdure.operator.status import ResourceStatus
 from perdure.operator.status import running as resource_of
 from tests.policy.scenario import START, Scenario
 from workflows.messages import (
-    EdgeKind,
     EvidenceSource,
     Failure,
     FailureClass,
@@ -30,11 +29,12 @@ from workflows.messages import (
     NodeView,
     Progress,
     ProgressSource,
+    TransitionKind,
 )
 from workflows.messages.base import Vocabulary
 from workflows.policy.events import FailureReported
 from workflows.policy.projections import details_of, status_of
-from workflows.policy.recovery import judge
+from workflows.policy.recovery import decide_repair
 from workflows.policy.state import Interruption, NodeFailure
 
 WORD = "A_WORD_OF_THE_NEXT_RELEASE"
@@ -105,17 +105,17 @@ def test_every_failure_has_a_verdict(failure: FailureClass):
     others = tuple(NodeFailure(rank=0, failure=other, time=job.now, text="too") for other in FailureClass)
     for failures in ((reported,), (reported, *others)):
         interruption = Interruption(since=job.now - timedelta(minutes=1), failures=failures)
-        verdict = judge(job.state, interruption, job.job, job.now)
+        verdict = decide_repair(job.state, interruption, job.job, job.now)
         assert verdict is not None
         assert verdict.action
 
 
-@pytest.mark.parametrize("kind", EdgeKind)
-def test_every_edge_is_taken(kind: EdgeKind):
+@pytest.mark.parametrize("kind", TransitionKind)
+def test_every_edge_is_taken(kind: TransitionKind):
     job = Scenario("2").running()
     for source in EvidenceSource:
         for cause in LossCause:
-            job.edge(1, kind, source=source, cause=cause, generation=1)
+            job.transition(1, kind, source=source, cause=cause, generation=1)
             job.wait(timedelta(seconds=10))
             job.ready(*(rank for rank, node in job.state.nodes.items() if node.phase is not NodePhase.READY))
     assert status_of(job.state, job.job, groups=(), phase=job.state.phase, now=job.now)

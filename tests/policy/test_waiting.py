@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.policy.scenario import Scenario
-from workflows.messages import EdgeKind, JobPhase
+from workflows.messages import JobPhase, TransitionKind
 from workflows.policy.projections import next_action
 
 GATED = "its queue has not admitted it (SchedulingGated)"
@@ -19,7 +19,7 @@ HOUR = timedelta(hours=1)
 
 def queued(job: Scenario, *ranks: int, why: str = GATED) -> Scenario:
     for rank in ranks:
-        job.edge(rank, EdgeKind.PENDING, detail=why, queued=True)
+        job.transition(rank, TransitionKind.PENDING, detail=why, queued=True)
     return job
 
 
@@ -50,7 +50,9 @@ def test_the_first_world_waits_in_the_queue_for_as_long_as_the_job_says(
 def test_an_agent_that_joins_does_not_hide_why_its_command_cannot_start(nodes: str) -> None:
     job = Scenario(nodes)
     for rank in (0, 1):
-        job.edge(rank, EdgeKind.JOINED, address=f"10.0.0.{rank}").edge(rank, EdgeKind.PENDING, detail=NOT_PULLED)
+        job.transition(rank, TransitionKind.JOINED, address=f"10.0.0.{rank}").transition(
+            rank, TransitionKind.PENDING, detail=NOT_PULLED
+        )
     assert job.state.reason == f"0 of 2 nodes are ready; node 0: {NOT_PULLED}"
     assert next_action(job.state) == f"waits for node 0 (pending: {NOT_PULLED})"
     job.wait(timedelta(minutes=10))
@@ -60,7 +62,9 @@ def test_an_agent_that_joins_does_not_hide_why_its_command_cannot_start(nodes: s
 
 def test_a_replacement_whose_command_cannot_start_is_no_member_of_the_next_world() -> None:
     job = Scenario("1:2").running().lost(1)
-    job.edge(1, EdgeKind.JOINED, address="10.0.0.1").edge(1, EdgeKind.PENDING, detail=NOT_PULLED)
+    job.transition(1, TransitionKind.JOINED, address="10.0.0.1").transition(
+        1, TransitionKind.PENDING, detail=NOT_PULLED
+    )
     job.steps()
     job.rank_killed(0).ready(0, after=job.generation)
     assert job.state.world is not None
@@ -73,7 +77,7 @@ def test_what_was_waited_in_the_queue_does_not_count_for_joining() -> None:
         f"0 of at least 2 nodes are ready; node 0: {GATED}; stops at 02:00:00 UTC (limits.queue_timeout)"
     )
     for rank in (0, 1):
-        job.edge(rank, EdgeKind.CREATED)
+        job.transition(rank, TransitionKind.CREATED)
     job.wait(timedelta(minutes=9))
     assert job.state.phase is JobPhase.STARTING
     # A machine that is lost sends the job back into the queue, where its time continues.
@@ -91,15 +95,15 @@ def test_an_elastic_job_begins_without_those_that_are_in_the_queue() -> None:
     assert job.group_ranks == {0: 0}
     job.wait(100 * HOUR)
     assert job.state.phase is JobPhase.RUNNING
-    job.edge(1, EdgeKind.CREATED).ready(1)
+    job.transition(1, TransitionKind.CREATED).ready(1)
     assert job.group_ranks == {0: 0, 1: 1}
 
 
 def test_a_resumed_job_waits_in_the_queue_anew() -> None:
-    from workflows.policy.events import ResumeAsked, SuspendAsked
+    from workflows.policy.events import ResumeRequested, SuspendRequested
 
     job = queued(Scenario("1", limits={"queue_timeout": "1h"}), 0).wait(HOUR / 2)
-    job.take(SuspendAsked()).wait(HOUR).take(ResumeAsked())
+    job.take(SuspendRequested()).wait(HOUR).take(ResumeRequested())
     queued(job, 0).wait(HOUR - timedelta(seconds=1))
     assert job.state.phase is JobPhase.WAITING
     assert job.wait(1).state.phase is JobPhase.STOPPING

@@ -7,7 +7,7 @@ import pytest
 from perdure.cli import text
 from perdure.cli.inspect import _facts
 from tests.policy.scenario import Scenario
-from workflows.messages import EdgeKind, FailureKind, JobStatus
+from workflows.messages import FailureKind, JobStatus, TransitionKind
 from workflows.policy.events import FailureReported
 from workflows.policy.projections import status_of
 
@@ -29,7 +29,7 @@ def status(job: Scenario) -> JobStatus:
 def test_a_commands_own_number_of_nodes_is_a_warning(nodes: str, asked: str | None, warning: str | None):
     job = Scenario(nodes)
     for rank in job.state.nodes:
-        job.edge(rank, EdgeKind.READY, store_ports=(rank + 1,), command_nodes=asked)
+        job.transition(rank, TransitionKind.READY, store_ports=(rank + 1,), command_nodes=asked)
     warnings = status(job).warnings
     assert len(warnings) == (warning is not None), "nodes that ask for the same are one warning"
     if warning is not None:
@@ -39,7 +39,7 @@ def test_a_commands_own_number_of_nodes_is_a_warning(nodes: str, asked: str | No
 
 def test_a_warning_goes_when_the_job_is_scaled_to_what_the_command_asks_for():
     job = Scenario("2:3").running()
-    job.edge(0, EdgeKind.READY, generation=0, command_nodes="3:3")
+    job.transition(0, TransitionKind.READY, generation=0, command_nodes="3:3")
     assert status(job).warnings
     job.state = job.state.changed(nodes_min=3, nodes_max=3)
     assert not status(job).warnings

@@ -41,13 +41,13 @@ async def test_machines_train_print_and_end_with_the_job(site: Site, here: Machi
 @pytest.mark.long("joining")
 async def test_the_first_machine_starts_the_job_and_a_late_one_learns_that_it_is_over(site: Site, here: Machines):
     name = f"made-{uuid4().hex[:8]}"
-    wish = ("--nodes", "2", "--", "sh", "-c", "echo hello from $RANK of $WORLD_SIZE")
-    nodes = [here.join(name, node_id, *wish) for node_id in ("a", "b")]
+    request = ("--nodes", "2", "--", "sh", "-c", "echo hello from $RANK of $WORLD_SIZE")
+    nodes = [here.join(name, node_id, *request) for node_id in ("a", "b")]
     assert [await node.leave() for node in nodes] == [0, 0]
     assert sum("started the job" in node.text for node in nodes) == 1
     said = sorted(line for node in nodes for line in node.text.splitlines() if line.startswith("hello"))
     assert said == ["hello from 0 of 2", "hello from 1 of 2"]
-    late = here.join(name, "c", *wish)
+    late = here.join(name, "c", *request)
     assert await late.leave() == 0
     assert "started the job" not in late.text
     kept = here.start(*PERDURE, "logs", name)

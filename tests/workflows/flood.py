@@ -21,9 +21,8 @@ from tests.workflows.fleet import PlayedNode, job_spec, now
 from workflows.messages import (
     CreatedNode,
     DesiredNode,
-    EdgeKind,
     GroupDesire,
-    GroupEdges,
+    GroupTransitions,
     Heartbeat,
     NodeIdentity,
     NodeRequest,
@@ -34,6 +33,7 @@ from workflows.messages import (
     Progress,
     Ready,
     Stepping,
+    TransitionKind,
     WatchRequest,
 )
 from workflows.names import group_workflow_id, watch_task_queue
@@ -45,7 +45,7 @@ UID = "0123abcd"
 AT_ONCE = 4
 """Signals in flight: with more, a server on SQLite is too busy taking them to let the group run at all."""
 
-KINDS = (EdgeKind.READY, EdgeKind.STEPPING, EdgeKind.STORE_PORTS)
+KINDS = (TransitionKind.READY, TransitionKind.STEPPING, TransitionKind.STORE_PORTS)
 """What the signals of the flood become: each makes one edge, so that none can be missing unseen."""
 
 
@@ -61,12 +61,12 @@ class ListeningJob:
     async def run(self) -> None:
         await workflow.wait_condition(lambda: self._over)
 
-    @workflow.signal
-    def edges(self, message: GroupEdges) -> None:
-        for edge in message.edges:
-            if edge.kind in KINDS:
-                number = edge.store_ports[0] if edge.store_ports else edge.generation
-                self._heard[edge.rank].append((edge.kind, number))
+    @workflow.signal(name="edges")
+    def transitions(self, message: GroupTransitions) -> None:
+        for transition in message.transitions:
+            if transition.kind in KINDS:
+                number = transition.store_ports[0] if transition.store_ports else transition.generation
+                self._heard[transition.rank].append((transition.kind, number))
         self._over = self._over or message.wound_down
 
     @workflow.query
@@ -107,11 +107,11 @@ class Flooded:
 
     @property
     def signals_sent(self) -> int:
-        return sum(len(edges) for edges in self.sent.values())
+        return sum(len(transitions) for transitions in self.sent.values())
 
     @property
     def signals_lost(self) -> int:
-        return sum(len(set(edges) - set(self.heard.get(rank, []))) for rank, edges in self.sent.items())
+        return sum(len(set(transitions) - set(self.heard.get(rank, []))) for rank, transitions in self.sent.items())
 
 
 async def flood(client: Client, *, nodes: int, signals_per_node: int) -> Flooded:
@@ -121,16 +121,16 @@ async def flood(client: Client, *, nodes: int, signals_per_node: int) -> Flooded
         at_once = asyncio.Semaphore(AT_ONCE)
         sent = await asyncio.gather(*(_talk(group, rank, signals_per_node, at_once) for rank in range(nodes)))
         seconds = time.monotonic() - began
-        expected = sum(len(edges) for edges in sent)
+        expected = sum(len(transitions) for transitions in sent)
         deadline = time.monotonic() + 60
         while True:
             heard = await job.query(ListeningJob.heard)
-            if sum(len(edges) for edges in heard.values()) >= expected or time.monotonic() > deadline:
+            if sum(len(transitions) for transitions in heard.values()) >= expected or time.monotonic() > deadline:
                 break
             await asyncio.sleep(0.2)
         return Flooded(
             sent=dict(enumerate(sent)),
-            heard={rank: [(kind, number) for kind, number in edges] for rank, edges in heard.items()},
+            heard={rank: [(kind, number) for kind, number in transitions] for rank, transitions in heard.items()},
             table=await group.query("nodes", result_type=list[NodeView]),
             runs=await runs_of(client, group.id),
             seconds=seconds,
@@ -141,21 +141,21 @@ async def _talk(
     group: WorkflowHandle[Any, Any], rank: int, signals: int, at_once: asyncio.Semaphore
 ) -> list[tuple[str, int]]:
     """One node's signals, each after the one before was taken."""
-    edges: list[tuple[str, int]] = []
+    transitions: list[tuple[str, int]] = []
     for number in range(1, signals + 1):
         known = {"sender": _identity(rank), "sequence": number, "time": now()}
         kind = KINDS[number % len(KINDS)]
         async with at_once:
             match kind:
-                case EdgeKind.READY:
+                case TransitionKind.READY:
                     await group.signal("ready", Ready(**known, after_generation=number))
-                case EdgeKind.STEPPING:
+                case TransitionKind.STEPPING:
                     await group.signal("stepping", Stepping(**known, generation=number))
                 case _:
                     progress = Progress(step=number)
                     await group.signal("heartbeat", Heartbeat(**known, store_ports=(number,), progress=progress))
-        edges.append((kind, number))
-    return edges
+        transitions.append((kind, number))
+    return transitions
 
 
 def _identity(rank: int) -> NodeIdentity:

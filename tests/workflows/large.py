@@ -9,7 +9,7 @@ from uuid import UUID
 from workflows.messages import Considered, Evidence, EvidenceSource, IncidentView, JobPhase, Member, NodePhase, World
 from workflows.messages.vocabulary import FailureClass
 from workflows.names import group_index
-from workflows.policy.state import EdgesTaken, JobState, NodeState
+from workflows.policy.state import JobState, NodeState, TransitionsTaken
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 LONG = "ошибка: соединение разорвано соседом по кольцу; "
@@ -94,6 +94,6 @@ def large_state(nodes: int, *, incidents: int = 0, name: str = "large") -> JobSt
         world_decided_at=TIME,
         incidents=tuple(long_incident(number + 1) for number in range(incidents)),
         incident_count=incidents,
-        tenures={group: token(group) for group in groups},
-        taken={group: EdgesTaken(sequence=9, edges=99) for group in groups},
+        ownership_epochs={group: token(group) for group in groups},
+        taken={group: TransitionsTaken(sequence=9, transitions=99) for group in groups},
     )

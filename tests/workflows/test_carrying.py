@@ -23,7 +23,7 @@ from tests.workflows.large import large_state, long_incident
 from workflows import options
 from workflows.carrying import LARGEST_PLAIN, Packed, pack, unpack
 from workflows.delivery import SIGNAL_ACTIVITIES, Delivery
-from workflows.messages import GroupDesire, GroupEdges, NodeView, SiteFacts
+from workflows.messages import GroupDesire, GroupTransitions, NodeView, SiteFacts
 from workflows.policy.incident_texts import within_budget
 from workflows.policy.state import JobState
 from workflows.training_job import TrainingJob
@@ -49,7 +49,7 @@ async def start(client: Client, task_queue: str, carried: Any) -> WorkflowHandle
 async def continued(job: WorkflowHandle[Any, Any]) -> None:
     """Has the job look whether it should continue as new, and returns when it has."""
     first_run = (await job.describe()).run_id
-    await job.signal("edges", GroupEdges(uid="of another job", group=0, sequence=1))
+    await job.signal("edges", GroupTransitions(uid="of another job", group=0, sequence=1))
     async with asyncio.timeout(60):
         while (await job.describe()).run_id == first_run:
             await asyncio.sleep(0.1)

@@ -8,8 +8,8 @@ from temporalio.client import Client
 
 from tests.workflows.fleet import job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running
-from workflows.messages import Failure, FailureKind, GroupEdges, NodeEdge
-from workflows.messages.groups import EdgeKind
+from workflows.messages import Failure, FailureKind, GroupTransitions, NodeTransition
+from workflows.messages.groups import TransitionKind
 
 
 async def test_times_without_a_zone_are_taken_as_utc(temporal_client: Client):
@@ -28,8 +28,10 @@ async def test_edges_of_a_sender_that_knows_only_the_uid_are_not_taken(temporal_
     async with running_fleet(temporal_client) as fleet:
         job = await submit(fleet, job_spec("2"))
         known = await running(job, nodes=2)
-        edge = NodeEdge(kind=EdgeKind.LOST, rank=1, incarnation=1, time=datetime.now(UTC), detail="a lie")
-        await job.signal("edges", GroupEdges(uid=known.uid, group=0, sequence=10**9, edges=(edge,)))
+        transition = NodeTransition(
+            kind=TransitionKind.LOST, rank=1, incarnation=1, time=datetime.now(UTC), detail="a lie"
+        )
+        await job.signal("edges", GroupTransitions(uid=known.uid, group=0, sequence=10**9, transitions=(transition,)))
         await (await node(fleet, job, 0)).rank_dies()
         assert (await running(job, nodes=2, generation=2)).restarts == 1
         assert {incarnation for _, _, incarnation in fleet.nodes} == {1}

@@ -12,7 +12,6 @@ from perdure.spec.validate import parse_spec
 from tests.workflows.fleet import job_spec
 from workflows.messages import (
     DesiredNode,
-    EdgeKind,
     GroupDesire,
     Joined,
     LeaseTaken,
@@ -22,6 +21,7 @@ from workflows.messages import (
     NodeIdentity,
     NodePhase,
     Ready,
+    TransitionKind,
 )
 from workflows.node_record import GroupInput, NodeRecord
 from workflows.node_table import NodeTable
@@ -72,8 +72,8 @@ class Table:
         return view.phase, view.reason
 
     @property
-    def told(self) -> list[tuple[EdgeKind, str]]:
-        return [(edge.kind, edge.detail) for edge in self.table.edges.carried.waiting]
+    def told(self) -> list[tuple[TransitionKind, str]]:
+        return [(transition.kind, transition.detail) for transition in self.table.transitions.carried.waiting]
 
 
 @pytest.mark.parametrize("joins_first", [True, False])
@@ -85,13 +85,13 @@ def test_why_a_command_cannot_start_is_told_although_the_agent_has_joined(joins_
     if not joins_first:
         table.joined()
     assert table.shown == (NodePhase.PENDING, NOT_PULLED)
-    assert table.told[-1] == (EdgeKind.PENDING, NOT_PULLED)
+    assert table.told[-1] == (TransitionKind.PENDING, NOT_PULLED)
     told = len(table.told)
     table.event(PENDING, NOT_PULLED)
     assert len(table.told) == told, "told once"
     table.event(RUNNING)
     assert table.shown == (NodePhase.JOINED, "")
-    assert table.told[-1] == (EdgeKind.JOINED, "")
+    assert table.told[-1] == (TransitionKind.JOINED, "")
     table.ready()
     assert table.shown == (NodePhase.READY, "")
 
@@ -111,7 +111,7 @@ def test_a_run_of_the_release_before_does_as_that_did() -> None:
     table.joined()
     table.event(PENDING, NOT_PULLED)
     assert table.shown == (NodePhase.JOINED, "")
-    assert [kind for kind, _ in table.told] == [EdgeKind.PENDING, EdgeKind.JOINED]
+    assert [kind for kind, _ in table.told] == [TransitionKind.PENDING, TransitionKind.JOINED]
 
 
 def test_a_node_that_its_backend_has_not_made_is_not_taken_for_one_that_is_gone() -> None:
@@ -128,4 +128,4 @@ def test_what_can_never_run_is_refused(kind: NodeEventKind) -> None:
     table.joined()
     assert table.event(kind, "its image's name is invalid", refused=True)
     assert table.shown == (NodePhase.LOST, "its image's name is invalid")
-    assert table.told[-1] == (EdgeKind.CREATE_FAILED, "its image's name is invalid")
+    assert table.told[-1] == (TransitionKind.CREATE_FAILED, "its image's name is invalid")

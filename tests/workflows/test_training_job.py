@@ -209,7 +209,7 @@ async def test_a_node_that_does_not_get_to_the_others_is_left_out_until_it_does(
     assert not (await running(handle, nodes=3, generation=2)).warnings
 
 
-async def test_wishes_that_cannot_be_granted_are_refused(fleet: Fleet):
+async def test_requests_that_cannot_be_granted_are_refused(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
     refusals: list[tuple[str, Any, str]] = [
@@ -219,9 +219,9 @@ async def test_wishes_that_cannot_be_granted_are_refused(fleet: Fleet):
         ("resume", ReasonRequest(), "not suspended"),
         ("relaunch_node", RelaunchRequest(rank=9), "rank: got 9; this job has the nodes 0, 1"),
     ]
-    for update, wish, says in refusals:
+    for update, request, says in refusals:
         with pytest.raises(WorkflowUpdateFailedError) as refused:
-            await handle.execute_update(update, wish)
+            await handle.execute_update(update, request)
         assert says in str(refused.value.cause)
 
 

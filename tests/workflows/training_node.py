@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.config import AgentConfig
-from agent.job_liveness import JobFate
+from agent.job_liveness import JobLiveness
 from agent.node import Node
 from agent.process import Agent
 from agent.protocol import (
@@ -64,8 +64,8 @@ class AdverseNetwork:
             site.doubled -= 1
             await self._server.signal(destination, name, message)
 
-    async def job_fate(self) -> JobFate:
-        return await self._server.job_fate()
+    async def job_liveness(self) -> JobLiveness:
+        return await self._server.job_liveness()
 
     async def serve(self, commands: Sequence[Callable[..., Any]]) -> None:
         self.serving = asyncio.current_task()

@@ -64,7 +64,16 @@ from workflows.messages.commands import (
     RestartCommand,
     StopNode,
 )
-from workflows.messages.groups import Adopt, DesiredNode, EdgeKind, GroupDesire, GroupEdges, Member, NodeEdge, World
+from workflows.messages.groups import (
+    Adopt,
+    DesiredNode,
+    GroupDesire,
+    GroupTransitions,
+    Member,
+    NodeTransition,
+    TransitionKind,
+    World,
+)
 from workflows.messages.joining import JoinAnswer, JoinRefusal, JoinRequest
 from workflows.messages.logs import LogChunk, LogPosition, ReadLog
 from workflows.messages.users import Accepted, ReasonRequest, RelaunchRequest, ScaleRequest
@@ -91,7 +100,6 @@ __all__ = [
     "CreatedNode",
     "DesiredNode",
     "DeviceUsage",
-    "EdgeKind",
     "Evidence",
     "EvidenceSource",
     "Failure",
@@ -99,9 +107,9 @@ __all__ = [
     "FailureKind",
     "Finished",
     "GroupDesire",
-    "GroupEdges",
     "GroupMissing",
     "GroupRef",
+    "GroupTransitions",
     "Heartbeat",
     "IncidentView",
     "JobCheck",
@@ -122,7 +130,6 @@ __all__ = [
     "Member",
     "Message",
     "Metrics",
-    "NodeEdge",
     "NodeEvent",
     "NodeEventKind",
     "NodeEvents",
@@ -131,6 +138,7 @@ __all__ = [
     "NodePhase",
     "NodeRef",
     "NodeRequest",
+    "NodeTransition",
     "NodeView",
     "NodesCreated",
     "NodesRef",
@@ -150,6 +158,7 @@ __all__ = [
     "Stall",
     "Stepping",
     "StopNode",
+    "TransitionKind",
     "WatchRequest",
     "WorkdirRequest",
     "World",

@@ -46,9 +46,20 @@ LogTail = Annotated[str, AfterValidator(lambda text: text[-LONGEST_ERROR:])]
 
 
 class Message(BaseModel):
-    """A value: immutable, and tolerant of fields from a newer release."""
+    """A value: immutable, and tolerant of fields from a newer release.
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    A field whose name on the wire is another one, because histories have it, is declared with `Field(validation_alias=,
+    serialization_alias=)`.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="ignore",
+        use_attribute_docstrings=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+    )
 
 
 class Vocabulary(StrEnum):

@@ -10,7 +10,7 @@ from workflows.messages.views import NodeView
 from workflows.messages.vocabulary import EvidenceSource, LossCause
 
 
-class EdgeKind(Vocabulary):
+class TransitionKind(Vocabulary):
     """What changed about a node."""
 
     CREATED = "CREATED"
@@ -36,10 +36,10 @@ class EdgeKind(Vocabulary):
     """Of a newer group: its other fields count."""
 
 
-class NodeEdge(Message):
+class NodeTransition(Message):
     """One change of one node, as its group saw it."""
 
-    kind: EdgeKind
+    kind: TransitionKind
     rank: int
     incarnation: int
     time: Time
@@ -71,7 +71,7 @@ class NodeEdge(Message):
     """Of JOINED and COMMANDED: the node's command works, and has not come to its torchrun yet."""
 
 
-class GroupEdges(Message):
+class GroupTransitions(Message):
     """To the TrainingJob: what changed in one group since its last message."""
 
     uid: str
@@ -81,12 +81,12 @@ class GroupEdges(Message):
     """Grows with each message, repeats of what could not be delivered included."""
     before: int | None = None
     """Edges of this group that went before the first of these; None from a group that does not count them."""
-    edges: tuple[NodeEdge, ...] = ()
+    transitions: tuple[NodeTransition, ...] = Field(default=(), validation_alias="edges", serialization_alias="edges")
     adopted: tuple[NodeView, ...] | None = None
     """The whole table: the answer to `adopt`, for a job that was reset or replaced."""
     wound_down: bool = False
     """Nothing of the group is left."""
-    tenure: str = ""
+    ownership_epoch: str = Field(default="", validation_alias="tenure", serialization_alias="tenure")
     """Which start or adoption of the group this follows: a reset hands a job its earlier run's signals again, and their
     facts are over."""
 
@@ -165,5 +165,5 @@ class Adopt(Message):
     """To a NodeGroup that already runs: a job that starts over (reset, or a lost parent) takes it on."""
 
     job_run_id: str
-    tenure: str = ""
+    ownership_epoch: str = Field(default="", validation_alias="tenure", serialization_alias="tenure")
     """Said back in every `edges` from now on."""

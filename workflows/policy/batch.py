@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from perdure.spec.job import JobSpec
-from workflows.policy.events import EdgeSeen, Event, TimePassed
+from workflows.policy.events import Event, TimePassed, TransitionSeen
 from workflows.policy.job import TokenSource, decide, hear
 from workflows.policy.state import JobState
 
@@ -39,7 +39,7 @@ def decide_all(
     try:
         known = state
         for event in events:
-            if isinstance(event, EdgeSeen):
+            if isinstance(event, TransitionSeen):
                 # Each decision looks at every node, and a thousand of them speak at once; what is lost at once is one
                 # incident.
                 known = hear(known, event, job, now)

@@ -13,7 +13,7 @@ from datetime import datetime
 from perdure.spec.job import JobSpec
 from workflows.messages import EvidenceSource, FailureClass
 from workflows.policy.behavior import Behavior
-from workflows.policy.interruptions import interrupted
+from workflows.policy.interruptions import interrupt
 from workflows.policy.reduce import CONTROL_LAG, CONTROL_LAG_GRACE
 from workflows.policy.state import JobState, NodeFailure, NodeState
 
@@ -36,7 +36,7 @@ def inquire(state: JobState, job: JobSpec, now: datetime) -> JobState:
     for node in silent:
         text = f"node {node.rank} is silent, and not known to run in generation {state.generation}: {node.reason}"
         failure = NodeFailure(rank=node.rank, failure=FailureClass.NODE_UNRESPONSIVE, time=now, text=text)
-        state = interrupted(state, failure, now=now, source=EvidenceSource.LEASE)
+        state = interrupt(state, failure, now=now, source=EvidenceSource.LEASE)
     if silent:
         return state
     return state.changed(inquiry=state.inquiry + 1, inquired_at=now)

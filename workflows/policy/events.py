@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workflows.messages import Failure, Finished, JoinRequest, Message, NodeEdge, NodeView
+from workflows.messages import Failure, Finished, JoinRequest, Message, NodeTransition, NodeView
 
 
 class FailureReported(Message):
@@ -17,10 +17,10 @@ class NodeFinished(Message):
     finished: Finished
 
 
-class EdgeSeen(Message):
+class TransitionSeen(Message):
     """One node changed, as its group saw it."""
 
-    edge: NodeEdge
+    transition: NodeTransition
 
 
 class GroupAdopted(Message):
@@ -36,7 +36,7 @@ class GroupWoundDown(Message):
     group: int
 
 
-class JoinAsked(Message):
+class JoinRequested(Message):
     """A machine that a user or a scheduler started requests a place, and is not refused."""
 
     request: JoinRequest
@@ -46,45 +46,45 @@ class TimePassed(Message):
     """A deadline of `workflows.policy.timers` may be over."""
 
 
-class ScaleAsked(Message):
+class ScaleRequested(Message):
     minimum: int
     maximum: int
     reason: str = ""
 
 
-class SuspendAsked(Message):
+class SuspendRequested(Message):
     reason: str = ""
 
 
-class ResumeAsked(Message):
+class ResumeRequested(Message):
     reason: str = ""
 
 
-class RestartAsked(Message):
+class RestartRequested(Message):
     reason: str = ""
 
 
-class RelaunchAsked(Message):
+class RelaunchRequested(Message):
     rank: int
     reason: str = ""
 
 
-class CancelAsked(Message):
+class CancelRequested(Message):
     reason: str = ""
 
 
 Event = (
     FailureReported
     | NodeFinished
-    | EdgeSeen
+    | TransitionSeen
     | GroupAdopted
     | GroupWoundDown
-    | JoinAsked
+    | JoinRequested
     | TimePassed
-    | ScaleAsked
-    | SuspendAsked
-    | ResumeAsked
-    | RestartAsked
-    | RelaunchAsked
-    | CancelAsked
+    | ScaleRequested
+    | SuspendRequested
+    | ResumeRequested
+    | RestartRequested
+    | RelaunchRequested
+    | CancelRequested
 )

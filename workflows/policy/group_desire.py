@@ -41,7 +41,7 @@ def desires_of(state: JobState) -> dict[int, GroupDesire]:
     return {
         group: common.model_copy(
             update={
-                "nodes": _desired(state, nodes.get(group, {})),
+                "nodes": _desired_nodes(state, nodes.get(group, {})),
                 "world": world.model_copy(update={"members": members.get(group, {})}) if world else None,
             }
         )
@@ -56,7 +56,7 @@ def _by_group(by_rank: Mapping[int, _OfNode]) -> dict[int, dict[int, _OfNode]]:
     return groups
 
 
-def _desired(state: JobState, nodes: Mapping[int, NodeState]) -> dict[int, DesiredNode]:
+def _desired_nodes(state: JobState, nodes: Mapping[int, NodeState]) -> dict[int, DesiredNode]:
     return {
         rank: DesiredNode(
             incarnation=node.incarnation,

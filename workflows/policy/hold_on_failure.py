@@ -21,7 +21,7 @@ def can_be_looked_at(node: NodeState) -> bool:
     return node.alive and node.phase not in (NodePhase.REQUESTED, NodePhase.PENDING)
 
 
-def begun(state: JobState, job: JobSpec, now: datetime) -> JobState:
+def begin(state: JobState, job: JobSpec, now: datetime) -> JobState:
     """A job that was just stopped holds its nodes, if it failed, is to hold them, and has any."""
     outcome, hold = state.outcome, job.hold_on_failure
     if outcome is None or not hold or outcome.phase is not JobPhase.FAILED or outcome.exit_code == _DEADLINE:
@@ -31,15 +31,15 @@ def begun(state: JobState, job: JobSpec, now: datetime) -> JobState:
     return state.changed(outcome=outcome.model_copy(update={"held_until": now + hold}))
 
 
-def over(state: JobState, now: datetime) -> JobState:
+def end_when_due(state: JobState, now: datetime) -> JobState:
     """The time may be over."""
     outcome = state.outcome
     if outcome is None or outcome.held_until is None or now < outcome.held_until:
         return state
-    return released(state)
+    return release(state)
 
 
-def released(state: JobState) -> JobState:
+def release(state: JobState) -> JobState:
     """The nodes are wound down."""
     if state.outcome is None:
         return state

@@ -25,7 +25,7 @@ KEPT_EVIDENCE = 24
 _LOG_TAIL = 2000
 
 
-def sighted(
+def add_evidence(
     state: JobState,
     *,
     now: datetime,
@@ -67,7 +67,7 @@ def sighted(
     )
 
 
-def decided(
+def record_decision(
     state: JobState,
     *,
     now: datetime,
@@ -123,7 +123,7 @@ def waits(state: JobState, text: str) -> JobState:
     )
 
 
-def formed(state: JobState) -> JobState:
+def record_world(state: JobState) -> JobState:
     """The next world was handed out."""
     incident = state.open_incident
     if incident is None or state.world is None:
@@ -137,7 +137,7 @@ def formed(state: JobState) -> JobState:
     )
 
 
-def commanded(state: JobState, time: datetime) -> JobState:
+def record_commands(state: JobState, time: datetime) -> JobState:
     """One more agent has the new world; the last one counts."""
     incident = _of_current_world(state)
     if incident is None:
@@ -145,7 +145,7 @@ def commanded(state: JobState, time: datetime) -> JobState:
     return _replace_last(state, incident.model_copy(update={"commanded_at": _later(incident.commanded_at, time)}))
 
 
-def entered(state: JobState, time: datetime) -> JobState:
+def record_entry(state: JobState, time: datetime) -> JobState:
     """One more member's rendezvous returned; the last one counts."""
     incident = _of_current_world(state)
     if incident is None:
@@ -153,7 +153,7 @@ def entered(state: JobState, time: datetime) -> JobState:
     return _replace_last(state, incident.model_copy(update={"entered_at": _later(incident.entered_at, time)}))
 
 
-def started(state: JobState, starts: RankStarts) -> JobState:
+def record_starts(state: JobState, starts: RankStarts) -> JobState:
     """One more member's ranks step, and its agent says how they were started."""
     incident = _of_current_world(state)
     if incident is None:
@@ -180,13 +180,13 @@ def caught_up(state: JobState, now: datetime) -> JobState:
     return state if incident is None else _replace_last(state, incident.model_copy(update={"running_at": now}))
 
 
-def abandoned(state: JobState, time: datetime, how: str) -> JobState:
+def abandon(state: JobState, time: datetime, how: str) -> JobState:
     """What was being repaired, if anything, is not wanted any more."""
     incident = state.open_incident
     if incident is None:
         return state
     if incident.decided_at is None:
-        state = decided(state, now=time, title=incident.title, rule=how, action=how)
+        state = record_decision(state, now=time, title=incident.title, rule=how, action=how)
         incident = state.last_incident or incident
     return _replace_last(state, incident.model_copy(update={"closed_at": time}))
 
@@ -211,7 +211,7 @@ def follow_with_another(state: JobState, failure: NodeFailure, *, took_part: boo
     return _replace_last(state, incident.model_copy(update={"closed_at": at, "followed_by": incident.number + 1}))
 
 
-def sighted_late(state: JobState, failure: NodeFailure, *, generation: int, source: EvidenceSource) -> JobState:
+def add_late_evidence(state: JobState, failure: NodeFailure, *, generation: int, source: EvidenceSource) -> JobState:
     """Adds a report about a world that is over to the incident that ended it; drops it where there is none."""
     for index in reversed(range(len(state.incidents))):
         incident = state.incidents[index]

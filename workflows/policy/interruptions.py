@@ -14,7 +14,7 @@ from workflows.policy.failure_classes import FAILURE_CLASSES, VICTIMS
 from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
 
 
-def interrupted(
+def interrupt(
     state: JobState, failure: NodeFailure, *, now: datetime, source: EvidenceSource, generation: int = 0
 ) -> JobState:
     """The current world is over, and this is one sign of it.
@@ -40,7 +40,7 @@ def interrupted(
         interruption = Interruption(since=now)
     for node in state.stalled:
         # Nothing was done about it, but the interruption began here.
-        state = incidents.sighted(
+        state = incidents.add_evidence(
             state,
             now=now,
             time=node.stalled_since or now,
@@ -48,7 +48,7 @@ def interrupted(
             text=f"node {node.rank} stepped for the last time",
             rank=node.rank,
         )
-    state = incidents.sighted(
+    state = incidents.add_evidence(
         state,
         now=now,
         time=failure.time,
@@ -69,7 +69,7 @@ def interrupted(
     )
 
 
-def tried_again(state: JobState, node: NodeState, now: datetime) -> JobState:
+def count_another_try(state: JobState, node: NodeState, now: datetime) -> JobState:
     """A command that fails once more before it came to any world is a failure of its own, which counts."""
     interruption = state.interruption
     if state.behavior < Behavior.RELEASE_0_2 or interruption is None or not interruption.decided:
@@ -80,7 +80,7 @@ def tried_again(state: JobState, node: NodeState, now: datetime) -> JobState:
     return state.changed(interruption=Interruption(since=now))
 
 
-def command_failed(state: JobState, failure: NodeFailure, now: datetime) -> JobState:
+def record_command_failure(state: JobState, failure: NodeFailure, now: datetime) -> JobState:
     """A command failed between two worlds. The same line of a script fails on every node, sooner or later: all first
     failures are one try of the job, all second ones another, and each try is one restart in the budgets."""
     node = state.nodes[failure.rank]
@@ -88,7 +88,7 @@ def command_failed(state: JobState, failure: NodeFailure, now: datetime) -> JobS
     fails = failure.failure is not FailureClass.NODE_LOST
     counted = fails and state.interruption is None and node.failed_between < tries
     state = state.with_node(node.changed(failed_between=node.failed_between + fails))
-    state = interrupted(state, failure, now=now, source=EvidenceSource.AGENT)
+    state = interrupt(state, failure, now=now, source=EvidenceSource.AGENT)
     if not counted or state.interruption is None:
         return state
     return state.changed(interruption=state.interruption.model_copy(update={"counted": True}))

@@ -28,9 +28,9 @@ from workflows.policy import (
 from workflows.policy.behavior import Behavior
 from workflows.policy.budget import backoff
 from workflows.policy.events import Event
-from workflows.policy.interruptions import interrupted
-from workflows.policy.recovery import Verdict, judge, record
-from workflows.policy.reduce import observe
+from workflows.policy.interruptions import interrupt
+from workflows.policy.recovery import Verdict, decide_repair, record
+from workflows.policy.reduce import reduce
 from workflows.policy.rendezvous import choose_members, form_world, ports_remembered, usable
 from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState, Outcome
 
@@ -45,35 +45,35 @@ def decide(state: JobState, event: Event, job: JobSpec, now: datetime, *, new_to
 
 def hear(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
     """What the job knows after an event. `advance` must follow: after the last one, where many come at once."""
-    state = joining.taken(observe(state, event, now), event, job, now)
-    return user_requests.asked(state, event, job, now)
+    state = joining.accept_machine(reduce(state, event, now), event, job, now)
+    return user_requests.apply(state, event, job, now)
 
 
 def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
     """Brings the job as far as what is known allows."""
     if state.outcome is not None:
-        return _with_phase(hold_on_failure.over(state, now), job)
+        return _with_phase(hold_on_failure.end_when_due(state, now), job)
     state = _check_limits(state, job, now)
     if state.outcome is None and state.suspended:
         state = _dismiss(state, job, now)
     elif state.outcome is None:
-        state = stages.advanced(state, now)
+        state = stages.advance(state, now)
         state = entering.inquire(state, job, now)
         state = succession.presume_ends(state, now)
         state = _give_up_on_unreachable(state, job, now)
-        state = _judge(state, job, now)
+        state = _recover(state, job, now)
         if state.outcome is None:
             state = _form(state, job, now)
             state = _staff(state, job, now, new_token=new_token)
             state = _note_stepping(state, now)
-    return _with_phase(hold_on_failure.begun(state, job, now), job)
+    return _with_phase(hold_on_failure.begin(state, job, now), job)
 
 
-def _judge(state: JobState, job: JobSpec, now: datetime) -> JobState:
+def _recover(state: JobState, job: JobSpec, now: datetime) -> JobState:
     interruption = state.interruption
     if interruption is None or interruption.decided:
         return state
-    verdict = judge(state, interruption, job, now)
+    verdict = decide_repair(state, interruption, job, now)
     if verdict is None:
         return state
     state = record(state, verdict, interruption, job, now)
@@ -93,7 +93,9 @@ def _judge(state: JobState, job: JobSpec, now: datetime) -> JobState:
                     failed_starts=max(node.failed_starts, min(node.missed_worlds, 1)),
                 )
             )
-    return stages.repaired(state, interruption) if state.between_stages and state.outcome is None else state
+    return (
+        stages.restart_failed_commands(state, interruption) if state.between_stages and state.outcome is None else state
+    )
 
 
 def _cause(rank: int, interruption: Interruption) -> LossCause:
@@ -121,7 +123,7 @@ def _give_up_on_unreachable(state: JobState, job: JobSpec, now: datetime) -> Job
                 time=now,
                 text=f"node {node.rank} stayed unreachable while its world was stopped: {node.reason}",
             )
-            state = incidents.sighted(
+            state = incidents.add_evidence(
                 state, now=now, time=now, source=EvidenceSource.LEASE, text=failure.text, rank=node.rank
             ).changed(interruption=_because_of(interruption, failure))
             interruption = state.interruption or interruption
@@ -148,10 +150,10 @@ def _give_up_on_silent(state: JobState, job: JobSpec, now: datetime) -> JobState
     limit = waiting.limit_of(state, job)
     if limit is None or now < limit.at:
         return state
-    for node in stages.silent(state):
+    for node in stages.silent_nodes(state):
         text = f"node {node.rank} stayed unreachable while all others waited for it: {node.reason}"
         failure = NodeFailure(rank=node.rank, failure=FailureClass.NODE_UNRESPONSIVE, time=now, text=text)
-        state = interrupted(state, failure, now=now, source=EvidenceSource.LEASE)
+        state = interrupt(state, failure, now=now, source=EvidenceSource.LEASE)
     return state
 
 
@@ -224,7 +226,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
         return state
     is_stopped = world is None or interruption is not None or state.between_stages
     if size == 0:
-        return waiting.waited(state, job, now, available=len(available)) if is_stopped else state
+        return waiting.wait(state, job, now, available=len(available)) if is_stopped else state
     ready_since = state.ready_since or now
     state = state.changed(ready_since=ready_since)
     if not _is_time(state, job, now, size=size, available=len(available), ready_since=ready_since, surplus=surplus):
@@ -243,7 +245,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
         missing = "none of them offers a port for its store"
         # A last call that is over does not begin again.
         over = now - ready_since >= job.timing.rendezvous.last_call
-        state = waiting.waited(state, job, now, available=len(available), missing=missing)
+        state = waiting.wait(state, job, now, available=len(available), missing=missing)
         return state.changed(ready_since=ready_since if over else None)
     if surplus and not state.between_stages and state.behavior >= Behavior.RELEASE_0_2:
         state = _dismiss_surplus(_announce(state, formed, job, now), job, now)
@@ -262,8 +264,8 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
             used_ports=(*host.used_ports, formed.store_port)[-ports_remembered(job.network) :],
         )
     )
-    state = succession.leave_out(user_requests.followed(state, formed), formed)
-    return incidents.formed(
+    state = succession.leave_out(user_requests.settle(state, formed), formed)
+    return incidents.record_world(
         state.changed(
             world=formed,
             world_decided_at=now,
@@ -298,14 +300,14 @@ def _dismiss_surplus(state: JobState, job: JobSpec, now: datetime) -> JobState:
 
 def _rest(state: JobState, job: JobSpec, now: datetime, *, size: int, available: int) -> JobState | None:
     """The state while no world of the next stage is due; None where one is."""
-    if stages.working(state):
+    if stages.working_nodes(state):
         return state.changed(ready_since=None, waiting_since=None)
-    if stages.silent(state):
+    if stages.silent_nodes(state):
         return state.changed(waiting_since=state.waiting_since or now, ready_since=None)
     if size:
         return None
     if stages.awaits_nodes(state):
-        return waiting.waited(state, job, now, available=available)
+        return waiting.wait(state, job, now, available=available)
     return state.changed(ready_since=None, waiting_since=None)
 
 
@@ -354,10 +356,10 @@ def _staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSour
                 state = state.with_node(node)
             if node.not_before is not None and now < node.not_before:
                 continue
-            state = node_avoidance.remembered(state, node)
+            state = node_avoidance.remember(state, node)
         wanted.append(rank)
     # Several may have been lost on one machine.
-    avoids = node_avoidance.avoided(state, job, now) if wanted else ()
+    avoids = node_avoidance.machines_to_avoid(state, job, now) if wanted else ()
     for rank in wanted:
         node = state.nodes.get(rank)
         newer = NodeState(
@@ -400,7 +402,7 @@ def _note_stepping(state: JobState, now: datetime) -> JobState:
     if state.interruption is not None:
         return state
     if state.between_stages:
-        return incidents.caught_up(state, now) if stages.recovered(state) else state
+        return incidents.caught_up(state, now) if stages.has_recovered(state) else state
     return incidents.follow_running(state, now)
 
 
@@ -409,7 +411,7 @@ def _interruption(state: JobState, now: datetime) -> Interruption:
 
 
 def _verdict_of_request(state: JobState, job: JobSpec, now: datetime) -> Verdict:
-    verdict = judge(state, _interruption(state, now), job, now)
+    verdict = decide_repair(state, _interruption(state, now), job, now)
     assert verdict is not None, "a request needs no waiting"
     return verdict
 
@@ -428,7 +430,7 @@ def _phase(state: JobState, job: JobSpec) -> tuple[JobPhase, str]:
     incident = state.open_incident
     queued = state.queued_since is not None and waiting.in_queue(state)
     if queued or (state.waiting_since is not None and (world is not None or state.generation > 0)):
-        return JobPhase.WAITING, waiting.told(state, job, available=len(candidates(state)))
+        return JobPhase.WAITING, waiting.describe(state, job, available=len(candidates(state)))
     if state.interruption is not None or (incident is not None and world is not None):
         told = (incident.title if incident else "", succession.why_held(state))
         return JobPhase.RECOVERING, "; ".join(text for text in told if text)
@@ -438,7 +440,7 @@ def _phase(state: JobState, job: JobSpec) -> tuple[JobPhase, str]:
         why = f"; node {blocked.rank}: {blocked.reason}" if blocked else ""
         return JobPhase.STARTING, f"{ready} of {state.nodes_max} nodes are ready{why}"
     if state.between_stages:
-        return JobPhase.RUNNING, stages.told(state)
+        return JobPhase.RUNNING, stages.describe(state)
     if not state.stepping:
         late = "".join(f"; node {node.rank}: {node.reason}" for node in state.members if node.preparing)
         return JobPhase.RENDEZVOUS, f"generation {world.generation} with {world.nodes} nodes is starting{late}"

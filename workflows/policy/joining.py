@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import JobSpec
-from workflows.messages import EdgeKind, EvidenceSource, JoinRefusal, JoinRequest, NodeEdge, NodePhase
+from workflows.messages import EvidenceSource, JoinRefusal, JoinRequest, NodePhase, NodeTransition, TransitionKind
 from workflows.policy import stages
-from workflows.policy.events import EdgeSeen, Event, JoinAsked
-from workflows.policy.reduce import observe
+from workflows.policy.events import Event, JoinRequested, TransitionSeen
+from workflows.policy.reduce import reduce
 from workflows.policy.state import Holder, JobState, NodeState
 
 _OPEN_PHASES = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
@@ -59,9 +59,9 @@ def refusal(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) 
     return None
 
 
-def taken(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+def accept_machine(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
     """The state after a request for a place that was not refused; a repeated one changes nothing."""
-    if not isinstance(event, JoinAsked) or refusal(state, event.request, job, now) is not None:
+    if not isinstance(event, JoinRequested) or refusal(state, event.request, job, now) is not None:
         return state
     request = event.request
     rank = _choose(state, request, job, now)
@@ -186,15 +186,15 @@ def _lost(state: JobState, node: NodeState, holder: Holder, request: JoinRequest
         detail = f"{request.node_id} has joined anew{f' from {request.host}' if request.host else ''}"
     else:
         detail = f"{holder.node_id} took the place and its agent never spoke"
-    edge = NodeEdge(
-        kind=EdgeKind.LOST,
+    transition = NodeTransition(
+        kind=TransitionKind.LOST,
         rank=node.rank,
         incarnation=node.incarnation,
         time=now,
         source=EvidenceSource.BACKEND,
         detail=detail,
     )
-    return observe(state, EdgeSeen(edge=edge), now)
+    return reduce(state, TransitionSeen(transition=transition), now)
 
 
 def _displaced(known: Holder | None, request: JoinRequest) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ A machine with failing memory or a bad cable often looks healthy to its cluster,
 room, and the image. So losses are counted by machine, within the window of the job's budget. A node that was wanted
 gone, or that took too much memory, speaks against no machine.
 
-What follows is a wish: where no other machine has room, a node runs there again, and no job waits for it.
+What follows is a preference: where no other machine has room, a node runs there again, and no job waits for it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def suspects(
     return tuple(sorted(sorted(guilty, key=lambda host: (newest[host], host))[-_AVOIDED:]))
 
 
-def avoided(state: JobState, job: JobSpec, now: datetime) -> tuple[str, ...]:
+def machines_to_avoid(state: JobState, job: JobSpec, now: datetime) -> tuple[str, ...]:
     """What the job's next node keeps away from; nothing where its backend does not choose machines."""
     if not CAPABILITIES[job.backend].chooses_machines:
         return ()
@@ -65,7 +65,7 @@ def avoided(state: JobState, job: JobSpec, now: datetime) -> tuple[str, ...]:
     return suspects(state.losses, now=now, window=job.retry.window, machines=machines)
 
 
-def remembered(state: JobState, node: NodeState) -> JobState:
+def remember(state: JobState, node: NodeState) -> JobState:
     """The state in which the loss of this node speaks against its machine, if it does."""
     if not node.host or node.loss_cause not in (LossCause.MACHINE, LossCause.UNKNOWN):
         return state

@@ -62,7 +62,7 @@ def waits_until(state: JobState, interruption: Interruption, job: JobSpec) -> da
     return interruption.since + job.timing.rendezvous.victim_grace
 
 
-def judge(state: JobState, interruption: Interruption, job: JobSpec, now: datetime) -> Verdict | None:
+def decide_repair(state: JobState, interruption: Interruption, job: JobSpec, now: datetime) -> Verdict | None:
     """The verdict; None while it is too early for one."""
     if interruption.requested is not None:
         return Verdict(
@@ -300,7 +300,7 @@ def _belongs_to_the_last(state: JobState, failure: FailureClass, job: JobSpec, n
 
 def record(state: JobState, verdict: Verdict, interruption: Interruption, job: JobSpec, now: datetime) -> JobState:
     """The state with the verdict in force: budgets spent, the incident told."""
-    state = incidents.decided(
+    state = incidents.record_decision(
         state,
         now=now,
         title=verdict.title,

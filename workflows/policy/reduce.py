@@ -11,30 +11,23 @@ from functools import singledispatch
 
 from workflows.messages import (
     AgentMessage,
-    EdgeKind,
     EvidenceSource,
     Failure,
     FailureClass,
     FailureKind,
     LossCause,
-    NodeEdge,
     NodePhase,
+    NodeTransition,
     Progress,
     ProgressSource,
+    TransitionKind,
 )
 from workflows.policy import incidents, observations, succession
 from workflows.policy.behavior import Behavior
-from workflows.policy.events import (
-    EdgeSeen,
-    Event,
-    FailureReported,
-    GroupAdopted,
-    GroupWoundDown,
-    NodeFinished,
-)
+from workflows.policy.events import Event, FailureReported, GroupAdopted, GroupWoundDown, NodeFinished, TransitionSeen
 from workflows.policy.failure_classes import VICTIMS
 from workflows.policy.failures import classify
-from workflows.policy.interruptions import command_failed, interrupted, tried_again
+from workflows.policy.interruptions import count_another_try, interrupt, record_command_failure
 from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
 
 CONTROL_LAG = timedelta(seconds=5)
@@ -50,7 +43,7 @@ _PREPARES = "its command works and has not come to its torchrun; only limits.act
 _OLD_AGENT = "its agent is of an older release and cannot pass over torchruns that have finished; update it"
 
 
-def observe(state: JobState, event: Event, now: datetime) -> JobState:
+def reduce(state: JobState, event: Event, now: datetime) -> JobState:
     """The state with the event's facts in it."""
     return _observe(event, state, now)
 
@@ -81,7 +74,7 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
         if failure.kind in (FailureKind.RANKS, FailureKind.RENDEZVOUS) or node.ended:
             return state
         # After its torchruns, or while it catches up: there is no world that could break.
-        return command_failed(state, reported, now)
+        return record_command_failure(state, reported, now)
     if state.outcome is not None:
         return state
     if node.finished and state.world and node.finished >= state.world.generation:
@@ -95,16 +88,16 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
         state = _lose(state, node, now, reported.text, LossCause.JOB)
         if state.world is not None:
             return state
-        state = tried_again(state, node, now)
+        state = count_another_try(state, node, now)
     elif state.world is not None and failure.generation < state.world.generation:
         commanded_since = state.world_decided_at is not None and failure.time > state.world_decided_at
         if in_its_world or failure.starts_again or not commanded_since:
             # About a world that is over: the story of why, but no reason to end this one.
             source = _source(reported.failure)
-            return incidents.sighted_late(state, reported, generation=failure.generation, source=source)
+            return incidents.add_late_evidence(state, reported, generation=failure.generation, source=source)
     if failure.kind is FailureKind.RENDEZVOUS:
         state = state.with_node(node.changed(missed_worlds=node.missed_worlds + 1))
-    return interrupted(state, reported, now=now, source=_source(reported.failure), generation=failure.generation)
+    return interrupt(state, reported, now=now, source=_source(reported.failure), generation=failure.generation)
 
 
 def _node_failure(state: JobState, node: NodeState, failure: Failure) -> NodeFailure:
@@ -191,74 +184,74 @@ def _(event: GroupWoundDown, state: JobState, now: datetime) -> JobState:
 
 
 @_observe.register
-def _(event: EdgeSeen, state: JobState, now: datetime) -> JobState:
-    edge = event.edge
-    node = state.nodes.get(edge.rank)
-    state = succession.observe_end(_newer_generation(state, edge.generation, now), edge)
-    if node is None or node.incarnation != edge.incarnation or not node.alive:
+def _(event: TransitionSeen, state: JobState, now: datetime) -> JobState:
+    transition = event.transition
+    node = state.nodes.get(transition.rank)
+    state = succession.observe_end(_newer_generation(state, transition.generation, now), transition)
+    if node is None or node.incarnation != transition.incarnation or not node.alive:
         return state
-    match edge.kind:
-        case EdgeKind.CREATED | EdgeKind.PENDING:
+    match transition.kind:
+        case TransitionKind.CREATED | TransitionKind.PENDING:
             # Its agent may speak before its command's container can be made.
-            obstructed = edge.kind is EdgeKind.PENDING and node.phase is NodePhase.JOINED
+            obstructed = transition.kind is TransitionKind.PENDING and node.phase is NodePhase.JOINED
             if obstructed or node.phase in (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED):
-                phase = NodePhase.CREATED if edge.kind is EdgeKind.CREATED else NodePhase.PENDING
-                node = node.changed(phase=phase, since=now, reason=edge.detail, queued=edge.queued)
-                if edge.detail:
-                    state = incidents.waits(state, f"node {edge.rank}: {edge.detail}")
-        case EdgeKind.JOINED:
-            if edge.preparing:
+                phase = NodePhase.CREATED if transition.kind is TransitionKind.CREATED else NodePhase.PENDING
+                node = node.changed(phase=phase, since=now, reason=transition.detail, queued=transition.queued)
+                if transition.detail:
+                    state = incidents.waits(state, f"node {transition.rank}: {transition.detail}")
+        case TransitionKind.JOINED:
+            if transition.preparing:
                 state = state.changed(prepares=True)
             elif node.phase is not NodePhase.READY:
                 node = node.changed(phase=NodePhase.JOINED, since=now, reason="", queued=False)
-            node = _with_preparation(node.changed(reachable=True), preparing=edge.preparing or node.preparing)
-        case EdgeKind.READY:
-            return _ready(state.with_node(_facts(node, edge)), edge, now)
-        case EdgeKind.STEPPING:
-            first = edge.generation > node.stepping
+            node = _with_preparation(node.changed(reachable=True), preparing=transition.preparing or node.preparing)
+        case TransitionKind.READY:
+            return _ready(state.with_node(_facts(node, transition)), transition, now)
+        case TransitionKind.STEPPING:
+            first = transition.generation > node.stepping
             node = node.changed(
-                stepping=max(node.stepping, edge.generation),
-                stepped=max(node.stepped, edge.generation) if edge.counted else node.stepped,
+                stepping=max(node.stepping, transition.generation),
+                stepped=max(node.stepped, transition.generation) if transition.counted else node.stepped,
                 reachable=True,
                 missed_worlds=0,
             )
             node = _with_preparation(node, preparing=False)
-            if state.world is not None and edge.generation == state.world.generation:
-                state = incidents.entered(state, edge.entered_at or edge.time)
-                if first and edge.starts is not None:
-                    state = incidents.started(state, edge.starts)
-        case EdgeKind.STALLED:
-            node = node.changed(stalled_in=edge.generation, stalled_since=edge.time)
-        case EdgeKind.STALL_ENDED:
-            state = observations.observe_stall_ended(state, node, edge.time, now)
+            if state.world is not None and transition.generation == state.world.generation:
+                state = incidents.record_entry(state, transition.entered_at or transition.time)
+                if first and transition.starts is not None:
+                    state = incidents.record_starts(state, transition.starts)
+        case TransitionKind.STALLED:
+            node = node.changed(stalled_in=transition.generation, stalled_since=transition.time)
+        case TransitionKind.STALL_ENDED:
+            state = observations.observe_stall_ended(state, node, transition.time, now)
             node = node.changed(stalled_in=0, stalled_since=None)
-        case EdgeKind.COMMANDED:
+        case TransitionKind.COMMANDED:
             node = node.changed(
-                commanded=max(node.commanded, edge.generation),
-                entered=max(node.entered, edge.entered or 0),
+                commanded=max(node.commanded, transition.generation),
+                entered=max(node.entered, transition.entered or 0),
                 reachable=True,
             )
-            if state.world is not None and edge.generation == state.world.generation:
-                state = incidents.commanded(state, edge.time)
-                came = node.preparing and not edge.preparing
-                node = _with_preparation(node, preparing=edge.preparing)
+            if state.world is not None and transition.generation == state.world.generation:
+                state = incidents.record_commands(state, transition.time)
+                came = node.preparing and not transition.preparing
+                node = _with_preparation(node, preparing=transition.preparing)
                 # One that has just come to its torchrun is asked once more.
-                if _has_not_entered(state, node, edge) and not came:
-                    return _missed(state.with_node(node), edge, now)
-        case EdgeKind.UNREACHABLE:
-            node = _silent(node, edge, now)
-        case EdgeKind.REACHABLE:
+                if _has_not_entered(state, node, transition) and not came:
+                    return _count_missed_world(state.with_node(node), transition, now)
+        case TransitionKind.UNREACHABLE:
+            node = _silent(node, transition, now)
+        case TransitionKind.REACHABLE:
             state = observations.observe_reachable(state, node, now)
             node = node.changed(reachable=True, reason="")
-        case EdgeKind.UNRESPONSIVE:
-            return _unresponsive(state, node, edge, now)
-        case EdgeKind.LOST | EdgeKind.CREATE_FAILED:
-            return _gone(state, node, edge, now)
-        case EdgeKind.REMOVED:
+        case TransitionKind.UNRESPONSIVE:
+            return _unresponsive(state, node, transition, now)
+        case TransitionKind.LOST | TransitionKind.CREATE_FAILED:
+            return _end_node(state, node, transition, now)
+        case TransitionKind.REMOVED:
             node = node.changed(phase=NodePhase.REMOVED, since=now)
-        case EdgeKind.STORE_PORTS | EdgeKind.UNKNOWN:
+        case TransitionKind.STORE_PORTS | TransitionKind.UNKNOWN:
             pass
-    return state.with_node(_facts(node, edge))
+    return state.with_node(_facts(node, transition))
 
 
 def _newer_generation(state: JobState, generation: int, now: datetime) -> JobState:
@@ -269,37 +262,37 @@ def _newer_generation(state: JobState, generation: int, now: datetime) -> JobSta
     if state.world is None or state.interruption is not None:
         return state
     text = f"nodes are in generation {generation}: the job took over from an earlier run of itself"
-    state = incidents.sighted(state, now=now, time=now, source=EvidenceSource.AGENT, text=text)
+    state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.AGENT, text=text)
     return state.changed(interruption=Interruption(since=now, requested=text))
 
 
-def _ready(state: JobState, edge: NodeEdge, now: datetime) -> JobState:
-    node = state.nodes[edge.rank]
+def _ready(state: JobState, transition: NodeTransition, now: datetime) -> JobState:
+    node = state.nodes[transition.rank]
     world = state.world
     node = _with_preparation(node, preparing=False)
-    node = node.changed(phase=NodePhase.READY, since=now, reason=edge.detail, cut_off=bool(edge.detail))
-    if edge.stage is not None:
+    node = node.changed(phase=NodePhase.READY, since=now, reason=transition.detail, cut_off=bool(transition.detail))
+    if transition.stage is not None:
         # Stages are complete by the job's word alone: one that has passed more knows what a reset job has forgotten.
-        state = state.changed(stages_complete=max(state.stages_complete, edge.stage))
-    node = _asks_for_a_world(state, node, edge.stage, edge.generation)
+        state = state.changed(stages_complete=max(state.stages_complete, transition.stage))
+    node = _asks_for_a_world(state, node, transition.stage, transition.generation)
     state = state.with_node(node.changed(reachable=True, failed_starts=0))
     if state.between_stages:
         return state
-    over = world is not None and state.is_member(node) and edge.generation >= world.generation
+    over = world is not None and state.is_member(node) and transition.generation >= world.generation
     if not over or state.interruption is not None or state.outcome is not None:
         return state
     # Its ranks are down, and its own report may still be on the way on its other path.
-    return interrupted(
+    return interrupt(
         state,
         NodeFailure(
-            rank=edge.rank,
+            rank=transition.rank,
             failure=FailureClass.PEER_LOST,
-            time=edge.time,
-            text=f"node {edge.rank} waits for a new world",
+            time=transition.time,
+            text=f"node {transition.rank} waits for a new world",
         ),
         now=now,
         source=EvidenceSource.PEERS,
-        generation=edge.generation,
+        generation=transition.generation,
     )
 
 
@@ -321,23 +314,23 @@ def _asks_for_a_world(state: JobState, node: NodeState, stage: int | None, after
     return node.changed(stage=stage, counts_stages=True, ended=False, catching_up=node.catching_up and not caught_up)
 
 
-def _unresponsive(state: JobState, node: NodeState, edge: NodeEdge, now: datetime) -> JobState:
-    state = state.with_node(_silent(node, edge, now))
+def _unresponsive(state: JobState, node: NodeState, transition: NodeTransition, now: datetime) -> JobState:
+    state = state.with_node(_silent(node, transition, now))
     world = state.world
     if world is None or not state.is_member(node) or state.outcome is not None or state.between_stages:
         return state
     # One that has entered may be too busy with its first step to take a command in time; its lease reports if it is
     # gone.
-    is_stopped = edge.generation == world.generation and max(node.stepping, node.entered) < world.generation
+    is_stopped = transition.generation == world.generation and max(node.stepping, node.entered) < world.generation
     if not is_stopped or (state.control_lag_until is not None and now < state.control_lag_until):
         return state
-    return interrupted(
+    return interrupt(
         state,
         NodeFailure(
             rank=node.rank,
             failure=FailureClass.NODE_UNRESPONSIVE,
-            time=edge.time,
-            text=f"node {node.rank} does not take commands: {edge.detail}",
+            time=transition.time,
+            text=f"node {node.rank} does not take commands: {transition.detail}",
         ),
         now=now,
         source=EvidenceSource.COMMAND,
@@ -351,61 +344,70 @@ def _with_preparation(node: NodeState, *, preparing: bool) -> NodeState:
     return node.changed(preparing=preparing, reason=_PREPARES if preparing else "")
 
 
-def _silent(node: NodeState, edge: NodeEdge, now: datetime) -> NodeState:
+def _silent(node: NodeState, transition: NodeTransition, now: datetime) -> NodeState:
     return node.changed(
-        reachable=False, reason=edge.detail, silent_since=now if node.reachable else node.silent_since or now
+        reachable=False, reason=transition.detail, silent_since=now if node.reachable else node.silent_since or now
     )
 
 
-def _has_not_entered(state: JobState, node: NodeState, edge: NodeEdge) -> bool:
+def _has_not_entered(state: JobState, node: NodeState, transition: NodeTransition) -> bool:
     """Whether this is the answer to the job's newest question, and says that the node is not in its world."""
     asked, decided = state.inquired_at, state.world_decided_at
-    if asked is None or decided is None or asked < decided or edge.inquiry != state.inquiry or edge.entered is None:
+    if (
+        asked is None
+        or decided is None
+        or asked < decided
+        or transition.inquiry != state.inquiry
+        or transition.entered is None
+    ):
         return False
-    late = max(node.entered, node.stepping, node.finished) < edge.generation
-    return late and not edge.preparing and state.is_member(node) and state.outcome is None
+    late = max(node.entered, node.stepping, node.finished) < transition.generation
+    return late and not transition.preparing and state.is_member(node) and state.outcome is None
 
 
-def _missed(state: JobState, edge: NodeEdge, now: datetime) -> JobState:
-    node = state.nodes[edge.rank]
+def _count_missed_world(state: JobState, transition: NodeTransition, now: datetime) -> JobState:
+    node = state.nodes[transition.rank]
     state = state.with_node(node.changed(missed_worlds=node.missed_worlds + 1))
-    return interrupted(
+    return interrupt(
         state,
         NodeFailure(
-            rank=edge.rank,
+            rank=transition.rank,
             failure=FailureClass.RENDEZVOUS_TIMEOUT,
-            time=edge.time,
-            text=f"it was given generation {edge.generation} and has not entered it: {edge.detail or 'not known why'}",
+            time=transition.time,
+            text=(
+                f"it was given generation {transition.generation} and has not entered it: "
+                f"{transition.detail or 'not known why'}"
+            ),
         ),
         now=now,
         source=EvidenceSource.COMMAND,
     )
 
 
-def _gone(state: JobState, node: NodeState, edge: NodeEdge, now: datetime) -> JobState:
-    refused = edge.kind is EdgeKind.CREATE_FAILED
+def _end_node(state: JobState, node: NodeState, transition: NodeTransition, now: datetime) -> JobState:
+    refused = transition.kind is TransitionKind.CREATE_FAILED
     # What the specification asks for cannot be started, by this node or another one.
-    launch = refused and edge.cause is LossCause.JOB
+    launch = refused and transition.cause is LossCause.JOB
     what = "cannot be started" if launch else "was refused" if refused else "lost"
-    text = f"node {node.rank} {what}: {edge.detail or 'no reason given'}"
+    text = f"node {node.rank} {what}: {transition.detail or 'no reason given'}"
     done = state.world is not None and node.finished >= state.world.generation
     done = done and (node.ended or not state.between_stages)
-    lost = _lose(state, node.changed(host=edge.host or node.host), now, edge.detail, edge.cause)
+    lost = _lose(state, node.changed(host=transition.host or node.host), now, transition.detail, transition.cause)
     member = state.is_member(node) and not done
     if state.outcome is not None or not (member or refused):
         return lost
-    return interrupted(
+    return interrupt(
         lost,
         NodeFailure(
             rank=node.rank,
             failure=(
                 FailureClass.LAUNCH if launch else FailureClass.CREATE_FAILED if refused else FailureClass.NODE_LOST
             ),
-            time=edge.time,
+            time=transition.time,
             text=text,
         ),
         now=now,
-        source=edge.source,
+        source=transition.source,
     )
 
 
@@ -436,14 +438,14 @@ def _hear(state: JobState, message: AgentMessage, now: datetime) -> tuple[JobSta
     return state, node
 
 
-def _facts(node: NodeState, edge: NodeEdge) -> NodeState:
+def _facts(node: NodeState, transition: NodeTransition) -> NodeState:
     """What an edge says beside its kind."""
     return node.changed(
-        address=edge.address or node.address,
-        host=edge.host or node.host,
-        processes=edge.processes or node.processes,
-        command_nodes=edge.command_nodes or node.command_nodes,
-        store_ports=node.store_ports if edge.store_ports is None else _fresh_ports(node, edge.store_ports),
+        address=transition.address or node.address,
+        host=transition.host or node.host,
+        processes=transition.processes or node.processes,
+        command_nodes=transition.command_nodes or node.command_nodes,
+        store_ports=node.store_ports if transition.store_ports is None else _fresh_ports(node, transition.store_ports),
     )
 
 

@@ -15,17 +15,17 @@ from datetime import datetime
 from workflows.messages import JobPhase, NodePhase
 from workflows.policy import incidents
 from workflows.policy.behavior import Behavior
-from workflows.policy.interruptions import command_failed
+from workflows.policy.interruptions import record_command_failure
 from workflows.policy.state import Interruption, JobState, NodeState, Outcome
 
 _ON_ITS_WAY = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
 
 
-def advanced(state: JobState, now: datetime) -> JobState:
+def advance(state: JobState, now: datetime) -> JobState:
     """The stage is complete if all ranks of its world have finished, and the job if all commands have ended."""
     world = state.world
     if world is not None and state.finished and state.complete_generation < world.generation:
-        state = incidents.abandoned(
+        state = incidents.abandon(
             state.changed(complete_generation=world.generation, stages_complete=world.stage + 1), now, "finished"
         )
         for node in state.members:
@@ -34,16 +34,16 @@ def advanced(state: JobState, now: datetime) -> JobState:
                 joined = node.changed(phase=NodePhase.JOINED, since=now, reason="", failed=None, failed_between=0)
                 state = state.with_node(joined)
                 if node.failed is not None:
-                    state = command_failed(state, node.failed, now)
-    return _succeeded(state, now) if _all_ended(state) else state
+                    state = record_command_failure(state, node.failed, now)
+    return _succeed(state, now) if _all_ended(state) else state
 
 
-def working(state: JobState) -> tuple[NodeState, ...]:
+def working_nodes(state: JobState) -> tuple[NodeState, ...]:
     """Nodes that can be reached, whose command runs and has not asked for a world of the current stage."""
     return tuple(node for node in _nodes(state) if node.reachable and _works(state, node))
 
 
-def silent(state: JobState) -> tuple[NodeState, ...]:
+def silent_nodes(state: JobState) -> tuple[NodeState, ...]:
     """Nodes that cannot be reached, and whose command has not ended as far as is known."""
     return tuple(node for node in _nodes(state) if not node.reachable and not node.ended)
 
@@ -65,7 +65,7 @@ def at_stage(state: JobState, node: NodeState) -> bool:
     return node.phase is NodePhase.READY and node.stage >= state.stages_complete and not node.ended
 
 
-def repaired(state: JobState, interruption: Interruption) -> JobState:
+def restart_failed_commands(state: JobState, interruption: Interruption) -> JobState:
     """After a verdict on a failure between two worlds: what failed is started again, and nothing else is touched."""
     for rank in {failure.rank for failure in interruption.failures}:
         node = state.nodes[rank]
@@ -74,7 +74,7 @@ def repaired(state: JobState, interruption: Interruption) -> JobState:
     return state.changed(interruption=None)
 
 
-def recovered(state: JobState) -> bool:
+def has_recovered(state: JobState) -> bool:
     """Nothing that failed between two worlds is behind the others any more."""
     lost = any(not node.alive and not node.ended for node in state.members)
     return not lost and not any(node.catching_up for node in _nodes(state))
@@ -93,7 +93,7 @@ def no_way_on(state: JobState, now: datetime, *, ready_nodes: int) -> JobState:
     """Stops a job whose commands disagree: some have ended with 0, and the others ask for a world that they are too few
     for. Waiting would change nothing."""
     ended = sorted(node.rank for node in _nodes(state) if node.ended)
-    if not ready_nodes or not ended or awaits_nodes(state) or working(state) or silent(state):
+    if not ready_nodes or not ended or awaits_nodes(state) or working_nodes(state) or silent_nodes(state):
         return state
     count = "node" if len(ended) == 1 else "nodes"
     reason = (
@@ -104,7 +104,7 @@ def no_way_on(state: JobState, now: datetime, *, ready_nodes: int) -> JobState:
     return state.stopped(Outcome(phase=JobPhase.FAILED, exit_code=1, reason=reason, decided_at=now))
 
 
-def told(state: JobState) -> str:
+def describe(state: JobState) -> str:
     """What the commands do between two worlds, for people."""
     nodes = _nodes(state)
     done = f"torchrun {state.stages_complete} has finished"
@@ -128,7 +128,7 @@ def doing(state: JobState, node: NodeState) -> str:
 
 def next_action(state: JobState) -> str:
     """What the job waits for between two worlds; empty where that is nothing of the commands' doing."""
-    busy = working(state)
+    busy = working_nodes(state)
     if not busy:
         return ""
     behind = [node for node in busy if node.catching_up]
@@ -164,13 +164,13 @@ def _all_ended(state: JobState) -> bool:
     return all(node.ended for node in (*kept, *others))
 
 
-def _succeeded(state: JobState, now: datetime) -> JobState:
+def _succeed(state: JobState, now: datetime) -> JobState:
     world, stages = state.world, state.stages_complete
     if world is not None and stages <= 1:
         reason = f"all {world.processes} ranks finished in generation {world.generation}"
     else:
         runs = f"{stages} torchruns finished" if stages else "it started no torchrun"
         reason = f"the command ended with 0 on every node; {runs}"
-    return incidents.abandoned(state, now, "finished").stopped(
+    return incidents.abandon(state, now, "finished").stopped(
         Outcome(phase=JobPhase.SUCCEEDED, exit_code=0, reason=reason, decided_at=now)
     )

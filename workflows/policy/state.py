@@ -192,12 +192,12 @@ class Outcome(Message):
     """Until then the nodes are kept for looking at: see `workflows.policy.hold_on_failure`."""
 
 
-class EdgesTaken(Message):
+class TransitionsTaken(Message):
     """How far the job has taken the messages of one group: a repeat is recognised by it."""
 
     sequence: int = 0
     """Of the last message."""
-    edges: int = 0
+    transitions: int = Field(default=0, validation_alias="edges", serialization_alias="edges")
     """All that the group has delivered so far, counted since the group began."""
 
 
@@ -263,9 +263,9 @@ class JobState(Message):
     """Reports came late: the control plane had been away, and agents may take seconds to poll again."""
     desire_version: int = 0
     wound_down_groups: tuple[int, ...] = ()
-    tenures: dict[int, str] = Field(default={})
+    ownership_epochs: dict[int, str] = Field(default={}, validation_alias="tenures", serialization_alias="tenures")
     """By group: the newest start or adoption of it."""
-    taken: dict[int, EdgesTaken] = Field(default={})
+    taken: dict[int, TransitionsTaken] = Field(default={})
     """By group: what was taken of its messages in this tenure."""
     outcome: Outcome | None = None
     dropped_events: int = 0

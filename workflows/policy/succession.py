@@ -29,7 +29,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from perdure.spec.job import JobSpec
-from workflows.messages import EdgeKind, NodeEdge, NodePhase, World
+from workflows.messages import NodePhase, NodeTransition, TransitionKind, World
 from workflows.policy import incidents
 from workflows.policy.behavior import Behavior
 from workflows.policy.state import JobState, LeavingNode, NodeState
@@ -72,16 +72,16 @@ def succeed(state: JobState, older: NodeState | None, newer: NodeState, job: Job
     return newer.changed(predecessor=predecessor, predecessor_until=until)
 
 
-def observe_end(state: JobState, edge: NodeEdge) -> JobState:
+def observe_end(state: JobState, transition: NodeTransition) -> JobState:
     """Takes in that an incarnation has ended, whether or not the job still counts on it."""
-    node = state.nodes.get(edge.rank)
-    if node is None or edge.kind not in (EdgeKind.LOST, EdgeKind.REMOVED) or not edge.certain:
+    node = state.nodes.get(transition.rank)
+    if node is None or transition.kind not in (TransitionKind.LOST, TransitionKind.REMOVED) or not transition.certain:
         return state
-    ended = (edge.rank, edge.incarnation)
+    ended = (transition.rank, transition.incarnation)
     state = state.changed(leaving=tuple(one for one in state.leaving if (one.rank, one.incarnation) != ended))
-    if node.predecessor == edge.incarnation:
+    if node.predecessor == transition.incarnation:
         return state.with_node(node.changed(predecessor=0, predecessor_until=None))
-    if node.incarnation == edge.incarnation and node.may_still_run:
+    if node.incarnation == transition.incarnation and node.may_still_run:
         return state.with_node(node.changed(may_still_run=False))
     return state
 

@@ -1,7 +1,7 @@
-"""What users ask for, as facts of the state: decided on like any other, and named wherever it is the reason.
+"""User requests, as facts of the state: decided on like any other, and named wherever one is the reason.
 
-A wish is seldom fulfilled at once: nodes must come before a world can grow. So who asked, and why, is remembered by
-slot until a world has followed.
+A request is seldom fulfilled at once: nodes must come before a world can grow. So who requested it, and why, is kept
+by slot until a world has followed.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from perdure.spec.job import JobSpec
 from workflows.messages import EvidenceSource, JobPhase, NodePhase, World
 from workflows.policy import hold_on_failure, incidents, succession
 from workflows.policy.events import (
-    CancelAsked,
+    CancelRequested,
     Event,
-    RelaunchAsked,
-    RestartAsked,
-    ResumeAsked,
-    ScaleAsked,
-    SuspendAsked,
+    RelaunchRequested,
+    RestartRequested,
+    ResumeRequested,
+    ScaleRequested,
+    SuspendRequested,
 )
 from workflows.policy.state import Interruption, JobState, Outcome
 
 RULE = 'user/1 "asked for"'
 
 
-def asked(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
     """The state with a user's request in it."""
     match event:
-        case ScaleAsked():
-            return _scaled(state, event)
-        case SuspendAsked():
-            return _suspended(state, f"suspended by a user{_because(event.reason)}", now)
-        case ResumeAsked():
+        case ScaleRequested():
+            return _scale(state, event)
+        case SuspendRequested():
+            return _suspend(state, f"suspended by a user{_because(event.reason)}", now)
+        case ResumeRequested():
             text = f"resumed by a user{_because(event.reason)}"
-            state = incidents.sighted(state, now=now, time=now, source=EvidenceSource.USER, text=text)
+            state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.USER, text=text)
             return state.changed(suspended=False, waiting_since=None, queued_since=None, ready_since=None)
-        case RestartAsked():
+        case RestartRequested():
             return request(state, f"restart requested by a user{_because(event.reason)}", now)
-        case RelaunchAsked():
-            return _relaunched(state, event, job, now)
-        case CancelAsked():
+        case RelaunchRequested():
+            return _relaunch(state, event, job, now)
+        case CancelRequested():
             if state.outcome is not None:
-                return hold_on_failure.released(state)
+                return hold_on_failure.release(state)
             reason = f"cancelled: {event.reason}" if event.reason else "cancelled by a user"
             return state.stopped(Outcome(phase=JobPhase.CANCELLED, exit_code=4, reason=reason, decided_at=now))
         case _:
@@ -57,7 +57,7 @@ def request(state: JobState, text: str, now: datetime, *, by_user: bool = True) 
     if state.interruption is not None and state.interruption.requested is None:
         return state
     source = EvidenceSource.USER if by_user else EvidenceSource.AGENT
-    state = incidents.sighted(state, now=now, time=now, source=source, text=text)
+    state = incidents.add_evidence(state, now=now, time=now, source=source, text=text)
     return state.changed(interruption=Interruption(since=now, requested=text, by_user=by_user))
 
 
@@ -66,7 +66,7 @@ def reasons(state: JobState, ranks: Collection[int]) -> str:
     return "; ".join(dict.fromkeys(state.asked_for[rank] for rank in sorted(ranks) if rank in state.asked_for))
 
 
-def followed(state: JobState, world: World) -> JobState:
+def settle(state: JobState, world: World) -> JobState:
     """The requests that are left with this world: for nodes that are still to come."""
     left = {
         rank: text for rank, text in state.asked_for.items() if rank not in world.members and rank < state.nodes_max
@@ -74,7 +74,7 @@ def followed(state: JobState, world: World) -> JobState:
     return state.changed(asked_for=left)
 
 
-def _scaled(state: JobState, event: ScaleAsked) -> JobState:
+def _scale(state: JobState, event: ScaleRequested) -> JobState:
     count = f"{event.minimum}" if event.minimum == event.maximum else f"{event.minimum}:{event.maximum}"
     text = f"scale to {count} requested by a user{_because(event.reason)}"
     came_or_went = range(min(state.nodes_max, event.maximum), max(state.nodes_max, event.maximum))
@@ -86,15 +86,17 @@ def _scaled(state: JobState, event: ScaleAsked) -> JobState:
     )
 
 
-def _suspended(state: JobState, text: str, now: datetime) -> JobState:
+def _suspend(state: JobState, text: str, now: datetime) -> JobState:
     """One incident lasts from here until the resumed job steps: that is what the suspension cost."""
-    state = incidents.abandoned(state, now, text)
-    state = incidents.sighted(state, now=now, time=now, source=EvidenceSource.USER, text=text)
-    state = incidents.decided(state, now=now, title=text, rule=RULE, action="give all nodes back until it is resumed")
+    state = incidents.abandon(state, now, text)
+    state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.USER, text=text)
+    state = incidents.record_decision(
+        state, now=now, title=text, rule=RULE, action="give all nodes back until it is resumed"
+    )
     return state.changed(suspended=True, reason=text, asked_for={})
 
 
-def _relaunched(state: JobState, event: RelaunchAsked, job: JobSpec, now: datetime) -> JobState:
+def _relaunch(state: JobState, event: RelaunchRequested, job: JobSpec, now: datetime) -> JobState:
     node = state.nodes.get(event.rank)
     if node is None or not node.alive:
         return state

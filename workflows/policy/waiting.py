@@ -44,7 +44,7 @@ def in_queue(state: JobState) -> bool:
     return state.world is None and placed < len(nodes) and not enough
 
 
-def waited(state: JobState, job: JobSpec, now: datetime, *, available: int, missing: str = "") -> JobState:
+def wait(state: JobState, job: JobSpec, now: datetime, *, available: int, missing: str = "") -> JobState:
     """Continues to wait where the available nodes make no world, or stops the job when that has taken too long.
 
     Args:
@@ -117,7 +117,7 @@ def blocking(state: JobState) -> NodeState | None:
     return found.changed(reason=_ON_THEIR_WAY[found.phase]) if found is not None else None
 
 
-def told(state: JobState, job: JobSpec, *, available: int) -> str:
+def describe(state: JobState, job: JobSpec, *, available: int) -> str:
     """For people: how many nodes there are, which one is missing and why, and what ends the wait."""
     words = [f"{available} of at least {state.nodes_min} nodes are ready"]
     if blocked := blocking(state):

@@ -41,7 +41,7 @@ _LONGEST_PAUSE = 30.0
 """Before an agent that keeps crashing is started again; one that ran as long as this starts over at the first."""
 
 
-class Stay:
+class NodeSession:
     """One incarnation of a node on this machine."""
 
     def __init__(self, request: NodeRequest, machine: Machine, *, connection: Mapping[str, str]) -> None:

@@ -18,7 +18,7 @@ from temporalio.client import Client
 
 from activities.nodes.kubernetes.api import TRANSIENT, KubernetesApi, KubernetesError, Object
 from activities.nodes.kubernetes.naming import UID
-from agent.job_liveness import JobFate, ask_fate
+from agent.job_liveness import JobLiveness, query_job_liveness
 from workflows.names import NODE_GROUP, TRAINING_JOB
 
 logger = logging.getLogger(__name__)
@@ -105,8 +105,8 @@ async def _is_left_over(anchor: Object, client: Client, *, young: timedelta) -> 
     job_id, run_id = (metadata.get("annotations", {}).get(f"perdure.dev/{key}", "") for key in ("workflow", "run"))
     if not (job_id and run_id):
         return False
-    fate = await ask_fate(client, job_id=job_id, first_run_id=run_id, rpc_timeout=_CALL_TIMEOUT)
-    if fate is not JobFate.CLOSED:
+    liveness = await query_job_liveness(client, job_id=job_id, first_run_id=run_id, rpc_timeout=_CALL_TIMEOUT)
+    if liveness is not JobLiveness.CLOSED:
         # One that this Temporal namespace does not know may be another's.
         return False
     groups = f"{job_id}/{metadata['labels'][UID]}/"

@@ -20,7 +20,7 @@ from activities.nodes.backend import NodeRefused
 from activities.nodes.configurations import agent_configuration, launcher_configuration
 from activities.nodes.containers import SHARED, TRAINING
 from activities.nodes.kubernetes.facts import NO_PYTHON
-from activities.nodes.kubernetes.merge import merged
+from activities.nodes.kubernetes.merge import merge
 from activities.nodes.kubernetes.naming import GROUP, INCARNATION, JOB, RANK, ROLE, UID
 from activities.nodes.kubernetes.settings import KubernetesSettings
 from activities.nodes.kubernetes.workdir import UNPACKED, archive_of, carry
@@ -68,8 +68,8 @@ def pod_of(
     template = role.pod_template
     try:
         _refuse_command(template)
-        suggested = merged(_suggested(request, role), settings.gangs.template(request))
-        pod = merged(merged(suggested, template), _required(request, role, settings))
+        suggested = merge(_suggested(request, role), settings.gangs.template(request))
+        pod = merge(merge(suggested, template), _required(request, role, settings))
         if request.avoids and settings.gangs.may_differ(request):
             pod["spec"]["affinity"] = _keeping_away(pod["spec"].get("affinity") or {}, request.avoids)
     except (AttributeError, KeyError, TypeError) as error:

@@ -21,7 +21,7 @@ import yaml
 from pydantic import Field, JsonValue, ValidationError, field_validator
 
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
-from activities.nodes.kubernetes.merge import key_of, merged
+from activities.nodes.kubernetes.merge import key_of, merge
 from activities.runtime import PresetRefused
 from perdure.spec.base import Section
 from perdure.spec.errors import format_path, format_value, unknown_name
@@ -122,7 +122,7 @@ def with_preset(data: Mapping[str, Any], presets: Mapping[str, Preset]) -> dict[
 def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Field by field; one of the two forms of a topology replaces the other."""
     under = {key: value for key, value in under.items() if not (key == "topology" and over.get(key))}
-    return merged(under, over)
+    return merge(under, over)
 
 
 def _read(preset: Preset) -> PresetContent:

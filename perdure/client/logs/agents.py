@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from temporalio.client import WorkflowFailureError
 
-from perdure.client.error_mapping import explained
+from perdure.client.error_mapping import map_errors
 from perdure.errors import LogsUnavailable, PerdureError
 from workflows.messages import LogChunk, LogPosition, ReadLog
 from workflows.names import READ_NODE_LOG, log_workflow_id
@@ -106,7 +106,7 @@ async def ask_agent(client: Client, job_id: str, request: ReadLog) -> LogChunk:
     temporal = await client.connect()
     node = (request.uid, request.role, request.rank, request.incarnation)
     try:
-        async with explained(client):
+        async with map_errors(client):
             return await temporal.execute_workflow(
                 READ_NODE_LOG,
                 request,
