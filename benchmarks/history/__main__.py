@@ -21,9 +21,10 @@ from temporalio.client import WorkflowHandle
 from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 
 from tests.support.temporal_server import dev_server
+from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, PlayedNode, job_spec, running_fleet, submit
 from tests.workflows.flood import Flooded, flood, heartbeats
-from tests.workflows.jobs import eventually, node, running
+from tests.workflows.jobs import node, running
 
 NODES_AT_REST = 3
 NODES_IN_FLOOD = 40

@@ -8,8 +8,8 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from activities.nodes.local import LocalBackend, launch
 from activities.nodes.local.folders import Ending, NodeFolder, now
 from perdure.spec.job import JobSpec
+from tests.support.waiting import eventually
 from workflows.messages import NodeEvent, NodeEventKind, NodeIdentity, NodeRef, NodeRequest, WatchRequest
 from workflows.names import node_name, node_task_queue
 
@@ -182,20 +183,11 @@ async def nothing_left(job: LocalJob) -> AsyncIterator[LocalJob]:
     try:
         yield job
     finally:
-        while left := job.processes():
-            for pid in left:
-                try:
+
+        def ended() -> bool:
+            for pid in (left := job.processes()):
+                with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            await asyncio.sleep(0.05)
+            return not left
 
-
-async def eventually(condition: Callable[[], Any], *, within: float = 30.0) -> Any:
-    """The condition's first true value."""
-    deadline = time.monotonic() + within
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {within} s: {condition}")
-        await asyncio.sleep(0.02)
-    return value
+        await eventually(ended, what=lambda: f"the end of {job.processes()}")

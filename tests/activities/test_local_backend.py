@@ -18,14 +18,8 @@ from activities.nodes.backend import NodeRefused
 from activities.nodes.local import LocalBackend, state_folder
 from activities.nodes.local import launch as launching
 from activities.nodes.local.folders import NodeFolder
-from tests.activities.local_nodes import (
-    NOWHERE,
-    LocalJob,
-    eventually,
-    nothing_left,
-    run_at_once,
-    watching,
-)
+from tests.activities.local_nodes import NOWHERE, LocalJob, nothing_left, run_at_once, watching
+from tests.support.waiting import eventually
 from workflows.messages import NodeEventKind
 
 RUNNING, GONE, PENDING = NodeEventKind.RUNNING, NodeEventKind.GONE, NodeEventKind.PENDING
@@ -209,7 +203,7 @@ async def test_nodes_outlive_the_worker_that_created_them(backend: LocalBackend,
     worker.stdin.write(job.request().model_dump_json().encode())
     worker.stdin.close()
     assert await asyncio.wait_for(worker.stdout.readline(), 60) == b"created\n"
-    before = await eventually(lambda: job.pids("sleep 600") and job.processes())
+    before = await eventually(lambda: job.processes() if job.pids("sleep 600") else None)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(worker.pid, number)

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from temporalio import workflow
@@ -19,10 +20,13 @@ from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.worker import Worker
 
 with workflow.unsafe.imports_passed_through():
+    from activities.nodes import activities as node_activities
     from activities.nodes.activities import NodeActivities
     from activities.nodes.local import LocalBackend
-    from tests.activities.local_nodes import LocalJob, eventually, nothing_left
+    from agent.job_liveness import JobFate, ask_fate
+    from tests.activities.local_nodes import LocalJob, nothing_left
     from tests.support.temporal_server import DevServer
+    from tests.support.waiting import eventually
     from workflows.messages import (
         CreatedNode,
         NodeEvents,
@@ -113,13 +117,12 @@ class Running:
 
     async def until_event(self, kind: str, *, within: float = 30.0) -> float:
         """When it was reported to the group, by this process's clock."""
-        deadline = time.monotonic() + within
-        while time.monotonic() < deadline:
+
+        async def heard() -> float | None:
             heard: list[NodeEvents] = await self.group.query("events", result_type=list[NodeEvents])
-            if any(event.kind == kind for events in heard for event in events.events):
-                return time.time()
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"no {kind} within {within} s")
+            return time.time() if any(event.kind == kind for events in heard for event in events.events) else None
+
+        return await eventually(heard, within=within, what=kind)
 
 
 @pytest.fixture
@@ -200,15 +203,19 @@ async def test_the_watch_tells_that_the_job_has_closed(running: Running) -> None
         heard = await running.group.query("events", result_type=list[NodeEvents])
         return any(events.owner_closed for events in heard)
 
-    deadline = time.monotonic() + 30
-    while not await told():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+    await eventually(told, within=30)
 
 
 async def test_an_unknown_job_is_not_a_closed_one(
-    temporal_server: DevServer, temporal_client: Client, tmp_path: Path
+    temporal_server: DevServer, temporal_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    answers: list[JobFate] = []
+
+    async def ask(*arguments: Any, **options: Any) -> JobFate:
+        answers.append(await ask_fate(*arguments, **options))
+        return answers[-1]
+
+    monkeypatch.setattr(node_activities, "ask_fate", ask)
     queue = f"watched-{secrets.token_hex(4)}"
     job = LocalJob(tmp_path)
     activities = NodeActivities(temporal_client, [LocalBackend(tmp_path, connection=temporal_server.environment)])
@@ -216,7 +223,8 @@ async def test_an_unknown_job_is_not_a_closed_one(
         group = await temporal_client.start_workflow(
             WatchedGroup.run, args=[queue, job.watch(owner_check=0.2)], id=job.group_id, task_queue=queue
         )
-        await asyncio.sleep(2)
+        await eventually(lambda: len(answers) >= 3)
+        assert set(answers) == {JobFate.NOT_FOUND}
         assert await group.query("events", result_type=list[NodeEvents]) == []
         # A group that is gone ends its watch, and a cancelled watch ends too.
         await group.signal(WatchedGroup.close)

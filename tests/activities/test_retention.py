@@ -14,7 +14,8 @@ from temporalio.client import Client, WorkflowHandle
 from activities.nodes.local import LocalBackend
 from activities.nodes.local.folders import NodeFolders
 from activities.nodes.local.retention import delete_old_nodes, keep_tidy
-from tests.activities.local_nodes import NOWHERE, LocalJob, eventually, nothing_left
+from tests.activities.local_nodes import NOWHERE, LocalJob, nothing_left
+from tests.support.waiting import eventually
 from workflows.names import uid_of
 
 WEEK = timedelta(days=7)

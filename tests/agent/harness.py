@@ -23,6 +23,7 @@ from agent.config import AgentConfig
 from perdure.spec.timing import LeaseTiming, SignalTiming, Timing
 from tests.agent.recorder import Call, LeaseCall, Recorder, Seen
 from tests.support.temporal_server import DevServer
+from tests.support.waiting import eventually
 from workflows.messages import ApplyWorld, LeaseRequest, NodeIdentity
 
 QUICK = Timing(
@@ -30,20 +31,6 @@ QUICK = Timing(
     signals=SignalTiming(heartbeat=timedelta(seconds=1), metrics_every=1),
     owner_check=timedelta(seconds=1),
 )
-
-
-async def eventually(condition: Callable[[], Any], *, within: float = 30.0, every: float = 0.05) -> Any:
-    """The condition's first true value; it may be a coroutine function."""
-    deadline = time.monotonic() + within
-    while True:
-        value = condition()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {within} s: {condition}")
-        await asyncio.sleep(every)
 
 
 class Workflows:
@@ -78,6 +65,11 @@ class Workflows:
             return bodies if len(bodies) >= count else None
 
         return await eventually(enough, within=within)
+
+    async def beats(self, count: int) -> None:
+        """Waits for so many more heartbeats: what the agent does in that time, it has done."""
+        moment = datetime.now(UTC)
+        await self.expect(self.group, "heartbeat", count=count, where=lambda body: utc(body["time"]) > moment)
 
 
 @asynccontextmanager
@@ -172,15 +164,16 @@ class RunningAgent:
         if self._http is None:
             connector = aiohttp.UnixConnector(path=str(self.run_dir / "agent.sock"))
             self._http = aiohttp.ClientSession(connector=connector, base_url="http://agent")
-        deadline = time.monotonic() + 30
-        while True:
+        http = self._http
+
+        async def answer() -> tuple[int, dict[str, Any]] | None:
             try:
-                async with self._http.request(method, path, json=body) as response:
+                async with http.request(method, path, json=body) as response:
                     return response.status, json.loads(await response.read())
             except (aiohttp.ClientError, OSError):
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(0.05)
+                return None
+
+        return await eventually(answer, within=30, what=f"an answer to {method} {path}")
 
     async def post(self, path: str, **body: Any) -> None:
         status, answer = await self.request("POST", path, body)

@@ -13,10 +13,11 @@ import pytest
 
 from activities.nodes.local import LocalBackend
 from activities.nodes.local.folders import NodeFolder
-from tests.activities.local_nodes import LocalJob, eventually, nothing_left, run_at_once
+from tests.activities.local_nodes import LocalJob, nothing_left, run_at_once
 from tests.agent.harness import QUICK, recording
 from tests.agent.recorder import Call, Recorder, Seen
 from tests.support.temporal_server import DevServer
+from tests.support.waiting import eventually
 from workflows.messages import StopNode
 
 SAVES_SLOWLY = """

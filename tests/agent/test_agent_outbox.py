@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from agent import outbox as outbox_module
 from agent.outbox import ControlPlaneBusy, DestinationNotFound, Outbox, envelope, spread_of
-from tests.agent.harness import eventually
+from tests.support.waiting import eventually, tasks_wait
 from workflows.messages import (
     AgentMessage,
     Failure,
@@ -89,12 +88,6 @@ async def running(outbox: Outbox) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
 async def test_failures_go_first_and_numbers_follow_the_order_of_sending(
     tmp_path: Path, destination: Destination
 ) -> None:
@@ -104,7 +97,7 @@ async def test_failures_go_first_and_numbers_follow_the_order_of_sending(
     outbox.put(failure(2))
     outbox.put(joined(), first=True)
     async with running(outbox):
-        await until(lambda: len(destination.heard) == 4)
+        await eventually(lambda: len(destination.heard) == 4)
     assert destination.names == ["failure", "failure", "joined", "finished"]
     generations = [message.generation for _, message in destination.heard[:2] if isinstance(message, Failure)]
     assert generations == [1, 2]
@@ -123,11 +116,11 @@ async def test_an_outage_keeps_what_matters_and_only_the_newest_of_the_rest(
             outbox.put(Heartbeat(**envelope(NODE), generation=generation))
             outbox.put(Stepping(**envelope(NODE), generation=generation))
             outbox.put(failure(generation))
-        await until(lambda: destination.attempts > 5)
+        await eventually(lambda: destination.attempts > 5)
         assert not await outbox.flushed(within=0.01)
         assert outbox.pending == 51
         destination.problem = None
-        await until(lambda: len(destination.heard) == 52)
+        await eventually(lambda: len(destination.heard) == 52)
     assert destination.names.count("failure") == 50
     assert [m.generation for _, m in destination.heard if isinstance(m, Heartbeat | Stepping)] == [50, 50]
     numbers = [message.sequence for _, message in destination.heard]
@@ -139,10 +132,10 @@ async def test_a_repeat_carries_the_same_number(tmp_path: Path, destination: Des
     destination.loses_answers = True
     outbox.put(failure(1))
     async with running(outbox):
-        await until(lambda: len(destination.heard) >= 3)
+        await eventually(lambda: len(destination.heard) >= 3)
         outbox.put(failure(2))
         destination.loses_answers = False
-        await until(lambda: outbox.pending == 0)
+        await eventually(lambda: outbox.pending == 0)
     first = {m.sequence for _, m in destination.heard if isinstance(m, Failure) and m.generation == 1}
     assert len(first) == 1
     assert destination.heard[-1][1].sequence > first.pop()
@@ -155,10 +148,10 @@ async def test_a_closed_workflow_holds_nothing_up_for_ever_and_loses_nothing(
     destination.problem = DestinationNotFound("closed")
     outbox.put(failure(1))
     async with running(outbox):
-        await until(lambda: destination.not_found >= 2)
+        await eventually(lambda: destination.not_found >= 2)
         assert outbox.pending == 1
         destination.problem = None
-        await until(lambda: destination.names == ["failure"])
+        await eventually(lambda: destination.names == ["failure"])
 
 
 async def test_a_restarted_agent_has_lost_no_failure(tmp_path: Path, destination: Destination) -> None:
@@ -168,37 +161,39 @@ async def test_a_restarted_agent_has_lost_no_failure(tmp_path: Path, destination
         first.put(failure(1))
         first.put(Ready(**envelope(NODE), after_generation=1))
         first.put(Heartbeat(**envelope(NODE)))
-        await until(lambda: destination.attempts > 1)
+        await eventually(lambda: destination.attempts > 1)
         first.put(failure(2))
     [entry, *_] = json.loads((tmp_path / "outbox.json").read_bytes())["entries"]
     destination.problem = None
     second = make(tmp_path, destination)
     second.put(joined(), first=True)
     async with running(second):
-        await until(lambda: second.pending == 0)
+        await eventually(lambda: second.pending == 0)
     assert destination.names == ["failure", "failure", "joined", "ready"]
     assert destination.heard[0][1].sequence == entry["sequence"]
     numbers = [message.sequence for _, message in destination.heard]
     assert numbers == sorted(set(numbers))
 
 
-async def test_numbers_grow_over_restarts_even_if_the_disk_forgets(tmp_path: Path, destination: Destination) -> None:
+async def test_numbers_grow_over_restarts_even_if_the_disk_forgets(
+    tmp_path: Path, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
     last = 0
     for attempt in range(3):
         outbox = make(tmp_path, destination)
         outbox.put(failure(attempt))
         async with running(outbox):
-            await until(lambda outbox=outbox: outbox.pending == 0)
+            await eventually(lambda outbox=outbox: outbox.pending == 0)
         number = destination.heard[-1][1].sequence
         assert number > last
         last = number
     (tmp_path / "outbox.json").unlink()
     # A count continues from the clock, in seconds.
-    await asyncio.sleep(max(0.0, last + 1 - time.time()))
+    monkeypatch.setattr(outbox_module.time, "time", lambda: last + 1.0)
     outbox = make(tmp_path, destination)
     outbox.put(failure(9))
     async with running(outbox):
-        await until(lambda: outbox.pending == 0)
+        await eventually(lambda: outbox.pending == 0)
     assert destination.heard[-1][1].sequence > last
 
 
@@ -207,7 +202,7 @@ async def test_a_disk_that_takes_nothing_costs_only_memory_of_it(tmp_path: Path,
     outbox = make(missing, destination)
     outbox.put(failure(1))
     async with running(outbox):
-        await until(lambda: destination.names == ["failure"])
+        await eventually(lambda: destination.names == ["failure"])
         missing.mkdir()
         outbox.put(failure(2))
         assert (missing / "outbox.json").exists()
@@ -218,7 +213,7 @@ async def test_a_broken_journal_is_not_the_end(tmp_path: Path, destination: Dest
     outbox = make(tmp_path, destination)
     outbox.put(failure(1))
     async with running(outbox):
-        await until(lambda: destination.names == ["failure"])
+        await eventually(lambda: destination.names == ["failure"])
 
 
 async def test_an_entry_that_this_release_cannot_read_is_kept_aside_and_holds_nothing_up(
@@ -262,7 +257,7 @@ async def test_what_all_nodes_say_at_once_waits_its_turn_and_holds_nothing_up(
     async with running(outbox):
         outbox.put(stepping(1))
         outbox.put(Heartbeat(**envelope(NODE), generation=1))
-        await asyncio.sleep(0.05)
+        await tasks_wait()
         assert not destination.attempts, "in an hour"
         outbox.put(failure(1))
         await eventually(lambda: destination.names == ["failure"])
@@ -283,11 +278,14 @@ async def test_a_busy_server_is_left_alone_for_longer_but_hears_a_failure(
 ) -> None:
     destination.problem = ControlPlaneBusy("deadline exceeded")
     outbox = make(tmp_path, destination, spread=3600.0)
-    async with running(outbox):
-        outbox.put(Ready(**envelope(NODE), after_generation=0, store_ports=(1,)))
-        await eventually(lambda: destination.attempts == 1)
-        await asyncio.sleep(0.1)
-        assert destination.attempts == 1, "not twenty times, as a server that is away is asked"
+    away = Destination()
+    away.problem = ConnectionError("away")
+    asking_it = make(tmp_path / "other", away, spread=3600.0)
+    async with running(outbox), running(asking_it):
+        for one in (outbox, asking_it):
+            one.put(Ready(**envelope(NODE), after_generation=0, store_ports=(1,)))
+        await eventually(lambda: destination.attempts == 1 and away.attempts >= 10)
+        assert destination.attempts == 1, "not as often as a server that is away is asked"
         destination.problem = None
         outbox.put(failure(1))
         await eventually(lambda: destination.names == ["failure", "ready"])

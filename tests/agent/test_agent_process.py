@@ -16,10 +16,14 @@ import psutil
 import pytest
 
 from perdure_launcher.rank_plugins.progress import REPORTED, ProgressWriter, progress_path
-from tests.agent.harness import QUICK, RunningAgent, Workflows, eventually, rank_exit, recording, running_agent, utc
+from tests.agent.harness import QUICK, RunningAgent, Workflows, rank_exit, recording, running_agent, utc
 from tests.agent.recorder import Recorder
 from tests.support.temporal_server import DevServer, dev_server
+from tests.support.waiting import eventually
 from workflows.messages import CompleteGeneration, StopNode
+
+OUTAGE_S = 4
+"""As long as several heartbeats are apart."""
 
 
 @pytest.fixture
@@ -420,7 +424,7 @@ async def test_an_outage_delays_and_loses_nothing(folder: Path) -> None:
         await agent.kill()
         await agent.start()
         await agent.post("/v1/launcher/exited", attempt=1, generation=1, signal=11, time=time.time())
-        await asyncio.sleep(8)
+        await asyncio.sleep(OUTAGE_S)
         assert (await agent.get("/v1/launcher/desired?version=0&wait=0"))["run"]
         back = time.time()
         await server.start()
@@ -459,7 +463,7 @@ async def test_it_is_small_and_quiet(agent: RunningAgent, workflows: Workflows) 
     process = psutil.Process(agent.pid)
     before = sum(process.cpu_times()[:2])
     began = time.monotonic()
-    await asyncio.sleep(6)
+    await workflows.beats(5)
     cpu = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
     rss = process.memory_info().rss / 2**20
     print(f"agent: {rss:.0f} MB, {100 * cpu:.2f} % of a core with a lease beat of 0.5 s")

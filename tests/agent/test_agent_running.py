@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,13 +12,8 @@ from agent.protocol import EnteredBody
 from agent.telemetry import Telemetry
 from perdure_launcher.rank_plugins.progress import COUNTED, ProgressWriter, progress_path
 from tests.agent.test_agent_node import Bench
+from tests.support.waiting import eventually
 from workflows.messages import Stepping
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.05)
 
 
 async def test_ranks_that_stay_alive_run_and_a_later_first_step_is_reported_again(tmp_path: Path):
@@ -30,11 +24,11 @@ async def test_ranks_that_stay_alive_run_and_a_later_first_step_is_reported_agai
     telemetry = Telemetry(bench.node, ProgressReader(tmp_path), to_group=bench.group)
     watching = asyncio.create_task(telemetry.run())
     try:
-        await until(lambda: bool(bench.group.of(Stepping)))
+        await eventually(lambda: bool(bench.group.of(Stepping)))
         assert bench.node.summary == "running"
         path = progress_path(tmp_path / FOLDER_NAME, 0)
         ProgressWriter(path, generation=1, pid=100, source=COUNTED).step(1, time=time.time())
-        await until(lambda: len(bench.group.of(Stepping)) == 2)
+        await eventually(lambda: len(bench.group.of(Stepping)) == 2)
     finally:
         watching.cancel()
     runs, steps = bench.group.of(Stepping)

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from activities.nodes.local import LocalBackend
-from tests.activities.local_nodes import LocalJob, eventually, nothing_left
+from tests.activities.local_nodes import LocalJob, nothing_left
 from tests.agent.harness import QUICK, Workflows, recording
 from tests.agent.recorder import Call, Recorder
 from tests.launcher.nodes import SCRIPTS
 from tests.support.temporal_server import DevServer
+from tests.support.waiting import eventually
 from workflows.messages import ApplyWorld, CompleteGeneration, NodeIdentity, RankStarts
 from workflows.names import node_task_queue
 

@@ -26,7 +26,7 @@ for step in range(1, 100_000):
     writer.step(step, time=time.time())
     time.sleep(0.05)
 """
-TIMING = QUICK.model_copy(update={"stall": StallTiming(after=timedelta(seconds=2), steps=5)})
+TIMING = QUICK.model_copy(update={"stall": StallTiming(after=timedelta(seconds=1), steps=5)})
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ async def test_a_stall_is_told_once_and_that_it_is_over_once(agent: RunningAgent
         await workflows.expect(workflows.group, "stepping")
         # One that is slow or frozen does not make a stall while another one steps.
         ranks[0].send_signal(signal.SIGSTOP)
-        await asyncio.sleep(3)
+        await workflows.beats(3)
         assert not await workflows.seen(workflows.group, "stall")
         frozen = datetime.now(UTC)
         ranks[1].send_signal(signal.SIGSTOP)
@@ -83,7 +83,7 @@ async def test_a_stall_is_told_once_and_that_it_is_over_once(agent: RunningAgent
             rank.send_signal(signal.SIGCONT)
         _, over = await workflows.expect(workflows.group, "stall", count=2, within=10)
         assert over["since"] is None
-        await asyncio.sleep(1)
+        await workflows.beats(2)
         assert len(await workflows.seen(workflows.group, "stall")) == 2
 
 
@@ -105,7 +105,7 @@ async def test_ranks_that_ended_are_not_stalled(agent: RunningAgent, workflows: 
     async with two_ranks(agent, 1):
         await workflows.expect(workflows.group, "stepping")
     await agent.post("/v1/rendezvous/finished", generation=1, time=time.time())
-    await asyncio.sleep(3)
+    await workflows.beats(3)
     assert not await workflows.seen(workflows.group, "stall")
 
 

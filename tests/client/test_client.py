@@ -18,6 +18,7 @@ from perdure.errors import ExitCode, JobAlreadyRunning, JobNotFound, LogsUnavail
 from perdure.spec.errors import SpecError
 from perdure.worker import running_worker
 from tests.support.temporal_server import dev_server
+from tests.support.waiting import eventually
 from workflows.messages import JobPhase
 from workflows.names import TRAINING_JOB, WORKER_TASK_QUEUE, job_workflow_id
 
@@ -185,16 +186,18 @@ async def test_a_namespace_without_search_attributes_gets_them_from_its_worker(
     await temporal_client.workflow_service.register_namespace(request)
     config = temporal_client.config()
     bare = TemporalClient(**{**config, "namespace": job_name})
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                assert set(await missing_search_attributes(bare)) == set(SEARCH_ATTRIBUTES)
-                # A job can be submitted before any worker has run.
-                await Client(temporal=bare).submit(job(job_name, "true"))
-                break
-            except Refused:
-                # A new namespace is not known everywhere at once.
-                await asyncio.sleep(0.2)
+
+    async def submitted() -> bool:
+        try:
+            assert set(await missing_search_attributes(bare)) == set(SEARCH_ATTRIBUTES)
+            # A job can be submitted before any worker has run.
+            await Client(temporal=bare).submit(job(job_name, "true"))
+        except Refused:
+            # A new namespace is not known everywhere at once.
+            return False
+        return True
+
+    await eventually(submitted)
     async with running_worker(bare) as facts:
         assert facts.search_attributes
         assert await missing_search_attributes(bare) == {}

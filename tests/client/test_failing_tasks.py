@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from datetime import timedelta
 
@@ -15,9 +14,11 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from perdure.cli.checks import Verdict, check_workflow_tasks
 from perdure.cli.inspect import _failing, _jobs_table
 from perdure.client.client import Client
+from perdure.client.views import JobSummary
 from perdure.errors import NoWorker, WorkflowTaskFails
 from perdure.worker import _runtime
 from tests.support.temporal_server import DevServer
+from tests.support.waiting import eventually
 from tests.workflows.fleet import job_spec, running_fleet, submit
 from tests.workflows.jobs import running
 from workflows.node_group import NodeGroup
@@ -52,11 +53,12 @@ async def test_a_failing_workflow_task_is_named_with_its_cause(
         job = await submit(fleet, job_spec("1"))
         name = job.id.rpartition("/")[2]
         await running(job, nodes=1)
-        async with asyncio.timeout(60):
-            # The server lists what it knows a moment later.
-            while not (listed := [one for one in await client.list(limit=500) if one.name == name]):
-                await asyncio.sleep(0.2)
-        assert listed[0].task_failure is None
+
+        async def listed() -> JobSummary | None:
+            return next((one for one in await client.list(limit=500) if one.name == name), None)
+
+        # The server lists what it knows a moment later.
+        assert (await eventually(listed)).task_failure is None
         assert await client.task_failures(name) == ()
     with caplog.at_level(logging.WARNING):
         async with Worker(
@@ -66,17 +68,19 @@ async def test_a_failing_workflow_task_is_named_with_its_cause(
             workflow_runner=UnsandboxedWorkflowRunner(),
         ):
             await job.signal("failure", {})
-            async with asyncio.timeout(60):
-                while not (found := next(one for one in await client.list(limit=500) if one.name == name)).task_failure:
-                    await asyncio.sleep(0.2)
+
+            async def failing() -> JobSummary | None:
+                job = await listed()
+                return job if job and job.task_failure else None
+
+            found = await eventually(failing)
             failure = found.task_failure
+            assert failure is not None
             assert failure.nondeterminism
             assert failure.attempt > 1
             assert failure.worker
-            async with asyncio.timeout(60):
-                # The SDK's core hands its log lines over from time to time.
-                while "failing workflow task" not in caplog.text.lower():
-                    await asyncio.sleep(0.2)
+            # The SDK's core hands its log lines over from time to time.
+            await eventually(lambda: "failing workflow task" in caplog.text.lower())
             with pytest.raises(WorkflowTaskFails, match=r"its workflow task fails by .*ondeterminism") as fails:
                 await client.status(name)
             assert "of that release or a newer one" in fails.value.remedy

@@ -16,6 +16,7 @@ from temporalio.api.enums.v1 import TaskQueueType
 from perdure.errors import ExitCode
 from perdure.local.control_plane import pollers, worker_identity
 from tests.support.temporal_server import DevServer, free_port
+from tests.support.waiting import eventually
 from workflows.names import watch_task_queue
 
 
@@ -34,11 +35,12 @@ async def until_it_polls(server: DevServer, process: asyncio.subprocess.Process,
         (task_queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW),
         (watch_task_queue(task_queue), TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY),
     )
-    async with asyncio.timeout(60):
-        for queue, kind in queues:
-            while identity not in await pollers(client, queue, kind):
-                assert process.returncode is None
-                await asyncio.sleep(0.1)
+
+    async def polls() -> bool:
+        assert process.returncode is None
+        return all([identity in await pollers(client, queue, kind) for queue, kind in queues])
+
+    await eventually(polls)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -50,10 +52,7 @@ async def test_it_serves_both_queues_is_probed_and_scraped_and_stops_cleanly(
     ports = ("--metrics-port", str(metrics), "--health-port", str(health))
     process = await start({**temporal_server.environment, "PERDURE_TASK_QUEUE": task_queue}, *ports)
     try:
-        async with asyncio.timeout(60):
-            while await asyncio.to_thread(get, f"http://127.0.0.1:{health}/healthz") is None:
-                assert process.returncode is None
-                await asyncio.sleep(0.1)
+        await eventually(lambda: asyncio.to_thread(get, f"http://127.0.0.1:{health}/healthz"))
         await until_it_polls(temporal_server, process, task_queue)
         assert "temporal_worker" in (await asyncio.to_thread(get, f"http://127.0.0.1:{metrics}/metrics") or "")
         process.send_signal(number)

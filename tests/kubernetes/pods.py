@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +21,7 @@ from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
+from tests.support.waiting import eventually
 from workflows.messages import KnownNode, NodeEvent, NodeEventKind, NodeIdentity, NodeRef, NodeRequest, WatchRequest
 from workflows.names import node_name, node_task_queue
 
@@ -259,12 +260,3 @@ async def watching(backend: KubernetesBackend, request: WatchRequest) -> AsyncIt
         yield watch
     finally:
         await watch.close()
-
-
-async def eventually(condition: Callable[[], Awaitable[Any]], *, within: float = 60.0) -> Any:
-    """The condition's first true value."""
-    deadline = time.monotonic() + within
-    while not (value := await condition()):
-        assert time.monotonic() < deadline, f"not within {within} s: {condition}"
-        await asyncio.sleep(0.1)
-    return value

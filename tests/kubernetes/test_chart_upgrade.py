@@ -18,10 +18,11 @@ from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
 from tests.kubernetes.chart import CHART, Release
-from tests.kubernetes.pods import PodJob, TestCluster, eventually, job_in_a_namespace
+from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace
 from tests.support.allocation import REPOSITORY
 from tests.support.releases import EARLIER, checked_out
 from tests.support.temporal_server import dev_server
+from tests.support.waiting import eventually
 from tests.system.site import SCRIPT, Job
 from workflows.messages import FailureClass, JobPhase
 

@@ -16,7 +16,8 @@ from activities.nodes.kubernetes.api import KubernetesApi, Object
 from activities.nodes.kubernetes.watch import GroupWatch
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.node import Node
-from tests.kubernetes.pods import PodJob, TestCluster, eventually, marking, role, watching
+from tests.kubernetes.pods import PodJob, TestCluster, marking, role, watching
+from tests.support.waiting import eventually
 from workflows.messages import NodeEvent, NodeEventKind
 from workflows.names import node_name
 

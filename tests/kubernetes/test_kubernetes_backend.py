@@ -10,7 +10,8 @@ import pytest
 from activities.nodes.backend import NodeNotYet, NodeRefused
 from activities.nodes.kubernetes import KubernetesBackend
 from scripts.cluster.cluster import Cluster
-from tests.kubernetes.pods import PodJob, TestCluster, eventually, role, watching
+from tests.kubernetes.pods import PodJob, TestCluster, role, watching
+from tests.support.waiting import eventually
 from workflows.messages import NodeEventKind
 
 RUNNING, GONE, PENDING = NodeEventKind.RUNNING, NodeEventKind.GONE, NodeEventKind.PENDING

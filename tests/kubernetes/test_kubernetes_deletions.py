@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from scripts.cluster.cluster import Cluster
-from tests.kubernetes.pods import PodJob, TestCluster, eventually, role
+from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
+from tests.support.waiting import eventually
 from workflows.messages import JobPhase
 
 pytestmark = pytest.mark.long("cluster-faults")

@@ -6,9 +6,10 @@ import asyncio
 from pathlib import Path
 
 from scripts.cluster.cluster import Cluster
-from tests.kubernetes.pods import PodJob, TestCluster, eventually, role
+from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
 from tests.support.command_line import CommandLine
+from tests.support.waiting import eventually
 from workflows.messages import JobPhase
 
 

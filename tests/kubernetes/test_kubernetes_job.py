@@ -15,8 +15,9 @@ from activities.nodes.kubernetes.pod import JOB
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
-from tests.kubernetes.pods import PodJob, TestCluster, eventually
+from tests.kubernetes.pods import PodJob, TestCluster
 from tests.kubernetes.site import perdure, start
+from tests.support.waiting import eventually
 from tests.system.site import SCRIPT
 from workflows.messages import EvidenceSource, FailureClass, JobPhase
 

@@ -18,9 +18,10 @@ from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
-from tests.kubernetes.pods import PodJob, eventually
+from tests.kubernetes.pods import PodJob
 from tests.support.allocation import REPOSITORY
 from tests.support.temporal_server import dev_server
+from tests.support.waiting import eventually
 from tests.system.site import SCRIPT, Job
 from workflows.messages import JobPhase
 

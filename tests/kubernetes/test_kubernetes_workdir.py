@@ -19,9 +19,10 @@ from perdure.errors import JobAlreadyRunning, Refused
 from perdure.spec.validate import validate_spec
 from perdure.worker import running_worker
 from scripts.cluster.cluster import Cluster
-from tests.kubernetes.pods import PodJob, TestCluster, eventually, role
+from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.test_kubernetes_job import perdure
 from tests.support.temporal_server import dev_server
+from tests.support.waiting import eventually
 from workflows.messages import JobPhase
 from workflows.names import TRAINING_JOB, WORKER_TASK_QUEUE, job_workflow_id
 

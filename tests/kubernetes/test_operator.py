@@ -26,11 +26,12 @@ from perdure.worker import running_worker
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.machine import API_ADDRESS
 from tests.kubernetes.chart import rendered
-from tests.kubernetes.pods import PodJob, TestCluster, eventually, role
+from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.test_chart import Release
 from tests.kubernetes.test_kubernetes_job import perdure
 from tests.support.allocation import REPOSITORY
 from tests.support.command_line import end_nodes
+from tests.support.waiting import eventually
 from workflows.messages import JobPhase
 from workflows.names import job_workflow_id
 

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 from pydantic_core import from_json
 
-DEADLINE = 120.0
+from tests.support.waiting import DEADLINE
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import contextlib
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from perdure_launcher.system.processes import die_with_parent
+from tests.support.waiting import wait_for
 
 _PATIENCE = 10.0
 
@@ -79,10 +79,10 @@ def _host() -> Iterator[Host]:
         preexec_fn=die_with_parent,  # noqa: PLW1509 - a system call only
     )
     try:
-        own, deadline = os.readlink("/proc/self/ns/net"), time.monotonic() + _PATIENCE
-        while os.readlink(f"/proc/{holder.pid}/ns/net") == own:
-            assert time.monotonic() < deadline, "unshare does not come to make its namespace"
-            time.sleep(0.01)
+        own = os.readlink("/proc/self/ns/net")
+        wait_for(
+            lambda: os.readlink(f"/proc/{holder.pid}/ns/net") != own, within=_PATIENCE, what="unshare makes a namespace"
+        )
         yield Host(holder.pid)
     finally:
         holder.kill()

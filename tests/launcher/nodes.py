@@ -13,16 +13,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from perdure_launcher.rank_plugins.progress import RankProgress, progress_path, read_progress
 from perdure_launcher.system.processes import environment_of
 from tests.launcher.agent_double import DEADLINE, AgentDouble, Post
-
-Found = TypeVar("Found")
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -132,18 +130,6 @@ class Node:
             return found if found and found.generation == generation and found.step >= steps else None
 
         return await eventually(progress, within=within, what=lambda: f"{self.output[-3000:]}\n{self.launcher_log}")
-
-
-async def eventually(
-    probe: Callable[[], Found | None], *, within: float = DEADLINE, what: Callable[[], str] = lambda: ""
-) -> Found:
-    """Waits until the probe gives something true."""
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        if found := probe():
-            return found
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"did not happen within {within} s: {probe}\n{what()}")
 
 
 @contextlib.asynccontextmanager

@@ -56,6 +56,14 @@ class Server:
 
 
 @pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when a session has noticed that its agent is away."""
+    noticed = threading.Event()
+    monkeypatch.setattr(client.logger, "info", lambda *_: noticed.set())
+    return noticed
+
+
+@pytest.fixture
 async def server() -> AsyncIterator[Server]:
     with tempfile.TemporaryDirectory(prefix="pl-") as directory:
         server = Server(Path(directory) / "agent.sock")
@@ -108,7 +116,9 @@ async def test_posts_arrive_in_order_after_a_greeting_however_late_the_agent_is(
     talk.close()
 
 
-async def test_an_agent_that_was_away_is_greeted_again_before_it_hears_more(server: Server) -> None:
+async def test_an_agent_that_was_away_is_greeted_again_before_it_hears_more(
+    server: Server, pauses: threading.Event
+) -> None:
     returned = threading.Event()
     talk = session(server, on_return=returned.set)
     connection = talk.connect()
@@ -117,7 +127,7 @@ async def test_an_agent_that_was_away_is_greeted_again_before_it_hears_more(serv
     assert not returned.is_set()
     await server.stop()
     waiting = asyncio.create_task(asyncio.to_thread(talk.call, connection, "GET", "/second"))
-    await asyncio.sleep(0.3)
+    assert await asyncio.to_thread(pauses.wait, 30)
     await server.start()
     assert await waiting == {}
     assert [path for path, _ in server.heard] == ["/hello", "/first", "/hello", "/second"]
@@ -126,10 +136,8 @@ async def test_an_agent_that_was_away_is_greeted_again_before_it_hears_more(serv
 
 
 async def test_a_request_that_finds_the_agent_back_wakes_all_that_wait_for_it(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, pauses: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses = threading.Event()
-    monkeypatch.setattr(client.logger, "info", lambda *_: pauses.set())
     monkeypatch.setattr(client, "SHORTEST_PAUSE", timedelta(hours=1))
     monkeypatch.setattr(client, "LONGEST_PAUSE", timedelta(hours=1))
     talk = session(server)
@@ -174,9 +182,13 @@ async def test_what_the_agent_refuses_is_dropped_and_holds_nothing_up(server: Se
     talk.close()
 
 
-async def test_a_closed_session_answers_none(server: Server) -> None:
+async def test_a_closed_session_answers_none(server: Server, pauses: threading.Event) -> None:
+    await server.start()
     talk = session(server)
-    asking = asyncio.create_task(asyncio.to_thread(talk.call, talk.connect(), "GET", "/x"))
-    await asyncio.sleep(0.1)
+    connection = talk.connect()
+    assert await asyncio.to_thread(talk.call, connection, "GET", "/first") == {}
+    await server.stop()
+    asking = asyncio.create_task(asyncio.to_thread(talk.call, connection, "GET", "/x"))
+    assert await asyncio.to_thread(pauses.wait, 30)
     talk.close()
     assert await asyncio.wait_for(asking, 30) is None

@@ -21,7 +21,6 @@ from tests.launcher.nodes import (
     Node,
     all_ready,
     all_step,
-    eventually,
     first_world,
     form_world,
     running,
@@ -29,6 +28,7 @@ from tests.launcher.nodes import (
 )
 from tests.launcher.test_env_mode import ENV_READY
 from tests.launcher.test_torchrun_worlds import HELLO, finish, pair
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long("launchers")]
 

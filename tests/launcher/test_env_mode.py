@@ -18,11 +18,11 @@ from tests.launcher.nodes import (
     Node,
     all_ready,
     all_step,
-    eventually,
     first_world,
     form_world,
     running,
 )
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(400)
 

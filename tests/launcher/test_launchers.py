@@ -20,11 +20,11 @@ from tests.launcher.nodes import (
     TORCHRUN,
     Node,
     all_step,
-    eventually,
     first_world,
     form_world,
     running,
 )
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long("launchers")]
 

@@ -16,10 +16,10 @@ from tests.launcher.nodes import (
     TORCHRUN,
     Node,
     all_step,
-    eventually,
     form_world,
     running,
 )
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(400)
 

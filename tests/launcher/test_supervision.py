@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.nodes import DEADLINE, EXITED, Node, eventually, running
+from tests.launcher.nodes import DEADLINE, EXITED, Node, running
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -141,8 +141,9 @@ async def test_an_attempt_replaces_the_one_before_it() -> None:
 async def test_the_command_starts_before_the_agent_does_and_reports_reach_it_later() -> None:
     node = command_of("echo alone; exit 5")
     async with running(node, start_agents=False):
-        await eventually(lambda: "alone" in node.output)
-        await asyncio.sleep(0.2)
+        assert node.launcher
+        launcher = node.launcher.pid
+        await eventually(lambda: "alone" in node.output and node.processes() == [launcher], what="its command ends")
         await node.agent.start()
         assert (await node.agent.heard(EXITED)).body["exit_code"] == 5
 

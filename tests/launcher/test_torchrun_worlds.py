@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -21,11 +20,11 @@ from tests.launcher.nodes import (
     Node,
     all_ready,
     all_step,
-    eventually,
     first_world,
     form_world,
     running,
 )
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -272,6 +271,6 @@ async def test_a_node_that_joins_restarts_the_others_without_a_failure() -> None
             assert nodes[0].agent.said(READY) == []
             # Handed out and superseded at once: no node is stuck in the world that never was.
             await form_world(nodes, 3, port=ready[0].body["store_ports"][2])
-            await asyncio.sleep(0.3)
+            await nodes[0].agent.heard(ENTERED, lambda body: body["generation"] == 3)
             await form_world(nodes, 4, port=ready[0].body["store_ports"][3])
             await all_step(nodes, 4)

@@ -15,9 +15,10 @@ from agent.progress import ProgressReader
 from perdure_launcher.warm_start.names import SOCKET, STANDBYS
 from perdure_launcher.warm_start.start_method import has_devices
 from perdure_launcher.warm_start.starts import lacks_standbys, read_starts
-from tests.launcher.nodes import READY, ROOT, TORCHRUN, Node, all_step, eventually, first_world, form_world, running
+from tests.launcher.nodes import READY, ROOT, TORCHRUN, Node, all_step, first_world, form_world, running
 from tests.launcher.test_warm_starts import gone
 from tests.launcher.warmth import Warmth, interpreter_with, warmth
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long("warm-starts")]
 

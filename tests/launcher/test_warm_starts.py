@@ -23,13 +23,13 @@ from tests.launcher.nodes import (
     TORCHRUN,
     Node,
     all_step,
-    eventually,
     first_world,
     form_world,
     running,
 )
 from tests.launcher.test_torchrun_worlds import pair
 from tests.launcher.warmth import Warmth, warmth
+from tests.support.waiting import eventually
 from workflows.messages import RankStarts
 
 pytestmark = pytest.mark.timeout(300)

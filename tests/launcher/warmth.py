@@ -10,7 +10,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from perdure_launcher.warm_start.plan import Plan
 from perdure_launcher.warm_start.starts import Start, read_starts
 from perdure_launcher.warm_start.supervisor import WarmKeeper, offer
 from tests.launcher.nodes import ROOT, SCRIPTS
+from tests.support.waiting import wait_for
 
 GENERATION = 7
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "PERDURE_GENERATION": str(GENERATION)}
@@ -80,14 +80,14 @@ class Warmth:
         return self._said(STANDBYS, lambda said: str(local_rank) in said["ready"])["ready"][str(local_rank)]
 
     def _said(self, name: str, enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        deadline = time.monotonic() + 60
-        while True:
+
+        def said() -> dict[str, Any] | None:
             with contextlib.suppress(FileNotFoundError):
-                said = json.loads((self.folder / name).read_text())
-                if enough(said):
-                    return said
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.02)
+                content = json.loads((self.folder / name).read_text())
+                return content if enough(content) else None
+            return None
+
+        return wait_for(said, within=60, what=self.log)
 
     @property
     def last(self) -> Start:

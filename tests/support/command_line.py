@@ -22,6 +22,8 @@ from typing import Any
 
 import psutil
 
+from tests.support.waiting import wait_for
+
 PERDURE = (sys.executable, "-P", "-m", "perdure.cli.main")
 
 _UNSET = {"TEMPORAL_ADDRESS": "", "TEMPORAL_NAMESPACE": "", "PERDURE_NAMESPACE": "", "COLUMNS": "100"}
@@ -119,12 +121,14 @@ class Terminal:
         deadline = time.monotonic() + within
         while self._read(deadline):
             pass
-        while (ended := os.waitpid(self.pid, os.WNOHANG)) == (0, 0):
-            if time.monotonic() > deadline:
-                raise AssertionError(f"the command did not leave: {self.text[-3000:]}")
-            time.sleep(0.01)
+
+        def ended() -> tuple[int, int] | None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            return (pid, status) if pid else None
+
+        _, status = wait_for(ended, within=within, what=lambda: f"the command leaves: {self.text[-3000:]}")
         os.close(self._terminal)
-        return os.waitstatus_to_exitcode(ended[1])
+        return os.waitstatus_to_exitcode(status)
 
     def _read(self, deadline: float) -> bool:
         """Takes what is there to read; False where the command has closed the terminal, or it is too late."""

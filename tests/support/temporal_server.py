@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from perdure.local.control_plane import SERVER_OPTIONS
+from tests.support.waiting import eventually
 
 SEARCH_ATTRIBUTES = {
     "JobPhase": "Keyword",
@@ -66,17 +66,19 @@ class DevServer:
     async def start(self, *, within: float = 60.0) -> None:
         """Starts it and returns when it serves the namespace."""
         self.launch()
-        deadline = time.monotonic() + within
-        while True:
+
+        async def serves() -> bool:
             try:
-                client = await self.client()
-                await client.count_workflows()
-                return
+                await (await self.client()).count_workflows()
             except Exception:
-                if time.monotonic() > deadline:
-                    self.kill()
-                    raise TimeoutError(f"the Temporal dev server did not come up: {self._log.read_text()}") from None
-                await asyncio.sleep(0.1)
+                return False
+            return True
+
+        try:
+            await eventually(serves, within=within, what=lambda: f"the dev server serves: {self._log.read_text()}")
+        except AssertionError:
+            self.kill()
+            raise
 
     def launch(self) -> None:
         """Starts it without waiting."""

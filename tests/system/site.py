@@ -20,6 +20,7 @@ from perdure.client.client import Client
 from perdure.local.control_plane import LocalControlPlane
 from perdure.local.state import StateFolder
 from tests.support.temporal_server import temporal_binary
+from tests.support.waiting import eventually
 from workflows.messages import IncidentView, JobPhase, JobStatus
 from workflows.names import group_workflow_id, job_workflow_id
 
@@ -109,7 +110,7 @@ class Job:
         assert {step.pid for step in self.steps() if step.time > started} == pids
 
     async def _until_steps(self, condition: Callable[[list[Step]], bool], *, what: str) -> None:
-        await until_seen(lambda: condition(self.steps()), what=lambda: f"{what}, but {self.steps()[-3:]}")
+        await eventually(lambda: condition(self.steps()), what=lambda: f"{what}, but {self.steps()[-3:]}")
 
     def finish(self) -> None:
         """Has its script end by itself."""
@@ -153,14 +154,6 @@ class Job:
         for process in victims:
             process.send_signal(number)
         return len(victims)
-
-
-async def until_seen(condition: Callable[[], bool], *, what: Callable[[], str]) -> None:
-    """Looks at files that a training writes until they are as wanted."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what()}"
-        await asyncio.sleep(LOOK.total_seconds())
 
 
 def _kind_of(process: psutil.Process, environment: dict[str, str]) -> str:

@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 from tests.support.command_line import PERDURE
+from tests.support.waiting import eventually
 from tests.system.joined import Machines, Process, machines
-from tests.system.site import SCRIPT, WALK, Job, Site, until_seen
+from tests.system.site import SCRIPT, WALK, Job, Site
 from workflows.messages import FailureClass, JobPhase
 
 
@@ -170,7 +171,7 @@ async def test_a_machine_without_a_place_says_so_or_waits(site: Site, here: Mach
     assert await surplus.leave() == 3
     assert "its only place is taken" in surplus.text
     spare = here.join(job.name, "c", "--wait")
-    await until_seen(lambda: "waiting: " in spare.text, what=lambda: f"a spare that waits, but {spare.text}")
+    await eventually(lambda: "waiting: " in spare.text, what=lambda: f"a spare that waits, but {spare.text}")
     node.signal(signal.SIGTERM)
     await job.running(nodes=1, after=1)
     await site.client.cancel(job.name)

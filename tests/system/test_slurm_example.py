@@ -15,8 +15,9 @@ from perdure.client.client import Client
 from perdure.worker import running_worker
 from tests.support.allocation import REPOSITORY, Allocation, allocation
 from tests.support.temporal_server import dev_server
+from tests.support.waiting import eventually
 from tests.system.joined import Machines, machines
-from tests.system.site import SCRIPT, Job, until_seen
+from tests.system.site import SCRIPT, Job
 from workflows.messages import FailureClass
 
 SBATCH = REPOSITORY / "examples" / "slurm" / "train.sbatch"
@@ -56,7 +57,7 @@ async def test_a_task_that_dies_and_is_started_again_has_its_place_back(cluster:
     training = ("torchrun", str(SCRIPT), str(tmp_path))
     batch = cluster.machines.start("bash", str(SBATCH), *training)
     client = cluster.client
-    await until_seen(lambda: "started the job" in batch.text, what=lambda: f"a job, but {batch.text}")
+    await eventually(lambda: "started the job" in batch.text, what=lambda: f"a job, but {batch.text}")
     job = Job(client, name, (await client.status(name)).uid, tmp_path)
     known = await job.running(nodes=3)
     await job.stepping(generation=known.generation, ranks=3)

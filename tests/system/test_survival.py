@@ -8,7 +8,8 @@ import signal
 import pytest
 
 from perdure.errors import JobAlreadyRunning
-from tests.system.site import Site, until_seen
+from tests.support.waiting import eventually
+from tests.system.site import Site
 from workflows.messages import FailureClass, JobPhase
 
 SHORT_LEASE = {"heartbeat": "500ms", "timeout": "3s", "schedule_to_start": "2s"}
@@ -142,7 +143,7 @@ async def test_a_rank_killed_while_the_server_is_away_is_repaired_when_it_is_bac
 
 async def test_a_peer_killed_while_the_other_waits_in_the_exit_barrier(site: Site):
     job = await site.submit("--steps", "60", "--linger", "5")
-    await until_seen((job.out / "lingering-1").exists, what=lambda: "a rank in its final save")
+    await eventually((job.out / "lingering-1").exists, what=lambda: "a rank in its final save")
     slow = next(n.rank for n in await site.client.nodes(job.name) if n.group_rank == 1)
     job.signal(slow, "rank")
     result = await site.client.wait(job.name)

@@ -14,6 +14,7 @@ from temporalio.worker import Replayer
 
 from tests.support.releases import EARLIER, checked_out
 from tests.system.site import WALK, Job, Site
+from tests.workflows.jobs import continued_as_new
 from workflows.policy.behavior import CURRENT
 from workflows.training_job import TrainingJob
 
@@ -81,9 +82,7 @@ async def test_a_job_that_an_earlier_release_began_goes_on_under_this_one(own_si
     assert await own_site.client.task_failures(job.name) == ()
     assert await task_failures(job, known.groups[0]) == []
     # With its next quiet moment it has come to this release's behavior.
-    async with asyncio.timeout(60):
-        while (await workflow.describe()).run_id == began_run:
-            await asyncio.sleep(0.25)
+    await continued_as_new(workflow, began_run)
     assert f"'behavior-{CURRENT.value}'" in str((await workflow.describe()).typed_search_attributes)
     ended_run = await temporal.get_workflow_handle(job.workflow_id, run_id=began_run).fetch_history()
     replayer = Replayer(workflows=[TrainingJob], data_converter=pydantic_data_converter)

@@ -17,6 +17,7 @@ from temporalio.worker import Worker
 
 from activities.signals import SignalActivities
 from perdure.spec.validate import parse_spec
+from tests.support.waiting import eventually
 from tests.workflows.fleet import PlayedNode, job_spec, now
 from workflows.messages import (
     CreatedNode,
@@ -122,12 +123,12 @@ async def flood(client: Client, *, nodes: int, signals_per_node: int) -> Flooded
         sent = await asyncio.gather(*(_talk(group, rank, signals_per_node, at_once) for rank in range(nodes)))
         seconds = time.monotonic() - began
         expected = sum(len(transitions) for transitions in sent)
-        deadline = time.monotonic() + 60
-        while True:
+
+        async def all_heard() -> dict[int, list[tuple[str, int]]] | None:
             heard = await job.query(ListeningJob.heard)
-            if sum(len(transitions) for transitions in heard.values()) >= expected or time.monotonic() > deadline:
-                break
-            await asyncio.sleep(0.2)
+            return heard if sum(len(transitions) for transitions in heard.values()) >= expected else None
+
+        heard = await eventually(all_heard, within=60, what=f"{expected} transitions are heard")
         return Flooded(
             sent=dict(enumerate(sent)),
             heard={rank: [(kind, number) for kind, number in transitions] for rank, transitions in heard.items()},
@@ -197,8 +198,11 @@ async def _listening(
             id=group_workflow_id(job_id, UID, "worker", 0),
             task_queue=queue,
         )
-        while len(await group.query("nodes", result_type=list[NodeView])) < nodes:
-            await asyncio.sleep(0.05)
+
+        async def all_listed() -> bool:
+            return len(await group.query("nodes", result_type=list[NodeView])) >= nodes
+
+        await eventually(all_listed, what=f"{nodes} nodes are listed")
         yield job, client.get_workflow_handle(group.id)
         await client.get_workflow_handle(group.id).signal("desire", GroupDesire(version=2, nodes={}, wind_down=True))
         await job.result()

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
 from temporalio.client import WorkflowHandle
 
+from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, PlayedNode
 from workflows.messages import IncidentView, JobPhase, JobStatus
-
-
-async def eventually(condition: Callable[[], bool], *, within: float = 60, what: str = "it") -> None:
-    """Returns once the condition holds."""
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {within} s"
-        await asyncio.sleep(0.05)
 
 
 async def status(handle: WorkflowHandle[Any, Any]) -> JobStatus:
@@ -33,11 +25,37 @@ async def until(
     handle: WorkflowHandle[Any, Any], condition: Callable[[JobStatus], bool], *, within: float = 60
 ) -> JobStatus:
     """The status once the condition holds."""
-    deadline = time.monotonic() + within
-    while not condition(known := await status(handle)):
-        assert time.monotonic() < deadline, f"not within {within} s: {known}"
-        await asyncio.sleep(0.05)
-    return known
+    known: JobStatus | None = None
+
+    async def fitting() -> JobStatus | None:
+        nonlocal known
+        known = await status(handle)
+        return known if condition(known) else None
+
+    return await eventually(fitting, within=within, what=lambda: str(known))
+
+
+async def history_length(handle: WorkflowHandle[Any, Any]) -> int:
+    return (await handle.describe()).history_length
+
+
+async def settled_history(handle: WorkflowHandle[Any, Any]) -> int:
+    """The history's length once what the start of a job brings with it is over."""
+    length = await history_length(handle)
+    while True:
+        await asyncio.sleep(1)
+        if (now_length := await history_length(handle)) == length:
+            return length
+        length = now_length
+
+
+async def continued_as_new(handle: WorkflowHandle[Any, Any], first_run: str | None) -> None:
+    """Returns once the workflow has another run."""
+
+    async def continued() -> bool:
+        return (await handle.describe()).run_id != first_run
+
+    await eventually(continued, within=60, what=f"{handle.id} continues as new")
 
 
 async def running(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from temporalio import activity
 from temporalio.client import WorkflowHandle
 
+from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, PlayedNode, job_spec, now
 from workflows.messages import (
     CommandAnswer,
@@ -16,6 +16,7 @@ from workflows.messages import (
     NodeEvent,
     NodeEventKind,
     NodeEvents,
+    NodeRequest,
     StopNode,
 )
 
@@ -53,10 +54,11 @@ async def ask(job: Job, request: JoinRequest) -> JoinAnswer:
 
 async def join(fleet: Fleet, job: Job, request: JoinRequest) -> JoiningNode:
     """The machine with its agent running."""
-    async with asyncio.timeout(30):
-        while (answer := await ask(job, request)).node is None:
-            await asyncio.sleep(0.05)
-    played = JoiningNode(fleet, answer.node)
+
+    async def place() -> NodeRequest | None:
+        return (await ask(job, request)).node
+
+    played = JoiningNode(fleet, await eventually(place, within=30, what=f"a place for {request.node_id}"))
     fleet.started(played)
     await played.start()
     return played

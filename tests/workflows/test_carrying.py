@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +17,7 @@ from activities.site import SiteActivities
 from perdure.spec.roles import MAX_NODES
 from tests.support.temporal_server import dev_server
 from tests.workflows.fleet import job_spec
-from tests.workflows.jobs import incidents, status
+from tests.workflows.jobs import continued_as_new, incidents, status
 from tests.workflows.large import large_state, long_incident
 from workflows import options
 from workflows.carrying import LARGEST_PLAIN, Packed, pack, unpack
@@ -50,9 +49,7 @@ async def continued(job: WorkflowHandle[Any, Any]) -> None:
     """Has the job look whether it should continue as new, and returns when it has."""
     first_run = (await job.describe()).run_id
     await job.signal("edges", GroupTransitions(uid="of another job", group=0, sequence=1))
-    async with asyncio.timeout(60):
-        while (await job.describe()).run_id == first_run:
-            await asyncio.sleep(0.1)
+    await continued_as_new(job, first_run)
 
 
 @pytest.mark.parametrize("nodes", [MAX_NODES, 5_000])

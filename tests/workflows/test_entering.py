@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 from temporalio.client import Client
 
+from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import eventually, incidents, node, running, status
+from tests.workflows.jobs import incidents, node, running, status
 from workflows.messages import FailureClass
 
 IMPATIENT = {

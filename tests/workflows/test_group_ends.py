@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
-from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 
 from tests.support.temporal_server import dev_server
+from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, PlayedNode, job_spec, running_fleet, submit
-from tests.workflows.jobs import eventually, node, running, status, until
+from tests.workflows.jobs import node, running, status, until
 from workflows import options
 from workflows.messages import JobPhase
 
@@ -25,9 +25,10 @@ async def end(fleet: Fleet, handle: Handle) -> Handle:
 
 
 async def started_again(group: Handle) -> None:
-    async with asyncio.timeout(60):
-        while (described := await group.describe()).status is None or described.status.name != "RUNNING":
-            await asyncio.sleep(0.1)
+    async def runs() -> bool:
+        return (await group.describe()).status is WorkflowExecutionStatus.RUNNING
+
+    await eventually(runs, within=60, what="the group runs again")
 
 
 async def forget_leases(nodes: list[PlayedNode]) -> None:

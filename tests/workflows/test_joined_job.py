@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
+from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, now, running_fleet, submit
-from tests.workflows.jobs import eventually, incidents, running, status, until
+from tests.workflows.jobs import incidents, running, settled_history, status, until
 from tests.workflows.joiners import WAITING, Job, JoiningNode, ask, asks, join, joined_spec
 from workflows.messages import (
     FailureClass,
@@ -87,18 +87,11 @@ async def test_refusals_are_typed_and_make_no_history(fleet: Fleet):
     job = await submit(fleet, joined_spec("1"))
     await join(fleet, job, asks("a"))
     await running(job, nodes=1)
-    await settled(job)
-    before = (await job.describe()).history_length
+    before = await settled_history(job)
     for _ in range(5):
         assert await refused(job, asks("b")) == JoinRefusal.NO_PLACE
     assert await refused(job, asks("a", 2, command=("true",))) == JoinRefusal.OTHER_COMMAND
     assert (await job.describe()).history_length == before
-
-
-async def settled(job: Job) -> None:
-    length = 0
-    while length != (length := (await job.describe()).history_length):
-        await asyncio.sleep(1)
 
 
 async def test_other_backends_are_not_joined(fleet: Fleet):
@@ -150,7 +143,10 @@ async def test_where_a_machine_keeps_its_log_is_known_from_its_agent(fleet: Flee
     node = await join(fleet, job, asks("a"))
     await node.to_group("joined", Joined, agent_started_at=node.started_at, address="10.0.0.1", log_path="/x.log")
     group = fleet.client.get_workflow_handle((await status(job)).groups[0])
-    views: list[NodeView] = []
-    while not views or not views[0].log_path:
+
+    async def known() -> list[NodeView]:
         views = await group.query("nodes", result_type=list[NodeView])
+        return [view for view in views if view.log_path]
+
+    views = await eventually(known)
     assert views[0].log_path == "/x.log"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,12 +10,14 @@ import pytest
 from temporalio.client import WorkflowHandle
 
 from tests.support.temporal_server import dev_server
+from tests.support.waiting import eventually
 from tests.workflows.fleet import job_spec, now, running_fleet, submit
 from tests.workflows.flood import flood, heartbeats
-from tests.workflows.jobs import eventually, incidents, node, running, status, until
+from tests.workflows.jobs import history_length, incidents, node, running, settled_history, status, until
 from workflows import options
 from workflows.messages import FailureClass, JobPhase, ReasonRequest, ScaleRequest
 
+LONG_OUTAGE_S = 12
 SHORT_LEASE = {"heartbeat": "1s", "timeout": "3s", "schedule_to_start": "1s"}
 
 
@@ -56,8 +57,11 @@ async def test_a_job_at_rest_writes_no_history():
         await running(handle, nodes=3)
         nodes = [await node(fleet, handle, rank) for rank in range(3)]
         before = await settled_history(handle)
-        for _ in range(20):
-            await asyncio.gather(heartbeats(nodes), asyncio.sleep(0.5))
+        group = fleet.client.get_workflow_handle((await status(handle)).groups[0])
+        for _ in range(4):
+            for _ in range(5):
+                await heartbeats(nodes)
+            await leases_renewed(group, since=now(), leases=3)
         assert await history_length(handle) - before <= 1
 
 
@@ -94,20 +98,6 @@ async def test_a_watch_that_died_misses_nothing_that_its_group_knows():
         await running(handle, nodes=2)
 
 
-async def history_length(handle: WorkflowHandle[Any, Any]) -> int:
-    return (await handle.describe()).history_length
-
-
-async def settled_history(handle: WorkflowHandle[Any, Any]) -> int:
-    """The history's length once what the start of a job brings with it is over."""
-    length = await history_length(handle)
-    while True:
-        await asyncio.sleep(1)
-        if (now_length := await history_length(handle)) == length:
-            return length
-        length = now_length
-
-
 async def test_a_server_that_is_away_for_long_costs_no_node():
     async with dev_server() as server, running_fleet(await server.client()) as fleet:
         handle = await submit(fleet, job_spec("24", timing={"lease": SHORT_LEASE}))
@@ -116,14 +106,11 @@ async def test_a_server_that_is_away_for_long_costs_no_node():
         await eventually(lambda: all(played.lease_epochs for played in nodes))
         server.kill()
         # By now agents ask for the server every few seconds only, and a lease does not wait that long for its agent.
-        await asyncio.sleep(20)
+        await asyncio.sleep(LONG_OUTAGE_S)
         await server.start()
         back = now()
         group = fleet.client.get_workflow_handle(known.groups[0])
-        deadline = time.monotonic() + 60
-        while await leases_renewed_since(group, back) < 24:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.5)
+        await leases_renewed(group, since=back, leases=24)
         known = await until(handle, lambda s: not s.unreachable)
         assert (known.phase, known.generation, known.restarts) == (JobPhase.RUNNING, 1, 0)
         assert not fleet.deleted
@@ -131,15 +118,15 @@ async def test_a_server_that_is_away_for_long_costs_no_node():
         assert not await incidents(handle)
 
 
-async def leases_renewed_since(group: WorkflowHandle[Any, Any], moment: datetime) -> int:
-    """How many leases the server has had a heartbeat of since then."""
-    pending = (await group.describe()).raw_description.pending_activities
-    renewed = [
-        activity.last_heartbeat_time.ToDatetime(UTC) > moment
-        for activity in pending
-        if activity.activity_type.name == "hold_lease"
-    ]
-    return sum(renewed)
+async def leases_renewed(group: WorkflowHandle[Any, Any], *, since: datetime, leases: int) -> None:
+    """Returns once the server has had a heartbeat of so many leases since then."""
+
+    async def renewed() -> bool:
+        pending = (await group.describe()).raw_description.pending_activities
+        held = [one.last_heartbeat_time.ToDatetime(UTC) for one in pending if one.activity_type.name == "hold_lease"]
+        return sum(beat > since for beat in held) >= leases
+
+    await eventually(renewed, within=60, what=f"{leases} leases are renewed")
 
 
 async def test_a_job_that_continues_as_new_forgets_nothing():

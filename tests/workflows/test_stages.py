@@ -8,8 +8,9 @@ import pytest
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
+from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, PlayedNode, job_spec, running_fleet, submit
-from tests.workflows.jobs import eventually, incidents, node, running, status, until
+from tests.workflows.jobs import incidents, node, running, status, until
 from workflows.messages import FailureKind, JobPhase
 
 

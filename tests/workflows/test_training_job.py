@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,11 +9,13 @@ import pytest
 from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
 
+from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, now, running_fleet, submit
-from tests.workflows.jobs import eventually, incidents, node, running, status, until
+from tests.workflows.jobs import incidents, node, running, status, until
 from workflows.messages import (
     FailureClass,
     FailureKind,
+    IncidentView,
     JobPhase,
     NodePhase,
     NodeView,
@@ -54,10 +55,13 @@ async def test_a_killed_rank_restarts_in_place(fleet: Fleet):
     await (await node(fleet, handle, 1)).rank_dies()
     known = await running(handle, nodes=2, generation=2)
     assert known.restarts == 1
-    async with asyncio.timeout(30):
-        # The last acknowledgement may come after the first steps.
-        while (incident := (await incidents(handle))[0]).commanded_at is None:
-            await asyncio.sleep(0.05)
+
+    async def commanded() -> IncidentView | None:
+        incident = (await incidents(handle))[0]
+        return incident if incident.commanded_at else None
+
+    # The last acknowledgement may come after the first steps.
+    incident = await eventually(commanded, within=30)
     assert incident.culprit == 1
     assert incident.stepping_at is not None
     assert [w.generation for w in (await node(fleet, handle, 0)).worlds] == [1, 2]

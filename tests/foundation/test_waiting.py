@@ -1,0 +1,63 @@
+"""Tests wait for events. What only looking again can tell is waited for by `tests/support/waiting.py`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SLEEPS = {
+    "tests/support/waiting.py": "the one place where it is looked again",
+    "tests/launcher/scripts/": "trainings, whose steps and saves take time",
+    "tests/system/train.py": "a training, whose steps take time",
+    "tests/system/walk.py": "a training, whose steps take time",
+    "tests/agent/test_agent_process.py": "an outage lasts for several heartbeats",
+    "tests/agent/test_agent_with_training.py": "the pace of a played watch",
+    "tests/workflows/test_node_group.py": "an outage lasts until agents rarely ask for the server",
+    "tests/workflows/test_no_silent_wait.py": "faults at random times",
+    "tests/workflows/adverse_site.py": "faults that end at random times",
+    "tests/workflows/training_node.py": "a network's delay",
+    "tests/workflows/fleet.py": "the pace of played activities' heartbeats",
+    "tests/workflows/flood.py": "the pace of a played watch's heartbeats",
+    "tests/workflows/jobs.py": "nothing announces that a history has stopped growing",
+    "tests/launcher/test_agent_client.py": "a server that never answers",
+}
+"""Files, or folders, that may sleep, and what for."""
+
+
+def sleeps(path: Path) -> Iterator[int]:
+    """Lines that sleep for longer than until other tasks had their turn."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="time" | "asyncio"), attr="sleep"), args=[seconds]):
+                if not (isinstance(seconds, ast.Constant) and seconds.value == 0):
+                    yield node.lineno
+            case ast.ImportFrom(module="time" | "asyncio", names=names) if any(name.name == "sleep" for name in names):
+                yield node.lineno
+            case _:
+                pass
+
+
+def test_no_test_sleeps_without_a_reason() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}": lines
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if (lines := list(sleeps(path)))
+    }
+    without_reason = [f"{file}:{line}" for file, lines in found.items() if not _reason(file) for line in lines]
+    assert without_reason == [], "await an event, or use tests/support/waiting.py"
+    assert [name for name in SLEEPS if not any(file.startswith(name) for file in found)] == [], "they sleep no more"
+
+
+def _reason(file: str) -> str:
+    return next((reason for name, reason in SLEEPS.items() if file.startswith(name)), "")
+
+
+def test_a_sleep_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "test_sleeps.py"
+    path.write_text(
+        "import asyncio, time\nfrom time import sleep\ntime.sleep(1)\nawait_ = asyncio.sleep(x)\ntime.sleep(0)\n"
+    )
+    assert sorted(sleeps(path)) == [2, 3, 4]
