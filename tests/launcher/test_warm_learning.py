@@ -10,7 +10,9 @@ import pytest
 from tests.launcher.nodes import SCRIPTS
 from tests.launcher.warmth import Warmth, interpreter_with, warmth
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.long("warm-starts")]
+pytestmark = pytest.mark.timeout(300)
+
+with_real_torch = pytest.mark.long("warm-starts")
 
 PACKAGES = {
     "plain": "import plain_part\n",
@@ -84,15 +86,18 @@ LEFT_OUT = [
     {
         "has_generator": "its import made generators (Random)",
         "has_numpys": "its import made generators (PCG64)",
-        "has_torchs": "its import made generators (Generator)",
         "has_lock": "its import made a lock or other memory that forks share",
     },
+    pytest.param({"has_torchs": "its import made generators (Generator)"}, marks=with_real_torch),
 ]
 
 
-@pytest.mark.parametrize("reasons", LEFT_OUT, ids=["of processes", "of places and settings", "of what forks share"])
+@pytest.mark.parametrize(
+    "reasons", LEFT_OUT, ids=["of processes", "of places and settings", "of what forks share", "of torch"]
+)
 def test_what_a_fork_could_not_carry_over_is_left_out(python: str, reasons: dict[str, str]) -> None:
-    with warmth("learns.py", "SETTING=yes", *reasons, "plain", executable=python) as script:
+    real_torch = "has_torchs" in reasons
+    with warmth("learns.py", "SETTING=yes", *reasons, "plain", executable=python, real_torch=real_torch) as script:
         looked(script)
         assert script.learn()["left_out"] == reasons
         assert {"plain", *reasons} & set(looked(script)["ahead"]) == {"plain"}
@@ -135,7 +140,8 @@ def test_a_script_that_sets_what_torch_reads_starts_cold_from_then_on(python: st
         assert script.last.reason == "the script sets OMP_NUM_THREADS, which is read while modules are imported"
 
 
+@with_real_torch
 def test_a_script_that_says_so_in_its_text_starts_cold_at_once() -> None:
-    with warmth("sets_threads.py", OMP_NUM_THREADS="2") as script:
+    with warmth("sets_threads.py", OMP_NUM_THREADS="2", real_torch=True) as script:
         assert script.run().stdout == "1\n"
         assert script.last.reason == "the script sets OMP_NUM_THREADS, which is read when torch is imported"

@@ -20,7 +20,7 @@ from tests.launcher.test_warm_starts import gone
 from tests.launcher.warmth import Warmth, interpreter_with, warmth
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.long("warm-starts")]
+pytestmark = pytest.mark.timeout(300)
 
 PACKAGES = {
     "starts_thread": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
@@ -122,6 +122,7 @@ def standbys(node: Node) -> dict[str, int]:
     return json.loads(path.read_text())["ready"]
 
 
+@pytest.mark.long("warm-starts")
 async def test_killed_ranks_start_again_from_standbys_or_are_forked_where_these_have_died(
     python: str, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ mount --bind /dev/shm "$folder/shm" && mount --move "$folder" /dev && rmdir "$fo
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a /dev of one's own takes root")
+@pytest.mark.long("warm-starts")
 async def test_beside_a_gpu_ranks_have_standbys_without_further_need() -> None:
     node = Node([*TORCHRUN, "train.py"])
     node.placed_by = ["unshare", "--mount", "sh", "-c", WITH_A_DEVICE_FILE, "sh"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import os
 import resource
@@ -28,7 +30,7 @@ from tests.launcher.nodes import (
     running,
 )
 from tests.launcher.test_torchrun_worlds import pair
-from tests.launcher.warmth import Warmth, warmth
+from tests.launcher.warmth import STUB_TORCH, Warmth, warmth
 from tests.support.waiting import eventually
 from workflows.messages import RankStarts
 
@@ -41,7 +43,24 @@ def script() -> Iterator[Warmth]:
         yield found
 
 
-def test_a_script_sees_the_same_whether_it_was_started_or_forked(script: Warmth) -> None:
+@pytest.fixture(scope="module")
+def script_with_torch() -> Iterator[Warmth]:
+    with warmth("looks.py", "looks", "torch", real_torch=True) as found:
+        yield found
+
+
+def test_the_stub_is_a_part_of_torch() -> None:
+    for path in sorted(STUB_TORCH.rglob("*.py")):
+        module = path.relative_to(STUB_TORCH).with_suffix("")
+        name = ".".join(module.parts).removesuffix(".__init__")
+        real = importlib.import_module(name)
+        tree = ast.parse(path.read_text())
+        made = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        assert {one for one in made if not hasattr(real, one)} == set(), name
+
+
+def test_a_script_sees_the_same_whether_it_was_started_or_forked(script_with_torch: Warmth) -> None:
+    script = script_with_torch
     warm, cold = script.run(), script.run(warm=False)
     assert script.last.warm, script.last
     seen, expected = json.loads(warm.stdout), json.loads(cold.stdout)
@@ -90,7 +109,8 @@ def test_a_signal_to_the_stand_in_reaches_the_rank(script: Warmth, script_does: 
     assert process.wait(timeout=30) == code
 
 
-def test_forks_draw_different_random_numbers(script: Warmth) -> None:
+def test_forks_draw_different_random_numbers(script_with_torch: Warmth) -> None:
+    script = script_with_torch
     one, other = script.run("random").stdout.split(), script.run("random").stdout.split()
     assert len(one) >= 2
     assert not set(one) & set(other)

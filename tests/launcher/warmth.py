@@ -23,6 +23,7 @@ from perdure_launcher.warm_start.supervisor import WarmKeeper, offer
 from tests.launcher.nodes import ROOT, SCRIPTS
 from tests.support.waiting import wait_for
 
+STUB_TORCH = Path(__file__).parent / "stub_torch"
 GENERATION = 7
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "PERDURE_GENERATION": str(GENERATION)}
 
@@ -99,15 +100,25 @@ class Warmth:
 
 
 @contextlib.contextmanager
-def warmth(*arguments: str, executable: str = sys.executable, **environment: str) -> Iterator[Warmth]:
-    """A warm interpreter that is kept within."""
+def warmth(
+    *arguments: str, executable: str = sys.executable, real_torch: bool = False, **environment: str
+) -> Iterator[Warmth]:
+    """A warm interpreter that is kept within.
+
+    Args:
+        arguments: The script, and its own.
+        executable: The interpreter of both.
+        real_torch: Where torch itself makes a difference; else `stub_torch` stands for it.
+        environment: Variables beside the inherited ones.
+    """
     # Where the keeper is, is where ranks are: the interpreter inherits it from the process that keeps it.
     before = os.getcwd()
     os.chdir(SCRIPTS)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "PYTEST_"))}
+    path = [*([] if real_torch else [STUB_TORCH]), environment.get("PYTHONPATH", ROOT)]
     found = Warmth(
         arguments=["-u", *arguments],
-        environment={**inherited, "PYTHONPATH": str(ROOT), "TZ": "UTC", **environment},
+        environment={**inherited, "TZ": "UTC", **environment, "PYTHONPATH": os.pathsep.join(map(str, path))},
         executable=executable,
     )
     try:

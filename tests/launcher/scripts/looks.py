@@ -36,10 +36,18 @@ def through_multiprocessing(method: Any) -> list[str]:
     return answer
 
 
-def looks() -> dict[str, object]:
+def looks_with_torch() -> dict[str, object]:
     import torch
     import torch._dynamo
 
+    return {
+        **looks(),
+        "torch_threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+        "sum": torch.ones(1000, 1000).matmul(torch.ones(1000, 1000)).sum().item(),
+    }
+
+
+def looks() -> dict[str, object]:
     main = sys.modules["__main__"]
     status = pathlib.Path("/proc/self/status").read_text()
     child = [sys.executable, "-c", "import os, sys; print(sorted(os.environ), sys.path)"]
@@ -67,8 +75,6 @@ def looks() -> dict[str, object]:
         "session": os.getsid(0) == os.getpid(),
         "threads": threading.active_count(),
         "main_thread": threading.current_thread() is threading.main_thread(),
-        "torch_threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
-        "sum": torch.ones(1000, 1000).matmul(torch.ones(1000, 1000)).sum().item(),
         "pickled": type(pickle.loads(pickle.dumps(Picklable()))).__module__,
         "spawn": through_multiprocessing("spawn"),
         "fork": through_multiprocessing("fork"),
@@ -83,7 +89,7 @@ def fail() -> None:
 def main() -> None:
     ending = sys.argv[1]
     if ending == "looks":
-        print(json.dumps(looks()))
+        print(json.dumps(looks_with_torch() if "torch" in sys.argv else looks()))
     elif ending == "random":
         import torch
         from sympy.core import random as sympys
