@@ -190,7 +190,11 @@ class TrainingNode(PlayedNode):
             self._reports.popleft()(node)
         desired, command = node.desired, self.command
         if command is None:
-            if desired.run and not desired.exit and desired.attempt > self.attempts:
+            if desired.exit:
+                # The launcher leaves, and the node is gone with it.
+                self.alive = False
+                self.site.changed()
+            elif desired.run and desired.attempt > self.attempts:
                 self.attempts = desired.attempt
                 started = self.command = Command(desired.attempt, next(_PIDS))
                 self.site.after(0.1, lambda: self._comes_to_the_rendezvous(started))
