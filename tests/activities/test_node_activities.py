@@ -23,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.nodes import activities as node_activities
     from activities.nodes.activities import NodeActivities
     from activities.nodes.local import LocalBackend
-    from agent.job_liveness import JobFate, ask_fate
+    from agent.job_liveness import JobLiveness, query_job_liveness
     from tests.activities.local_nodes import LocalJob, nothing_left
     from tests.support.temporal_server import DevServer
     from tests.support.waiting import eventually
@@ -209,13 +209,13 @@ async def test_the_watch_tells_that_the_job_has_closed(running: Running) -> None
 async def test_an_unknown_job_is_not_a_closed_one(
     temporal_server: DevServer, temporal_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers: list[JobFate] = []
+    answers: list[JobLiveness] = []
 
-    async def ask(*arguments: Any, **options: Any) -> JobFate:
-        answers.append(await ask_fate(*arguments, **options))
+    async def ask(*arguments: Any, **options: Any) -> JobLiveness:
+        answers.append(await query_job_liveness(*arguments, **options))
         return answers[-1]
 
-    monkeypatch.setattr(node_activities, "ask_fate", ask)
+    monkeypatch.setattr(node_activities, "query_job_liveness", ask)
     queue = f"watched-{secrets.token_hex(4)}"
     job = LocalJob(tmp_path)
     activities = NodeActivities(temporal_client, [LocalBackend(tmp_path, connection=temporal_server.environment)])
@@ -224,7 +224,7 @@ async def test_an_unknown_job_is_not_a_closed_one(
             WatchedGroup.run, args=[queue, job.watch(owner_check=0.2)], id=job.group_id, task_queue=queue
         )
         await eventually(lambda: len(answers) >= 3)
-        assert set(answers) == {JobFate.NOT_FOUND}
+        assert set(answers) == {JobLiveness.NOT_FOUND}
         assert await group.query("events", result_type=list[NodeEvents]) == []
         # A group that is gone ends its watch, and a cancelled watch ends too.
         await group.signal(WatchedGroup.close)
