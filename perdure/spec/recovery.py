@@ -34,10 +34,10 @@ class Recovery(Section):
     `on_capacity_loss` is `wait`, after which it continues with the nodes it has. The wait for the first world is
     `timing.rendezvous.join_timeout`."""
     warm_starts: bool = True
-    """Ranks are forked from an interpreter of the node that has already imported torch, which saves seconds per
-    restart and takes about 0.6 GB of memory per node. Beside GPUs, and where a fork would lose what ranks import, a
-    process per rank waits instead, which takes that memory once more per rank, where it is free. Where a warm start
-    would make a difference to the script, ranks are started in the ordinary way, and `perdure explain` says why."""
+    """Ranks are started from an interpreter of the node that has imported torch already, which saves seconds per
+    restart and takes about 0.7 GB of memory per node; beside GPUs once more per rank, where it is free. Where that would
+    make a difference to the script, ranks are started in the ordinary way, and `perdure explain` says why: see
+    docs/warm-starts.md."""
 
 
 class Retry(Section):
