@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ LOCK = ROOT / "requirements.lock"
 STAMP = VENV / "perdure-setup"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure"
 
+PROGRESS_INTERVAL = 15.0
+"""Seconds between two lines about a step that goes on."""
+
 LOCKED_EXTRAS = ("kubernetes", "torch", "frameworks", "dev")
 
 IMAGE_LOCK = ROOT / "deploy" / "images" / "requirements.lock"
@@ -45,10 +49,23 @@ class SetupFailed(Exception):
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Says what is being done, and how long it took."""
+    """Says what is being done, after each interval that it still is, and how long it took."""
     print(f"setup: {what} ...", flush=True)
     started = time.monotonic()
-    yield
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(PROGRESS_INTERVAL):
+            minutes, seconds = divmod(int(time.monotonic() - started), 60)
+            print(f"setup:   {minutes}:{seconds:02d} min, still at it", flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
     print(f"setup: done in {time.monotonic() - started:.1f} s", flush=True)
 
 

@@ -19,11 +19,13 @@ import time
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
+
+from perdure.local.go_build import GoFailed, Report, run_go
 
 VERSION = "1.8.2"
 """Of Temporal's CLI; its server is 1.31.2."""
@@ -35,6 +37,9 @@ _DOWNLOAD = "https://temporal.download/cli/archive/v{version}?platform={platform
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 """A machine without internet should come to the Go build soon."""
 
+BUILD_TAKES = "3 to 8 minutes on 2 cores"
+"""Measured with an empty cache of Go's: on a machine that does nothing else, and beside test runs."""
+
 _GO_MODULE = """\
 module perdure.local/temporal-build
 
@@ -43,9 +48,6 @@ go 1.25
 replace github.com/temporalio/cli/cliext => github.com/temporalio/cli/cliext v0.0.0-20260731000218-c579925f193f
 """
 """The CLI's own go.mod replaces cliext by a folder of its repository, which a module build does not have."""
-
-Report = Callable[[str], None]
-"""Hears, line by line, what is being done."""
 
 
 class TemporalBinaryMissing(Exception):
@@ -152,29 +154,18 @@ def _build(target: Path, report: Report) -> None:
     go = shutil.which("go")
     if go is None:
         raise _Failed("there is no Go toolchain to build it with")
-    report(f"Building Temporal's CLI {VERSION} from its Go module (once; about 3 minutes on 2 cores) ...")
+    report(f"Building Temporal's CLI {VERSION} from its Go module (once; {BUILD_TAKES}) ...")
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="perdure-temporal-build-") as name, _installed(target) as built:
         folder = Path(name)
         (folder / "go.mod").write_text(_GO_MODULE, encoding="utf-8")
         package = "github.com/temporalio/cli/cmd/temporal"
         stamp = f"-s -w -X github.com/temporalio/cli/internal/temporalcli.Version={VERSION}"
-        for command in (
-            [go, "get", f"{package}@v{VERSION}"],
-            [go, "build", "-ldflags", stamp, "-o", str(built), package],
-        ):
-            answer = subprocess.run(
-                command,
-                cwd=folder,
-                env={**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-            )
-            if answer.returncode != 0:
-                last = " ".join(answer.stdout.strip().splitlines()[-3:])
-                raise _Failed(f"`go {command[1]}` failed: {last}")
+        try:
+            run_go(go, "get", f"{package}@v{VERSION}", folder=folder, report=report)
+            run_go(go, "build", "-ldflags", stamp, "-o", str(built), package, folder=folder, report=report)
+        except GoFailed as failed:
+            raise _Failed(str(failed)) from None
     report(f"  done in {time.monotonic() - started:.0f} s: {target}")
 
 

@@ -15,9 +15,11 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from perdure.local.go_build import GoFailed, Report, run_go
 
 KUBERNETES = "1.36.3"
 ETCD = "3.6.5"
@@ -33,9 +35,6 @@ DEBIAN_PACKAGES = {
     "busybox-static": ("/bin/busybox", "/usr/bin/busybox"),
 }
 """Packages, and where what we need of them lies: on Debian, and elsewhere."""
-
-Report = Callable[[str], None]
-"""Hears, line by line, what is being done."""
 
 
 class BinariesMissing(Exception):
@@ -233,30 +232,33 @@ def _build(source: Source, names: list[str], report: Report) -> None:
             f"{', '.join(names)} of {source.module} {source.version}: neither on PATH nor in {source.folder}; "
             "put them on PATH, or install Go to have them built"
         )
-    report(f"Building {', '.join(names)} {source.version} with Go (once; about {source.takes} on 2 cores) ...")
+    report(f"Building {', '.join(names)} {source.version} with Go (once; {source.takes} on 2 cores) ...")
     started = time.monotonic()
     with tempfile.TemporaryDirectory(dir=source.folder, prefix=".build-") as folder:
         workshop = Path(folder)
-        (workshop / "go.mod").write_text(f"module perdure.local/build\n\ngo 1.25\n\n{_replacements(go, source)}")
+        replacements = _replacements(go, source, report)
+        (workshop / "go.mod").write_text(f"module perdure.local/build\n\ngo 1.25\n\n{replacements}")
         packages = [f"{source.module}/{source.packages[name]}".rstrip("/") for name in names]
         out = workshop / "out"
         out.mkdir()
-        _go(go, workshop, "get", *(f"{package}@v{source.version}" for package in packages))
-        for name, package in zip(names, packages, strict=True):
+        _go(go, workshop, report, "get", *(f"{package}@v{source.version}" for package in packages))
+        for number, (name, package) in enumerate(zip(names, packages, strict=True), 1):
+            if len(names) > 1:
+                report(f"  {number} of {len(names)}: {name}")
             flags = [*(["-tags", source.tags] if source.tags else []), "-ldflags", f"-s -w {source.stamp}"]
-            _go(go, workshop, "build", *flags, "-o", str(out / name), package)
+            _go(go, workshop, report, "build", *flags, "-o", str(out / name), package)
             (out / name).replace(source.folder / name)
     report(f"  done in {time.monotonic() - started:.0f} s: {source.folder}")
 
 
-def _replacements(go: str, source: Source) -> str:
+def _replacements(go: str, source: Source, report: Report) -> str:
     if not source.own_replacements:
         return ""
     module = f"{source.module}@v{source.version}"
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "go.mod").write_text("module perdure.local/look\n")
-        downloaded = json.loads(_go(go, Path(folder), "mod", "download", "-json", module))
-        described = json.loads(_go(go, Path(folder), "mod", "edit", "-json", downloaded["GoMod"]))
+        downloaded = json.loads(_go(go, Path(folder), report, "mod", "download", "-json", module))
+        described = json.loads(_go(go, Path(folder), report, "mod", "edit", "-json", downloaded["GoMod"]))
     published = f"v0.{source.version.partition('.')[2]}"
     lines = [
         f"\t{path} => {path} {published}\n"
@@ -266,12 +268,11 @@ def _replacements(go: str, source: Source) -> str:
     return f"replace (\n{''.join(lines)})\n"
 
 
-def _go(go: str, folder: Path, *arguments: str) -> str:
-    environment = {**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"}
-    answer = subprocess.run([go, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if answer.returncode:
-        raise BinariesMissing(f"`go {' '.join(arguments[:1])}` failed: {_last_lines(answer.stdout + answer.stderr)}")
-    return answer.stdout
+def _go(go: str, folder: Path, report: Report, subcommand: str, *arguments: str) -> str:
+    try:
+        return run_go(go, subcommand, *arguments, folder=folder, report=report)
+    except GoFailed as failed:
+        raise BinariesMissing(str(failed)) from None
 
 
 def _last_lines(text: str) -> str:

@@ -1,10 +1,12 @@
 """Set-up is the first thing that anyone meets: tried on a small checkout of its own, with the real `uv`."""
 
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,26 @@ def test_unknown_arguments_are_a_usage_error(checkout: Path):
     wrong = run_setup(checkout, "everything")
     assert wrong.returncode == 2
     assert "requirements.lock" in wrong.stderr
+
+
+def test_a_long_step_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch):
+    spec = importlib.util.spec_from_file_location("setup_script", ROOT / "scripts" / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    setup = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(setup)
+    lines: list[str] = []
+    told_twice = threading.Event()
+
+    def say(line: str, **_: object) -> None:
+        lines.append(line)
+        if len(lines) == 3:
+            told_twice.set()
+
+    monkeypatch.setattr(setup, "print", say, raising=False)
+    monkeypatch.setattr(setup, "PROGRESS_INTERVAL", 0.01)
+    with setup.step("working"):
+        assert told_twice.wait(30)
+    assert lines[0] == "setup: working ..."
+    assert lines[1:3] == ["setup:   0:00 min, still at it"] * 2
+    assert re.fullmatch(r"setup: done in \d+\.\d s", lines[-1])

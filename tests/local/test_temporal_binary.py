@@ -139,7 +139,7 @@ def test_no_way_at_all_says_what_was_tried() -> None:
 
 def test_a_go_toolchain_builds_it(tmp_path: Path) -> None:
     """The toolchain is a stand-in: the real build takes minutes, and `make setup` runs it."""
-    go = f'#!/bin/sh\nif [ "$1" = build ]; then cat > "$5" <<\'END\'\n{GOOD}END\nfi\n'
+    go = f'#!/bin/sh\nif [ "$1" = build ]; then cat > "$6" <<\'END\'\n{GOOD}END\nfi\n'
     script(tmp_path / "bin" / "go", go)
     (tmp_path / "bin" / "cat").symlink_to("/bin/cat")
     assert temporal_binary.ensure().is_file()

@@ -1,0 +1,85 @@
+"""Has Go build a program from its module, and reports how far it is: minutes of silence look like a hang."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import IO
+
+PROGRESS_INTERVAL = timedelta(seconds=15)
+"""Between two lines about a build that goes on."""
+
+_COUNTED = {"get": "modules fetched", "mod": "modules fetched", "build": "packages compiled"}
+"""What the lines that a subcommand prints stand for. Packages that are in Go's cache are not printed."""
+
+Report = Callable[[str], None]
+"""Hears, line by line, what is being done."""
+
+
+class GoFailed(Exception):
+    """Go ended with an error; the message holds its last lines."""
+
+
+def run_go(
+    go: str, subcommand: str, *arguments: str, folder: Path, report: Report, interval: timedelta = PROGRESS_INTERVAL
+) -> str:
+    """Runs one subcommand in a folder that holds a `go.mod`, and returns what it prints.
+
+    Args:
+        go: The toolchain.
+        subcommand: Such as `get` or `build`.
+        arguments: Of the subcommand.
+        folder: Where it runs.
+        report: Hears after each interval how long it has run, and what it has done.
+        interval: Between two reports.
+
+    Raises:
+        GoFailed: if it fails.
+    """
+    verbose = ("-v",) if subcommand == "build" else ()
+    command = [go, subcommand, *verbose, *arguments]
+    environment = {**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"}
+    lines: list[str] = []
+    started = time.monotonic()
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as printed,
+        subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=printed, stderr=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        assert process.stderr is not None
+        reader = threading.Thread(target=_collect, args=(process.stderr, lines), daemon=True)
+        reader.start()
+        while True:
+            try:
+                process.wait(timeout=interval.total_seconds())
+                break
+            except subprocess.TimeoutExpired:
+                report(f"  {_elapsed(started)}: {_progress(subcommand, lines)}")
+        reader.join()
+        printed.seek(0)
+        answer = printed.read()
+    if process.returncode:
+        last = " ".join([*answer.strip().splitlines(), *lines][-3:])
+        raise GoFailed(f"`go {subcommand}` failed: {last}")
+    return answer
+
+
+def _collect(stream: IO[str], lines: list[str]) -> None:
+    lines.extend(line.strip() for line in stream)
+
+
+def _progress(subcommand: str, lines: list[str]) -> str:
+    done = f"{len(lines):,} {_COUNTED.get(subcommand, 'lines')}"
+    return f"{done}, the last {lines[-1].removeprefix('go: downloading ')}" if lines else done
+
+
+def _elapsed(started: float) -> str:
+    minutes, seconds = divmod(int(time.monotonic() - started), 60)
+    return f"{minutes}:{seconds:02d} min"
