@@ -35,8 +35,8 @@ class Recovery(Section):
     `timing.rendezvous.join_timeout`."""
     warm_starts: bool = True
     """Ranks are started from an interpreter of the node that has imported torch already, which saves seconds per
-    restart and takes about 0.7 GB of memory per node; beside GPUs once more per rank, where it is free. Where that would
-    make a difference to the script, ranks are started in the ordinary way, and `perdure explain` says why: see
+    restart and takes about 0.7 GB of memory per node; beside GPUs once more per rank, where it is free. Where that
+    would make a difference to the script, ranks are started in the ordinary way, and `perdure explain` says why: see
     docs/warm-starts.md."""
 
 
