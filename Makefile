@@ -6,8 +6,8 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # Of the demo's nodes: local or kubernetes.
 BACKEND ?= local
-# One process for each core shares the tests out by what they need (tests/conftest.py).
-SIDE_BY_SIDE := -n $(shell $(PYTHON) -c "import os; print(max(os.cpu_count() or 1, 2))")
+# Three processes for two cores, as tests mostly wait for others; tests/conftest.py shares them out by what they need.
+SIDE_BY_SIDE := -n $(shell $(PYTHON) -c "import os; print(max((os.cpu_count() or 1) * 3 // 2, 2))")
 # Of long tests: only, for all of them, or one group (tests/conftest.py names them).
 GROUP ?= only
 # What is compiled once need not be in each of the thousands of processes that tests, demo and benchmarks start.

@@ -20,12 +20,19 @@ from perdure.local.state import StateFolder
 from tests.support.command_line import end_nodes
 from tests.support.temporal_server import DevServer, shared_dev_server
 
+_WITH_RANKS = (
+    *("corners", "env_mode", "frameworks", "kinds_of_scripts", "launchers", "networks", "stages", "step_counter"),
+    *("torchrun_worlds", "warm_standbys", "warm_starts"),
+)
 _NEEDS = {
     "cluster": ("tests/kubernetes/",),
-    "ranks": ("tests/benchmarks/", "tests/launcher/", "tests/system/"),
+    "ranks": ("tests/benchmarks/", "tests/system/", *(f"tests/launcher/test_{name}.py" for name in _WITH_RANKS)),
 }
-"""What tests need, by their folders: there is one cluster, and ranks import torch again and again, which takes a core
-each time. All others need a Temporal server at most."""
+"""What tests need, by their folders and files: there is one cluster, and ranks import torch again and again, which
+takes a core each time. All others need a Temporal server at most."""
+
+_LONGEST = ("tests/workflows/", "tests/cli/", "tests/agent/")
+"""Of those others, what takes most of the time: begun first, so that no process has it left at the end."""
 
 _CORES_PER_RANKS = 2
 """Processes with ranks beside each other: one for so many cores."""
@@ -84,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             kept = [item for item in items if groups[item] == group]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     order = [*_NEEDS, "server"]
-    items[:] = sorted(kept, key=lambda item: order.index(_need(item.nodeid)))
+    items[:] = sorted(kept, key=lambda item: (order.index(_need(item.nodeid)), not item.nodeid.startswith(_LONGEST)))
 
 
 def _long_group(item: pytest.Item) -> str | None:
