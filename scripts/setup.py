@@ -34,7 +34,7 @@ STAMP = VENV / "perdure-setup"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure"
 
 PROGRESS_INTERVAL = 15.0
-"""Seconds between two lines about a step that goes on."""
+"""Seconds between two lines about a step that continues."""
 
 LOCKED_EXTRAS = ("kubernetes", "torch", "frameworks", "dev")
 
@@ -57,7 +57,7 @@ def step(what: str) -> Iterator[None]:
     def tell() -> None:
         while not over.wait(PROGRESS_INTERVAL):
             minutes, seconds = divmod(int(time.monotonic() - started), 60)
-            print(f"setup:   {minutes}:{seconds:02d} min, still at it", flush=True)
+            print(f"setup:   {minutes}:{seconds:02d} min, not done yet", flush=True)
 
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()

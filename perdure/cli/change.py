@@ -126,7 +126,7 @@ def cancel(
     output: OutputOption = None,
     address: AddressOption = None,
 ) -> None:
-    """End a job: its processes get SIGTERM and their grace. Of a failed job that is held, lets the nodes go.
+    """End a job: its processes get SIGTERM and their grace. Of a failed job that is held, releases the nodes.
 
     [dim]perdure cancel llama-8b-sft --wait[/]
     """

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import IO
 
 PROGRESS_INTERVAL = timedelta(seconds=15)
-"""Between two lines about a build that goes on."""
+"""Between two lines about a build that continues."""
 
 _COUNTED = {"get": "modules fetched", "mod": "modules fetched", "build": "packages compiled"}
 """What the lines that a subcommand prints stand for. Packages that are in Go's cache are not printed."""
 
 Report = Callable[[str], None]
-"""Hears, line by line, what is being done."""
+"""Takes lines about what is being done, for people."""
 
 
 class GoFailed(Exception):
@@ -36,7 +36,7 @@ def run_go(
         subcommand: Such as `get` or `build`.
         arguments: Of the subcommand.
         folder: Where it runs.
-        report: Hears after each interval how long it has run, and what it has done.
+        report: Takes a line after each interval: how long it has run, and what it has done.
         interval: Between two reports.
 
     Raises:

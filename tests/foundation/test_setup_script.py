@@ -95,7 +95,7 @@ def test_unknown_arguments_are_a_usage_error(checkout: Path):
     assert "requirements.lock" in wrong.stderr
 
 
-def test_a_long_step_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch):
+def test_a_long_step_reports_that_it_continues(monkeypatch: pytest.MonkeyPatch):
     spec = importlib.util.spec_from_file_location("setup_script", ROOT / "scripts" / "setup.py")
     assert spec is not None
     assert spec.loader is not None
@@ -114,5 +114,5 @@ def test_a_long_step_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch):
     with setup.step("working"):
         assert told_twice.wait(30)
     assert lines[0] == "setup: working ..."
-    assert lines[1:3] == ["setup:   0:00 min, still at it"] * 2
+    assert lines[1:3] == ["setup:   0:00 min, not done yet"] * 2
     assert re.fullmatch(r"setup: done in \d+\.\d s", lines[-1])

@@ -1,0 +1,98 @@
+"""Numbers that the docs tell are those of the code."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+
+from activities.nodes.kubernetes import leftovers
+from activities.nodes.local import folders, retention
+from agent import logs as agent_logs
+from agent import outbox
+from perdure.client import workdir
+from perdure.client.logs import agents as log_agents
+from perdure.operator import operator, reconcile
+from perdure.spec.job import JobSpec
+from perdure.spec.roles import MAX_NODES
+from perdure.spec.timing import Timing
+from perdure.spec.validate import MAX_BYTES
+from perdure_launcher.agent_link.encoding import LONGEST_TEXT as LONGEST_REPORT
+from perdure_launcher.agent_link.rank_exits import SUPERSEDED_EXIT_CODE
+from perdure_launcher.supervisor.launcher import USAGE_INTERVAL
+from tests.docs.pages import ROOT
+from workflows import carrying, names, options
+from workflows.messages.base import LONGEST_TEXT
+from workflows.node_table import REWORDINGS
+from workflows.policy import incident_texts, observations
+
+TIMING = Timing()
+ROLES = {"worker": {"nodes": 1, "command": ["true"]}}
+SPEC = JobSpec.model_validate({"name": "x", "roles": ROLES})
+WORDS = {"ten": 10, "eight": 8}
+
+
+def seconds(value: timedelta) -> float:
+    return value.total_seconds()
+
+
+def minutes(value: timedelta) -> float:
+    return value / timedelta(minutes=1)
+
+
+TOLD: list[tuple[str, str, float]] = [
+    ("architecture.md", r"NodeGroup \(per role, up to (\d+) nodes\)", names.NODES_PER_GROUP),
+    ("architecture.md", r"heartbeat (\d+) s,\s+timeout 6 s", seconds(TIMING.lease.heartbeat)),
+    ("architecture.md", r"timeout (\d+) s, and 4 s to be taken", seconds(TIMING.lease.timeout)),
+    ("architecture.md", r"and (\d+) s to be taken again", seconds(TIMING.lease.schedule_to_start)),
+    ("architecture.md", r"to (\d+) s, 30 s and 30 s for a thousand", seconds(TIMING.lease.of(1000).heartbeat)),
+    ("architecture.md", r"to 10 s, (\d+) s and 30 s for a thousand", seconds(TIMING.lease.of(1000).timeout)),
+    ("architecture.md", r"10 s, 30 s and (\d+) s for a thousand", seconds(TIMING.lease.of(1000).schedule_to_start)),
+    ("architecture.md", r"it has said nothing for\s+(\d+) s of a node", seconds(options.OVERLOOKED)),
+    ("architecture.md", r"and for (\d+) of its\s+usual steps", TIMING.stall.steps),
+    ("architecture.md", r"reachable again after (\d+) s or more", seconds(observations.SHORTEST)),
+    ("architecture.md", r"the\s+newest (\w+) are kept; what happens", observations.KEPT),
+    ("architecture.md", r"interval is max\((\d+) s", seconds(TIMING.signals.heartbeat)),
+    ("architecture.md", r"from ([\d,]+) events on", options.HISTORY_LIMIT),
+    ("architecture.md", r"after its first (\w+)\s+reasons", REWORDINGS),
+    ("architecture.md", r"plain JSON up to (\d+) KB", carrying.LARGEST_PLAIN / 1024),
+    ("architecture.md", r"at most ([\d,]+) characters, and a job's incidents", LONGEST_TEXT),
+    ("architecture.md", r"a job's incidents (\d+) KB", incident_texts.BUDGET / 1024),
+    ("architecture.md", r"at most ([\d,]+) nodes\. Tried", MAX_NODES),
+    ("architecture.md", r"(Eight) or more nodes that are desired at once", options.MANY_NODES),
+    ("architecture.md", r"are created (\d+) by one activity", options.NODES_TOGETHER),
+    ("architecture.md", r"at a random time within (\d+) ms per node", outbox._SPREAD_PER_NODE * 1000),
+    ("node-protocol.md", r"longer than ([\d,]+) characters", LONGEST_REPORT),
+    ("node-protocol.md", r"the reserved code (\d+)", SUPERSEDED_EXIT_CODE),
+    ("node-protocol.md", r"devices: \[…\]\}` every (\d+) s", seconds(USAGE_INTERVAL)),
+    ("node-protocol.md", r'"stop_grace_s": ([\d.]+)', seconds(TIMING.processes.stop_grace)),
+    ("node-protocol.md", r'"log_max_bytes": (\d+)', TIMING.processes.log_max_bytes),
+    ("operations.md", r"such as `30d`; (\d+) days by default", folders.DEFAULT_RETENTION.days),
+    ("operations.md", r"not among the (\d+) that ended last", retention.KEPT_JOBS),
+    ("joining.md", r"`limits.termination_grace_period` \((\d+) s\)", seconds(SPEC.limits.termination_grace_period)),
+    ("joining.md", r"`timing.rendezvous.join_timeout` \((\d+) min\)", minutes(TIMING.rendezvous.join_timeout)),
+    ("joining.md", r"`recovery.replace_timeout` \((\d+) min\)", minutes(SPEC.recovery.replace_timeout)),
+    ("kubernetes.md", r"at most (\d+) MB compressed", workdir.MAX_PACKED / 1e6),
+    ("kubernetes.md", r"and (\d+) MB unpacked", workdir.MAX_UNPACKED / 1e6),
+    ("kubernetes.md", r"after (\d+) minutes if the client has vanished", minutes(options.UPLOAD_LIMIT)),
+    ("kubernetes.md", r"every (\w+) minutes, and `perdure doctor`", minutes(leftovers.INTERVAL)),
+    ("kubernetes.md", r"`timing.rendezvous.join_timeout`, (\d+)m", minutes(TIMING.rendezvous.join_timeout)),
+    ("kubernetes.md", r"with the last\s+([\d,]+) lines", log_agents.LINES),
+    ("kubernetes.md", r"agents copy it every (\d+) s", agent_logs._INTERVAL),
+    ("kubernetes.md", r"One list and one watch per (\d+) nodes", names.NODES_PER_GROUP),
+    ("kubernetes-resource.md", r"one question to Temporal every (\d+) s", operator.ROUND),
+    ("kubernetes-resource.md", r"at most (\d+) looks at jobs a second", operator.LOOKS_PER_SECOND),
+    ("kubernetes-resource.md", r"one that runs every (\d+) s", reconcile.REFRESH),
+    ("spec.md", r"a specification has at most (\d+) KiB", MAX_BYTES / 1024),
+    ("importing.md", r"within `retry.window` \((\d+) within an hour\)", SPEC.retry.max_restarts),
+]
+"""Page, where the number stands, and what it is."""
+
+
+@pytest.mark.parametrize(("page", "pattern", "value"), TOLD, ids=[f"{page}: {pattern}" for page, pattern, _ in TOLD])
+def test_the_number_is_the_codes(page: str, pattern: str, value: float):
+    match = re.search(pattern.replace(" ", r"\s+"), (ROOT / "docs" / page).read_text(encoding="utf-8"))
+    assert match is not None, "the docs no longer say it so"
+    told = match[1].replace(",", "").lower()
+    assert (WORDS[told] if told in WORDS else float(told)) == value

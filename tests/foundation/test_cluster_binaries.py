@@ -1,0 +1,44 @@
+"""The cluster's programs are built by Go, and each is named while it is. The toolchain is a stand-in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts.cluster import binaries
+
+GO = """#!/bin/sh
+case "$1" in
+get) ;;
+build) while [ "$1" != -o ]; do shift; done; echo made > "$2"; chmod +x "$2" ;;
+*) exit 1 ;;
+esac
+"""
+
+
+def test_each_program_of_a_build_is_named_and_the_time_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    go = tmp_path / "bin" / "go"
+    go.parent.mkdir()
+    go.write_text(GO)
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{go.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(binaries, "CACHE", tmp_path / "cache")
+    source = binaries.Source(
+        name="pair",
+        module="example.org/pair",
+        version="1.2.3",
+        packages={"first-of-pair": "cmd/first", "second-of-pair": "cmd/second"},
+        takes="1 to 2 minutes",
+    )
+    told: list[str] = []
+    made = binaries.ensure(told.append, (source,))
+    assert [path.read_text() for path in made.values()] == ["made\n", "made\n"]
+    assert told[:3] == [
+        "Building first-of-pair, second-of-pair 1.2.3 with Go (once; 1 to 2 minutes on 2 cores) ...",
+        "  1 of 2: first-of-pair",
+        "  2 of 2: second-of-pair",
+    ]
+    assert told[-1].startswith("  done in 0 s: ")
+    assert binaries.ensure(told.append, (source,)) == made
+    assert len(told) == 4
