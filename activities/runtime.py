@@ -1,6 +1,7 @@
-"""Lays a job's specification over the preset that its `runtime` names, once, when the job starts.
+"""Merges a job's specification over the preset that its `runtime` names, once, when the job starts.
 
-An activity, since presets are a cluster's; its answer is in the job's history, and all that follows reads only that.
+This is an activity because presets belong to a cluster. Its result is recorded in the job's history, and everything
+after it reads only that result.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from perdure.spec.validate import to_mapping, validate_started
 
 
 class PresetRefused(Exception):
-    """The job cannot have this preset; the message says why, and who can change that."""
+    """The job cannot use this preset; the message says why, and who can change that."""
 
 
 @runtime_checkable
@@ -27,16 +28,16 @@ class PresetBackend(Protocol):
     name: str
 
     async def with_preset(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The specification over the preset that it names.
+        """Merges the specification over the preset that it names.
 
         Raises:
-            PresetRefused: if it cannot have that.
+            PresetRefused: if the specification cannot use that preset.
         """
         ...
 
 
 class RuntimeActivities:
-    """The activity over the backends of this worker."""
+    """The activity that resolves `runtime` with the backends of this worker."""
 
     def __init__(self, backends: Iterable[NodeBackend]) -> None:
         self._backends = {backend.name: backend for backend in backends if isinstance(backend, PresetBackend)}
@@ -47,10 +48,10 @@ class RuntimeActivities:
 
     @activity.defn(name="resolve_runtime")
     async def resolve_runtime(self, data: dict[str, Any]) -> dict[str, Any]:
-        """The specification with its preset, valid and as plain data.
+        """Returns the specification merged with its preset, validated, as plain data.
 
         Raises:
-            ApplicationError: `InvalidSpec`, not retried, if the two do not go together.
+            ApplicationError: `InvalidSpec`, not retried, if specification and preset conflict.
         """
         backend = self._backends.get(str(data.get("backend")))
         if backend is None:

@@ -15,7 +15,7 @@ from workflows.messages import Adopt, GroupDesire, GroupTransitions
 
 
 class SignalActivities:
-    """Sends signals by the worker's own client."""
+    """Sends signals with the worker's own client."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -26,17 +26,17 @@ class SignalActivities:
 
     @activity.defn(name=SIGNAL_ACTIVITIES["desire"])
     async def signal_desire(self, group_id: str, message: GroupDesire) -> Delivery:
-        """Tells a group what its job desires."""
+        """Signals a group the desired state that its job derived."""
         return await self._deliver(group_id, "desire", message)
 
     @activity.defn(name=SIGNAL_ACTIVITIES["adopt"])
     async def signal_adopt(self, group_id: str, message: Adopt) -> Delivery:
-        """Asks a running group for its table, on behalf of the job that adopts it."""
+        """Requests the table of a running group on behalf of the job that adopts it."""
         return await self._deliver(group_id, "adopt", message)
 
     @activity.defn(name=SIGNAL_ACTIVITIES["edges"])
     async def signal_transitions(self, job_id: str, message: GroupTransitions) -> Delivery:
-        """Tells a job what changed in one of its groups."""
+        """Signals a job the transitions in one of its groups."""
         return await self._deliver(job_id, "edges", message)
 
     async def _deliver(

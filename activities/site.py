@@ -1,4 +1,4 @@
-"""What a job asks first: what its worker knows about where it runs, and whether it can be run at all."""
+"""The first activity of a job: returns the worker's site facts and validates the specification."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from workflows.messages import JobCheck, SiteFacts
 
 
 class SiteActivities:
-    """Answers from what the worker found out when it started; asks nothing itself, so it never fails."""
+    """Returns facts that the worker collected at its start; calls no other service, so it cannot fail."""
 
     def __init__(self, facts: SiteFacts) -> None:
         self._facts = facts
 
     @property
     def all(self) -> list[Callable[..., Any]]:
-        """What the worker serves."""
+        """The activities to register with the worker."""
         return [self.site_facts, self.check_job]
 
     @activity.defn(name="site_facts")
     async def site_facts(self) -> SiteFacts:
-        """The facts."""
+        """Returns the site facts."""
         return self._facts
 
     @activity.defn(name="check_job")
     async def check_job(self, spec: Any) -> JobCheck:
-        """The facts, and what is wrong with the specification of a job that starts.
+        """Returns the site facts, and the problem with a starting job's specification, if any.
 
-        It is checked here once, and never in the workflow's code: that runs again whenever the job is replayed, also by
-        a release that allows less.
+        The specification is validated here once and never in workflow code: workflow code runs again whenever the job
+        is replayed, possibly by a release with stricter rules.
         """
         try:
             validate_started(spec)

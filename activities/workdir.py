@@ -1,4 +1,4 @@
-"""Keeps the code of a submission where its job's nodes will find it: the activities of `WorkdirUpload`."""
+"""The activities of `WorkdirUpload`: store the code of a submission where its job's nodes will find it."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _CALL_TIMEOUT = timedelta(seconds=5)
 class WorkdirBackend(Protocol):
     """A backend whose nodes cannot see the submitting machine.
 
-    An archive has no owner until a node of its job is created, and then goes with that job.
+    An archive has no owner until a node of its job is created; after that it is deleted together with the job.
     """
 
     name: str
 
     async def keep_part(self, request: WorkdirRequest, index: int, content: bytes) -> None:
-        """Keeps one part; the same part twice is one.
+        """Stores one part; storing the same part twice has no further effect.
 
         Raises:
-            NodeRefused: if that can never succeed.
+            NodeRefused: if the part can never be stored.
         """
         ...
 
     async def is_adopted(self, request: WorkdirRequest) -> bool:
-        """Whether a job has the archive."""
+        """Returns whether a job owns the archive."""
         ...
 
     async def remove_archive(self, request: WorkdirRequest) -> None:
-        """Removes whatever there is of it."""
+        """Removes all stored parts of the archive."""
         ...
 
 
 class WorkdirActivities:
-    """Activities over the backends of this worker."""
+    """The upload activities, for the backends of this worker that support uploads."""
 
     def __init__(self, client: Client, backends: Iterable[NodeBackend]) -> None:
         self._client = client
@@ -57,10 +57,10 @@ class WorkdirActivities:
 
     @activity.defn(name="keep_workdir_part")
     async def keep_workdir_part(self, request: WorkdirRequest, index: int, content: bytes) -> None:
-        """Keeps one part of the archive.
+        """Stores one part of the archive.
 
         Raises:
-            ApplicationError: `WorkdirRefused`, not retried, if the backend never will.
+            ApplicationError: `WorkdirRefused`, not retried, if the backend can never store it.
         """
         try:
             await self._backend(request).keep_part(request, index, content)
@@ -69,10 +69,10 @@ class WorkdirActivities:
 
     @activity.defn(name="settle_workdir")
     async def settle_workdir(self, request: WorkdirRequest) -> str:
-        """Leaves the archive to its job once that has taken it, and removes it where there is no such job.
+        """Leaves the archive to its job if the job has adopted it, and removes it if there is no such job.
 
         Raises:
-            ApplicationError: while the job runs and has not taken it: retried later.
+            ApplicationError: while the job runs and has not adopted it; retried later.
         """
         name = request.archive.name
         if request.backend not in self._backends:
@@ -86,7 +86,7 @@ class WorkdirActivities:
         return f"{name} was removed: no job has taken it"
 
     async def _job_waits(self, request: WorkdirRequest) -> bool:
-        """Whether the job that was started with this very archive is open; another one may have the name."""
+        """Returns whether the job that was started with this archive is open; another job may have taken its name."""
         try:
             job = await self._client.get_workflow_handle(request.job_id).describe(rpc_timeout=_CALL_TIMEOUT)
         except RPCError as error:

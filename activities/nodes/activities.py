@@ -1,4 +1,4 @@
-"""The worker's activities for nodes: what NodeGroup asks of a backend, and what a backend's watch tells it."""
+"""The worker's node activities: create, delete, describe and watch the nodes of a NodeGroup through their backend."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ from workflows.messages import (
 logger = logging.getLogger(__name__)
 
 _CALL_TIMEOUT = timedelta(seconds=5)
-"""For one signal or question; both are repeated."""
+"""Timeout of one signal or query; both are retried."""
 _GATHER = 0.5
-"""Seconds between two messages to a group: each is an event of its history and a decision of its worker, and a thousand
-pods have thousands of things to say while they start. The first goes at once, and so does the loss of a node."""
+"""Minimum seconds between two signals to a group. Each signal is an event of the group's history and a decision of its
+worker, and a thousand pods produce thousands of events while they start. The first signal goes out at once, and so
+does the loss of a node."""
 _LONGEST_REASON = 300
 _MOST_WAITING = 10_000
-"""Nodes whose reason to wait is remembered; forgetting one costs a repeated signal."""
+"""Number of nodes whose reason to wait is remembered. Forgetting one costs a repeated signal."""
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 _BEAT = timedelta(seconds=2)
-"""Heartbeat of a long activity where its timeout does not ask for a faster one."""
+"""Heartbeat interval of a long activity, unless its heartbeat timeout requires a shorter one."""
 
 
 class NodeActivities:
@@ -53,25 +54,25 @@ class NodeActivities:
         self._client = client
         self._backends = {backend.name: backend for backend in backends}
         self._waits_for: dict[str, str] = {}
-        """By node that is not there yet: why, as its group was told."""
+        """The reason last signaled to the group, by the name of each node that does not exist yet."""
 
     @property
     def short(self) -> Sequence[Callable[..., Any]]:
-        """For the queue of workflows and short activities."""
+        """Activities for the task queue of workflows and short activities."""
         return (self.create_node, self.create_nodes, self.delete_nodes, self.clear_group, self.describe_node)
 
     @property
     def watches(self) -> Sequence[Callable[..., Any]]:
-        """For the queue of long watches, which would take the short activities' slots."""
+        """Activities for the task queue of long watches, which would otherwise occupy the short activities' slots."""
         return (self.watch_nodes,)
 
     @activity.defn(name="create_node")
     async def create_node(self, request: NodeRequest) -> CreatedNode:
-        """Makes the node exist.
+        """Creates the node.
 
         Raises:
-            ApplicationError: `NodeRefused`, not retried, if the backend never will; `JobRevoked` if the job is not
-                desired any more, which is cancelled then; `NodeNotYet` if it is not the node's turn.
+            ApplicationError: `NodeRefused`, not retried, if the backend can never create the node; `JobRevoked` if the
+                job is no longer desired, in which case it is cancelled; `NodeNotYet` if the node has to wait.
         """
         backend = self._backend(request.spec.backend)
         async with _beating():
@@ -81,11 +82,11 @@ class NodeActivities:
                 raise ApplicationError(str(refused), type="NodeRefused", non_retryable=True) from refused
             except JobRevoked as revoked:
                 await self._cancel_job(request.job_id, request.job_first_run_id, str(revoked))
-                # Retried, so that the job ends as cancelled and not by a node that was refused.
+                # Retryable, so that the job ends as cancelled and not because a node was refused.
                 raise ApplicationError(str(revoked), type="JobRevoked") from revoked
             except NodeNotYet as waiting:
                 await self._tell_what_it_waits_for([(request, waiting)])
-                # No error: workers neither log nor count it.
+                # Benign: workers neither log nor count it as an error.
                 benign = ApplicationErrorCategory.BENIGN
                 raise ApplicationError(str(waiting), type="NodeNotYet", category=benign) from None
             except Exception as error:
@@ -94,7 +95,8 @@ class NodeActivities:
 
     @activity.defn(name="create_nodes")
     async def create_nodes(self, request: NodesRequest) -> NodesCreated:
-        """Makes many nodes exist, as far as that succeeds at once: what does not is requested again, one by one.
+        """Creates many nodes in one attempt. The group requests each node that is missing from the result again by
+        itself.
 
         Raises:
             ApplicationError: `NodeRefused`, not retried, if this worker does not serve the backend.
@@ -124,14 +126,14 @@ class NodeActivities:
 
     @activity.defn(name="delete_nodes")
     async def delete_nodes(self, request: NodesRef) -> None:
-        """Ends nodes; returns when nothing of them runs."""
+        """Ends nodes. Returns when none of their processes runs."""
         async with _beating():
             await self._backend(request.nodes[0].backend).delete(*request.nodes)
 
     @activity.defn(name="clear_group")
     async def clear_group(self, group: GroupRef) -> None:
-        """Ends whatever is left of a group, and what the job's nodes share where no other group has any; returns when
-        nothing is."""
+        """Ends all remaining nodes of a group, and removes the objects that the job's nodes share if no other group has
+        nodes. Returns when nothing remains."""
         backend = self._backend(group.backend)
         if isinstance(backend, SharingBackend):
             async with _beating():
@@ -139,12 +141,12 @@ class NodeActivities:
 
     @activity.defn(name="describe_node")
     async def describe_node(self, node: NodeRef) -> NodeEvent | None:
-        """The node's state now; None where it does not exist."""
+        """Returns the node's current state; None if it does not exist."""
         return await self._backend(node.backend).describe(node)
 
     @activity.defn(name="watch_nodes")
     async def watch_nodes(self, request: WatchRequest) -> None:
-        """Signals the group whatever its backend sees, and that its job has closed; ends with the group."""
+        """Signals the group each event of its backend, and that its job has closed. Ends with the group."""
         backend = self._backend(request.backend)
         telling = _Telling(self._client, request.group_id)
         async with _beating():
@@ -157,12 +159,12 @@ class NodeActivities:
                 )
             ]
             try:
-                # The first to end is the telling, when the group has closed, or one that failed.
+                # The signaling task ends first, when the group has closed, unless another task fails.
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
             except asyncio.CancelledError:
-                # The group's run is over, or another attempt watches: no workflow waits for an answer.
+                # The group's run is over, or another attempt watches: no workflow waits for a result.
                 details = activity.cancellation_details()
                 if details is None or not (details.not_found or details.timed_out):
                     raise
@@ -172,8 +174,8 @@ class NodeActivities:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _tell_what_it_waits_for(self, waiting: Sequence[tuple[NodeRequest, Exception]]) -> None:
-        """Signals the group why nodes are not there yet, where that is news to it: an activity that is retried tells
-        its workflow nothing. The next try tells it again if this one does not get through."""
+        """Signals the group why nodes do not exist yet, if the reason has changed: a failed attempt of an activity is
+        not visible to its workflow. If the signal fails, the next attempt sends it again."""
         events: list[NodeEvent] = []
         for request, error in waiting:
             node, reason = request.node, _why_waiting(error)
@@ -196,7 +198,7 @@ class NodeActivities:
         try:
             await group.signal("node_events", NodeEvents(events=tuple(events)), rpc_timeout=_CALL_TIMEOUT)
         except RPCError as error:
-            logger.info("%s was not told: %s", group.id, error)
+            logger.info("%s could not be signaled: %s", group.id, error)
             return
         if len(self._waits_for) > _MOST_WAITING:
             self._waits_for.clear()
@@ -211,7 +213,7 @@ class NodeActivities:
                 telling.events(fact for fact in batch if isinstance(fact, NodeEvent))
 
     async def _cancel_job(self, job_id: str, first_run_id: str, reason: str) -> None:
-        """Cancels the job as a user would, with the reason; tries until it is done, or nothing is left to cancel."""
+        """Cancels the job as a user would, with the reason. Retries until the job is cancelled or already closed."""
         logger.warning("%s is cancelled: %s", job_id, reason)
         job = self._client.get_workflow_handle(job_id, first_execution_run_id=first_run_id)
         pause = _FIRST_PAUSE
@@ -221,7 +223,7 @@ class NodeActivities:
             except RPCError as error:
                 if error.status is RPCStatusCode.NOT_FOUND:
                     return
-                logger.info("%s was not cancelled, trying again in %.1f s: %s", job_id, pause, error)
+                logger.info("%s could not be cancelled, retrying in %.1f s: %s", job_id, pause, error)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
             else:
@@ -238,7 +240,7 @@ class NodeActivities:
                     rpc_timeout=_CALL_TIMEOUT,
                 )
             except Exception as error:
-                logger.info("no answer about %s, so nothing follows: %s", request.job_id, error)
+                logger.info("the state of %s could not be queried; nothing is done: %s", request.job_id, error)
             else:
                 if liveness is JobLiveness.CLOSED and not told:
                     told = True
@@ -259,14 +261,14 @@ class NodeActivities:
 
 
 def _why_waiting(error: Exception) -> str:
-    """For people: why a node was not created that may be later."""
+    """Returns a message for users that says why the node does not exist yet."""
     if isinstance(error, NodeNotYet):
         return str(error)[:_LONGEST_REASON]
     return f"it could not be created yet: {str(error) or type(error).__name__}"[:_LONGEST_REASON]
 
 
 class _Telling:
-    """Signals to one group: in order, some together, and again until they have arrived."""
+    """Sends signals to one group: in order, batched, and retried until they arrive."""
 
     def __init__(self, client: Client, group_id: str) -> None:
         self._group = client.get_workflow_handle(group_id)
@@ -287,7 +289,7 @@ class _Telling:
         self._changed.set()
 
     async def run(self) -> None:
-        """Returns when the group has closed."""
+        """Sends pending signals. Returns when the group has closed."""
         pause = _FIRST_PAUSE
         while True:
             await self._changed.wait()
@@ -300,7 +302,7 @@ class _Telling:
                 if isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND:
                     logger.info("%s has closed, so its watch ends", self._group.id)
                     return
-                logger.info("%s was not told, trying again in %.1f s: %s", self._group.id, pause, error)
+                logger.info("%s could not be signaled, retrying in %.1f s: %s", self._group.id, pause, error)
                 self._changed.set()
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
@@ -315,7 +317,7 @@ class _Telling:
 
 @contextlib.asynccontextmanager
 async def _beating() -> AsyncGenerator[None]:
-    """Heartbeats for as long as the body takes, so that a worker's death is noticed and a cancellation heard."""
+    """Heartbeats while the body runs, so that the server detects a dead worker and delivers cancellations."""
     timeout = activity.info().heartbeat_timeout
     interval = (min(timeout / 3, _BEAT) if timeout else _BEAT).total_seconds()
 

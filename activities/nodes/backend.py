@@ -1,7 +1,7 @@
-"""What every way of running nodes must offer: the seam between the workflows and processes, pods or actors.
+"""The protocol of node backends: the interface between the workflows and processes, pods or joined machines.
 
-A backend holds no state that matters: it is asked again after any crash of the worker, and must then do the same
-once more without doing it twice.
+A backend keeps no state of its own. After a crash of the worker it is called again, and must then do the same again
+without creating or deleting anything twice.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from workflows.messages import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRe
 
 @dataclass(frozen=True)
 class Revocation:
-    """A user removes the whole job where its nodes are: it is cancelled, and no node is replaced."""
+    """A request by a user to remove the whole job, made in the backend's system: the job is cancelled, and no node is
+    replaced."""
 
     reason: str
-    """For people."""
+    """A message for users."""
 
 
 Fact = NodeEvent | Revocation
-"""What a watch tells."""
+"""An item that a watch yields."""
 
 
 class NodeBackend(Protocol):
@@ -42,24 +43,24 @@ class NodeBackend(Protocol):
     """
 
     name: str
-    """As the spec's `backend` names it."""
+    """The value of the spec's `backend` that selects it."""
 
     async def create(self, request: NodeRequest) -> CreatedNode:
-        """Makes the node exist. Returns before its agent has spoken.
+        """Creates the node. Returns before the node's agent has reported.
 
         Raises:
             NodeRefused: if this request can never succeed.
-            JobRevoked: if the job as a whole is no longer desired.
-            NodeNotYet: if its turn has not come; it is requested again.
+            JobRevoked: if the whole job is no longer desired.
+            NodeNotYet: if the node has to wait; it is requested again.
         """
         ...
 
     async def delete(self, *nodes: NodeRef) -> None:
-        """Ends nodes of one group: SIGTERM, the grace, SIGKILL, and everything that they left."""
+        """Ends nodes of one group: SIGTERM, the grace period, SIGKILL, and all processes that they left behind."""
         ...
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:
-        """The node's state now; None where it does not exist."""
+        """Returns the node's current state; None if it does not exist."""
         ...
 
     def watch(self, request: WatchRequest) -> AsyncGenerator[tuple[Fact, ...]]:
@@ -69,20 +70,20 @@ class NodeBackend(Protocol):
 
 @runtime_checkable
 class SharingBackend(Protocol):
-    """A backend that keeps more of a job than its nodes."""
+    """A backend that creates objects that the nodes of a job share."""
 
     async def clear(self, group: GroupRef) -> None:
-        """Ends all nodes of the group, also those that the group does not know of, and removes what the job's nodes
-        share where no node of the job is left. Returns when it has seen that nothing is there."""
+        """Ends all nodes of the group, including those that the group does not know, and removes the objects that the
+        job's nodes share if the job has no nodes left. Returns after it has verified that nothing remains."""
         ...
 
 
 @runtime_checkable
 class TidyingBackend(Protocol):
-    """A backend where something may stay behind that no running workflow would remove."""
+    """A backend that can leave objects behind that no running workflow would remove."""
 
     async def keep_tidy(self, client: Client) -> None:
-        """Removes what belongs to jobs that are over, for as long as it runs."""
+        """Removes objects of closed jobs. Runs until it is cancelled."""
         ...
 
 
@@ -91,18 +92,19 @@ class NodeRefused(Exception):
 
 
 class JobRevoked(Exception):
-    """See `Revocation`; met while creating a node."""
+    """The whole job is no longer desired, detected while creating a node; see `Revocation`."""
 
 
 class NodeNotYet(Exception):
-    """The backend will create this node later, and nothing is wrong; the message says what it waits for."""
+    """The backend cannot create this node yet, which is no error; the message says what the node waits for."""
 
     def __init__(self, message: str, *, queued: bool = True) -> None:
-        """Says what the node waits for.
+        """Creates the exception.
 
         Args:
-            message: for people.
-            queued: whether it waits for room, as in `NodeEvent`; otherwise for something that a user must make.
+            message: for users; says what the node waits for.
+            queued: whether the node waits for capacity, as in `NodeEvent`; otherwise for something that a user must
+                create.
         """
         super().__init__(message)
         self.queued = queued

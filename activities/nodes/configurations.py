@@ -1,4 +1,4 @@
-"""What agent and launcher of a node are told: the same wherever the node runs."""
+"""Configurations of a node's agent and launcher: the same for every backend."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from workflows.messages import NodeRequest
 
 
 def agent_configuration(request: NodeRequest, *, address: str, host: str = "", run_dir: Path) -> AgentConfig:
-    """The agent's.
+    """Returns the agent's configuration.
 
     Args:
         request: the node.
         address: where other nodes reach it.
-        host: its machine's name, for people.
-        run_dir: the folder that it shares with the launcher.
+        host: the name of its machine, for users.
+        run_dir: the run directory that it shares with the launcher.
     """
     spec = request.spec
     role = spec.roles[request.node.role]
@@ -40,12 +40,12 @@ def agent_configuration(request: NodeRequest, *, address: str, host: str = "", r
 
 
 def launcher_configuration(request: NodeRequest, *, address: str, workdir: str | None = None) -> dict[str, Any]:
-    """The launcher's, as docs/node-protocol.md has it.
+    """Returns the launcher's configuration, as specified in docs/node-protocol.md.
 
     Args:
         request: the node.
         address: where other nodes reach it.
-        workdir: where the command starts; None for where the launcher does.
+        workdir: the command's working directory; None for the launcher's own.
     """
     spec = request.spec
     role = spec.roles[request.node.role]

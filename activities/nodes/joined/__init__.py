@@ -1,4 +1,4 @@
-"""Nodes that a user or a scheduler started, and that join by `perdure join`: only places are kept open for them."""
+"""Nodes that a user or a scheduler started and that join with `perdure join`; the backend only provides node slots."""
 
 from activities.nodes.joined.backend import JoinedBackend
 

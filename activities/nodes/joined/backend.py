@@ -1,8 +1,8 @@
-"""The joined backend: it owns no machine, so it makes none, ends none and sees none.
+"""The joined backend: it owns no machines, so it creates, ends and observes none.
 
-Creating a node opens a place that a machine can take. From then on the node speaks for itself: its agent like any, and
-`perdure join`, its parent, in the place of a backend's watch, with the same `node_events`. What only the owner of the
-machines can do, to bring another one, is waited for.
+Creating a node opens a slot that a machine can take. From then on the node reports for itself: its agent does so as
+with every backend, and `perdure join`, its parent process, sends the `node_events` that another backend's watch would
+send. If a machine is missing, the job waits until its owner brings another one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from workflows.messages import CreatedNode, NodeEvent, NodeRef, NodeRequest, Wat
 
 
 class JoinedBackend:
-    """Places for machines that come by themselves. See `NodeBackend` for what other backends promise."""
+    """Slots for machines that join by themselves. See `NodeBackend` for what other backends promise."""
 
     name = "joined"
 
     async def create(self, request: NodeRequest) -> CreatedNode:
-        """Opens the place, which the job gives to the first machine that requests it."""
+        """Opens the slot, which the job gives to the first machine that requests it."""
         spec = request.spec
         flag = "" if spec.namespace == "default" else f" -n {spec.namespace}"
         return CreatedNode(
@@ -27,13 +27,13 @@ class JoinedBackend:
         )
 
     async def delete(self, *nodes: NodeRef) -> None:
-        """Nothing is left to do: the group has had the nodes' agents end them."""
+        """Does nothing: the group has already had the nodes' agents end them."""
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:
-        """Nothing is known here that the node did not say itself."""
+        """Returns None: the backend knows nothing that the node did not report itself."""
         return None
 
     async def watch(self, request: WatchRequest) -> AsyncGenerator[tuple[NodeEvent, ...]]:
-        """Sees nothing, until it is cancelled."""
+        """Waits until it is cancelled; yields nothing."""
         await asyncio.Event().wait()
         yield ()

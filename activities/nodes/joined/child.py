@@ -1,7 +1,7 @@
-"""Becomes a program that ends when its parent does. Run as a script, in an interpreter of its own.
+"""Script that replaces itself with a program that ends when its parent ends. Runs in an interpreter of its own.
 
-A scheduler or the kernel that kills `perdure join` ends the node with it: nothing may be left that an allocation
-does not account for. The parent cannot arrange that between fork and exec, since its threads make that unsafe.
+If a scheduler or the kernel kills `perdure join`, the node ends with it: no process may outlive its allocation. The
+parent cannot arrange that between fork and exec, since its threads make that unsafe.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def main() -> None:
     parent, *command = sys.argv[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != int(parent):
-        # It died before the kernel was asked.
+        # The parent died before prctl was called.
         sys.exit(1)
-    # A shell has what it starts in the background ignore it, and exec passes that on.
+    # A shell makes background processes ignore SIGINT, and exec would pass that on.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execvpe(command[0], command, os.environ)
 

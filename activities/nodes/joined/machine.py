@@ -1,4 +1,4 @@
-"""The machine that joins: who it is in its allocation, and where others reach it."""
+"""The machine that joins: its identity in its allocation, and the address at which other nodes reach it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 from activities.nodes.local.folders import STATE_VARIABLE, NodeFolders
 
 _PLACES = ("SLURM_PROCID", "JOB_COMPLETION_INDEX", "SKYPILOT_NODE_RANK")
-"""How schedulers number what they start: Slurm, Kubernetes' indexed Jobs (JobSet and TrainJob, too), SkyPilot."""
+"""Environment variables in which schedulers number their tasks: Slurm, Kubernetes' indexed Jobs (also under JobSet and
+TrainJob), SkyPilot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,27 +21,27 @@ class Machine:
     """The machine of a node that Perdure did not create."""
 
     node_id: str
-    """The same whenever the same part of an allocation comes again, and no other's."""
+    """Unique, and stable: the same part of an allocation has the same value whenever it joins again."""
     place: int | None = None
-    """The number that its scheduler gave it."""
+    """The index that its scheduler gave it."""
     host: str
     address: str
-    """Where other nodes reach it."""
+    """The address at which other nodes reach it."""
 
 
 def this_machine(
     server: str, *, node_id: str = "", address: str = "", environment: Mapping[str, str] = os.environ
 ) -> Machine:
-    """This one.
+    """Describes the machine that this process runs on.
 
     Args:
         server: the Temporal server's address.
-        node_id: in place of what the scheduler says.
-        address: in place of the one that this machine has towards the server.
-        environment: with the scheduler's variables.
+        node_id: overrides the ID derived from the scheduler's variables.
+        address: overrides this machine's address on the route to the server.
+        environment: the environment that holds the scheduler's variables.
 
     Raises:
-        OSError: if the machine has no way to the server, so that its own address is unknown.
+        OSError: if the machine has no route to the server, so that its own address is unknown.
     """
     host = environment.get("SLURMD_NODENAME") or socket.gethostname()
     place = next((int(number) for name in _PLACES if (number := environment.get(name, "")).isdecimal()), None)
@@ -53,8 +54,8 @@ def this_machine(
 
 
 def _node_id(environment: Mapping[str, str], host: str) -> str:
-    """Slurm's job and the task on its node, which a task that is started again there keeps; else the host's name, which
-    Kubernetes keeps for the index of a Job."""
+    """Returns Slurm's job ID and the task's index on its machine, which a restarted task keeps; otherwise the hostname,
+    which Kubernetes keeps for an index of a Job."""
     job, task = environment.get("SLURM_JOB_ID"), environment.get("SLURM_LOCALID", "0")
     if not job:
         return host
@@ -62,21 +63,22 @@ def _node_id(environment: Mapping[str, str], host: str) -> str:
 
 
 def address_towards(server: str) -> str:
-    """The address that this machine has on the way to the server: nodes that reach the server reach each other, too."""
+    """Returns this machine's address on the route to the server. Nodes that reach the server are assumed to reach each
+    other."""
     host, _, port = server.rpartition(":")
     family, kind, _, _, place = socket.getaddrinfo(
         host.strip("[]") or server, int(port or 7233), type=socket.SOCK_DGRAM
     )[0]
     with socket.socket(family, kind) as probe:
-        # Sends nothing: it only has the kernel choose the way.
+        # Sends nothing: connecting a UDP socket only makes the kernel choose the route.
         probe.connect(place)
         return str(probe.getsockname()[0])
 
 
 def joined_nodes() -> NodeFolders:
-    """Where joined nodes of this machine keep their files: `PERDURE_STATE`, else a temporary folder of the user's own.
+    """Returns the folder of this machine's joined nodes: `PERDURE_STATE`, or a temporary folder of the user's own.
 
-    Not the home folder, which clusters share over a network: sockets and locks work on the machine's own disk only.
+    It is not in the home folder, which clusters share over a network: sockets and locks need a local disk.
 
     Raises:
         PermissionError: if another user has made the temporary folder.

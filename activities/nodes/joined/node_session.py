@@ -1,8 +1,7 @@
-"""One place kept by this machine: launcher and agent as this process's own children, from its first report to its
-shutdown report.
+"""A node on this machine from its first report to its shutdown report: runs launcher and agent as child processes.
 
-Elsewhere nodes outlive the process that started them. Here the foreground process is the node as far as its scheduler
-knows, so nothing outlives it.
+With other backends a node outlives the process that started it. Here the foreground process is the node, as far as its
+scheduler knows, so nothing outlives it.
 """
 
 from __future__ import annotations
@@ -33,24 +32,25 @@ from workflows.messages import NodeRequest
 logger = logging.getLogger(__name__)
 
 _AGENT_GRACE = 5.0
-"""Seconds for an agent's shutdown report; it may have a failure to deliver."""
+"""Seconds that an agent has to send its shutdown report and undelivered failures."""
 _ASKING = aiohttp.ClientTimeout(total=2)
-"""For the agent to learn that the node leaves; the departure does not depend on it."""
+"""Timeout of the request that informs the agent of the node's departure, which does not depend on it."""
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 30.0
-"""Before an agent that keeps crashing is started again; one that ran as long as this starts over at the first."""
+"""Longest pause in seconds before a crashing agent is started again. After an agent that ran for this long, the pause
+is the first one again."""
 
 
 class NodeSession:
     """One incarnation of a node on this machine."""
 
     def __init__(self, request: NodeRequest, machine: Machine, *, connection: Mapping[str, str]) -> None:
-        """Prepares it; `run` starts it.
+        """Prepares the node; `run` starts it.
 
         Args:
-            request: the place, as the job gave it.
-            machine: this one.
-            connection: Temporal's variables for the agent, over this process's own.
+            request: the node slot that the job assigned.
+            machine: this machine.
+            connection: Temporal's environment variables for the agent; they override this process's own.
         """
         self._request = request
         self._machine = machine
@@ -63,15 +63,16 @@ class NodeSession:
 
     @property
     def log(self) -> Path:
-        """Where the command's output is kept."""
+        """The path of the command's output."""
         return self._folder.log
 
     def stop(self, reason: str) -> None:
-        """Has the command ended with the job's grace, and then `run` return."""
+        """Ends the command with the job's grace period; `run` then returns."""
         self._leaving = self._leaving or asyncio.create_task(self._leave(reason))
 
     async def _leave(self, reason: str) -> None:
-        # The agent first: an end that it knows of is no failure of the command, which the job would repair here.
+        # The agent learns first: it would report an unexpected end as a failure, and the job would repair the node
+        # here.
         connector = aiohttp.UnixConnector(str(self._folder.run_dir / SOCKET_NAME))
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with aiohttp.ClientSession(connector=connector, timeout=_ASKING) as session:
@@ -81,10 +82,10 @@ class NodeSession:
             self._launcher.terminate()
 
     async def run(self) -> Ending:
-        """Returns when nothing of the node runs any more, and says how it ended.
+        """Runs the node until none of its processes is left, and returns how it ended.
 
         Raises:
-            OSError: if its files cannot be written, or its processes not started.
+            OSError: if its files cannot be written or its processes cannot be started.
         """
         record = self._lay_down()
         self._launcher = launcher = await self._start_launcher(record)
@@ -97,17 +98,17 @@ class NodeSession:
             with contextlib.suppress(asyncio.CancelledError):
                 await keeping
         if leftovers := await kill_leftovers(record.mark):
-            logger.info("ended %d processes that the launcher had left", leftovers)
+            logger.info("ended %d processes that the launcher had left behind", leftovers)
         await self._end_agent()
         ending = self._ending(code)
         try:
             return self._folder.mark_ended(ending)
         except OSError as error:
-            logger.error("%s: its end cannot be noted: %s", self._folder.name, error)
+            logger.error("%s: its end cannot be recorded: %s", self._folder.name, error)
             return ending
 
     def _lay_down(self) -> NodeRecord:
-        """Writes down all that the node's processes read."""
+        """Writes the files that the node's processes read."""
         folder, request, machine = self._folder, self._request, self._machine
         workdir = request.spec.workdir
         folder.make()
@@ -124,17 +125,17 @@ class NodeSession:
     async def _start_launcher(self, record: NodeRecord) -> Process:
         environment = launch.common_environment(self._folder, record)
         environment["PERDURE_LAUNCHER_CONFIG"] = str(self._folder.path / "launcher.json")
-        # A user who calls perdure by its path, its environment not activated, still means the torchrun beside it.
+        # Users may call perdure by its path without activating its environment; torchrun beside it must still be found.
         path, beside = environment.get("PATH", os.defpath), str(Path(sys.executable).parent)
         if beside not in path.split(os.pathsep):
             environment["PATH"] = os.pathsep.join((path, beside))
-        # Its standard output is the command's own.
+        # The launcher inherits standard output, which carries the command's output.
         return await self._start(
             "perdure_launcher", environment, output=None, errors=self._folder.path / "launcher.log"
         )
 
     async def _keep_agent(self, record: NodeRecord) -> None:
-        """Starts the agent, and again whenever it ends beside its launcher."""
+        """Starts the agent, and restarts it whenever it ends while its launcher runs."""
         environment = launch.agent_environment(self._folder, record, self._connection)
         output = self._folder.path / "agent.out"
         loop = asyncio.get_running_loop()
@@ -145,7 +146,7 @@ class NodeSession:
             code = await self._agent.wait()
             if loop.time() - began >= _LONGEST_PAUSE:
                 pause = _FIRST_PAUSE
-            logger.warning("the agent has ended with %s and is started again", code)
+            logger.warning("the agent exited with %s and is restarted", code)
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -171,7 +172,7 @@ class NodeSession:
                 stdin=subprocess.DEVNULL,
                 stdout=files.enter_context(output.open("ab")) if output else None,
                 stderr=files.enter_context(errors.open("ab")),
-                # A terminal's Ctrl-C is for us to pass on.
+                # This process handles a terminal's Ctrl-C itself.
                 start_new_session=True,
             )
 

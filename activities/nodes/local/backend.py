@@ -1,6 +1,6 @@
 """The local backend: each node is a launcher and an agent, detached from the process that started them.
 
-The folders on disk are the truth; nothing here is missed when another worker takes over.
+The folders on disk are the only state; another worker can take over at any time.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class LocalBackend:
         """Uses a state folder.
 
         Args:
-            state: where nodes are kept; `PERDURE_STATE` or the user's folder for application state by default.
-            connection: Temporal's environment variables for agents, where the worker's own do not say how to reach it.
+            state: the folder of the nodes; `PERDURE_STATE` or the user's folder for application state by default.
+            connection: Temporal's environment variables for agents; they override the worker's own.
         """
         self._folders = NodeFolders(state or state_folder())
         self._keeper = NodeKeeper(self._folders, dict(connection or {}))
         self._watches: set[GroupWatch] = set()
 
     async def create(self, request: NodeRequest) -> CreatedNode:
-        """Starts the node's launcher and agent, unless they have been started before."""
+        """Starts the node's launcher and agent, unless they were started before."""
         launch.refuse_impossible(request)
         folder = self._folders.folder(request.name)
         pending = await asyncio.to_thread(self._keeper.create, folder, request)
@@ -51,12 +51,12 @@ class LocalBackend:
         )
 
     async def delete(self, *nodes: NodeRef) -> None:
-        """Ends the nodes' processes; their folders stay, with the logs."""
+        """Ends the nodes' processes. Their folders stay, with the logs."""
         await asyncio.gather(*(self._keeper.delete(self._folders.folder(node.name), node.grace) for node in nodes))
         self._look_again()
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:
-        """The node's state on disk and in the process table."""
+        """Returns the node's state, according to its folder and the process table."""
         folder = self._folders.folder(node.name)
         if (record := folder.record) is None:
             return None
@@ -81,7 +81,7 @@ class LocalBackend:
             self._watches.discard(watch)
 
     async def keep_tidy(self, client: Client) -> None:
-        """Deletes the folders of jobs that ended long ago, for as long as it runs."""
+        """Deletes the folders of jobs that ended long ago. Runs until it is cancelled."""
         await retention.keep_tidy(self._folders, client)
 
     def _look_again(self) -> None:

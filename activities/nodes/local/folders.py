@@ -1,18 +1,18 @@
-"""What a local node is on disk: a folder that any worker of this machine can take up where another one left off.
+"""The folder of a local node: its whole state, which any worker of this machine can take over from another one.
 
     <state>/nodes/<node name>/
-        node.json           who it is
-        launcher.pid        who runs, written by the processes themselves
+        node.json           the node's identity
+        launcher.pid        the running processes, written by the processes themselves
         agent.pid
-        deleted             nothing is started here any more
-        ended.json          nothing runs here any more, and how it ended
+        deleted             the node was deleted: nothing is started here any more
+        ended.json          the node has ended: how, and when
         agent.json          configurations, with the incarnation's token
         launcher.json
         run/                the run directory of docs/node-protocol.md
-    <state>/deleting/       folders of old jobs on their way out
+    <state>/deleting/       folders of old jobs that are being deleted
 
-Presence of a file is the state; files appear whole, and never in a wrong order. So a worker that dies at any point
-leaves something that the next one understands.
+The presence of a file is the state. Files are written atomically and in a fixed order, so a worker that dies at any
+point leaves a folder that the next worker can interpret.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from workflows.messages import NodeRequest
 STATE_VARIABLE = "PERDURE_STATE"
 
 DEFAULT_RETENTION = timedelta(days=7)
-"""How long the folders of a job outlive it where the state folder does not say."""
+"""Default retention: how long the folders of a job outlive it if the state folder does not configure that."""
 
 _SOCKET_MAX = 107
 _LONGEST_SOCKET = "agent.sock"
 
 
 def state_folder() -> Path:
-    """Where this machine's nodes are kept: `PERDURE_STATE`, else the user's folder for application state."""
+    """Returns the folder of this machine's nodes: `PERDURE_STATE`, or the user's folder for application state."""
     if chosen := os.environ.get(STATE_VARIABLE):
         return Path(chosen).absolute()
     base = os.environ.get("XDG_STATE_HOME")
@@ -58,7 +58,7 @@ class _File(BaseModel):
 
 
 class NodeRecord(_File):
-    """Who lives in a folder."""
+    """The identity of the node in a folder."""
 
     uid: str
     role: str
@@ -70,7 +70,7 @@ class NodeRecord(_File):
 
     @classmethod
     def of(cls, request: NodeRequest) -> NodeRecord:
-        """For a node that is created now."""
+        """Creates the record of a node that is created now."""
         node = request.node
         return cls(
             uid=node.uid,
@@ -84,12 +84,12 @@ class NodeRecord(_File):
 
     @property
     def mark(self) -> str:
-        """`PERDURE_NODE` in the environment of all its processes."""
+        """The value of `PERDURE_NODE` in the environment of all processes of the node."""
         return f"{self.uid}/{self.role}-{self.rank}/{self.incarnation}"
 
 
 class Ending(_File):
-    """How a node ended; also the launcher's own `exit.json`."""
+    """The end of a node; also the format of the launcher's `exit.json`."""
 
     time: datetime
     reason: str = ""
@@ -137,7 +137,7 @@ class NodeFolder:
 
     @property
     def launcher_exit(self) -> Ending | None:
-        """What the launcher said when it left; None where it was killed."""
+        """The end that the launcher recorded; None if the launcher was killed."""
         return _read(self.path / "run" / "exit.json", Ending)
 
     @property
@@ -146,7 +146,7 @@ class NodeFolder:
 
     @property
     def at_rest_since(self) -> datetime | None:
-        """When the last of it ended, as far as its files tell; None while a process of it runs."""
+        """The time at which the node's last process ended, as far as its files show; None while one of them runs."""
         if any(process is not None and process.alive for process in (self.launcher, self.agent)):
             return None
         ending = self.ended
@@ -158,7 +158,8 @@ class NodeFolder:
 
     @property
     def run_dir(self) -> Path:
-        """By a path that is short enough for sockets, through a link where the real one is not."""
+        """The run directory, by a path that is short enough for sockets: a symbolic link if the real path is too
+        long."""
         real = self.path / "run"
         if len(os.fsencode(real / _LONGEST_SOCKET)) <= _SOCKET_MAX:
             return real
@@ -176,17 +177,18 @@ class NodeFolder:
         return Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}" / digest
 
     def make(self) -> None:
-        """Creates the folder, for its owner alone."""
+        """Creates the folder, accessible to its owner only."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:
-        """One worker at a time; blocks. The lock ends with its holder."""
+        """Holds the folder's lock, which one worker at a time can hold; blocks. The kernel releases it if its holder
+        dies."""
         with lock(self.path / "lock"):
             yield
 
     def write(self, name: str, content: str) -> Path:
-        """Writes a file whole, readable for the owner alone."""
+        """Writes a file atomically, readable by its owner only."""
         path = self.path / name
         draft = self.path / f".{name}.{os.getpid()}"
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -201,13 +203,13 @@ class NodeFolder:
         (self.path / "deleted").touch()
 
     def move_to(self, folder: Path) -> None:
-        """Takes the whole node away at once, so that no half of it is ever met under its name."""
+        """Moves the whole node folder in one step, so that no process finds a partly deleted folder under its name."""
         self._short_link.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             self.path.rename(folder / self.name)
 
     def mark_ended(self, ending: Ending) -> Ending:
-        """Notes how the node ended; the first note stays."""
+        """Records how the node ended. The first record stays."""
         if (noted := self.ended) is not None:
             return noted
         self.write("ended.json", ending.model_dump_json())
@@ -222,18 +224,19 @@ class NodeFolders:
         self._nodes = state / "nodes"
 
     def folder(self, name: str) -> NodeFolder:
-        """The folder of a node, existing or not."""
+        """Returns the folder of a node, which need not exist."""
         if not re.fullmatch(r"[a-z0-9][-a-z0-9]*", name):
             raise ValueError(f"{name!r} is no name of a node; expected lowercase letters, digits and hyphens")
         return NodeFolder(self._nodes / name)
 
     def of_job(self, uid: str, role: str) -> list[NodeFolder]:
-        """The nodes of a job's run, ended ones included; told by their names, so that old jobs cost nothing."""
+        """Returns the nodes of a job's run, including ended ones. They are found by name, so that old jobs cost
+        nothing."""
         pattern = re.compile(rf".*-{re.escape(role)}-\d+-{re.escape(uid)}\d+")
         return [NodeFolder(self._nodes / name) for name in self._names() if pattern.fullmatch(name)]
 
     def by_job(self) -> Mapping[str, list[NodeFolder]]:
-        """All nodes, by the uid of their job's run."""
+        """Returns all nodes, by the uid of their job's run."""
         jobs: defaultdict[str, list[NodeFolder]] = defaultdict(list)
         for name in self._names():
             if match := re.fullmatch(r".*-\d+-([0-9a-f]{8})\d+", name):
@@ -241,7 +244,7 @@ class NodeFolders:
         return jobs
 
     def remove(self, nodes: Iterable[NodeFolder]) -> None:
-        """Deletes nodes with everything in their folders; what an earlier call could not finish, too."""
+        """Deletes nodes with everything in their folders, and what an earlier call left unfinished."""
         leaving = self._state / "deleting"
         leaving.mkdir(mode=0o700, exist_ok=True)
         for node in nodes:
@@ -249,14 +252,14 @@ class NodeFolders:
         shutil.rmtree(leaving, ignore_errors=True)
 
     def running(self) -> int:
-        """How many nodes, of whichever job, occupy this machine."""
+        """Returns the number of running nodes on this machine, over all jobs."""
         folders = (NodeFolder(self._nodes / name) for name in self._names())
         launchers = (folder.launcher for folder in folders if not (folder.path / "ended.json").exists())
         return sum(launcher is not None and launcher.alive for launcher in launchers)
 
     @property
     def capacity(self) -> int | None:
-        """How many nodes may run at once, from the file `capacity`; None where it does not say."""
+        """The maximum number of running nodes, from the file `capacity`; None if that sets no limit."""
         try:
             return int((self._state / "capacity").read_text())
         except (FileNotFoundError, ValueError):
@@ -264,10 +267,10 @@ class NodeFolders:
 
     @property
     def retention(self) -> timedelta:
-        """How long a job's folders outlive it, from the file `retention`.
+        """The time for which a job's folders outlive it, from the file `retention`.
 
         Raises:
-            ValueError: if the file holds no duration.
+            ValueError: if the file does not contain a duration.
         """
         try:
             return parse_duration((self._state / "retention").read_text().strip())
@@ -276,7 +279,7 @@ class NodeFolders:
 
     @contextlib.contextmanager
     def admission(self) -> Generator[None]:
-        """A lock under which one process at a time counts nodes and starts one; blocks."""
+        """Holds the lock under which one process at a time counts nodes and starts one; blocks."""
         with lock(self._state / "admission.lock"):
             yield
 
@@ -289,7 +292,7 @@ class NodeFolders:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Generator[None]:
-    """Holds an exclusive lock of a file that is never deleted."""
+    """Holds an exclusive lock on a file that is never deleted."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

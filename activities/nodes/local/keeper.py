@@ -1,4 +1,5 @@
-"""What can be done to one local node, each safe to do twice, by two workers at once, or after a crash half-way."""
+"""Operations on one local node. Each is safe to repeat, to run in two workers at once, and to run again after a
+crash."""
 
 from __future__ import annotations
 
@@ -16,30 +17,30 @@ from workflows.messages import NodeRequest
 logger = logging.getLogger(__name__)
 
 _AGENT_GRACE = timedelta(seconds=5)
-"""For an agent's shutdown report; it may have a failure to deliver."""
+"""Time that an agent has to send its shutdown report and undelivered failures."""
 
 
 class NodeKeeper:
-    """Starts and ends nodes. Methods that are not coroutines block, and belong in threads."""
+    """Starts and ends nodes. Methods that are not coroutines block; run them in threads."""
 
     def __init__(self, folders: NodeFolders, connection: Mapping[str, str]) -> None:
         self._folders = folders
         self._connection = connection
 
     def create(self, folder: NodeFolder, request: NodeRequest) -> str:
-        """Lays the node down and starts it; says why it must wait, or nothing."""
+        """Writes the node's files and starts it. Returns the reason if the node has to wait, or an empty string."""
         folder.make()
         with folder.locked():
             record = folder.record or launch.write_configurations(folder, request)
         return self.start(folder, record)
 
     def start(self, folder: NodeFolder, record: NodeRecord) -> str:
-        """Starts what never ran; says why it must wait, or nothing."""
+        """Starts a node that never ran. Returns the reason if the node has to wait, or an empty string."""
         with folder.locked():
             if folder.deleted or folder.ended:
                 return ""
             if folder.launcher is not None:
-                # Whether it still runs is for the watch to say: it is never started twice.
+                # The watch reports whether it still runs: a launcher is never started twice.
                 self._start_agent(folder, record)
                 return ""
             with self._admission():
@@ -51,14 +52,14 @@ class NodeKeeper:
         return ""
 
     def why_pending(self) -> str:
-        """Why no further node can run now; nothing where one can."""
+        """Returns why no further node can run now; empty if one can."""
         capacity = self._folders.capacity
         if capacity is None or (running := self._folders.running()) < capacity:
             return ""
         return f"no free slot: {running} of {capacity} in use"
 
     def restart_agent(self, folder: NodeFolder, record: NodeRecord) -> None:
-        """Starts the agent anew where it has ended beside a running launcher."""
+        """Restarts the agent if it has ended while its launcher runs."""
         with folder.locked():
             launcher = folder.launcher
             if launcher is not None and launcher.alive and not folder.deleted and folder.ended is None:
@@ -75,15 +76,15 @@ class NodeKeeper:
         return contextlib.nullcontext() if self._folders.capacity is None else self._folders.admission()
 
     async def delete(self, folder: NodeFolder, grace: timedelta) -> None:
-        """Ends the node, and keeps it from ever starting; its folder stays, with the logs."""
+        """Ends the node and prevents it from ever starting. Its folder stays, with the logs."""
         try:
-            # Also where nothing was created: a create that comes late must find this.
+            # Marked even if nothing was created: a create that comes late must find the mark.
             await asyncio.to_thread(folder.mark_deleted)
         except OSError as error:
-            # A full disk must not keep processes running; where one was started, none is started again.
+            # A full disk must not keep processes running, and a node with a launcher is never started again.
             if folder.launcher is None:
                 raise
-            logger.error("%s: its deletion cannot be noted: %s", folder.name, error)
+            logger.error("%s: its deletion cannot be recorded: %s", folder.name, error)
         await asyncio.to_thread(_await_starter, folder)
         if (launcher := folder.launcher) is not None:
             await launcher.end(grace=grace)
@@ -91,9 +92,9 @@ class NodeKeeper:
         await self.end_agent(folder)
 
     async def settle(self, folder: NodeFolder) -> Ending:
-        """Ends what a node without a launcher left behind, and notes how it ended."""
+        """Ends the processes that a node without a launcher left behind, and records how it ended."""
         if (record := folder.record) is not None and (leftovers := await kill_leftovers(record.mark)):
-            logger.info("%s: ended %d processes that its launcher had left", folder.name, leftovers)
+            logger.info("%s: ended %d processes that its launcher had left behind", folder.name, leftovers)
         said = folder.launcher_exit
         ending = Ending(
             time=said.time if said else now(),
@@ -104,11 +105,11 @@ class NodeKeeper:
         try:
             return await asyncio.to_thread(folder.mark_ended, ending)
         except OSError as error:
-            logger.error("%s: its end cannot be noted: %s", folder.name, error)
+            logger.error("%s: its end cannot be recorded: %s", folder.name, error)
             return ending
 
     async def end_agent(self, folder: NodeFolder) -> None:
-        """Ends the agent, after its shutdown report."""
+        """Ends the agent after it has sent its shutdown report."""
         if (agent := folder.agent) is not None:
             await agent.end(grace=_AGENT_GRACE)
 

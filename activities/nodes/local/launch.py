@@ -1,4 +1,4 @@
-"""What a local node's two processes are started with: their configurations, environments and commands."""
+"""Starts the two processes of a local node with their configurations, environments and commands."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _SPAWN_TIMEOUT = 60.0
 
 
 class SpawnFailed(Exception):
-    """A process of ours could not be started; trying again may help."""
+    """The launcher or the agent could not be started; a retry may succeed."""
 
 
 def refuse_impossible(request: NodeRequest) -> None:
-    """Checks what only this machine can tell.
+    """Checks the parts of a request that only this machine can check.
 
     Raises:
         NodeRefused: if the node can never run here.
@@ -43,7 +43,7 @@ def refuse_impossible(request: NodeRequest) -> None:
 
 
 def write_configurations(folder: NodeFolder, request: NodeRequest) -> NodeRecord:
-    """Lays down all that starting the node needs; `node.json` last, as the sign that it is complete."""
+    """Writes the files that starting the node requires; `node.json` comes last and marks the folder as complete."""
     workdir = request.spec.workdir
     (folder.path / "run" / "logs").mkdir(parents=True, exist_ok=True)
     config = agent_configuration(request, address=ADDRESS, host=socket.gethostname(), run_dir=folder.run_dir)
@@ -56,10 +56,10 @@ def write_configurations(folder: NodeFolder, request: NodeRequest) -> NodeRecord
 
 
 def start_launcher(folder: NodeFolder, record: NodeRecord) -> subprocess.Popen[bytes]:
-    """Begins to start the launcher; `finish` it."""
+    """Begins to start the launcher; `finish` waits for the start."""
     environment = common_environment(folder, record)
     environment["PERDURE_LAUNCHER_CONFIG"] = str(folder.path / "launcher.json")
-    # So that `torchrun` means the one beside this interpreter, as in an activated environment.
+    # `torchrun` must be the one beside this interpreter, as in an activated environment.
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
     workdir = json.loads((folder.path / "launcher.json").read_text())["workdir"]
     return _start(
@@ -72,7 +72,8 @@ def start_launcher(folder: NodeFolder, record: NodeRecord) -> subprocess.Popen[b
 
 
 def start_agent(folder: NodeFolder, record: NodeRecord, connection: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Begins to start the agent, with Temporal's variables in `connection` over the worker's own; `finish` it."""
+    """Begins to start the agent, with `connection` overriding the worker's Temporal variables; `finish` waits for the
+    start."""
     return _start(
         folder.agent_file,
         output=folder.path / "agent.out",
@@ -83,7 +84,7 @@ def start_agent(folder: NodeFolder, record: NodeRecord, connection: Mapping[str,
 
 
 def finish(*starting: subprocess.Popen[bytes]) -> None:
-    """Returns when the processes run.
+    """Waits until the processes run.
 
     Raises:
         SpawnFailed: if one does not.
@@ -98,16 +99,16 @@ def finish(*starting: subprocess.Popen[bytes]) -> None:
 
 
 def program(module: str) -> list[str]:
-    """The command of one of our own modules."""
-    # -P: the folder that a module is started in is not where its imports come from.
+    """Returns the command that runs one of Perdure's modules."""
+    # -P: the working directory must not be searched for imports.
     return [sys.executable, "-P", "-m", module]
 
 
 def agent_environment(folder: NodeFolder, record: NodeRecord, connection: Mapping[str, str]) -> dict[str, str]:
-    """The agent's, with Temporal's variables in `connection` over this process's own."""
+    """Returns the agent's environment, with `connection` overriding this process's Temporal variables."""
     environment = common_environment(folder, record) | dict(connection)
     environment[AGENT_CONFIG_VARIABLE] = str(folder.path / "agent.json")
-    # Our own packages before anything that a user's PYTHONPATH may hold under the same names.
+    # Perdure's packages come before packages of the same names on a user's PYTHONPATH.
     home = str(Path(next(iter(agent.__path__))).parent)
     inherited = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([home, inherited]) if inherited else home
@@ -115,7 +116,7 @@ def agent_environment(folder: NodeFolder, record: NodeRecord, connection: Mappin
 
 
 def common_environment(folder: NodeFolder, record: NodeRecord) -> dict[str, str]:
-    """What this process has, and what says whose node it is."""
+    """Returns this process's environment, plus the variables that identify the node."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
     return environment | {"PERDURE_RUN_DIR": str(folder.run_dir), "PERDURE_NODE": record.mark}
 

@@ -1,4 +1,5 @@
-"""Processes that are not children of this one: recognised, awaited and ended without ever hitting another one."""
+"""Processes that are not children of this one: identifies, awaits and ends them without ever hitting another
+process."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from activities.nodes.local.spawn import boot_id, started_ticks
 
 _ROUNDS = 200
-"""Of looking for leftovers: a process that forks while it is looked for is found in the next one."""
+"""Maximum number of searches for leftover processes: the next search finds a process that forked during one."""
 
 
 class ProcessIdentity(BaseModel):
-    """One process, told apart from later users of its PID."""
+    """The identity of one process, distinct from later processes with the same PID."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -29,7 +30,7 @@ class ProcessIdentity(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> ProcessIdentity | None:
-        """The identity that a process wrote of itself; None where none did."""
+        """Reads the identity that a process wrote about itself; None if none did."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError, ValidationError):
@@ -37,19 +38,19 @@ class ProcessIdentity(BaseModel):
 
     @property
     def alive(self) -> bool:
-        """Whether this very process runs."""
+        """Whether this process runs, and not another one with its PID."""
         return started_ticks(self.pid) == self.started and boot_id() == self.boot
 
     @contextlib.contextmanager
     def opened(self) -> Generator[int | None]:
-        """A pidfd of the process; None where it has ended."""
+        """Opens a pidfd of the process; None if the process has ended."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
             yield None
             return
         try:
-            # Looked at after opening: now the number cannot change its owner any more.
+            # Checked after opening: the pidfd now refers to one process, even if the PID is used again.
             yield descriptor if self.alive else None
         finally:
             os.close(descriptor)
@@ -61,13 +62,13 @@ class ProcessIdentity(BaseModel):
                 await _readable(descriptor)
 
     async def kill(self) -> None:
-        """SIGKILL; returns when the process has ended."""
+        """Sends SIGKILL. Returns when the process has ended."""
         with self.opened() as descriptor:
             if descriptor is not None:
                 await _kill(descriptor)
 
     async def end(self, *, grace: timedelta) -> None:
-        """SIGTERM, the grace, SIGKILL; returns when the process has ended."""
+        """Sends SIGTERM, waits for the grace period, sends SIGKILL. Returns when the process has ended."""
         with self.opened() as descriptor:
             if descriptor is None:
                 return
@@ -99,9 +100,9 @@ async def _readable(descriptor: int) -> None:
 
 
 async def kill_leftovers(node: str) -> int:
-    """Ends every process of a node but its agent; returns how many there were, when none is left.
+    """Ends every process of a node except its agent. Returns their number when none is left.
 
-    They are found by their environment: after their launcher's death nothing else connects them.
+    The processes are found by their environment: after their launcher's death nothing else connects them.
     """
     killed = 0
     for _ in range(_ROUNDS):

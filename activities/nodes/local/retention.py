@@ -1,6 +1,7 @@
-"""Deletes the folders of old nodes. Their logs are what people come back for, so it happens long after their job's end.
+"""Deletes the folders of old nodes. Users come back for their logs, so this happens long after their job's end.
 
-A job without a process here may be suspended, so the server is asked; only one that it does not show as open is over.
+A job without a process here may be suspended, so the server is queried; only a job that the server does not show as
+open is deleted.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from workflows.names import uid_of
 logger = logging.getLogger(__name__)
 
 KEPT_JOBS = 50
-"""The newest ended jobs are kept whatever their age: a user who trains once a month finds the last logs."""
+"""Number of ended jobs that are kept regardless of age: a user who trains once a month finds the last logs."""
 
 INTERVAL = timedelta(days=1)
-"""Between two looks, for workers that run for months."""
+"""Interval between two cleanups, for workers that run for months."""
 
 _CALL_TIMEOUT = timedelta(seconds=5)
 
@@ -29,25 +30,25 @@ _CALL_TIMEOUT = timedelta(seconds=5)
 async def keep_tidy(
     folders: NodeFolders, client: Client, *, kept_jobs: int = KEPT_JOBS, interval: timedelta = INTERVAL
 ) -> None:
-    """Deletes what is too old, now and after every interval; trouble is logged and waits for the next time."""
+    """Deletes old folders now and after every interval. Errors are logged, and the next run tries again."""
     while True:
         try:
             if deleted := await delete_old_nodes(folders, client, kept_jobs=kept_jobs):
                 logger.info("deleted the folders of %d old jobs", deleted)
         except Exception as error:
-            logger.error("folders of old nodes stay: %s", error)
+            logger.error("folders of old nodes could not be deleted: %s", error)
         await asyncio.sleep(interval.total_seconds())
 
 
 async def delete_old_nodes(folders: NodeFolders, client: Client, *, kept_jobs: int = KEPT_JOBS) -> int:
-    """Deletes the nodes of jobs that ended longer ago than the retention, but for the newest jobs.
+    """Deletes the nodes of jobs that ended longer ago than the retention, except the newest jobs.
 
     Returns:
         The number of jobs whose nodes were deleted.
 
     Raises:
-        ValueError: if the state folder's retention is no duration.
-        RPCError: if the server does not answer; what it did not speak of stays.
+        ValueError: if the state folder's retention is not a duration.
+        RPCError: if the server does not answer; nodes of jobs that it was not queried for stay.
     """
     oldest_kept = now() - folders.retention
     at_rest = sorted(await asyncio.to_thread(_at_rest, folders), key=lambda job: job[0], reverse=True)
@@ -60,7 +61,7 @@ async def delete_old_nodes(folders: NodeFolders, client: Client, *, kept_jobs: i
 
 
 def _at_rest(folders: NodeFolders) -> list[tuple[datetime, list[NodeFolder]]]:
-    """Jobs of which nothing runs here, and since when."""
+    """Returns the jobs without a running process here, each with the time since when that holds."""
     found: list[tuple[datetime, list[NodeFolder]]] = []
     for nodes in folders.by_job().values():
         times = [node.at_rest_since for node in nodes]
@@ -71,7 +72,7 @@ def _at_rest(folders: NodeFolders) -> list[tuple[datetime, list[NodeFolder]]]:
 
 
 async def _is_open(client: Client, nodes: list[NodeFolder]) -> bool:
-    """Whether the run that these nodes belong to is open; one that the server has forgotten is not."""
+    """Returns whether the run that these nodes belong to is open; a run that the server has forgotten is not."""
     record = next((record for node in nodes if (record := node.record)), None)
     if record is None:
         return False
@@ -81,6 +82,6 @@ async def _is_open(client: Client, nodes: list[NodeFolder]) -> bool:
         if error.status is RPCStatusCode.NOT_FOUND:
             return False
         raise
-    # The name may be another run's by now: then ours has closed.
+    # The name may belong to another run by now: then this run has closed.
     ours = uid_of(newest.raw_description.workflow_execution_info.first_run_id) == record.uid
     return ours and newest.status is WorkflowExecutionStatus.RUNNING

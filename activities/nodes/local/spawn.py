@@ -1,7 +1,7 @@
-"""Starts a detached process exactly once. Run as a script, in an interpreter of its own: forking is safe there.
+"""Script that starts a detached process exactly once. It runs in an interpreter of its own, where forking is safe.
 
-The process writes its own identity before it becomes the program, so a process that finds the identity file knows
-which one to look for, and a second starter, after a crash or at the same moment, starts nothing.
+The process writes its own identity before it executes the program. So another process that finds the identity file
+knows which process to look for, and a second starter, after a crash or at the same time, starts nothing.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ import time
 
 
 def started_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; None where it does not run. Tells users of one PID apart."""
+    """Returns the start time of a process in clock ticks since boot; None if it does not run. Distinguishes processes
+    that had the same PID."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name may hold spaces and parentheses.
+            # The process's name may contain spaces and parentheses.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    # Zombies and the dead have ended.
+    # A process in state Z or X has ended.
     return None if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
 
 
 def boot_id() -> str:
-    """Changes with every boot, when PIDs and ticks begin anew."""
+    """Returns the boot ID. It changes with every boot, after which PIDs and ticks start over."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 
 
 def _claim(identity_file: str) -> bool:
-    """Writes this process's identity; False where another has been written before."""
+    """Writes this process's identity; returns False if another process has written its own before."""
     draft = f"{identity_file}.{os.getpid()}"
     identity = {"pid": os.getpid(), "started": started_ticks(os.getpid()), "boot": boot_id(), "time": time.time()}
     with open(draft, "w", encoding="ascii") as file:
@@ -48,7 +49,7 @@ def _claim(identity_file: str) -> bool:
 
 def _become(identity_file: str, output: str, directory: str, command: list[str]) -> None:
     os.setsid()
-    # A worker that was started in the background ignores it, and would pass that on.
+    # A worker that was started in the background ignores SIGINT and would pass that on.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -61,9 +62,10 @@ def _become(identity_file: str, output: str, directory: str, command: list[str])
 
 
 def main() -> int:
-    """`spawn.py IDENTITY_FILE OUTPUT DIRECTORY COMMAND…`: returns when the program runs, or says why it does not."""
+    """Runs `spawn.py IDENTITY_FILE OUTPUT DIRECTORY COMMAND…`. Returns when the program runs, or prints why it does
+    not."""
     identity_file, output, directory, *command = sys.argv[1:]
-    # Closed by the program's start, or by the end of a child that had nothing to start.
+    # The pipe closes when the program starts, or when a child with nothing to start ends.
     reading, writing = os.pipe()
     if os.fork() == 0:
         os.close(reading)

@@ -1,4 +1,4 @@
-"""Watches the local nodes of one group: the kernel says at once when a launcher or an agent ends."""
+"""Watches the local nodes of one group: the kernel reports at once when a launcher or an agent ends."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from workflows.names import group_index
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN = 1.0
-"""Seconds until a node that another worker created is found, and until a free slot is."""
+"""Seconds between two searches for nodes that another worker created, and for free slots."""
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 30.0
-"""Before an agent that keeps crashing is started again; one that ran as long as this starts over at the first."""
+"""Longest pause in seconds before a crashing agent is started again. After an agent that ran for this long, the pause
+is the first one again."""
 
 
 def node_event(record: NodeRecord, kind: NodeEventKind, *, time: datetime, reason: str = "") -> NodeEvent:
-    """A fact about the node of a record."""
+    """Returns an event of the node of a record."""
     return NodeEvent(kind=kind, rank=record.rank, incarnation=record.incarnation, time=time, reason=reason)
 
 
 def gone_event(record: NodeRecord, ending: Ending) -> NodeEvent:
-    """That the node has ended, and how."""
+    """Returns the event that the node has ended, with how it ended."""
     return NodeEvent(
         kind=NodeEventKind.GONE,
         rank=record.rank,
@@ -53,12 +54,12 @@ class GroupWatch:
         self._look = asyncio.Event()
 
     def look_again(self) -> None:
-        """Something was created or has ended: no need to wait."""
+        """Wakes all waiting tasks, after a node was created or has ended."""
         self._look.set()
         self._look = asyncio.Event()
 
     async def batches(self) -> AsyncGenerator[tuple[NodeEvent, ...]]:
-        """Everything that is, then everything that happens, for as long as it is iterated."""
+        """Yields the current state of all nodes, then every change, until it is closed."""
         discovering = asyncio.create_task(self._discover())
         try:
             while True:
@@ -79,7 +80,7 @@ class GroupWatch:
                     if folder.name not in self._following and (record := folder.record) is not None:
                         self._follow(folder, record)
             except OSError as error:
-                logger.error("the nodes of this machine cannot be listed, trying again: %s", error)
+                logger.error("the nodes of this machine cannot be listed, retrying: %s", error)
             await self._pause()
 
     def _follow(self, folder: NodeFolder, record: NodeRecord) -> None:
@@ -87,13 +88,13 @@ class GroupWatch:
             self._following[folder.name] = asyncio.create_task(self._follow_on(folder, record))
 
     async def _follow_on(self, folder: NodeFolder, record: NodeRecord) -> None:
-        """One node, from where it stands to its end."""
+        """Follows one node from its current state to its end."""
         while True:
             try:
                 await self._until_gone(folder, record)
                 return
             except Exception:
-                logger.exception("%s: trouble while watching it, trying again", folder.name)
+                logger.exception("%s: watching the node failed, retrying", folder.name)
                 await asyncio.sleep(_LOOK_AGAIN)
 
     async def _until_gone(self, folder: NodeFolder, record: NodeRecord) -> None:
@@ -113,7 +114,7 @@ class GroupWatch:
         await self._keeper.end_agent(folder)
 
     async def _until_started(self, folder: NodeFolder, record: NodeRecord) -> ProcessIdentity | None:
-        """The launcher, once there is one; None for a node that ended."""
+        """Returns the launcher as soon as it has started; None if the node has ended."""
         told = ""
         while folder.ended is None:
             if (launcher := folder.launcher) is not None:
@@ -128,7 +129,7 @@ class GroupWatch:
         return None
 
     async def _keep_agent(self, folder: NodeFolder, record: NodeRecord) -> None:
-        """Starts the agent again whenever it ends beside its launcher, as a kubelet does with a sidecar."""
+        """Restarts the agent whenever it ends while its launcher runs, as a kubelet does with a sidecar."""
         loop = asyncio.get_running_loop()
         pause = _FIRST_PAUSE
         while True:
@@ -139,7 +140,7 @@ class GroupWatch:
                 pause = _FIRST_PAUSE
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
-            logger.warning("%s: its agent has ended and is started again", folder.name)
+            logger.warning("%s: its agent has ended and is restarted", folder.name)
             try:
                 await asyncio.to_thread(self._keeper.restart_agent, folder, record)
             except Exception:
