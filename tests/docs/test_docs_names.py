@@ -88,6 +88,18 @@ def test_relative_links_lead_somewhere(page: Page):
     assert lost == []
 
 
+def test_every_page_is_reached_from_the_readme():
+    pages_by_path = {page.path: page for page in PAGES}
+    reached, left = set[Page](), [pages_by_path[ROOT / "README.md"]]
+    while left:
+        page = left.pop()
+        if page not in reached:
+            reached.add(page)
+            targets = [(page.path.parent / link.partition("#")[0]).resolve() for link in page.links]
+            left += [pages_by_path[target] for target in targets if target in pages_by_path]
+    assert [page.name for page in PAGES if page not in reached] == []
+
+
 def path_in(text: str) -> str | None:
     """The path of this repository that a text is; None where it is something else."""
     name = text.removesuffix("/").removeprefix("./")

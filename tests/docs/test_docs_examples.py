@@ -1,0 +1,44 @@
+"""The YAML that README and docs show is taken by what reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from activities.nodes.kubernetes.presets import Preset, with_preset
+from perdure.spec.validate import validate_spec
+from tests.docs.pages import PAGES, Block
+
+BLOCKS = [block for page in PAGES for block in page.blocks if block.language == "yaml"]
+BASE: dict[str, Any] = {
+    "name": "x",
+    "backend": "kubernetes",
+    "roles": {"worker": {"nodes": 1, "image": "x", "command": ["torchrun", "train.py"]}},
+}
+NOT_OURS = {"server": "values of Temporal's own chart, which is not here"}
+"""Blocks that begin with these keys are not checked, and why."""
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page}:{block.line}")
+def test_the_example_is_valid(block: Block):
+    data = yaml.safe_load(block.text)
+    match data:
+        case {"roles": _}:
+            validate_spec(data)
+        case {"kind": "TrainingJob", "metadata": {"name": name, "namespace": namespace}, "spec": spec}:
+            validate_spec({"name": name, "namespace": namespace, "backend": "kubernetes", **spec})
+        case {"kind": "ConfigMap", "data": {"preset.yaml": text}, "metadata": {"name": name}}:
+            preset = Preset(name=name, place="the docs", text=text)
+            validate_spec(with_preset({**BASE, "runtime": name}, {name: preset}))
+        case {"pod_template": template}:
+            validate_spec({**BASE, "roles": {"worker": {**BASE["roles"]["worker"], "pod_template": template}}})
+        case {"workdir": workdir}:
+            validate_spec({**BASE, "workdir": {**workdir, "path": "/"}})
+        case _:
+            assert data.keys() & NOT_OURS.keys(), "nothing here reads this"
+
+
+def test_blocks_are_found():
+    assert len(BLOCKS) >= 7
