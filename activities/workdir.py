@@ -101,7 +101,7 @@ class WorkdirActivities:
         if backend is None:
             raise ApplicationError(
                 f"backend is {str(request.backend)!r}, which this worker does not serve; start a worker with it: "
-                f"python -m perdure.worker --backend {request.backend}",
+                f"perdure worker --backend {request.backend}",
                 type="WorkdirRefused",
                 non_retryable=True,
             )

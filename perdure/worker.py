@@ -7,28 +7,16 @@ slots.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
-import logging.handlers
 import os
 import signal
-import sys
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from pathlib import Path
 
 from aiohttp import web
 from temporalio.client import Client as TemporalClient
-from temporalio.runtime import (
-    LogForwardingConfig,
-    LoggingConfig,
-    PrometheusConfig,
-    Runtime,
-    TelemetryConfig,
-    TelemetryFilter,
-)
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.nodes.activities import NodeActivities
@@ -41,9 +29,9 @@ from activities.site import SiteActivities
 from activities.workdir import WorkdirActivities
 from perdure.client.connection import configured_task_queue, connect, find_endpoint
 from perdure.client.search_attributes import register_search_attributes
-from perdure.errors import ExitCode, PerdureError, Refused
+from perdure.errors import Refused
 from perdure.local.control_plane import worker_identity
-from perdure.spec.capabilities import CAPABILITIES
+from perdure.metrics import worker_runtime
 from perdure.spec.job import Backend
 from workflows.messages import SiteFacts
 from workflows.names import watch_task_queue
@@ -66,12 +54,6 @@ STICKY_TIMEOUT = timedelta(seconds=5)
 
 HEARTBEAT_INTERVAL = timedelta(seconds=3)
 """How often, at most, short activities let the server know that they live, and hear from it that they are cancelled."""
-
-_WORKFLOW_TASKS = "temporalio_sdk_core::worker::workflow"
-"""What the SDK's core calls the part of it that fails workflow tasks."""
-
-LOG_BYTES = 10 * 1024 * 1024
-LOG_FILES = 3
 
 logger = logging.getLogger("perdure.worker")
 
@@ -198,7 +180,7 @@ async def serve(
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     endpoint = find_endpoint(address)
     client = await connect(
-        endpoint, identity=worker_identity(os.getpid()), runtime=_runtime(metrics_port), patient=True
+        endpoint, identity=worker_identity(os.getpid()), runtime=worker_runtime(metrics_port), patient=True
     )
     make = {Backend.LOCAL: _local_backend, Backend.KUBERNETES: _kubernetes_backend}
     # Places for nodes that come by themselves cost nothing.
@@ -223,77 +205,5 @@ async def serve(
             task.cancel()
 
 
-def _runtime(metrics_port: int | None) -> Runtime:
-    """The SDK's own log lines, which repeat through an outage, are kept to errors and go where ours go.
-
-    So do its warnings of workflow tasks that fail: a worker that cannot replay a job reports it here alone.
-    """
-    filter = f"{TelemetryFilter(core_level='ERROR', other_level='ERROR').formatted()},{_WORKFLOW_TASKS}=WARN"
-    return Runtime(
-        telemetry=TelemetryConfig(
-            logging=LoggingConfig(
-                filter=filter,
-                forwarding=LogForwardingConfig(logger=logging.getLogger("temporalio.core")),
-            ),
-            metrics=PrometheusConfig(bind_address=f"0.0.0.0:{metrics_port}") if metrics_port else None,
-        )
-    )
-
-
-def log_to(path: Path | None) -> None:
-    """Logs to a file that is rotated, else to stderr."""
-    handler = (
-        logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES)
-        if path
-        else logging.StreamHandler(sys.stderr)
-    )
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler]
-    )
-
-
-def main(arguments: Sequence[str] | None = None) -> ExitCode:
-    """Runs a worker in this process."""
-    parser = argparse.ArgumentParser(prog="python -m perdure.worker", description=__doc__)
-    parser.add_argument("--address", help="of the Temporal server; else as Temporal's environment configuration says")
-    parser.add_argument("--log-file", type=Path, help="rotated; default: stderr")
-    parser.add_argument(
-        "--backend",
-        type=Backend,
-        choices=[backend for backend, can in CAPABILITIES.items() if can.creates_nodes],
-        action="append",
-        help="where nodes come from; may be repeated; default: local",
-    )
-    parser.add_argument("--metrics-port", type=int, help="serve Prometheus metrics on this port")
-    parser.add_argument("--health-port", type=int, help="answer GET /healthz on this port while jobs are served")
-    options = parser.parse_args(arguments)
-    log_to(options.log_file)
-    try:
-        backends = options.backend or [Backend.LOCAL]
-        asyncio.run(
-            serve(
-                address=options.address,
-                metrics_port=options.metrics_port,
-                health_port=options.health_port,
-                backends=backends,
-            )
-        )
-    except PerdureError as error:
-        logger.error("%s %s", error, error.remedy)
-        return error.exit_code
-    except Exception:
-        logger.exception("the worker failed")
-        return ExitCode.INFRASTRUCTURE
-    return ExitCode.OK
-
-
-def leave(code: int) -> None:
-    """Ends the process at once: the SDK's native threads do not survive the interpreter's finalization."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    leave(main())
+    raise SystemExit("The worker's command is `perdure worker`.")

@@ -29,7 +29,7 @@ from activities.nodes.kubernetes.pod import INCARNATION, PREPARE, RANK
 from agent.config import AgentConfig
 from agent.outbox import Outbox, envelope, spread_of
 from agent.transport import Destination, TemporalControlPlane, shared_runtime
-from perdure.worker import leave
+from perdure.services import leave
 from workflows.messages import (
     AgentMessage,
     ApplyWorld,

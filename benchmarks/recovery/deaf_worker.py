@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator
 
 from activities.nodes.local.backend import LocalBackend
 from perdure.client.connection import connect, find_endpoint
-from perdure.worker import leave, log_to, running_worker
+from perdure.services import leave, log_to
+from perdure.worker import running_worker
 from workflows.messages import NodeEvent, NodeEventKind, NodeRef, WatchRequest
 
 

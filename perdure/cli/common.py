@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -157,10 +156,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return value
-
-
-def flush() -> None:
-    """Flushes what was printed; a reader that has gone is no error of ours."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(BrokenPipeError, ValueError):
-            stream.flush()

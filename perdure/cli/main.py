@@ -1,7 +1,4 @@
-"""The `perdure` command, and the same as an extension of Temporal's command line: `temporal perdure`.
-
-The process leaves by `os._exit`: the Temporal SDK's native threads sometimes crash the interpreter's finalization.
-"""
+"""The `perdure` command, and the same as an extension of Temporal's command line: `temporal perdure`."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import typer
 
 from perdure.cli import change, common, importing, inspect, join, logs, operate, shell, spec, start, watch
 from perdure.cli.common import OutputFormat
+from perdure.services import leave
 
 app = typer.Typer(
     name="perdure",
@@ -27,7 +25,7 @@ app = typer.Typer(
 _START = "Start jobs"
 _LOOK = "Look at jobs"
 _CHANGE = "Change jobs"
-_OPERATE = "Operate"
+_CONTROL_PLANE = "Run the control plane"
 
 app.command("run", rich_help_panel=_START)(start.run)
 app.command("submit", rich_help_panel=_START)(start.submit)
@@ -47,8 +45,9 @@ app.command("suspend", rich_help_panel=_CHANGE)(change.suspend)
 app.command("resume", rich_help_panel=_CHANGE)(change.resume)
 app.command("restart", rich_help_panel=_CHANGE)(change.restart)
 app.command("cancel", rich_help_panel=_CHANGE)(change.cancel)
-app.command("worker", rich_help_panel=_OPERATE)(operate.worker)
-app.command("doctor", rich_help_panel=_OPERATE)(operate.doctor)
+app.command("worker", rich_help_panel=_CONTROL_PLANE)(operate.worker)
+app.command("operator", rich_help_panel=_CONTROL_PLANE)(operate.operator)
+app.command("doctor", rich_help_panel=_CONTROL_PLANE)(operate.doctor)
 
 
 def _show_version(asked: bool) -> None:
@@ -135,17 +134,12 @@ def run_command(arguments: list[str], *, program: str = "perdure") -> int:
 
 def main() -> NoReturn:
     """Entry point of `perdure`."""
-    _leave(run_command(sys.argv[1:]))
+    leave(run_command(sys.argv[1:]))
 
 
 def temporal_extension() -> NoReturn:
     """Entry point of `temporal-perdure`, which Temporal's command line finds on PATH as `temporal perdure`."""
-    _leave(run_command(sys.argv[1:], program="temporal perdure"))
-
-
-def _leave(code: int) -> NoReturn:
-    common.flush()
-    os._exit(code)
+    leave(run_command(sys.argv[1:], program="temporal perdure"))
 
 
 if __name__ == "__main__":

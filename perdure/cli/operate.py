@@ -1,12 +1,17 @@
-"""Commands for operators of the control plane: worker and doctor."""
+"""Commands that run the control plane: worker, operator and doctor."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perdure.cli.common import AddressOption, OutputOption, local_endpoint_only, out, run_async, say, session
+
+if TYPE_CHECKING:
+    from perdure.spec.job import Backend
 
 
 def worker(
@@ -14,9 +19,31 @@ def worker(
         bool, typer.Option("--detach", "-d", help="Start the local server and a worker in the background, and leave.")
     ] = False,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the local worker and server; nodes continue.")] = False,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--backend",
+            metavar="BACKEND",
+            help="Where nodes come from: local or kubernetes. May be repeated.",
+            show_default="local",
+        ),
+    ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option("--metrics-port", min=1, max=65535, help="Serve Prometheus metrics there.", show_default="none"),
+    ] = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            "--health-port",
+            min=1,
+            max=65535,
+            help="Answer GET /healthz there while jobs are served.",
+            show_default="none",
+        ),
+    ] = None,
+    log_file: Annotated[
+        Path | None, typer.Option("--log-file", help="Log there, rotated.", show_default="standard error")
     ] = None,
     address: AddressOption = None,
 ) -> None:
@@ -33,10 +60,47 @@ def worker(
             )
         run_async(_stop() if stop else _detach())
         return
-    from perdure.worker import log_to, serve
+    backends = _backends(backend or ["local"])
+    from perdure import worker
+    from perdure.services import run_service
 
-    log_to(None)
-    run_async(serve(address=address, metrics_port=metrics_port))
+    service = worker.serve(address=address, metrics_port=metrics_port, health_port=health_port, backends=backends)
+    raise typer.Exit(run_service(service, logger=worker.logger, log_file=log_file))
+
+
+def _backends(names: Sequence[str]) -> list[Backend]:
+    from perdure.spec.capabilities import CAPABILITIES
+
+    served = {str(backend): backend for backend, can in CAPABILITIES.items() if can.creates_nodes}
+    if unknown := [name for name in names if name not in served]:
+        raise typer.BadParameter(f"{unknown[0]!r} is not one of {', '.join(served)}", param_hint="--backend")
+    return [served[name] for name in names]
+
+
+def operator(
+    namespaces: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            metavar="NAMESPACE",
+            help="Serve only this Kubernetes namespace. May be repeated.",
+            show_default="all",
+        ),
+    ] = None,
+    address: AddressOption = None,
+) -> None:
+    """Run the operator, which starts a job for each TrainingJob object of a cluster and mirrors its status there.
+
+    It holds nothing: jobs continue without it, and it sees what it missed when it is back.
+
+    [dim]perdure operator · perdure operator --namespace nlp --namespace vision[/]
+    """
+    from perdure.operator import serve
+    from perdure.services import run_service
+
+    service = serve.serve(address=address, namespaces=namespaces or ())
+    raise typer.Exit(run_service(service, logger=serve.logger, log_file=None))
 
 
 async def _detach() -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, flush, out, session
+from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, out, session
+from perdure.services import flush
 
 if TYPE_CHECKING:
     from perdure.client.client import Client

@@ -286,7 +286,10 @@ class LocalControlPlane:
             output = self.state.worker / "worker.out"
             output.unlink(missing_ok=True)
             pid, created = spawn(
-                [sys.executable, "-m", "perdure.worker", "--log-file", str(self._worker_log), *options],
+                [
+                    *(sys.executable, "-P", "-m", "perdure.cli.main", "worker"),
+                    *("--log-file", str(self._worker_log), *options),
+                ],
                 output=output,
                 folder=self.state.worker,
                 environment=environment,

@@ -11,4 +11,5 @@ time and start again; jobs continue, and it sees what it missed when it is back.
 | `runs` | what is asked of Temporal |
 | `reconcile` | one object and its run brought together |
 | `workqueue`, `operator` | which object is looked at when |
+| `serve` | the process that `perdure operator` runs |
 """

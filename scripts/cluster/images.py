@@ -47,7 +47,7 @@ _SHELL_COMMANDS = ("sh", "cat", "cp", "echo", "env", "id", "ls", "mkdir", "sleep
 USER = "65532:65532"
 """The user of Perdure's image: no user of the host, and not root."""
 
-COMMAND = ("python3", "-m", "perdure.worker", "--backend", "kubernetes")
+COMMAND = ("perdure", "worker", "--backend", "kubernetes")
 """What Perdure's image runs by default; agents' containers run something else."""
 
 OUR_PACKAGES = ("perdure", "workflows", "activities", "agent", "perdure_launcher")

@@ -22,7 +22,7 @@ from workflows.names import watch_task_queue
 
 async def start(environment: Mapping[str, str], *arguments: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "perdure.worker", *arguments),
+        *(sys.executable, "-m", "perdure.cli.main", "worker", *arguments),
         env={**os.environ, **environment},
         stderr=asyncio.subprocess.PIPE,
     )

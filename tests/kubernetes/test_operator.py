@@ -114,10 +114,10 @@ class Resources:
 
 
 class Operator:
-    """`python -m perdure.operator`."""
+    """`perdure operator`."""
 
     def __init__(self, kubeconfig: str | Path, namespace: str, address: str, log: Path) -> None:
-        self._command = [sys.executable, "-m", "perdure.operator", "--namespace", namespace]
+        self._command = [sys.executable, "-m", "perdure.cli.main", "operator", "--namespace", namespace]
         self._environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "TEMPORAL_ADDRESS": address}
         self._log = log
         self._process: asyncio.subprocess.Process | None = None

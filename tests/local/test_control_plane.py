@@ -32,7 +32,7 @@ from workflows.names import WORKER_TASK_QUEUE
 ENSURE = """
 import asyncio
 from perdure.local.control_plane import LocalControlPlane
-from perdure.worker import leave
+from perdure.services import leave
 endpoint = asyncio.run(LocalControlPlane().ensure_server())
 print(endpoint.address, LocalControlPlane().status().server.pid)
 # As perdure's own commands do.

@@ -1,11 +1,7 @@
-"""Runs the operator: `python -m perdure.operator`.
-
-Makes a training job of each TrainingJob object of a Kubernetes cluster, and shows in its status how the job is.
-"""
+"""The operator as a process: connects to Temporal and to the API server, and serves until it is stopped."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import logging
@@ -17,10 +13,9 @@ from collections.abc import Sequence
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
 from perdure.client.client import Client
 from perdure.client.connection import connect, find_endpoint
-from perdure.errors import ExitCode, PerdureError, Refused
+from perdure.errors import Refused
 from perdure.operator.operator import Operator
 from perdure.operator.resource import PLURAL
-from perdure.worker import leave, log_to
 
 logger = logging.getLogger("perdure.operator")
 
@@ -50,31 +45,3 @@ async def serve(*, address: str | None, namespaces: Sequence[str]) -> None:
         raise Refused(f"the API server does not let {PLURAL} be followed: {error}", remedy=remedy) from error
     finally:
         await api.close()
-
-
-def main(arguments: Sequence[str] | None = None) -> ExitCode:
-    """Runs the operator in this process."""
-    parser = argparse.ArgumentParser(prog="python -m perdure.operator", description=__doc__)
-    parser.add_argument("--address", help="of the Temporal server; else as Temporal's environment configuration says")
-    parser.add_argument(
-        "--namespace",
-        action="append",
-        default=[],
-        metavar="NAMESPACE",
-        help="serve only this Kubernetes namespace; may be repeated; default: all",
-    )
-    options = parser.parse_args(arguments)
-    log_to(None)
-    try:
-        asyncio.run(serve(address=options.address, namespaces=options.namespace))
-    except PerdureError as error:
-        logger.error("%s %s", error, error.remedy)
-        return error.exit_code
-    except Exception:
-        logger.exception("the operator failed")
-        return ExitCode.INFRASTRUCTURE
-    return ExitCode.OK
-
-
-if __name__ == "__main__":
-    leave(main())
