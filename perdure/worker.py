@@ -29,8 +29,8 @@ from activities.site import SiteActivities
 from activities.workdir import WorkdirActivities
 from perdure.client.connection import configured_task_queue, connect, find_endpoint
 from perdure.client.search_attributes import register_search_attributes
+from perdure.client.workers import worker_identity
 from perdure.errors import Refused
-from perdure.local.control_plane import worker_identity
 from perdure.metrics import worker_runtime
 from perdure.spec.job import Backend
 from workflows.messages import SiteFacts

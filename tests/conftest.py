@@ -16,7 +16,7 @@ from temporalio.client import Client
 from xdist.scheduler import LoadScopeScheduling
 
 from perdure.local.control_plane import LocalControlPlane
-from perdure.local.state import StateFolder
+from perdure.state_folder import StateFolder
 from tests.support.command_line import end_nodes
 from tests.support.temporal_server import DevServer, shared_dev_server
 

@@ -14,7 +14,7 @@ from benchmarks.recovery.perdure_job import node_processes
 from perdure.client.client import Client
 from perdure.errors import PerdureError
 from perdure.local.control_plane import LocalControlPlane
-from perdure.local.state import StateFolder
+from perdure.state_folder import StateFolder
 from workflows.messages import IncidentView, JobResult, JobStatus
 from workflows.names import uid_of
 

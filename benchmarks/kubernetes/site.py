@@ -19,7 +19,7 @@ from benchmarks.recovery.processes import TrialFailed
 from perdure.client.client import Client
 from perdure.errors import PerdureError
 from perdure.local.control_plane import LocalControlPlane, PodSite
-from perdure.local.state import StateFolder
+from perdure.state_folder import StateFolder
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.machine import API_ADDRESS
 

@@ -19,7 +19,7 @@ from perdure.client.views import Submission
 from perdure.errors import PerdureError
 from perdure.local.control_plane import LocalControlPlane
 from perdure.local.processes import DaemonRecord, spawn
-from perdure.local.state import StateFolder
+from perdure.state_folder import StateFolder
 from workflows.messages import IncidentView, JobResult
 from workflows.names import uid_of
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from examples.demo.faults import kill_node
 from perdure.local.control_plane import LocalControlPlane, Report
-from perdure.local.state import StateFolder
+from perdure.state_folder import StateFolder
 
 NAME = "demo"
 """The job's."""

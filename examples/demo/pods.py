@@ -10,7 +10,7 @@ from typing import Any
 from activities.nodes.kubernetes.api import KubernetesApi
 from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, ended
 from perdure.local.control_plane import LocalControlPlane, PodSite, Report
-from perdure.local.state import StateFolder
+from perdure.state_folder import StateFolder
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE

@@ -25,11 +25,12 @@ from perdure.cli import text
 from perdure.client import task_failures
 from perdure.client.connection import CALL_TIMEOUT, Endpoint, configured_endpoint, connect, find_endpoint
 from perdure.client.search_attributes import missing_search_attributes
+from perdure.client.workers import pollers
 from perdure.errors import ControlPlaneUnreachable, StateFolderError
 from perdure.local import temporal_binary
 from perdure.local.code_version import is_of_newer_release
-from perdure.local.control_plane import SERVER_OPTIONS, LocalStatus, WorkerRecord, pollers
-from perdure.local.state import LEAST_FREE_BYTES, StateFolder
+from perdure.local.control_plane import SERVER_OPTIONS, LocalStatus, WorkerRecord
+from perdure.state_folder import LEAST_FREE_BYTES, StateFolder
 from workflows.names import watch_task_queue
 from workflows.search_attributes import JOB_BACKEND
 

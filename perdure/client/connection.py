@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from urllib.parse import quote
 
+from pydantic import BaseModel
 from temporalio.client import Client as TemporalClient
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfigProfile
@@ -18,8 +19,7 @@ from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, Telemetr
 from temporalio.service import RetryConfig
 
 from perdure.errors import ControlPlaneUnreachable
-from perdure.local.processes import DaemonRecord
-from perdure.local.state import StateFolder
+from perdure.state_folder import StateFolder
 from workflows.names import WORKER_TASK_QUEUE
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
@@ -40,13 +40,12 @@ def configured_task_queue() -> str:
     return os.environ.get(TASK_QUEUE_VARIABLE) or WORKER_TASK_QUEUE
 
 
-class ServerRecord(DaemonRecord, frozen=True):
-    """The local default's server, as `temporal/server.json` keeps it."""
+class LocalServer(BaseModel, frozen=True):
+    """Where the local default's server is; a part of what `temporal/server.json` keeps."""
 
     ip: str = "127.0.0.1"
     port: int
     ui_port: int
-    binary: str
 
     @property
     def address(self) -> str:
@@ -106,7 +105,7 @@ def find_endpoint(address: str | None = None, *, state: StateFolder | None = Non
         return endpoint
     state = state or StateFolder()
     state.check_version()
-    if record := state.read_record(state.server_record, ServerRecord):
+    if record := state.read_record(state.server_record, LocalServer):
         return local_endpoint(record, state)
     raise ControlPlaneUnreachable(
         f"no Temporal server: none is configured, and none was started from {state.path}",
@@ -114,7 +113,7 @@ def find_endpoint(address: str | None = None, *, state: StateFolder | None = Non
     )
 
 
-def local_endpoint(record: ServerRecord, state: StateFolder) -> Endpoint:
+def local_endpoint(record: LocalServer, state: StateFolder) -> Endpoint:
     return Endpoint(address=record.address, task_queue=WORKER_TASK_QUEUE, ui=record.ui, state=state)
 
 

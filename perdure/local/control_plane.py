@@ -21,19 +21,19 @@ from pathlib import Path
 
 import psutil
 from temporalio.api.enums.v1 import TaskQueueType
-from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, DescribeTaskQueueRequest
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client as TemporalClient
 from temporalio.service import RPCError
 
-from perdure.client.connection import CONNECT_TIMEOUT, Endpoint, ServerRecord, connect, local_endpoint
+from perdure.client.connection import CONNECT_TIMEOUT, Endpoint, LocalServer, connect, local_endpoint
 from perdure.client.search_attributes import SEARCH_ATTRIBUTES
+from perdure.client.workers import pollers, worker_identity
 from perdure.errors import ControlPlaneUnreachable, NoWorker
 from perdure.local import temporal_binary
 from perdure.local.code_version import code_version, is_of_newer_release
 from perdure.local.processes import DaemonRecord, spawn, tail
-from perdure.local.state import StateFolder, users_own_path
 from perdure.spec.job import Backend
+from perdure.state_folder import StateFolder, users_own_path
 from workflows.names import WORKER_TASK_QUEUE, watch_task_queue
 
 START_TIMEOUT = timedelta(seconds=60)
@@ -70,6 +70,12 @@ SERVER_OPTIONS = (
 )
 
 Report = Callable[[str], None]
+
+
+class ServerRecord(LocalServer, DaemonRecord, frozen=True):
+    """The local default's server, as `temporal/server.json` keeps it."""
+
+    binary: str
 
 
 class WorkerRecord(DaemonRecord, frozen=True):
@@ -349,20 +355,6 @@ class LocalControlPlane:
     @property
     def _worker_log(self) -> Path:
         return self.state.worker / "worker.log"
-
-
-def worker_identity(pid: int) -> str:
-    """How a worker shows in Temporal: which process on which machine."""
-    return f"perdure-worker/{pid}@{socket.gethostname()}"
-
-
-async def pollers(client: TemporalClient, task_queue: str, kind: TaskQueueType.ValueType) -> dict[str, float]:
-    """Who polls a task queue: identities, and when each last asked, in seconds since the epoch."""
-    request = DescribeTaskQueueRequest(
-        namespace=client.namespace, task_queue=TaskQueue(name=task_queue), task_queue_type=kind
-    )
-    answer = await client.workflow_service.describe_task_queue(request, timeout=CONNECT_TIMEOUT)
-    return {poller.identity: poller.last_access_time.ToNanoseconds() / 1e9 for poller in answer.pollers}
 
 
 async def _polls_both_queues(client: TemporalClient, pid: int) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 from perdure.client.sync import SyncClient
 from perdure.local.control_plane import LocalControlPlane
-from perdure.local.state import StateFolder
+from perdure.state_folder import StateFolder
 from tests.support.command_line import CommandLine, end_nodes
 from workflows.messages import JobPhase
 

@@ -13,8 +13,8 @@ from uuid import uuid4
 import pytest
 from temporalio.api.enums.v1 import TaskQueueType
 
+from perdure.client.workers import pollers, worker_identity
 from perdure.errors import ExitCode
-from perdure.local.control_plane import pollers, worker_identity
 from tests.support.temporal_server import DevServer, free_port
 from tests.support.waiting import eventually
 from workflows.names import watch_task_queue

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure.local.control_plane import LocalControlPlane
-from perdure.local.state import StateFolder
+from perdure.state_folder import StateFolder
 
 
 @pytest.fixture

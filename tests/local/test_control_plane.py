@@ -23,7 +23,7 @@ from perdure.errors import ControlPlaneUnreachable
 from perdure.local.code_version import code_version
 from perdure.local.control_plane import FIRST_PORT, LocalControlPlane, WorkerRecord
 from perdure.local.processes import DaemonRecord
-from perdure.local.state import StateFolder
+from perdure.state_folder import StateFolder
 from tests.activities.local_nodes import LocalJob
 from tests.support.waiting import eventually
 from workflows import search_attributes

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from perdure.errors import ExitCode, StateFolderError
-from perdure.local.state import FORMAT, StateFolder, default_path
+from perdure.state_folder import FORMAT, StateFolder, default_path
 
 
 class Record(BaseModel):

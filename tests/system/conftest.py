@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perdure.local.control_plane import LocalControlPlane
-from perdure.local.state import StateFolder
+from perdure.state_folder import StateFolder
 from tests.system.site import Site
 
 

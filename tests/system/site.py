@@ -18,7 +18,7 @@ import psutil
 
 from perdure.client.client import Client
 from perdure.local.control_plane import LocalControlPlane
-from perdure.local.state import StateFolder
+from perdure.state_folder import StateFolder
 from tests.support.temporal_server import temporal_binary
 from tests.support.waiting import eventually
 from workflows.messages import IncidentView, JobPhase, JobStatus

@@ -15,7 +15,7 @@ import pytest
 from examples.demo.faults import kill_rank
 from perdure.errors import ExitCode
 from perdure.local.control_plane import LocalControlPlane
-from perdure.local.state import StateFolder
+from perdure.state_folder import StateFolder
 from tests.docs.commands import COMMANDS
 from tests.support.allocation import REPOSITORY
 from tests.support.command_line import end_nodes
