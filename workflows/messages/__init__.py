@@ -1,20 +1,20 @@
-"""Everything that crosses a boundary of the control plane: one model per signal, update, query and activity argument.
+"""The contract between the parts of the control plane: one model per signal, update, query and activity argument.
 
-| module | who speaks to whom |
+| module | messages |
 |-|-|
-| `agents` | agents to groups and jobs |
-| `commands` | groups to agents |
-| `backends` | groups to backends, and back |
-| `groups` | jobs to groups, and back |
-| `logs` | users to agents, for what nodes printed |
-| `joining` | machines that users or a scheduler started to jobs |
-| `users` | users to jobs |
-| `workdirs` | clients to uploads of code, and on to backends |
-| `views` | jobs and groups to users |
-| `vocabulary` | words of all of them |
-| `base` | what every model is |
+| `agents` | from agents to groups and jobs |
+| `commands` | from groups to agents |
+| `backends` | between groups and backends |
+| `groups` | between jobs and groups |
+| `logs` | from users to agents: requests for a node's log |
+| `joining` | between a job and machines that a user or a scheduler started |
+| `users` | from users to jobs |
+| `workdirs` | from clients to uploads of code, and on to backends |
+| `views` | from jobs and groups to users |
+| `vocabulary` | the enumerations that all of them share |
+| `base` | base classes and text limits |
 
-Each model has one home; all can be imported from here, because who uses the contract usually uses several parts of it.
+Each model is defined in one module. All can be imported from here, because most callers need several of the modules.
 """
 
 from workflows.messages.agents import (

@@ -1,6 +1,7 @@
-"""What agents say: signals to the NodeGroup of their node, and failures and ends to the TrainingJob itself.
+"""Messages of agents: signals to the NodeGroup of their node; failures and finishes go to the TrainingJob itself.
 
-Telemetry goes to the group, whose history it fills; what a job must decide on goes to the job without a detour.
+Telemetry goes to the group, so that it fills the group's history and not the job's. An agent sends what a job must
+decide on directly to the job.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class NodeIdentity(Message):
     """One incarnation of one node."""
 
     uid: str
-    """Of the job's run; 8 hexadecimal digits."""
+    """The job run's uid: 8 hexadecimal digits."""
     role: str
     rank: int = Field(ge=0)
     """The node's slot in its role, 0 to max-1; it outlives incarnations. The rank inside a world is `group_rank`."""
@@ -27,21 +28,21 @@ class NodeIdentity(Message):
 
 
 class AgentMessage(Message):
-    """What every message of an agent carries, so that repeats, reorderings and the past are recognised."""
+    """Base of all messages of agents. Its fields let a receiver recognize repeated, reordered and stale messages."""
 
     sender: NodeIdentity
     sequence: int = Field(ge=1)
-    """Counts per destination, and over restarts of the agent."""
+    """Counts the messages to one destination; a restarted agent continues the count."""
     time: Time
-    """When it happened."""
+    """When the reported event happened."""
 
 
 class Progress(Message):
-    """How far the ranks of one node are; the slowest rank counts."""
+    """Training progress of one node: that of its slowest rank."""
 
     step: int = 0
     total_steps: int | None = None
-    """Steps that the script intends; only where it reports them."""
+    """Steps that the script plans to make; None where it does not report them."""
     steps_per_second: float | None = None
     """Over the last minute or since the generation began, whichever is shorter."""
     loss: float | None = None
@@ -50,7 +51,7 @@ class Progress(Message):
     """Steps seen in the current generation."""
     last_step_at: Time | None = None
     apart: bool = False
-    """Ranks step without a process group although there are several: each trains by itself."""
+    """Several ranks step without a process group: each trains a model of its own."""
 
 
 class Joined(AgentMessage):
@@ -58,44 +59,45 @@ class Joined(AgentMessage):
 
     agent_started_at: Time
     address: ShortText
-    """Where other nodes reach this one: a pod's IP, or 127.0.0.1."""
+    """The address under which other nodes reach this one: a pod's IP, or 127.0.0.1."""
     host: ShortText = ""
     """The machine's name, for people."""
     generation: int = 0
     """The newest generation that this node has received; 0 for none. Agents refuse lower ones."""
     agent_version: str = ""
     log_path: ShortText = ""
-    """Where the node keeps its log, where its backend cannot know that."""
+    """The node's log file, if its backend cannot know the path."""
     preparing: bool = False
-    """Its command has worked for a while and has not come to its torchrun yet. Said again while that lasts."""
+    """Its command has run for a while and has not started torchrun yet. The agent repeats this report while that
+    lasts."""
 
 
 class Ready(AgentMessage):
     """The node's command waits for a world. To the NodeGroup."""
 
     after_generation: int = 0
-    """The newest generation that it has already been in."""
+    """The newest generation that the node has entered before."""
     store_ports: tuple[int, ...] = ()
     """Ports on which this node already listens, each for the store of one generation."""
     processes: int = Field(default=1, ge=1)
     """Ranks that this node will start."""
     command_nodes: ShortText | None = None
-    """`--nnodes` as the command itself was given it, where that differs from what we asked for."""
+    """The command's own `--nnodes`, if it differs from the job's number of nodes."""
     stage: int | None = None
-    """How many torchruns of the command have ended with 0 before the one that asks; None from an agent of an older
-    release, which cannot pass over torchruns that the job has finished."""
+    """The number of the command's torchruns that exited with 0 before the one that waits. None from an agent of an
+    older release, which cannot skip torchruns that the job has finished."""
 
 
 class RankStarts(Message):
-    """How ranks were started for a generation."""
+    """Counts of warm and cold starts of ranks in one generation."""
 
     warm: int = 0
     """Ranks whose process had imported torch before they were started."""
     cold: int = 0
     reason: ShortText = ""
-    """Why the first of the cold ones was not warm."""
+    """Why the first cold start was not warm."""
     standbys: int = 0
-    """Those of the warm ones that had waited as a process of their own; the others were forked."""
+    """Warm starts that used a waiting standby process; the other warm ranks were forked."""
     standby_reason: ShortText = ""
     """Why the first of these was not forked."""
 
@@ -117,30 +119,31 @@ class Stepping(AgentMessage):
     counted: bool = True
     """A step of every rank was seen."""
     entered_at: Time | None = None
-    """When the node's handler returned the world: what follows is process start."""
+    """When the node's rendezvous handler returned the world. The time after that is process start."""
     starts: RankStarts | None = None
-    """Of the node's ranks; None where warm starts are turned off, or cannot be had at all."""
+    """Starts of the node's ranks; None where warm starts are turned off or not supported."""
 
 
 class Stall(AgentMessage):
-    """No rank of the node steps any more although its processes are alive, or they step again. To the NodeGroup."""
+    """A stall of the node, or its end: no rank steps although the processes are alive, or they step again. To the
+    NodeGroup."""
 
     generation: int
     since: Time | None = None
-    """Of the last step; None where the ranks step again."""
+    """The time of the last step; None where the ranks step again."""
     usual_step: Duration | None = None
-    """How long a step took before that."""
+    """The usual time of a step before the stall."""
 
 
 class LeaseTaken(AgentMessage):
-    """The agent holds the lease of this epoch: it is back. To the NodeGroup."""
+    """The agent has taken the lease of this epoch, so it is reachable again. To the NodeGroup."""
 
     agent_started_at: Time
     epoch: int
 
 
 class Heartbeat(AgentMessage):
-    """To the NodeGroup, within its signal budget."""
+    """Progress of a node. To the NodeGroup, within its signal budget."""
 
     generation: int = 0
     progress: Progress | None = None
@@ -148,6 +151,8 @@ class Heartbeat(AgentMessage):
 
 
 class DeviceUsage(Message):
+    """Use of one accelerator."""
+
     index: int
     name: str = ""
     utilization_percent: float | None = None
@@ -157,7 +162,7 @@ class DeviceUsage(Message):
 
 
 class Metrics(AgentMessage):
-    """What the training processes use. To the NodeGroup, with every n-th heartbeat."""
+    """Resource use of the training processes. To the NodeGroup, with every n-th heartbeat."""
 
     cpu_cores: float | None = None
     """CPU-seconds per second."""
@@ -167,61 +172,64 @@ class Metrics(AgentMessage):
 
 
 class LeaseView(Message):
-    """An agent's latest report, in the heartbeat details of its lease: costs no history."""
+    """An agent's latest report, in the heartbeat details of its lease, which add nothing to the history."""
 
     epoch: int
     generation: int = 0
     state: str = ""
     progress: Progress | None = None
     log_end: LogPosition | None = None
-    """Where the node's log ends now: who follows it asks for more only where there is more."""
+    """The current end of the node's log. A reader that follows the log requests more only after this has moved."""
     time: Time | None = None
 
 
 class RankExit(Message):
-    """One rank that ended badly."""
+    """One rank that failed."""
 
     local_rank: int
     global_rank: int | None = None
     pid: int | None = None
     exit_code: int | None = None
-    """None where a signal ended it."""
+    """None where a signal ended the rank."""
     signal: int | None = None
     error: ErrorText | None = None
-    """From the rank's torch error file: the exception's type and message, on one line."""
+    """The exception's type and message on one line, from the rank's torch error file."""
     traceback: LogTail | None = None
-    """Its last lines; at most 2,000 characters."""
+    """The last lines of the traceback; at most 2,000 characters."""
     time: Time | None = None
 
 
 class FailureKind(Vocabulary):
+    """Kinds of failures that an agent reports."""
+
     RANKS = "RANKS"
-    """Ranks ended; torchrun is alive and asks for the next world."""
+    """Ranks ended; torchrun is alive and requests the next world."""
     COMMAND = "COMMAND"
     """The command itself ended."""
     UNPROTECTED = "UNPROTECTED"
-    """Ranks without a rendezvous; the agent has stopped them."""
+    """Ranks started without Perdure's rendezvous; the agent has stopped them."""
     RENDEZVOUS = "RENDEZVOUS"
     """Nothing ended: the command runs and has not entered the world in time."""
     NODE = "NODE"
-    """The node is ended from outside, and its processes have ended for that."""
+    """Something outside ends the node, and its processes have ended because of that."""
     UNKNOWN = "UNKNOWN"
-    """Of a newer agent: the other fields say what it is about."""
+    """A kind that only a newer release knows; the other fields describe the failure."""
 
 
 class Failure(AgentMessage):
-    """Something ended on a node, or did not begin. To the TrainingJob, at once, never dropped."""
+    """A failure on a node: something ended or did not start. To the TrainingJob, at once, and never dropped."""
 
     generation: int
-    """The one that it happened in; 0 before the first."""
+    """The generation in which it happened; 0 before the first."""
     kind: FailureKind
     ranks: tuple[RankExit, ...] = ()
     exit_code: int | None = None
-    """Of the command."""
+    """The command's exit code."""
     signal: int | None = None
-    """That ended the command."""
+    """The signal that ended the command."""
     starts_again: bool = False
-    """Of COMMAND: the agent has it started again by itself, for a newer world that the node was given meanwhile."""
+    """Set with COMMAND only: the agent itself starts the command again, for a newer world that the node was given in
+    the meantime."""
     message: ShortText = ""
     """One line for people."""
     log_tail: LogTail = ""
@@ -233,15 +241,15 @@ class Failure(AgentMessage):
 
 
 class GroupMissing(AgentMessage):
-    """The server knows no open NodeGroup of this node's, although its job runs. To the TrainingJob."""
+    """The server knows no open NodeGroup for this node, although its job runs. To the TrainingJob."""
 
 
 class Finished(AgentMessage):
     """All ranks of this node ended with 0 in this generation, or its command did. To the TrainingJob."""
 
     generation: int
-    """The newest that the node entered; 0 where its command ended without one."""
+    """The newest generation that the node entered; 0 where its command ended without one."""
     progress: Progress | None = None
     command_runs: bool = False
-    """Only torchrun has finished: the command itself has not ended, and its end is reported by another message. Agents
-    of older releases know no difference."""
+    """Only torchrun has finished: the command still runs, and another message reports its end. Agents of older releases
+    do not set it."""

@@ -1,4 +1,4 @@
-"""Requests to backends and their answers: activities of the worker, and the facts that its watches signal."""
+"""Requests to backends and their answers: arguments and results of activities, and the events that watches signal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workflows.messages.vocabulary import LossCause
 
 
 class NodeRequest(Message):
-    """Argument of `create_node`: all that a backend needs; the same request twice makes one node."""
+    """Argument of `create_node`: everything that a backend needs. Repeating the request creates no second node."""
 
     node: NodeIdentity
     name: str
@@ -22,20 +22,20 @@ class NodeRequest(Message):
     job_first_run_id: str
     group_id: str
     task_queue: str
-    """The node's own."""
+    """The node's own task queue."""
     nodes_min: int | None = None
-    """The fewest nodes that the job trains with now, where that is not as its spec has it: it was scaled."""
+    """The minimum number of nodes after a scale request; None where the spec's value applies."""
     avoids: tuple[str, ...] = ()
-    """Machines that it should avoid."""
+    """Machines that the node should avoid."""
 
     @property
     def minimum(self) -> int:
-        """The fewest nodes that the job trains with."""
+        """The minimum number of nodes that the job trains with."""
         return self.nodes_min or self.spec.role[1].nodes.min
 
 
 class NodeOrder(Message):
-    """What tells the nodes of one request apart. See `NodeRequest`."""
+    """The part of a `NodesRequest` that differs between its nodes. See `NodeRequest`."""
 
     node: NodeIdentity
     name: str
@@ -85,9 +85,9 @@ class NodeRef(Message):
     grace: Duration = timedelta(seconds=30)
     """From SIGTERM to SIGKILL when it is deleted."""
     winding_down: bool = False
-    """Its group will create no other: what the job's nodes share may go with the last of them."""
+    """Its group will create no more nodes: resources that the job's nodes share may be deleted with the last node."""
     replaced: bool = False
-    """A newer incarnation of it is desired: what was reserved for it may be kept for that."""
+    """A newer incarnation of the node is desired: resources reserved for the node may be kept for it."""
 
 
 class NodesRef(Message):
@@ -97,7 +97,7 @@ class NodesRef(Message):
 
 
 class GroupRef(Message):
-    """Argument of `clear_group`: a group that ends, and of which nothing may be left."""
+    """Argument of `clear_group`: a group that ends and whose resources must all be deleted."""
 
     uid: str
     role: str
@@ -114,16 +114,16 @@ class CreatedNode(Message):
     host: str = ""
     log_path: str = ""
     pending: ShortText = ""
-    """Why it cannot run yet; empty where it can."""
+    """Why the node cannot run yet; empty where it can."""
 
 
 class NodesCreated(Message):
-    """Result of `create_nodes`. A node in neither of the two is to be requested again, by itself."""
+    """Result of `create_nodes`. The group requests a node that is in neither table again, by itself."""
 
     created: dict[int, CreatedNode]
-    """By rank."""
+    """The created nodes, by rank."""
     refused: dict[int, ShortText]
-    """By rank, why it never will be."""
+    """Why the backend will never create the node, by rank."""
 
 
 class NodeEventKind(Vocabulary):
@@ -132,7 +132,7 @@ class NodeEventKind(Vocabulary):
     GONE = "GONE"
     """Its processes have ended or it was removed; nothing of it runs any more."""
     UNKNOWN = "UNKNOWN"
-    """Of a newer worker's backend: it says that the node was seen, and nothing else."""
+    """A kind that only a newer worker's backend knows: it proves that the node was seen, and nothing else."""
 
 
 class NodeEvent(Message):
@@ -144,19 +144,20 @@ class NodeEvent(Message):
     time: Time
     reason: ShortText = ""
     queued: bool = False
-    """Of PENDING: no machine is given to it, since a queue has not admitted it or none has room. That may take hours,
-    and is not a failure."""
+    """Set with PENDING only: the node has no machine, because a queue has not admitted it or no machine has room. That
+    may take hours and is not a failure."""
     refused: bool = False
-    """Of PENDING and GONE: neither it nor another one in its place can run, whatever happens in the cluster. With the
-    cause JOB it is the specification that must change."""
+    """Set with PENDING and GONE only: neither this node nor a replacement can ever run, whatever happens in the
+    cluster. With the cause JOB, the specification must change."""
     absent: bool = False
-    """Of PENDING: it does not exist, since its backend could not make it yet; it is requested again."""
+    """Set with PENDING only: the node does not exist, because its backend could not create it yet. The group requests
+    it again."""
     exit_code: int | None = None
     signal: int | None = None
     host: str = ""
-    """Of GONE: the machine that it was on, where that is known."""
+    """The machine of a GONE node, if known."""
     cause: LossCause = LossCause.UNKNOWN
-    """Of GONE: whose doing it was."""
+    """Why a GONE node was lost."""
 
 
 class NodeEvents(Message):
@@ -168,14 +169,14 @@ class NodeEvents(Message):
 
 
 class KnownNode(Message):
-    """One incarnation that exists, as far as the reporting process knows."""
+    """One incarnation that exists, as far as the group knows."""
 
     rank: int
     incarnation: int
 
 
 class WatchRequest(Message):
-    """Argument of `watch_nodes`. It starts with a full list, so that nothing between two watches is missed."""
+    """Argument of `watch_nodes`. A watch begins with a full list, so that nothing between two watches is missed."""
 
     group_id: str
     job_id: str
@@ -187,12 +188,12 @@ class WatchRequest(Message):
     namespace: str
     owner_check: Duration
     known: tuple[KnownNode, ...] = ()
-    """Nodes that were there and are not known to be lost: the watch tells of those that are there no more."""
+    """Nodes that existed and are not known to be lost. The watch reports those that no longer exist."""
 
 
 class SiteFacts(Message):
-    """Result of `site_facts`, which each later run of a job calls: what the worker found out about its Temporal
-    namespace when it started."""
+    """Result of `site_facts`, which each later run of a job calls: facts about the Temporal namespace that the worker
+    determined when it started."""
 
     search_attributes: bool
     """Perdure's search attributes exist; setting one that does not exist would block the workflow forever."""
@@ -205,4 +206,4 @@ class JobCheck(Message):
 
     facts: SiteFacts
     problem: str = ""
-    """What is wrong with the specification that the job was started with; empty where nothing is."""
+    """The error in the specification that the job was started with; empty where it is valid."""

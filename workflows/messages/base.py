@@ -1,9 +1,9 @@
-"""What every model of the contract is: a value that only ever grows.
+"""Base classes and text types of all messages.
 
-Only additive changes: a running job may hold messages of an older release in its history, and an agent of an older
-release may stand beside a newer worker. So unknown fields are ignored, and a new field has a default.
+Models change by addition only: a running job may hold messages of an older release in its history, and an agent of an
+older release may run beside a newer worker. So a reader ignores unknown fields, and a new field has a default.
 
-Times are of the event, in UTC, set where it happened; graces count from them and never from the time of arrival.
+Times are times of the event, in UTC, set where it happened. Grace periods count from them, never from the arrival.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ def _in_utc(time: datetime) -> datetime:
 
 
 Time = Annotated[datetime, AfterValidator(_in_utc)]
-"""A moment. One without a zone is UTC: Python refuses to compare it with others, and a decision would fail by that."""
+"""A time in UTC. A value without a zone is read as UTC: Python does not compare it with others, so a decision would
+fail."""
 
 
 LONGEST_TEXT = 1_000
-"""Characters of one text for people: what a job says of thousands of nodes and of its past rides in its state."""
+"""Characters of one text for people: a job carries the texts about thousands of nodes and past incidents in its
+state."""
 
 LONGEST_ERROR = 4_000
-"""Characters of what a program said itself: what failed is told by it."""
+"""Characters of a program's own output or error, which explains a failure best."""
 
 
 def shorten(text: str, limit: int = LONGEST_TEXT) -> str:
@@ -36,19 +38,19 @@ def shorten(text: str, limit: int = LONGEST_TEXT) -> str:
 
 
 ShortText = Annotated[str, AfterValidator(shorten)]
-"""A text for people. Of a longer one the beginning is kept."""
+"""A text for people. A longer text keeps its beginning."""
 
 ErrorText = Annotated[str, AfterValidator(lambda text: shorten(text, LONGEST_ERROR))]
-"""What a program said about its error. Of a longer one the beginning is kept."""
+"""A program's own error message. A longer text keeps its beginning."""
 
 LogTail = Annotated[str, AfterValidator(lambda text: text[-LONGEST_ERROR:])]
-"""The last lines of a program's output. Of a longer one the end is kept."""
+"""The last lines of a program's output. A longer text keeps its end."""
 
 
 class Message(BaseModel):
-    """A value: immutable, and tolerant of fields from a newer release.
+    """An immutable value that ignores fields of a newer release.
 
-    A field whose name on the wire is another one, because histories have it, is declared with `Field(validation_alias=,
+    A field that has another name in recorded histories declares that wire name with `Field(validation_alias=,
     serialization_alias=)`.
     """
 
@@ -63,10 +65,10 @@ class Message(BaseModel):
 
 
 class Vocabulary(StrEnum):
-    """A closed set of words in messages. A word that this release does not know is read as the set's `UNKNOWN`.
+    """An enumeration in messages. A value that this release does not know is read as the member `UNKNOWN`.
 
     A value of a newer release would otherwise fail the whole message, and the SDK drops a signal that it cannot decode.
-    Each set has a member `UNKNOWN`, and each decision about a member one for it.
+    Each enumeration has a member `UNKNOWN`, and each decision on members handles it.
     """
 
     @classmethod

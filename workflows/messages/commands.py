@@ -1,4 +1,4 @@
-"""Commands to agents: activities on the node's own queue, the lease among them."""
+"""Commands to agents: arguments and answers of activities on the node's own task queue, including the lease."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from workflows.messages.base import Message
 
 
 class LeaseRequest(Message):
-    """Argument of `hold_lease`. Returns only when cancelled or superseded."""
+    """Argument of `hold_lease`, which returns only when cancelled or superseded."""
 
     node: NodeIdentity
     epoch: int
     heartbeat: Duration
     signal_interval: Duration
-    """How often the agent may send its heartbeat signal: the group's budget, shared."""
+    """The shortest time between two heartbeat signals of the agent: its share of the group's signal budget."""
 
 
 class ApplyWorld(Message):
     """Argument of `apply_world`: constant in size, below 500 bytes. The command must run for this generation: the
-    agent has it started where it is not, and restarted where it is in an older one."""
+    agent starts it if it does not run, and restarts it if it runs in an older generation."""
 
     node: NodeIdentity
     generation: int
@@ -32,9 +32,9 @@ class ApplyWorld(Message):
     store_host: bool
     """This node hosts the generation's store."""
     stage: int | None = None
-    """The torchrun of the command that the world is for, from 0."""
+    """The torchrun of the command that the world is for, counted from 0."""
     restart_command: bool = False
-    """The command is started again even where it runs, unless it has entered the world before this one after all."""
+    """The agent restarts the command even if it runs, unless the command did enter the previous world after all."""
 
 
 class CommandAnswer(Message):
@@ -62,19 +62,19 @@ class CompleteGeneration(Message):
     node: NodeIdentity
     generation: int
     stages_complete: int = 0
-    """How many torchruns of the command the job has finished by then."""
+    """The number of the command's torchruns that the job has finished, including this generation's."""
 
 
 class RestartCommand(Message):
-    """Argument of `restart_command`: the command has ended between two worlds, and is started again on its node."""
+    """Argument of `restart_command`: start a command that ended between two worlds again on its node."""
 
     node: NodeIdentity
     number: int
-    """Counts per incarnation: what was followed once is not followed again."""
+    """Counts the requests to one incarnation: the agent ignores a number that it has already carried out."""
 
 
 class StopNode(Message):
-    """Argument of `stop_node`: end the command and leave; sent to an incarnation that is no longer desired."""
+    """Argument of `stop_node`: end the command and exit; sent to an incarnation that is no longer desired."""
 
     node: NodeIdentity
     grace: Duration

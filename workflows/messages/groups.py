@@ -1,4 +1,4 @@
-"""Between a job and its groups: the desired nodes go down whole, what changed about them comes up as edges."""
+"""Messages between a job and its groups: a job sends its whole desired state, a group sends transitions of nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workflows.messages.vocabulary import EvidenceSource, LossCause
 
 
 class TransitionKind(Vocabulary):
-    """What changed about a node."""
+    """Kinds of changes of a node."""
 
     CREATED = "CREATED"
     PENDING = "PENDING"
@@ -19,7 +19,7 @@ class TransitionKind(Vocabulary):
     READY = "READY"
     STEPPING = "STEPPING"
     STALLED = "STALLED"
-    """Its ranks do not step any more."""
+    """Its ranks have stopped stepping."""
     STALL_ENDED = "GOING_ON"
     """Its ranks step again after a stall."""
     STORE_PORTS = "STORE_PORTS"
@@ -28,12 +28,12 @@ class TransitionKind(Vocabulary):
     UNREACHABLE = "UNREACHABLE"
     REACHABLE = "REACHABLE"
     UNRESPONSIVE = "UNRESPONSIVE"
-    """A command for the current generation was not taken."""
+    """The agent did not take a command for the current generation."""
     LOST = "LOST"
     CREATE_FAILED = "CREATE_FAILED"
     REMOVED = "REMOVED"
     UNKNOWN = "UNKNOWN"
-    """Of a newer group: its other fields count."""
+    """A kind that only a newer group knows; its other fields count."""
 
 
 class NodeTransition(Message):
@@ -46,19 +46,21 @@ class NodeTransition(Message):
     source: EvidenceSource = EvidenceSource.AGENT
     detail: ShortText = ""
     cause: LossCause = LossCause.UNKNOWN
-    """Of LOST."""
+    """Why a LOST node was lost."""
     queued: bool = False
-    """Of PENDING: as in `NodeEvent`."""
+    """Set with PENDING only, as in `NodeEvent`."""
     certain: bool = True
-    """Of REMOVED: nothing of the node runs any more. False where only its agent could end it and did not answer."""
+    """Set with REMOVED only: no process of the node runs any more. False where only its agent could end it and did not
+    answer."""
     generation: int = 0
     entered: int | None = None
-    """Of COMMANDED: the newest generation that the node has entered; None where its agent does not say."""
+    """Set with COMMANDED only: the newest generation that the node has entered; None where its agent does not report
+    it."""
     inquiry: int = 0
-    """Of COMMANDED: the newest inquiry that the command followed."""
+    """Set with COMMANDED only: the newest inquiry that the command answers."""
     entered_at: Time | None = None
     counted: bool = True
-    """Of STEPPING: as in `Stepping`."""
+    """Set with STEPPING only, as in `Stepping`."""
     starts: RankStarts | None = None
     store_ports: tuple[int, ...] | None = None
     processes: int | None = None
@@ -66,38 +68,38 @@ class NodeTransition(Message):
     host: str | None = None
     command_nodes: str | None = None
     stage: int | None = None
-    """Of READY: as in `Ready`."""
+    """Set with READY only, as in `Ready`."""
     preparing: bool = False
-    """Of JOINED and COMMANDED: the node's command works, and has not come to its torchrun yet."""
+    """Set with JOINED and COMMANDED only: the node's command runs, and has not started its torchrun yet."""
 
 
 class GroupTransitions(Message):
-    """To the TrainingJob: what changed in one group since its last message."""
+    """To the TrainingJob: the changes in one group since its last message."""
 
     uid: str
-    """Of the job's run: a later job of the same name ignores the groups of an earlier one."""
+    """The job run's uid: a later job of the same name ignores the groups of an earlier one."""
     group: int
     sequence: int
-    """Grows with each message, repeats of what could not be delivered included."""
+    """Grows with each message, including a message that repeats an undelivered one."""
     before: int | None = None
-    """Edges of this group that went before the first of these; None from a group that does not count them."""
+    """The number of this group's transitions before the first of these; None from a group that does not count them."""
     transitions: tuple[NodeTransition, ...] = Field(default=(), validation_alias="edges", serialization_alias="edges")
     adopted: tuple[NodeView, ...] | None = None
     """The whole table: the answer to `adopt`, for a job that was reset or replaced."""
     wound_down: bool = False
-    """Nothing of the group is left."""
+    """The group has deleted all its nodes and closes."""
     ownership_epoch: str = Field(default="", validation_alias="tenure", serialization_alias="tenure")
-    """Which start or adoption of the group this follows: a reset hands a job its earlier run's signals again, and their
-    facts are over."""
+    """Identifies the start or adoption of the group that this message follows. A job that was reset receives its
+    earlier run's signals again, and recognizes them as stale by it."""
 
 
 class DesiredNode(Message):
     incarnation: int
     token: str
     avoids: tuple[str, ...] = ()
-    """Machines that it should avoid."""
+    """Machines that the node should avoid."""
     command_restarts: int = 0
-    """How often its command is to be started again between two worlds."""
+    """The number of restarts of its command between two worlds that the job has requested."""
 
 
 class Member(Message):
@@ -109,21 +111,21 @@ class Member(Message):
     """The global rank of the node's first process."""
     processes: int
     restart_command: bool = False
-    """Its command did not enter the last world and is started again for this one."""
+    """Its command did not enter the last world; the agent starts it again for this one."""
 
 
 class World(Message):
-    """One generation: who trains together. Constant for all members but for their `Member`."""
+    """One generation: the nodes that train together. The same for all members, except for their own `Member`."""
 
     generation: int = Field(ge=1)
     members: dict[int, Member]
-    """By node rank (slot)."""
+    """The members, by node rank (slot)."""
     store_address: str
     store_port: int
     store_rank: int
     """The node (slot) that hosts the store."""
     stage: int = 0
-    """The torchrun of the command that it is for, from 0."""
+    """The torchrun of the command that the world is for, counted from 0."""
 
     @property
     def nodes(self) -> int:
@@ -136,25 +138,26 @@ class World(Message):
 
 
 class GroupDesire(Message):
-    """To a NodeGroup: all that the job wants of it now. A later one replaces an earlier one."""
+    """To a NodeGroup: its whole desired state. A later one replaces an earlier one."""
 
     version: int
-    """Only ever grows; an older desire that arrives late is ignored."""
+    """Only ever grows; the group ignores an older desired state that arrives late."""
     nodes: dict[int, DesiredNode]
     world: World | None = None
-    """Only the members of this group matter to it; the rest is counted."""
+    """The current world. The group acts on its own members, and only counts the others."""
     world_size: int = 0
     world_nodes: int = 0
     undisturbed: bool = False
-    """Nothing is known to be wrong with the world: a node that joins it must not break it."""
+    """No fault of the world is known, so a node that joins must not break it."""
     inquiry: int = 0
-    """Grows whenever the job asks where members are that it has not heard to step: the world is given to them again."""
+    """Grows whenever the job asks whether members that have not reported steps have entered the world. The group then
+    sends them the world again."""
     nodes_min: int | None = None
-    """The fewest nodes that the job trains with."""
+    """The minimum number of nodes that the job trains with."""
     complete_generation: int = 0
-    """Every rank of the world finished this generation: let torchrun leave its exit barrier."""
+    """Every rank of the world has finished this generation: torchrun may leave its exit barrier."""
     stages_complete: int = 0
-    """How many torchruns of the command the job has finished."""
+    """The number of the command's torchruns that the job has finished."""
     wind_down: bool = False
     """Delete everything and close."""
     reason: str = ""
@@ -162,8 +165,8 @@ class GroupDesire(Message):
 
 
 class Adopt(Message):
-    """To a NodeGroup that already runs: a job that starts over (reset, or a lost parent) takes it on."""
+    """To a NodeGroup that already runs: a job that was reset, or that took the place of an earlier one, adopts it."""
 
     job_run_id: str
     ownership_epoch: str = Field(default="", validation_alias="tenure", serialization_alias="tenure")
-    """Said back in every `edges` from now on."""
+    """The group repeats it in every `edges` signal from now on."""

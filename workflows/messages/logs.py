@@ -6,25 +6,26 @@ from workflows.messages.base import Message
 
 
 class LogPosition(Message):
-    """A place in a node's log, which is several files once it was rotated."""
+    """A position in a node's log, which consists of several files once it was rotated."""
 
     file: int
-    """Which one, by its inode number: names change when the log is rotated."""
+    """The file's inode number, because its name changes when the log is rotated."""
     offset: int
-    """Bytes of that file before it."""
+    """The offset in that file, in bytes."""
 
 
 class ReadLog(Message):
-    """Argument of the workflow `ReadNodeLog`, and of agents' `read_log`: it changes nothing, and needs no token."""
+    """Argument of the workflow `ReadNodeLog` and of the agents' `read_log`. Reading changes nothing and needs no
+    token."""
 
     uid: str
     role: str
     rank: int
     incarnation: int
     position: LogPosition | None = None
-    """From where; None for the beginning, or for what `lines` says."""
+    """Where to begin; None for the beginning, or as `lines` says."""
     lines: int | None = None
-    """Without a position: begin with so many of the last lines."""
+    """Without a position: begin this many lines before the end."""
 
 
 class LogChunk(Message):
@@ -32,6 +33,6 @@ class LogChunk(Message):
 
     text: str = ""
     position: LogPosition | None = None
-    """Where the next piece begins; None where nothing was printed yet."""
+    """The position of the next piece; None where the log is empty."""
     at_end: bool = True
-    """Nothing more is there now."""
+    """The piece reaches the current end of the log."""

@@ -1,4 +1,4 @@
-"""What users ask of a running job: arguments and answer of its updates."""
+"""Requests of users to a running job: arguments and answers of its updates."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from workflows.messages.base import Message, ShortText
 
 
 class ScaleRequest(Message):
-    """Update `scale`."""
+    """Argument of the update `scale`."""
 
     nodes: str
     """`4`, or `2:8` for min and max."""
     role: str | None = None
-    """Needed only where the job has several."""
+    """Required only for a job with several roles."""
     reason: ShortText = ""
 
 
 class ReasonRequest(Message):
-    """Updates `suspend`, `resume`, `restart`."""
+    """Argument of the updates `suspend`, `resume` and `restart`."""
 
     reason: ShortText = ""
 
 
 class RelaunchRequest(Message):
-    """Update `relaunch_node`."""
+    """Argument of the update `relaunch_node`."""
 
     rank: int
     reason: ShortText = ""
@@ -32,4 +32,4 @@ class Accepted(Message):
     """The answer to an update."""
 
     message: str
-    """What happens now, in a sentence."""
+    """The action that the job takes now, in one sentence."""

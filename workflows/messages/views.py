@@ -1,4 +1,4 @@
-"""What jobs and groups show: answers to queries, and the job's result."""
+"""Views of jobs and groups: answers to queries, and the job's result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NodeView(Message):
     host: str = ""
     address: str = ""
     reason: str = ""
-    """Of PENDING and LOST."""
+    """Why the node is PENDING or LOST."""
     generation: int = 0
     group_rank: int | None = None
     """Its rank in the current world; None where it is not a member."""
@@ -32,19 +32,19 @@ class NodeView(Message):
     """When its stalled ranks made their last step."""
     store_ports: tuple[int, ...] = ()
     command_nodes: str | None = None
-    """How many nodes its command requests from torchrun, as MIN:MAX, where that is not what the job requests."""
+    """The number of nodes that its command requests from torchrun, as MIN:MAX, if it differs from the job's."""
     since: Time | None = None
     """When the phase began."""
     avoids: tuple[str, ...] = ()
     """Suspect machines that its request avoids."""
     log_path: str = ""
-    """Where the backend keeps its log, where that is a path."""
+    """The path of the node's log, if the backend keeps it in a file."""
     log_end: LogPosition | None = None
-    """Where its log ended when its agent was heard last, in `Client.nodes`."""
+    """The end of its log in the agent's latest report; set by `Client.nodes`."""
 
 
 class Evidence(Message):
-    """One thing that was seen."""
+    """One observed fact that a decision rests on."""
 
     time: Time
     source: EvidenceSource
@@ -60,7 +60,7 @@ class Considered(Message):
 
 
 class Observation(Message):
-    """A pause that passed by itself: nothing was interrupted, and nothing was done about it."""
+    """A pause that ended by itself: it interrupted nothing, and the job took no action."""
 
     unreachable: tuple[int, ...] = ()
     """Nodes (slots) that could not be reached."""
@@ -69,8 +69,8 @@ class Observation(Message):
 
 
 class IncidentView(Message):
-    """One interruption, from its first sign until the world steps again, or an observation: what `perdure explain`
-    prints."""
+    """One interruption, from its first sign until the world steps again, or an observation. `perdure explain` prints
+    these."""
 
     number: int
     title: str
@@ -86,7 +86,7 @@ class IncidentView(Message):
     """When the job learned of it."""
     decided_at: Time | None = None
     commanded_at: Time | None = None
-    """When the last surviving agent had the new world."""
+    """When the last surviving agent had received the new world."""
     entered_at: Time | None = None
     """When the last member's rendezvous returned."""
     running_at: Time | None = None
@@ -94,19 +94,19 @@ class IncidentView(Message):
     stepping_at: Time | None = None
     """When the last member was seen to step again; None where no step was seen."""
     closed_at: Time | None = None
-    """When it ended otherwise: the next one began, or what was being repaired was given up."""
+    """When it ended otherwise: the next incident began, or the job abandoned the repair."""
     followed_by: int | None = None
     """The number of the incident that began before the new world ran."""
     starts: RankStarts | None = None
-    """How the ranks of the new world were started, as far as agents say."""
+    """Warm and cold starts of the new world's ranks, as far as agents report them."""
     evidence: tuple[Evidence, ...] = ()
     rule: str = ""
     """The policy's rule that decided, by name."""
     action: str = ""
     waited_for: str = ""
-    """Which node did not come at once, and why: the scheduler's words, say."""
+    """The node that was not available at once, and the reason, such as the scheduler's message."""
     avoided: tuple[str, ...] = ()
-    """Suspect machines that the new nodes are to keep away from, where others have room."""
+    """Suspect machines that the new nodes should avoid where other machines have room."""
     considered: tuple[Considered, ...] = ()
     generation_before: int = 0
     generation_after: int | None = None
@@ -114,19 +114,19 @@ class IncidentView(Message):
     nodes_after: int | None = None
     step_before: int | None = None
     observation: Observation | None = None
-    """Set where this is an observation and no interruption; it is closed from the beginning."""
+    """Set where this is an observation and not an interruption; an observation is closed from the beginning."""
     log_tail: str = ""
     left_out: str = ""
-    """That texts were shortened, where they were: only the newest incidents are kept in full."""
+    """A note that texts were shortened, if they were: a job keeps only the newest incidents in full."""
 
     @property
     def over_at(self) -> Time | None:
-        """When it was over, in whatever way; None while it is open."""
+        """The end of the incident, whichever way it ended; None while it is open."""
         return self.stepping_at or self.running_at or self.closed_at
 
 
 class JobStatus(Message):
-    """Query `status`."""
+    """Answer to the query `status`."""
 
     name: str
     namespace: str
@@ -137,7 +137,7 @@ class JobStatus(Message):
     role: str
     backend: str
     workdir_digest: str = ""
-    """Of the code that was uploaded with the job; empty where none was."""
+    """The digest of the code that was uploaded with the job; empty where none was."""
     generation: int
     nodes: int
     """Members of the current world."""
@@ -146,15 +146,15 @@ class JobStatus(Message):
     world_size: int
     """Ranks of the current world."""
     restarts: int
-    """Within the window."""
+    """Restarts within the restart window."""
     restarts_total: int = 0
-    """Since the job began."""
+    """Restarts since the job began."""
     max_restarts: int
     restart_window: Duration
     started_at: Time
     finished_at: Time | None = None
     logs_url: str = ""
-    """Where nodes' logs are copied to: `outputs.logs`."""
+    """The destination of copies of the nodes' logs: `outputs.logs`."""
     groups: tuple[str, ...] = ()
     """Workflow IDs of the node groups, which know each node's progress."""
     unreachable: tuple[int, ...] = ()
@@ -162,17 +162,17 @@ class JobStatus(Message):
     stalled: tuple[int, ...] = ()
     """Nodes whose ranks have stepped in this generation and are stalled."""
     protected: bool = True
-    """False once ranks were found that had not come through our rendezvous."""
+    """False once the job has found ranks that did not use Perdure's rendezvous."""
     warnings: tuple[str, ...] = ()
-    """What the job runs with and perhaps does not mean, each with its remedy."""
+    """Settings that are probably not intended, each with its remedy."""
     last_incident: IncidentView | None = None
     next_action: str = ""
     progress: Progress | None = None
-    """As of the last failure or finish; the groups know the current one."""
+    """Progress at the last failure or finish; the groups know the current progress."""
 
 
 class JobResult(Message):
-    """What the workflow returns: small and stable, for CI."""
+    """The workflow's result: small and stable, for CI."""
 
     phase: JobPhase
     exit_code: int

@@ -1,4 +1,4 @@
-"""The vocabulary that all parts share: phases, what failures mean, who reports them."""
+"""Enumerations that all parts share: phases, failure classes, sources of evidence."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from workflows.messages.base import Vocabulary
 
 
 class JobPhase(Vocabulary):
-    """Where a job stands, for people, dashboards and the search attribute `JobPhase`."""
+    """The phase of a job, for people, dashboards and the search attribute `JobPhase`."""
 
     STARTING = "STARTING"
     """Nodes are being created, or are not yet ready for a world."""
     WAITING = "WAITING"
     """Fewer than `min` nodes can run: the job waits for capacity."""
     RENDEZVOUS = "RENDEZVOUS"
-    """A world was handed out and does not step yet."""
+    """The nodes have been sent a world that does not step yet."""
     RUNNING = "RUNNING"
     """Every member of the world steps, or runs where steps cannot be seen."""
     RECOVERING = "RECOVERING"
@@ -21,39 +21,39 @@ class JobPhase(Vocabulary):
     SUSPENDED = "SUSPENDED"
     """No nodes, by a user's request; the job's history and budgets are kept."""
     HELD = "HELD"
-    """It has failed, and its nodes are kept for looking at (`hold_on_failure`)."""
+    """It has failed, and its nodes are kept for inspection (`hold_on_failure`)."""
     STOPPING = "STOPPING"
     """Nodes are being wound down before the job closes."""
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
     UNKNOWN = "UNKNOWN"
-    """A newer release's phase: the job is of that release."""
+    """A phase that only a newer release knows, which runs the job."""
 
 
 class NodePhase(Vocabulary):
-    """Where one incarnation of a node stands."""
+    """The phase of one incarnation of a node."""
 
     REQUESTED = "REQUESTED"
     """It was requested from the backend."""
     PENDING = "PENDING"
     """The backend has accepted it and cannot run it yet; the reason is kept."""
     CREATED = "CREATED"
-    """It exists; its agent has not spoken."""
+    """It exists; its agent has not reported yet."""
     JOINED = "JOINED"
-    """Its agent has spoken; the command is on its way to the rendezvous."""
+    """Its agent has reported; the command has not reached the rendezvous yet."""
     READY = "READY"
     """It can enter a world, or is in one."""
     LOST = "LOST"
-    """Its processes are gone, by evidence. A new incarnation may follow."""
+    """Evidence shows that its processes are gone. A new incarnation may follow."""
     REMOVED = "REMOVED"
     """Taken away because the job no longer wants it."""
     UNKNOWN = "UNKNOWN"
-    """A newer release's phase: the node is there, and what follows says more."""
+    """A phase that only a newer release knows: the node exists, and later events tell more."""
 
 
 class FailureClass(Vocabulary):
-    """What a failure means; the policy acts on this and on nothing finer."""
+    """The meaning of a failure; the policy acts on this and on nothing finer."""
 
     USER_CODE = "USER_CODE"
     """The script raised or exited with a code of its own: the same will probably happen again."""
@@ -66,38 +66,38 @@ class FailureClass(Vocabulary):
     PEER_LOST = "PEER_LOST"
     """A victim: the rank failed because another one went away."""
     LAUNCH = "LAUNCH"
-    """The command could not be started: not found, not executable, refused options."""
+    """The command could not be started: not found, not executable, or it rejected its options."""
     COMMAND_LOST = "COMMAND_LOST"
-    """The command (torchrun itself) was ended, and none of its ranks had failed."""
+    """The command (torchrun itself) was ended although none of its ranks had failed."""
     UNPROTECTED = "UNPROTECTED"
-    """A rank appeared on one of several nodes without having gone through our rendezvous."""
+    """A rank started on one of several nodes without Perdure's rendezvous."""
     NODE_LOST = "NODE_LOST"
     """The node's processes, pod or machine are gone."""
     NODE_UNRESPONSIVE = "NODE_UNRESPONSIVE"
     """The node answers neither its lease nor commands while its world is stopped."""
     CREATE_FAILED = "CREATE_FAILED"
-    """The backend refused the node for good."""
+    """The backend will never create the node."""
     RENDEZVOUS_TIMEOUT = "RENDEZVOUS_TIMEOUT"
     """A member did not enter a world in time."""
     UNKNOWN = "UNKNOWN"
-    """What failed has no name in this release: the ranks are restarted in place."""
+    """A class that this release does not know: the job restarts the ranks in place."""
 
 
 class LossCause(Vocabulary):
-    """Whose doing the loss of a node was, as far as its machine is concerned."""
+    """Why a node was lost. The cause tells whether the loss speaks against its machine."""
 
     WANTED = "WANTED"
-    """It was removed on purpose: deleted, drained, preempted, or replaced on request."""
+    """The node was removed on purpose: deleted, drained, preempted, or replaced on request."""
     JOB = "JOB"
-    """The job's own: it took more than it was allowed."""
+    """The job caused it: it used more than it was allowed."""
     MACHINE = "MACHINE"
-    """Its machine's."""
+    """The machine caused it."""
     UNKNOWN = "UNKNOWN"
-    """Nothing is known that explains it."""
+    """Nothing known explains it."""
 
 
 class EvidenceSource(Vocabulary):
-    """Who reports a piece of evidence. Independent sources raise confidence."""
+    """The reporter of a piece of evidence. Independent sources raise confidence."""
 
     AGENT = "AGENT"
     BACKEND = "BACKEND"
@@ -109,11 +109,11 @@ class EvidenceSource(Vocabulary):
 
 
 class ProgressSource(Vocabulary):
-    """How far the step number can be trusted."""
+    """The origin of the step number, and so its reliability."""
 
     REPORTED = "REPORTED"
-    """The script says it through `perdure.training.report`: absolute and exact."""
+    """The script reports it through `perdure.training.report`: absolute and exact."""
     COUNTED = "COUNTED"
-    """Optimizer steps since the process started: says alive, not how far."""
+    """Counted optimizer steps since the process started: they prove liveness, not absolute progress."""
     UNKNOWN = "UNKNOWN"
-    """Counts as COUNTED does."""
+    """Treated as COUNTED."""

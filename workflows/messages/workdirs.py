@@ -1,4 +1,4 @@
-"""How code comes to a job's nodes: from the client to the upload's workflow, and from there to a backend."""
+"""Messages that bring code to a job's nodes: from the client to the upload workflow, and from there to a backend."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from workflows.messages.base import Message
 
 
 class WorkdirRequest(Message):
-    """Argument of `WorkdirUpload` and of its activities: one submission's code, before there is a job for it."""
+    """Argument of `WorkdirUpload` and of its activities: the code of one submission, before its job exists."""
 
     archive: WorkdirArchive
     backend: Backend
     namespace: str
-    """The job's."""
+    """The job's namespace."""
     job_id: str
-    """The workflow that is going to be started with it; its memo then names the archive."""
+    """The workflow ID of the job that will be started with the code; its memo then names the archive."""
     source: str = ""
-    """Where it was packed, for people."""
+    """The folder from which the code was packed, for people."""
