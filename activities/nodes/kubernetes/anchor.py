@@ -1,8 +1,8 @@
-"""A job's anchor: the one object that all its pods belong to.
+"""The anchor of a job: the one object that owns all its pods.
 
-Pods without a controller keep machines from being drained and scaled down, and no controller cleans them up. So a
-ConfigMap stands for the job's run: pods name it as their controller, and go with it. A user who deletes it wants the
-job gone.
+Pods without a controller prevent their machines from being drained and scaled down, and nothing cleans them up. So a
+ConfigMap represents the job's run: pods name it as their controller and are deleted together with it. A user who
+deletes it requests the end of the job.
 """
 
 from __future__ import annotations
@@ -19,30 +19,31 @@ from activities.nodes.kubernetes.workdir import adopt, archive_of
 from workflows.messages import NodeRequest
 
 _REMEMBERED = 10.0
-"""Seconds: enough for a thousand nodes at once, too little for a job that was suspended elsewhere and runs again."""
+"""Seconds for which an anchor is remembered: long enough to create a thousand nodes at once, too short for a job to be
+suspended and to run again."""
 
 
 class Anchors:
-    """Makes each job's anchor once, and what else its nodes share; many nodes are created at the same time."""
+    """Creates each job's anchor and shared objects once, while many nodes are created at the same time."""
 
     def __init__(self, api: KubernetesApi, shared: Callable[[NodeRequest], Sequence[SharedObject]]) -> None:
-        """Makes nothing yet.
+        """Creates no object yet.
 
         Args:
-            api: where it makes them.
-            shared: what belongs to a job beside its pods.
+            api: the API server to create them at.
+            shared: returns the objects that belong to a job beside its pods.
         """
         self._api = api
         self._shared = shared
         self._owners: dict[tuple[str, int], tuple[float, asyncio.Task[dict[str, Any]]]] = {}
-        """By job and its minimum, on which shared objects depend."""
+        """Anchors by job uid and minimum size: the shared objects depend on both."""
 
     async def owner_reference(self, request: NodeRequest) -> dict[str, Any]:
-        """The reference by which a pod belongs to its job.
+        """Returns the owner reference that makes a pod part of its job.
 
         Raises:
-            KubernetesError: if the anchor can neither be found nor made.
-            NodeRefused: if the cluster does not know what else is to be made, or the job's code is not there.
+            KubernetesError: if the anchor can be neither found nor created.
+            NodeRefused: if the cluster does not know the kind of a shared object, or the job's code is missing.
         """
         key, now = (request.node.uid, request.minimum), asyncio.get_running_loop().time()
         asked_at, asking = self._owners.get(key, (0.0, None))
@@ -52,27 +53,27 @@ class Anchors:
         return await asyncio.shield(asking)
 
     async def remove(self, namespace: str, uid: str) -> None:
-        """Deletes the anchor of a job that has no pods any more; where it runs again, it is made again."""
+        """Deletes the anchor of a job without pods. If the job runs again, its anchor is created again."""
         self._owners = {key: owner for key, owner in self._owners.items() if key[0] != uid}
         path = _anchors(namespace)
         for anchor in await self._api.list(path, labels=f"{UID}={uid}"):
             await self._api.delete(f"{path}/{anchor['metadata']['name']}")
 
     async def why_gone(self, namespace: str, name: str, uid: str = "") -> str:
-        """Why the cluster does not want the job any more; empty where its anchor stands.
+        """Returns why the job was removed from the cluster; empty if its anchor exists.
 
         Args:
-            namespace: the anchor's.
-            name: the anchor's.
-            uid: the anchor's, where it is known: one that was made again under the name is another.
+            namespace: the anchor's namespace.
+            name: the anchor's name.
+            uid: the anchor's uid, if known: an anchor that was created again under the name is another one.
 
         Raises:
-            KubernetesError: if the API server does not say.
+            KubernetesError: if the API server refuses the request.
         """
         path = _anchors(namespace)
         found = await self._api.get(f"{path}/{name}")
         try:
-            # The right to read namespaces is not ours; what may still be made in one tells as much.
+            # The worker may not read namespaces; a dry-run create shows whether this one still exists.
             await self._api.create(path, _config_map({"name": name}), dry_run=True)
         except KubernetesError as error:
             if reason := why_namespace_is_gone(error, namespace):
@@ -142,7 +143,7 @@ def _config_map(metadata: Mapping[str, Any]) -> Object:
 
 
 def why_namespace_is_gone(error: KubernetesError, namespace: str) -> str:
-    """What a refusal to make something says of the namespace; empty where it says nothing."""
+    """Returns how a refused creation shows that the namespace is gone; empty if it does not show that."""
     if "NamespaceTerminating" in error.causes:
         return f"its namespace {namespace} is being deleted"
     return f"its namespace {namespace} was deleted" if error.status == 404 else ""

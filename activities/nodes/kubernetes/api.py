@@ -1,7 +1,7 @@
-"""Speaks to the API server: requests that are repeated where that is right, and lists that are followed indefinitely.
+"""Client of the Kubernetes API server: requests with retries, and lists that are watched indefinitely.
 
-The official client authenticates and connects; objects stay plain JSON. Its typed models know the fields of one release
-of Kubernetes, and what users write into `pod_template` is not ours to lose.
+The official client authenticates and connects; objects stay plain JSON, because its typed models know the fields of
+one Kubernetes release only and would drop other fields of users' `pod_template`.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ Object = dict[str, Any]
 
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
 _WATCH_SECONDS = 300
-"""How long the server keeps a watch open; bookmarks come about every minute."""
+"""Seconds for which the server keeps a watch open; bookmarks arrive about every minute."""
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=150)
-"""A connection that stays silent for longer has been cut without a word."""
+"""Read timeout of a watch: a connection that is silent for longer was cut without notice."""
 _RETRIES = Backoff(steps=6, duration=0.2, factor=2.0, jitter=0.5)
-"""Six tries in about eight seconds, or as the server's Retry-After says; Temporal repeats the activity after that."""
+"""Six attempts in about eight seconds, or as the server's Retry-After says; after that Temporal retries the
+activity."""
 _LONGEST_PAUSE = 10.0
 _REFUSAL_IS_FINAL = 5.0
-"""Seconds for which a watch that is refused is requested again; other requests are repeated as `_RETRIES` says."""
+"""Seconds for which a watch is retried that the server refuses as unauthorized; other requests follow `_RETRIES`."""
 TRANSIENT = (aiohttp.ClientError, TimeoutError, ConnectionError)
-"""Of the way to the API server: the same request may succeed later."""
+"""Errors of the connection to the API server: the same request may succeed later."""
 
 
 class KubernetesError(Exception):
-    """The API server's refusal."""
+    """The API server refused a request."""
 
     def __init__(
         self,
@@ -59,11 +60,11 @@ class KubernetesError(Exception):
         self.status = status
         """The HTTP status."""
         self.reason = reason
-        """In one word, such as `AlreadyExists`."""
+        """The machine-readable reason, such as `AlreadyExists`."""
         self.message = message
         self.headers = headers or {}
         self.causes = frozenset(causes)
-        """More exactly, such as `NamespaceTerminating` of a `Forbidden`."""
+        """Machine-readable details of the reason, such as `NamespaceTerminating` of a `Forbidden`."""
 
     @property
     def transient(self) -> bool:
@@ -72,20 +73,20 @@ class KubernetesError(Exception):
 
     @property
     def quota_exceeded(self) -> bool:
-        """Whether a quota refuses it, which has room again when something else ends."""
+        """Whether a quota refuses the request; it may succeed when another pod ends."""
         return self.status == 403 and "exceeded quota" in self.message
 
     @property
     def unauthorized(self) -> bool:
-        """Whether the caller lacks the right, or seems to: an API server that starts refuses rightful callers, too,
-        until it has read the cluster's roles and accounts."""
+        """Whether the caller lacks the right, or seems to: while an API server starts, it also refuses authorized
+        callers until it has read the cluster's roles and accounts."""
         admission = self.quota_exceeded or "NamespaceTerminating" in self.causes
         return self.status in (401, 403) and not admission
 
 
 @dataclass(frozen=True)
 class Listed:
-    """All that there is now; whatever was there before and is not here has gone."""
+    """All objects that exist now. Objects that were listed before and are missing here have been removed."""
 
     objects: tuple[Object, ...]
 
@@ -99,7 +100,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Removed:
-    """An object that is no more, as it was last."""
+    """An object that has been removed, in its last state."""
 
     object: Object
 
@@ -108,18 +109,18 @@ Change = Listed | Changed | Removed
 
 
 class KubernetesApi:
-    """A cluster's API server, for one event loop."""
+    """A client of one cluster's API server, for one event loop."""
 
     def __init__(self, configuration: Configuration) -> None:
         configuration.connection_pool_maxsize = 0  # Without limit: every watch holds a connection.
-        # Where no proxy is set, looking for one would cost each request a search for the user's netrc.
+        # If no proxy is set, looking for one would make each request search for the user's netrc.
         cast("Any", configuration).client_session_kwargs = {"trust_env": bool(getproxies())}
         self._client: Any = ApiClient(configuration)
 
     @classmethod
     async def connect(cls, kubeconfig: str | None = None) -> Self:
-        """Finds the cluster: by a kubeconfig (given, or in `KUBECONFIG`), else the one that this process is a pod of,
-        else by the user's own kubeconfig.
+        """Connects to a cluster: that of a kubeconfig (given, or in `KUBECONFIG`), else the one that this process is a
+        pod of, else that of the user's own kubeconfig.
 
         Raises:
             OSError: if the kubeconfig cannot be read.
@@ -137,7 +138,7 @@ class KubernetesApi:
         await self._client.close()
 
     async def get(self, path: str) -> Object | None:
-        """The object; None where there is none.
+        """Returns the object; None if it does not exist.
 
         Raises:
             KubernetesError: if it is refused.
@@ -148,33 +149,33 @@ class KubernetesApi:
             return None
 
     async def list(self, path: str, *, labels: str = "", limit: int | None = None) -> list[Object]:
-        """The objects of a collection with these labels."""
+        """Returns the objects of a collection that have these labels."""
         query = {"labelSelector": labels} | ({"limit": str(limit)} if limit else {})
         return (await self._request("GET", path, query=query))["items"]
 
     async def create(self, path: str, content: Object, *, dry_run: bool = False, strict: bool = False) -> Object:
-        """Makes the object in the collection.
+        """Creates the object in the collection.
 
         Args:
-            path: the collection's.
+            path: the collection's path.
             content: the object.
-            dry_run: the server only says whether it would.
+            dry_run: only check whether the server would create it.
             strict: refuse fields that the server does not know, rather than leaving them out.
 
         Raises:
-            KubernetesError: if it is refused; 409 also where an earlier try of this very call had made it.
+            KubernetesError: if it is refused; 409 also if an earlier attempt of this call has created it.
         """
         query = ({"dryRun": "All"} if dry_run else {}) | ({"fieldValidation": "Strict"} if strict else {})
         return await self._request("POST", path, query=query, content=content)
 
     async def patch(self, path: str, content: Object, *, strategic: bool = False) -> Object | None:
-        """Merges the content into the object; None where there is none. A `resourceVersion` or `uid` in its metadata
-        must be the object's.
+        """Merges the content into the object; returns None if it does not exist. A `resourceVersion` or `uid` in the
+        content's metadata must be the object's.
 
         Args:
             path: the object's.
-            content: what is to be different; None takes a field away.
-            strategic: merge lists by their items' names and follow directives, which built-in kinds alone know.
+            content: the fields to change; None removes a field.
+            strategic: merge lists by their items' names and follow directives, which only built-in kinds support.
 
         Raises:
             KubernetesError: if it is refused; 409 where the object is another one.
@@ -186,12 +187,12 @@ class KubernetesApi:
             return None
 
     async def delete(self, path: str, *, grace: int | None = None, uid: str = "") -> Object | None:
-        """Asks for the object's end; returns what the server says of it, None where there is none.
+        """Requests the object's deletion. Returns the server's response; None if the object does not exist.
 
         Args:
             path: the object's.
-            grace: seconds for a pod's processes; the pod's own where it is None.
-            uid: the object's, where one that was made anew under its name must stay.
+            grace: seconds for a pod's processes to end; None for the pod's own setting.
+            uid: the object's uid, to keep an object that was created again under its name.
 
         Raises:
             KubernetesError: if it is refused; 409 where the object is another one.
@@ -207,10 +208,10 @@ class KubernetesApi:
             return None
 
     async def follow(self, path: str, *, labels: str = "", fields: str = "") -> AsyncGenerator[Change]:
-        """All that is, then all that happens, through outages of the server and expired versions.
+        """Yields all objects, then every change, across outages of the server and expired versions.
 
         Raises:
-            KubernetesError: if the server refuses for good: what is followed does not exist, or may not be seen.
+            KubernetesError: if the server refuses permanently: the collection does not exist or may not be read.
         """
         query = {"labelSelector": labels, "fieldSelector": fields}
         query = {name: value for name, value in query.items() if value}
@@ -237,8 +238,8 @@ class KubernetesApi:
                             yield Changed(thing)
             except KubernetesError as error:
                 if error.status == 410:
-                    # The server has forgotten what happened since: only a new list can tell.
-                    logger.info("%s: version %s has expired, listing anew", path, version)
+                    # The server no longer has the changes since this version: list again.
+                    logger.info("%s: version %s has expired, listing again", path, version)
                     version = ""
                 elif error.unauthorized and watching:
                     refused_since = refused_since or loop.time()
@@ -316,7 +317,7 @@ class KubernetesApi:
 
 
 class _Pause:
-    """Longer from failure to failure, and short again after a success."""
+    """A pause that grows with every failure and is reset by a success."""
 
     def __init__(self) -> None:
         self.reset()
@@ -328,13 +329,13 @@ class _Pause:
         wait = self._seconds
         if isinstance(error, KubernetesError) and error.headers.get("Retry-After", "").isdecimal():
             wait = max(wait, float(error.headers["Retry-After"]))
-        logger.info("%s: watched again in %.1f s: %s", what, wait, error or type(error).__name__)
+        logger.info("%s: watching again in %.1f s: %s", what, wait, error or type(error).__name__)
         await asyncio.sleep(wait * random.uniform(1, 1.5))
         self._seconds = min(self._seconds * 2, _LONGEST_PAUSE)
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Whole lines, of any length: a pod may be larger than the client's buffer."""
+    """Yields whole lines of any length: a pod may be larger than the client's buffer."""
     rest = b""
     async for chunk in response.content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
@@ -343,7 +344,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 class _Absent(KubernetesError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 def _error(status: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> KubernetesError:

@@ -1,7 +1,7 @@
-"""The Kubernetes backend: each node is a pod. The API server's objects are the truth; nothing is kept here.
+"""The Kubernetes backend: each node is a pod. The API server's objects are the only state.
 
-What the API server refuses for a reason that lies in the request is refused for good, with its words; everything else
-is tried again, here for seconds and by Temporal after that.
+If the API server refuses a request because of its content, the backend refuses it for good, with the server's message.
+Every other failure is retried, here for seconds and by Temporal after that.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 
 class KubernetesBackend:
-    """Nodes as pods. See `NodeBackend` for what it promises. It cannot promise that nothing runs on a machine that does
-    not answer, so `delete` returns once the API server has condemned the pod there."""
+    """Nodes as pods. See `NodeBackend` for what it promises. It cannot promise that no process runs on a machine that
+    does not answer: `delete` returns once the API server has marked the pod there for deletion."""
 
     name = "kubernetes"
 
@@ -42,7 +42,7 @@ class KubernetesBackend:
         """Connects at the first call.
 
         Args:
-            settings: the site's.
+            settings: the site's settings.
             kubeconfig: path of a kubeconfig; else `KUBECONFIG`, the pod's own service account, or the user's file.
         """
         self._settings = settings
@@ -52,7 +52,7 @@ class KubernetesBackend:
         self._connected: tuple[KubernetesApi, Anchors] | None = None
 
     async def create(self, request: NodeRequest) -> CreatedNode:
-        """Makes the pod, unless it has been made before."""
+        """Creates the pod, unless it was created before."""
         api, anchors = await self._connection()
         async with self._at_once:
             try:
@@ -67,7 +67,8 @@ class KubernetesBackend:
         return CreatedNode(name=request.name)
 
     async def delete(self, *nodes: NodeRef) -> None:
-        """Ends the pods and waits until they are no more; the last one of a job takes the job's anchor along."""
+        """Deletes the pods and waits until they are gone. With the last pod of a job, the job's anchor is deleted,
+        too."""
         api, anchors = await self._connection()
         finalizer = self._settings.gangs.finalizer
         namespace, uid = nodes[0].namespace, nodes[0].uid
@@ -79,7 +80,9 @@ class KubernetesBackend:
             if error.status != 403 or await _may_create_pods(api, namespace):
                 raise
             # A job that was refused for lack of rights has no pods, and must not wait for the right to delete them.
-            logger.warning("%s is not deleted, since pods may not even be created there: %s", nodes[0].name, error)
+            logger.warning(
+                "%s is not deleted, because the worker may not even create pods there: %s", nodes[0].name, error
+            )
             return
         if finalizer:
             given_up = [node for node in nodes if not node.replaced]
@@ -89,40 +92,40 @@ class KubernetesBackend:
             await _remove_anchor(api, anchors, namespace, uid)
 
     async def clear(self, group: GroupRef) -> None:
-        """Ends whatever pods there are by the group's labels, and removes the job's anchor with the last of them."""
+        """Deletes all pods with the group's labels, and the job's anchor together with the job's last pod."""
         api, anchors = await self._connection()
         labels = f"{UID}={group.uid},{ROLE}={group.role},{GROUP}={group.group}"
         try:
             found = [Pod.model_validate(one) for one in await api.list(pods_of(group.namespace), labels=labels)]
             if found:
-                logger.warning("%d pods were left of %s/%s", len(found), group.uid, group.role)
+                logger.warning("%d pods of %s/%s were left behind", len(found), group.uid, group.role)
                 await self.delete(*(_ref(pod, group) for pod in found))
             await _remove_anchor(api, anchors, group.namespace, group.uid)
         except KubernetesError as error:
             if error.status != 403 or await _may_create_pods(api, group.namespace):
                 raise
-            # Where pods may not even be created there are none.
-            logger.warning("what is left of %s/%s is not known: %s", group.uid, group.role, error)
+            # A worker that may not create pods has created none.
+            logger.warning("the remaining pods of %s/%s are unknown: %s", group.uid, group.role, error)
 
     async def keep_tidy(self, client: Client) -> None:
-        """Removes the anchors of jobs that are over, and with them what else is left of those."""
+        """Deletes the anchors of closed jobs, and with them all their remaining objects. Runs until it is cancelled."""
         api, _ = await self._connection()
         await leftovers.keep_tidy(api, client)
 
     async def _end(self, api: KubernetesApi, node: NodeRef) -> bool:
-        """Asks for the pod's end; False where there is none."""
+        """Requests the pod's deletion; returns False if it does not exist."""
         grace = int(node.grace.total_seconds()) + BEYOND_GRACE
         async with self._at_once:
             return await api.delete(f"{pods_of(node.namespace)}/{node.name}", grace=grace) is not None
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:
-        """What the pod's object says now."""
+        """Returns the node's state according to its pod's object; None if there is no pod."""
         api, _ = await self._connection()
         pod = await api.get(f"{pods_of(node.namespace)}/{node.name}")
         return None if pod is None else event_of(Pod.model_validate(pod))
 
     async def watch(self, request: WatchRequest) -> AsyncGenerator[tuple[Fact, ...]]:
-        """Follows the group's pods by one list and one watch."""
+        """Follows the group's pods with one list and one watch."""
         api, anchors = await self._connection()
         watch = GroupWatch(api, anchors, request)
         async with contextlib.aclosing(watch.batches()) as batches:
@@ -130,22 +133,22 @@ class KubernetesBackend:
                 yield batch
 
     async def keep_part(self, request: WorkdirRequest, index: int, content: bytes) -> None:
-        """Keeps one part of a submission's code; see `WorkdirBackend`."""
+        """Stores one part of a submission's code; see `WorkdirBackend`."""
         api, _ = await self._connection()
         await workdir.keep_part(api, request, index, content)
 
     async def is_adopted(self, request: WorkdirRequest) -> bool:
-        """Whether a job has the code."""
+        """Returns whether a job owns the code."""
         api, _ = await self._connection()
         return await workdir.is_adopted(api, request.namespace, request.archive.name)
 
     async def remove_archive(self, request: WorkdirRequest) -> None:
-        """Removes the code."""
+        """Deletes the code."""
         api, _ = await self._connection()
         await workdir.remove(api, request.namespace, request.archive.name)
 
     async def with_preset(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A specification over the preset that it names; see `PresetBackend`."""
+        """Merges a specification over the preset that it names; see `PresetBackend`."""
         api, _ = await self._connection()
         return with_preset(data, await find_presets(api, self._settings.presets_namespace))
 
@@ -166,10 +169,10 @@ class KubernetesBackend:
         return self._settings.gangs.shared_objects(request, pod_of(request, self._settings))
 
     async def _await_turn(self, api: KubernetesApi, request: NodeRequest) -> None:
-        """Does nothing where the pod may be made.
+        """Checks that the pod may be created now.
 
         Raises:
-            NodeNotYet: if others must come or go first.
+            NodeNotYet: if other pods must be created or end first.
         """
         gangs, node = self._settings.gangs, request.node
         if ranks := gangs.needs(request):
@@ -178,7 +181,8 @@ class KubernetesBackend:
                 raise NodeNotYet(obstacle)
 
     async def _release(self, api: KubernetesApi, node: NodeRef, finalizer: str) -> None:
-        """Gives up what is held of the node: of this incarnation, and of those that it was to replace."""
+        """Removes the finalizer from the node's ended pods: of this incarnation, and of those that it was to
+        replace."""
         path = pods_of(node.namespace)
         for one in await api.list(path, labels=_labels(node.uid, node.role, [node.rank])):
             pod = Pod.model_validate(one)
@@ -187,11 +191,11 @@ class KubernetesBackend:
                 await api.patch(f"{path}/{pod.metadata.name}", content, strategic=True)
 
     async def _accept_existing(self, api: KubernetesApi, request: NodeRequest) -> None:
-        """Accepts a pod that an earlier attempt or another worker made; the watch reports one that is already
-        ending.
+        """Accepts a pod that an earlier attempt or another worker created. If that pod is already ending, the watch
+        reports it.
 
         Raises:
-            NodeRefused: if a pod of this name is not ours.
+            NodeRefused: if a pod of this name does not belong to the job.
         """
         found = await api.get(f"{pods_of(request.spec.namespace)}/{request.name}")
         if found is None:
@@ -219,14 +223,14 @@ def _ref(pod: Pod, group: GroupRef) -> NodeRef:
 
 
 async def _remove_anchor(api: KubernetesApi, anchors: Anchors, namespace: str, uid: str) -> None:
-    """Removes a job's anchor unless pods of the job are left that are not being deleted."""
+    """Deletes a job's anchor unless the job has pods that are not being deleted."""
     pods = [Pod.model_validate(one) for one in await api.list(pods_of(namespace), labels=f"{UID}={uid}")]
     if all(pod.metadata.deletion_timestamp for pod in pods):
         await anchors.remove(namespace, uid)
 
 
 async def _may_create_pods(api: KubernetesApi, namespace: str) -> bool:
-    """Whether this worker may create pods in the namespace; every client may ask for its own rights."""
+    """Returns whether this worker may create pods in the namespace; any client may query its own rights."""
     attributes = {"namespace": namespace, "verb": "create", "resource": "pods"}
     review = {
         "apiVersion": "authorization.k8s.io/v1",
@@ -238,7 +242,7 @@ async def _may_create_pods(api: KubernetesApi, namespace: str) -> bool:
 
 
 async def _until_gone(api: KubernetesApi, nodes: Sequence[NodeRef], *, or_held_by: str = "") -> None:
-    """Returns when each pod is no more, is out of reach, or has ended and is only held by this finalizer."""
+    """Returns when each pod is gone, is unreachable, or has ended and is held by this finalizer only."""
     if not nodes:
         return
     left = {node.name for node in nodes}
@@ -263,18 +267,18 @@ async def _until_gone(api: KubernetesApi, nodes: Sequence[NodeRef], *, or_held_b
 
 
 def _labels(uid: str, role: str, ranks: Iterable[int]) -> str:
-    """Selects all incarnations of some nodes."""
+    """Returns a label selector for all incarnations of some nodes."""
     return f"{UID}={uid},{ROLE}={role},{RANK} in ({','.join(map(str, sorted(ranks)))})"
 
 
 def refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:
-    """Tells what can never succeed from what may.
+    """Raises the error that says whether the request can ever succeed.
 
     Raises:
-        NodeRefused: if this request never can.
-        NodeNotYet: if it can once there is room, or a user has made what it names.
+        NodeRefused: if the request can never succeed.
+        NodeNotYet: if it can succeed once there is capacity, or a user has created what it names.
         JobRevoked: if the whole job is no longer desired.
-        KubernetesError: if nothing is known but that it failed.
+        KubernetesError: if the cause is unknown.
     """
     namespace = request.spec.namespace
     if "NamespaceTerminating" in error.causes:
@@ -298,7 +302,7 @@ _NO_ACCOUNT = "error looking up service account"
 
 
 def _quota(message: str) -> str:
-    """For people. What is used changes all the time and is left out."""
+    """Returns a message for users. It leaves out the used amounts, which change all the time."""
     found = re.search(r"exceeded quota: (.+?), requested: (.+?), used: .+?, limited: (.+)", message)
     if found is None:
         return f"its namespace's quota is used up: {message}"

@@ -1,7 +1,7 @@
-"""What a pod's object says about its node, in one place: the only reader of pod statuses.
+"""Derives the state of a node from its pod's object; the only reader of pod statuses.
 
-A node has ended when its training container has: the sidecar may outlast it, and the object too. It has not ended
-because a machine does not answer: what runs there may run on.
+A node has ended when its training container has; the sidecar and the object may outlast it. A node whose machine does
+not answer has not ended: its processes may still run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workflows.messages import LossCause, NodeEvent, NodeEventKind
 
 
 class Ending(NamedTuple):
-    """What a word for how a pod ended means."""
+    """The meaning of a reason for which a pod ended."""
 
     text: str
     cause: LossCause = LossCause.WANTED
@@ -43,11 +43,10 @@ ENDINGS: Mapping[str, Ending] = {
     "NoMatchingWorkload": Ending("its queue does not know its group any more"),
     "WorkloadDeleted": Ending("its place in the queue was deleted"),
 }
-"""By Kubernetes' or Kueue's own word for how a pod ended, what it means; the word, and the message beside it, are
-kept."""
+"""The meaning of each reason for which Kubernetes or Kueue ends a pod. Texts keep the original reason and message."""
 
 _SENTENCES = ("DisruptionTarget", "TerminationTarget")
-"""Conditions by which a pod is told why it must end: Kubernetes' own, and Kueue's."""
+"""Conditions that say why a pod must end: Kubernetes' own, and Kueue's."""
 
 WAITING: Mapping[str, str] = {
     "ErrImagePull": "its image cannot be pulled",
@@ -61,7 +60,7 @@ WAITING: Mapping[str, str] = {
     "Unschedulable": "no machine can take it",
     "SchedulingGated": "its queue has not admitted it",
 }
-"""By Kubernetes' own word for what a pod waits for, what it means. Other words are not worth telling."""
+"""The meaning of each reason for which a pod waits. Reasons that are not listed here are not reported."""
 
 _NOT_PULLED = WAITING["ErrImagePull"]
 
@@ -72,23 +71,23 @@ class _Exit(NamedTuple):
 
 
 NO_PYTHON = _Exit(127, "neither python3 nor python is on PATH in this image")
-"""How a training container ends whose image cannot run the launcher: see `pod`."""
+"""The exit of a training container whose image cannot run the launcher: see `pod`."""
 
 FINAL = frozenset({"InvalidImageName"})
-"""What no registry, no Secret and no machine can mend: only another specification can."""
+"""Reasons that no change in the cluster can remove: the specification has to change."""
 
 _LONGEST = 300
 
 
 def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
-    """The fact that a pod's object states.
+    """Returns the event that a pod's object implies.
 
     Args:
-        pod: the object; the last one that there was, if it is removed.
-        removed: whether the object is no more.
+        pod: the object; its last state, if it was removed.
+        removed: whether the object was removed.
     """
     state = _training_state(pod)
-    # A pod that its machine refused, or whose init container failed, ends without its training container's end.
+    # A pod that its machine refused, or whose init container failed, ends without a terminated training container.
     if removed or processes_ended(pod):
         ended = state.terminated or Terminated(exit_code=-1)
         signal = ended.exit_code - 128 if ended.exit_code > 128 else None
@@ -115,33 +114,34 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
 
 
 def is_repeated(event: NodeEvent, told: NodeEvent) -> bool:
-    """Whether an event is no news after another. A kubelet that cannot pull an image reports it in two ways in turn."""
+    """Returns whether an event repeats another. A kubelet that cannot pull an image alternates between two reasons."""
     meaning, told_meaning = event.reason.partition(" (")[0], told.reason.partition(" (")[0]
     same_words = event.reason == told.reason or (_NOT_PULLED in meaning and meaning == told_meaning)
     return event.kind is told.kind and same_words
 
 
 def processes_ended(pod: Pod) -> bool:
-    """Whether nothing of the training runs any more, as far as its machine has said."""
+    """Returns whether no training process runs any more, as far as the pod's machine has reported."""
     return pod.status.phase in ("Failed", "Succeeded") or _training_state(pod).terminated is not None or pod.never_runs
 
 
 def is_held(pod: Pod, finalizer: str) -> bool:
-    """Whether nothing of the pod runs any more, and the object is kept only because this finalizer is on it."""
+    """Returns whether no process of the pod runs any more and only this finalizer keeps the object."""
     over = pod.status.phase in ("Failed", "Succeeded") or pod.never_runs
     return pod.metadata.deletion_timestamp is not None and over and finalizer in pod.metadata.finalizers
 
 
 def has_no_machine(pod: Pod) -> bool:
-    """Whether a queue has not admitted the pod, or the scheduler has found no machine for it."""
+    """Returns whether a queue has not admitted the pod, or the scheduler has found no machine for it."""
     scheduled = pod.condition("PodScheduled")
     return scheduled is not None and scheduled.status == "False"
 
 
 def machine_is_silent(pod: Pod) -> bool:
-    """Whether the control plane has given up on the pod's machine: what runs there cannot be known or changed.
+    """Returns whether the control plane has lost the pod's machine, so that its processes can be neither observed nor
+    changed.
 
-    Only the node controller calls a pod unready whose containers are ready, so this needs no right to read nodes.
+    Only the node controller marks a pod unready whose containers are ready, so this needs no right to read nodes.
     """
     ready, containers = pod.condition("Ready"), pod.status.container_statuses
     unready = ready is not None and ready.status == "False"
@@ -159,7 +159,8 @@ def _event(pod: Pod, kind: NodeEventKind, *, time: datetime | None = None, **fac
 
 
 def _why_ended(pod: Pod, ended: Terminated | None) -> Ending:
-    """The most telling word first: who ended it, then how its container ended."""
+    """Returns why the pod ended, by the most specific reason: first the component that ended it, then the container's
+    exit."""
     for word, message in _words_of_ending(pod, ended):
         if ending := ENDINGS.get(word):
             return ending._replace(text=_told(ending.text.format(memory=_memory_limit(pod)), word, message))
@@ -195,11 +196,11 @@ def _failed_init_container(pod: Pod) -> str:
 
 
 class _Wait(NamedTuple):
-    """Why a pod waits."""
+    """The reason for which a pod waits."""
 
     text: str = ""
     final: bool = False
-    """Nothing that happens in the cluster ends it."""
+    """No change in the cluster can end the wait."""
 
 
 def _why_waiting(pod: Pod) -> _Wait:
@@ -230,8 +231,8 @@ def _memory_limit(pod: Pod) -> str:
 
 
 def _told(meaning: str, word: str, message: str) -> str:
-    """For people: what it means, and what Kubernetes said."""
+    """Returns a message for users: the meaning, and Kubernetes' own reason and message."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    # The last line of a log says why it ends; a message of the API is a line.
+    # A log's last line holds the error; a message of the API is a single line.
     said = ": ".join(part for part in (word, lines[-1] if lines else "") if part)
     return (f"{meaning} ({said})" if said else meaning)[:_LONGEST]

@@ -1,9 +1,9 @@
-"""Finds what is left in a cluster of jobs that are over, and removes it.
+"""Finds and deletes objects of closed jobs that were left in a cluster.
 
-A job's group ends by showing that nothing is left of it. A group that was terminated, or whose workers never came back,
-cannot. All that a job has in the cluster belongs to its anchor, which names the job's workflow and run: where that is
-closed, and none of its groups runs, no other process will remove the anchor, and the cluster's garbage collector
-removes the rest after it.
+A job's group normally ends only after nothing of it remains. A group that was terminated, or whose workers never came
+back, cannot ensure that. All objects of a job belong to its anchor, which names the job's workflow and run. If that
+workflow is closed and none of its groups runs, no other process will delete the anchor, so this module does; the
+cluster's garbage collector then deletes the other objects.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from workflows.names import NODE_GROUP, TRAINING_JOB
 logger = logging.getLogger(__name__)
 
 INTERVAL = timedelta(minutes=10)
-"""Between two looks; each asks Temporal once for its jobs, and the API server once for each of their namespaces."""
+"""Interval between two searches. Each queries Temporal once for its jobs, and the API server once for each of their
+namespaces."""
 
 YOUNG = timedelta(minutes=5)
-"""Nothing is left over before this age: visibility is behind, and a group that has just begun may not be in it."""
+"""Minimum age of a leftover: visibility lags, and may not show a group that has just begun."""
 
 MOST_JOBS = 1000
-"""The newest jobs, whose namespaces are looked at."""
+"""Number of the newest jobs whose namespaces are searched."""
 
 _CALL_TIMEOUT = timedelta(seconds=5)
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """The anchor of a job that is over."""
+    """The anchor of a closed job."""
 
     namespace: str
     name: str
     uid: str
-    """The object's own."""
+    """The anchor object's uid."""
     job_id: str
 
     @property
@@ -54,27 +55,27 @@ class Leftover:
 async def keep_tidy(
     api: KubernetesApi, client: Client, *, interval: timedelta = INTERVAL, young: timedelta = YOUNG
 ) -> None:
-    """Removes what is left over, now and after every interval; trouble is logged and waits for the next time."""
+    """Deletes leftovers now and after every interval. Errors are logged, and the next run tries again."""
     while True:
         try:
             for leftover in await find_leftovers(api, client, young=young):
-                logger.warning("%s is over: its ConfigMap %s is removed", leftover.job_id, leftover.name)
+                logger.warning("%s is closed: deleting its ConfigMap %s", leftover.job_id, leftover.name)
                 await api.delete(leftover.path, uid=leftover.uid)
         except Exception as error:
-            logger.warning("what is left of jobs stays for now: %s", error)
+            logger.warning("leftovers of closed jobs could not be deleted: %s", error)
         await asyncio.sleep(interval.total_seconds())
 
 
 async def find_leftovers(
     api: KubernetesApi, client: Client, namespaces: Iterable[str] | None = None, *, young: timedelta = YOUNG
 ) -> list[Leftover]:
-    """The anchors of jobs of this Temporal namespace that are over and have no group left.
+    """Returns the anchors of jobs of this Temporal namespace that are closed and have no group left.
 
     Args:
-        api: Of the cluster.
-        client: Of the Temporal namespace whose jobs count; other jobs' anchors are not judged.
-        namespaces: Of pods; by default those of the jobs that Temporal remembers.
-        young: Anchors of less than this age are left out.
+        api: the cluster's API server.
+        client: a client of the Temporal namespace whose jobs count; anchors of other jobs are ignored.
+        namespaces: the namespaces of pods to search; by default those of the jobs that Temporal remembers.
+        young: the minimum age of an anchor.
 
     Raises:
         RPCError: if Temporal does not answer.
@@ -84,7 +85,7 @@ async def find_leftovers(
         try:
             anchors = await api.list(_config_maps(namespace), labels=f"app.kubernetes.io/managed-by=perdure,{UID}")
         except (KubernetesError, *TRANSIENT) as error:
-            logger.info("what is left in namespace %s is not known: %s", namespace, error or type(error).__name__)
+            logger.info("the leftovers in namespace %s are unknown: %s", namespace, error or type(error).__name__)
             continue
         found += [_leftover(anchor) for anchor in anchors if await _is_left_over(anchor, client, young=young)]
     return found
@@ -107,7 +108,7 @@ async def _is_left_over(anchor: Object, client: Client, *, young: timedelta) -> 
         return False
     liveness = await query_job_liveness(client, job_id=job_id, first_run_id=run_id, rpc_timeout=_CALL_TIMEOUT)
     if liveness is not JobLiveness.CLOSED:
-        # One that this Temporal namespace does not know may be another's.
+        # A job that this Temporal namespace does not know may be another namespace's.
         return False
     groups = f"{job_id}/{metadata['labels'][UID]}/"
     query = f"WorkflowType = '{NODE_GROUP}' AND ExecutionStatus = 'Running' AND WorkflowId STARTS_WITH '{groups}'"

@@ -1,4 +1,5 @@
-"""Lays one PodTemplateSpec over another as Kubernetes' strategic merge does: what has a name is merged by it."""
+"""Merges one PodTemplateSpec over another like Kubernetes' strategic merge: list items with a name are merged by
+name."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ _KEYS = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
-"""By the field that holds a list, what tells its items apart."""
+"""The key that identifies the items of a list, by the field that holds the list."""
 
 _JOINED = {"tolerations", "envFrom"}
-"""Lists whose items have no name, and of which more is meant as more."""
+"""Lists whose items have no key, and that are concatenated."""
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Both as one; where they disagree, `over` has it. None takes a field away."""
+    """Merges two mappings. On conflict `over` wins; None removes a field."""
     result = dict(under)
     for field, value in over.items():
         if value is None:
@@ -35,7 +36,7 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_of(field: str) -> str | None:
-    """What tells the items of a list apart, by the field that holds it; None where nothing does."""
+    """Returns the key that identifies the items of the list in this field; None if there is none."""
     return _KEYS.get(field)
 
 
@@ -52,7 +53,7 @@ def _merge_value(field: str, under: Any, over: Any) -> Any:
 
 
 def _merge_items(key: str, under: Sequence[Any], over: Sequence[Any]) -> list[Any]:
-    """In the order of `under`; what only `over` has comes after it."""
+    """Keeps the order of `under`; appends items that only `over` has."""
     items = {item[key]: item for item in under}
     for item in over:
         name = item.get(key)

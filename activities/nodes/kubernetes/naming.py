@@ -1,4 +1,4 @@
-"""What a job's objects are called, and how they are labelled, so that each is found by what it stands for."""
+"""Names and labels of a job's objects, by which each of them can be found."""
 
 from __future__ import annotations
 
@@ -11,5 +11,6 @@ UID, ROLE, GROUP, RANK, INCARNATION, JOB = (
 
 
 def run_name(job_name: str, uid: str) -> str:
-    """Of the objects that stand for one run of a job; a label's value too, so a long job's name is shortened."""
+    """Returns the name of the objects that represent one run of a job. It is also a label value, so a long job name is
+    shortened."""
     return fitting(f"perdure-{job_name}", f"-{uid}")

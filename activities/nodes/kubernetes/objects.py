@@ -1,4 +1,4 @@
-"""The parts of Kubernetes' objects that are read here; whatever else they hold is left alone."""
+"""Models of the fields of Kubernetes objects that Perdure reads; all other fields are ignored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Part(BaseModel):
 
 
 class OwnerReference(_Part):
-    """What an object belongs to, and goes with."""
+    """A reference to the object that owns this one; the two are deleted together."""
 
     kind: str = ""
     name: str = ""
@@ -32,7 +32,7 @@ class Metadata(_Part):
 
 
 class Terminated(_Part):
-    """How a container ended."""
+    """The state of a container that has ended."""
 
     exit_code: int = 0
     reason: str = ""
@@ -41,7 +41,7 @@ class Terminated(_Part):
 
 
 class Waiting(_Part):
-    """Why a container does not run yet."""
+    """The state of a container that does not run yet."""
 
     reason: str = ""
     message: str = ""
@@ -95,7 +95,7 @@ class PodSpec(_Part):
 
 
 class Pod(_Part):
-    """A pod, as far as it says how its node is."""
+    """A pod, with the fields that determine its node's state."""
 
     metadata: Metadata
     spec: PodSpec = PodSpec()
@@ -111,7 +111,7 @@ class Pod(_Part):
 
     @property
     def never_runs(self) -> bool:
-        """It was deleted before a machine was found for it, and only its finalizers keep it."""
+        """Whether the pod was deleted before it was scheduled, so that only its finalizers keep it."""
         return self.metadata.deletion_timestamp is not None and not self.spec.node_name
 
     def container_status(self, name: str) -> ContainerStatus | None:

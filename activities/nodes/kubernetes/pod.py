@@ -1,11 +1,12 @@
-"""The pod of one node: the user's container, our agent beside it, and the launcher between the user's image and us.
+"""Builds the pod of one node: the user's container, Perdure's agent beside it, and the launcher inside the user's
+image.
 
-    init container  perdure-prepare   lays launcher and configurations into shared folders
-    native sidecar  perdure-agent     the agent; ends after the training container, and outlives its restarts by nothing
+    init container  perdure-prepare   copies launcher and configurations into shared folders
+    native sidecar  perdure-agent     the agent; ends after the training container
     container       training          the user's image, unmodified: its Python starts the launcher
 
-Four layers, each over the one before: what we suggest, what the site's gang adapter asks for, what the user's
-`pod_template` says, what must be so.
+The manifest has four layers, each merged over the one before: Perdure's defaults, the site's gang adapter, the user's
+`pod_template`, and the fields that cannot be changed.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ AGENT = "perdure-agent"
 PREPARE = "perdure-prepare"
 
 PRIVATE = "/perdure-agent"
-"""The agent's alone: its configuration holds the incarnation's token."""
+"""The agent's private folder: its configuration contains the incarnation's token."""
 RUN_DIRECTORY = f"{SHARED}/run"
 
 BEYOND_GRACE = 10
-"""Seconds after the command's own grace in which the launcher sends its shutdown report."""
+"""Seconds after the command's grace period in which the launcher sends its shutdown report."""
 
 _UNPRIVILEGED_USER = 65532
-"""The user of our own containers; the training container's is its image's."""
+"""The user ID of Perdure's own containers; the training container keeps its image's user."""
 
 _ADDRESS_LATER = "0.0.0.0"
-"""Stands in the configurations until the pod has an address; `agent.prepare` fills it in."""
+"""Placeholder in the configurations until the pod has an address; `agent.prepare` replaces it."""
 
 _START = (
     f'for python in python3 python; do command -v "$python" >/dev/null 2>&1 && exec "$python" {SHARED}/lib; done;'
@@ -54,15 +55,15 @@ _START = (
 def pod_of(
     request: NodeRequest, settings: KubernetesSettings, *, anchor: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The manifest of a node's pod.
+    """Returns the manifest of a node's pod.
 
     Args:
         request: the node.
-        settings: the site's.
+        settings: the site's settings.
         anchor: the owner reference that makes the pod part of its job.
 
     Raises:
-        NodeRefused: if the specification can not be made a pod.
+        NodeRefused: if no pod can be built from the specification.
     """
     _, role = request.spec.role
     template = role.pod_template
@@ -77,7 +78,7 @@ def pod_of(
     if not next(one for one in pod["spec"]["containers"] if one["name"] == TRAINING).get("image"):
         raise NodeRefused(f"roles.{request.node.role}.image is missing; name an image with Python and PyTorch")
     pod |= {"apiVersion": "v1", "kind": "Pod"}
-    # The user's own init containers run first: they may prepare volumes, and none of them needs ours.
+    # The user's own init containers run first: they may prepare volumes, and none of them needs Perdure's.
     first = {one["name"]: one for one in pod["spec"]["initContainers"]}
     ours = [first.pop(name) for name in (PREPARE, AGENT)]
     pod["spec"]["initContainers"] = [*first.values(), *ours]
@@ -92,18 +93,19 @@ def _refuse_command(template: Mapping[str, Any]) -> None:
             if container.get("name") == TRAINING and field in container:
                 raise NodeRefused(
                     f"pod_template sets {field} of the container {TRAINING}, which runs Perdure's launcher; "
-                    "say the command in the role's `command`"
+                    "put the command into the role's `command`"
                 )
 
 
 def _suggested(request: NodeRequest, role: Role) -> dict[str, Any]:
-    """What `pod_template` may change."""
+    """Returns the default fields, which `pod_template` may change."""
     spec = request.spec
     training: dict[str, Any] = {
         "name": TRAINING,
         "resources": _resources(role),
         "env": [
-            # The launcher hands the others on; by this one its interpreter is found, as the command's is.
+            # The launcher passes on all variables; PATH is set here because the shell finds the launcher's Python by
+            # it.
             *({"name": name, "value": value} for name, value in spec.env.items() if name == "PATH"),
             *(_from_secret(name, reference) for name, reference in spec.secrets.items()),
         ],
@@ -113,7 +115,7 @@ def _suggested(request: NodeRequest, role: Role) -> dict[str, Any]:
             for index, volume in enumerate(spec.volumes)
         ],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        # Where nothing better is known of a failure, the log's last lines are.
+        # Without a better termination message, Kubernetes reports the log's last lines.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     if role.image:
@@ -153,7 +155,8 @@ def _from_secret(variable: str, reference: str) -> dict[str, Any]:
 
 
 def _resources(role: Role) -> dict[str, Any]:
-    """Requests are what the scheduler counts; a limit of processor time would only slow training down."""
+    """Returns the container's resources, without a CPU limit: the scheduler counts requests, and a CPU limit would only
+    slow training down."""
     asked = role.resources
     devices = {"nvidia.com/gpu": str(asked.gpu)} if asked.gpu else {}
     memory = {"memory": asked.memory} if asked.memory else {}
@@ -162,7 +165,8 @@ def _resources(role: Role) -> dict[str, Any]:
 
 
 def _affinity(request: NodeRequest, role: Role) -> dict[str, Any]:
-    """To the job's other nodes. The first one finds no other, which the scheduler allows a pod that matches itself."""
+    """Returns affinity to the job's other nodes. The first pod finds no other, which the scheduler permits to a pod
+    that matches its own term."""
     level = role.topology and (role.topology.required or role.topology.preferred)
     term = {"topologyKey": level, "labelSelector": {"matchLabels": {UID: request.node.uid, ROLE: request.node.role}}}
     if role.topology and role.topology.required:
@@ -172,7 +176,7 @@ def _affinity(request: NodeRequest, role: Role) -> dict[str, Any]:
 
 
 def _keeping_away(affinity: dict[str, Any], machines: Sequence[str]) -> dict[str, Any]:
-    """The affinity with which a pod also prefers all machines but these; it waits for none."""
+    """Adds a preference for all machines but these to an affinity; the pod does not wait for them."""
     others = [{"key": "metadata.name", "operator": "NotIn", "values": [machine]} for machine in machines]
     kind = "preferredDuringSchedulingIgnoredDuringExecution"
     to_machines: dict[str, Any] = affinity.get("nodeAffinity") or {}
@@ -181,7 +185,7 @@ def _keeping_away(affinity: dict[str, Any], machines: Sequence[str]) -> dict[str
 
 
 def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) -> dict[str, Any]:
-    """What `pod_template` cannot change."""
+    """Returns the required fields, which `pod_template` cannot change."""
     spec, node = request.spec, request.node
     mark = [
         {"name": "PERDURE_RUN_DIR", "value": RUN_DIRECTORY},
@@ -222,7 +226,7 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
         "name": AGENT,
         "restartPolicy": "Always",
         "command": ["python3", "-m", "agent"],
-        # Without PERDURE_NODE: the launcher's PID means another process here, which the agent must not take for it.
+        # Without PERDURE_NODE: the launcher's PID names another process in this container.
         "env": [
             {"name": "PERDURE_AGENT_CONFIG", "value": f"{PRIVATE}/agent.json"},
             *({"name": name, "value": value} for name, value in sorted(settings.connection.items())),
@@ -239,7 +243,7 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
         "env": [
             *mark,
             {"name": "PERDURE_LAUNCHER_CONFIG", "value": f"{SHARED}/launcher.json"},
-            # For `perdure shell`, which finds the interpreter as the container's own command does.
+            # `perdure shell` finds the interpreter by this variable.
             *([{"name": "PERDURE_PYTHON", "value": role.python}] if role.python else []),
         ],
         "volumeMounts": [shared],
@@ -260,7 +264,7 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
             "initContainers": [prepare, agent],
             "containers": [training],
             "volumes": volumes,
-            # An incarnation that has ended is replaced by another one, never started again.
+            # An ended incarnation is replaced by a new one and never restarted.
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": grace + BEYOND_GRACE,
         },
@@ -274,5 +278,5 @@ def _agent_configuration(request: NodeRequest) -> str:
 
 def _launcher_configuration(request: NodeRequest) -> str:
     place = UNPACKED if archive_of(request.spec) else None
-    # Its output is for `kubectl logs`, too.
+    # The command's output also goes to `kubectl logs`.
     return json.dumps(launcher_configuration(request, address=_ADDRESS_LATER, workdir=place) | {"stdout": True})

@@ -1,14 +1,14 @@
-"""An administrator's preset, laid under a job's specification.
+"""Presets of administrators, which are merged under a job's specification.
 
-The administrator of a cluster knows which interfaces, tolerations, limits and timeouts its machines need; a user who
-trains should not have to. A preset is a part of a job, and says how much of the pod a user may still change:
+The administrator of a cluster knows the interfaces, tolerations, limits and timeouts that its machines need; users
+should not have to. A preset contains parts of a job, and limits what users may change in the pod:
 
     job: {env: {NCCL_NET: ofi}, timing: {lease: {timeout: 10s}}}        # any of `JOB_FIELDS`
     role: {resources: {gpu: 8}, pod_template: {spec: {…}}}              # any of `ROLE_FIELDS`, for the job's one role
     allow: [spec.nodeSelector, spec.containers.training.env]            # of the user's pod_template; all if left out
 
-The user's own words win. They are laid over the preset once, when the job starts: what came of it is in the job's
-history, and a preset that is changed later changes later jobs only.
+The user's own values win. The two are merged once, when the job starts, and the result is recorded in the job's
+history: a later change of the preset affects later jobs only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROLE_FIELDS = (
 
 
 class PresetContent(Section):
-    """What an administrator writes."""
+    """The content of a preset, as an administrator writes it."""
 
     job: dict[str, JsonValue] = Field(default={})
     role: dict[str, JsonValue] = Field(default={})
@@ -56,25 +56,25 @@ class PresetContent(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A preset as it was found."""
+    """A preset as it was found in the cluster."""
 
     name: str
     place: str
-    """Where its administrators change it, in words."""
+    """The object in which its administrators change it, for messages."""
     text: str
-    """In YAML."""
+    """The content as YAML."""
 
 
 RUNTIME = "perdure.dev/runtime"
-"""The label by which a ConfigMap is a preset, and whose value is its name."""
+"""The label that marks a ConfigMap as a preset; its value is the preset's name."""
 _KEY = "preset.yaml"
 
 
 async def find_presets(api: KubernetesApi, namespace: str) -> dict[str, Preset]:
-    """The presets of a site, by name.
+    """Returns the presets of a site, by name.
 
     Raises:
-        PresetRefused: if they cannot be read for want of a right, or two have the same name.
+        PresetRefused: if the worker may not read them, or two have the same name.
         KubernetesError: if the API server does not answer.
     """
     try:
@@ -94,17 +94,18 @@ async def find_presets(api: KubernetesApi, namespace: str) -> dict[str, Preset]:
 
 
 def with_preset(data: Mapping[str, Any], presets: Mapping[str, Preset]) -> dict[str, Any]:
-    """Lays a specification over the preset that it names.
+    """Merges a specification over the preset that it names.
 
     Args:
-        data: the specification as plain data; it is valid but for what the preset adds.
-        presets: those that there are, by name.
+        data: the specification as plain data; it is valid except for the fields that the preset adds.
+        presets: the presets of the site, by name.
 
     Returns:
         The whole specification, which still has to be validated.
 
     Raises:
-        PresetRefused: if there is no such preset, it is wrong, or it does not allow what the specification says.
+        PresetRefused: if there is no such preset, if it is invalid, or if it does not allow what the specification
+            sets.
     """
     name = str(data["runtime"])
     preset = presets.get(name)
@@ -120,7 +121,7 @@ def with_preset(data: Mapping[str, Any], presets: Mapping[str, Preset]) -> dict[
 
 
 def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Field by field; one of the two forms of a topology replaces the other."""
+    """Merges field by field; a topology replaces the preset's topology as a whole."""
     under = {key: value for key, value in under.items() if not (key == "topology" and over.get(key))}
     return merge(under, over)
 
@@ -150,7 +151,8 @@ def _check_allowed(preset: Preset, content: PresetContent, place: Location, temp
 
 
 def _paths(value: Any, path: str = "", field: str = "") -> Iterator[str]:
-    """The paths of all that a template says; what has a name is called by it: spec.containers.training.image."""
+    """Yields the path of every field that a template sets; list items are named by their key:
+    spec.containers.training.image."""
     if isinstance(value, Mapping):
         for key, item in cast("Mapping[str, Any]", value).items():
             yield from _paths(item, f"{path}.{key}" if path else key, key)

@@ -1,4 +1,4 @@
-"""What a site says once about its pods: the agent's image, and how agents reach Temporal."""
+"""Settings of a site for its pods: the agent's image, how agents reach Temporal, presets, and gangs."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from activities.nodes.kubernetes.gangs import GangAdapter, OneByOne, adapter_of
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 VARIABLES = "PERDURE_KUBERNETES_"
-"""How the environment variables of these settings begin."""
+"""The prefix of the environment variables of these settings."""
 
 
 _CREDENTIALS = re.compile(r"TEMPORAL_(API_KEY|CODEC_AUTH|GRPC_META_AUTHORIZATION|TLS_\w+_DATA)")
-"""Temporal's variables that must not stand in every pod's manifest where a Secret holds them."""
+"""Temporal's variables that must not appear in pod manifests if a Secret holds them."""
 
 _FILES = re.compile(r"TEMPORAL_(CONFIG_FILE|PROFILE|TLS_\w+_PATH)")
-"""Those that name something in a file of the worker's machine."""
+"""Temporal's variables that refer to files of the worker's machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesSettings:
-    """How pods are made in this site."""
+    """The settings of a site."""
 
     agent_image: str
-    """Holds Perdure; the agent runs in it, and the launcher is copied from it."""
+    """The image with Perdure; the agent runs in it, and the launcher is copied from it."""
     agent_pull_policy: str = "IfNotPresent"
     connection: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Temporal's environment variables for agents: the address as pods reach it, its namespace, and what else they
-    need that is no secret."""
+    """Temporal's environment variables for agents: the address at which pods reach it, its namespace, and all other
+    settings that are not secret."""
     connection_secret: str | None = None
     """A Secret in the job's namespace whose keys are Temporal's environment variables, such as `TEMPORAL_API_KEY`."""
     presets_namespace: str = "default"
-    """Where administrators keep presets, which `runtime` names; users who may write there decide about all jobs."""
+    """The namespace of the presets that `runtime` names. Users with write access to it decide about all jobs."""
     creates_at_once: int = 64
-    """Requests for pods that are in flight at the same time."""
+    """The number of concurrent requests for pods."""
     gangs: GangAdapter = field(default_factory=OneByOne)
-    """How pods are admitted together; by default each by itself."""
+    """The adapter of the site's gang system; by default each pod is admitted by itself."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> KubernetesSettings:
         """Reads `PERDURE_KUBERNETES_AGENT_IMAGE` and its siblings.
 
-        Temporal's variables go to the agents, but for what a Secret holds and what only means something here.
+        Temporal's variables are passed to the agents, except those that a Secret holds or that refer to local files.
 
         Raises:
-            ValueError: if the agent's image is not named, agents could not prove who they are, or there is no such gang
-                system.
+            ValueError: if the agent's image is not set, if agents could not authenticate, or if the gang system is
+                unknown.
         """
         image = environment.get(f"{VARIABLES}AGENT_IMAGE")
         if not image:
@@ -90,5 +90,5 @@ def _gangs(environment: Mapping[str, str]) -> GangAdapter:
 
 
 def own_namespace() -> str:
-    """The namespace of the pod that this process runs in; `default` elsewhere."""
+    """Returns the namespace of the pod that this process runs in; `default` outside of a cluster."""
     return _OWN_NAMESPACE.read_text(encoding="utf-8").strip() if _OWN_NAMESPACE.exists() else "default"

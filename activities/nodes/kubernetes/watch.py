@@ -1,7 +1,7 @@
-"""Follows the pods of one group, and tells each fact once: of nodes, and that the cluster wants the whole job gone.
+"""Follows the pods of one group and yields each event once: events of nodes, and the revocation of the whole job.
 
-Pods are deleted for many reasons, one by one. Only where the anchor or the namespace is gone as well is it the job that
-a user deleted: its pods would be made again and again, for no purpose.
+Pods are deleted for many reasons, one by one. Only if the anchor or the namespace is gone as well did a user delete
+the whole job; its pods would otherwise be created again and again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 
 
 def pods_of(namespace: str) -> str:
-    """The API's path of a namespace's pods."""
+    """Returns the API path of a namespace's pods."""
     return f"/api/v1/namespaces/{namespace}/pods"
 
 
 class _Told(NamedTuple):
-    """What a change says of pods."""
+    """The pods in a change."""
 
     there: tuple[Pod, ...] = ()
     removed: tuple[Pod, ...] = ()
     whole: bool = False
-    """There are no others."""
+    """Whether the list is complete: no other pods exist."""
 
 
 def _pods_of(change: Change) -> _Told:
@@ -48,15 +48,15 @@ def _pods_of(change: Change) -> _Told:
 
 
 class GroupWatch:
-    """What is known of a group's pods, by their UIDs: a name may be used again."""
+    """Watches a group's pods. It identifies them by UID, since a name may be used again."""
 
     def __init__(self, api: KubernetesApi, anchors: Anchors, request: WatchRequest) -> None:
         """Creates the watch.
 
         Args:
-            api: Where it asks.
-            anchors: What tells whether the job is still desired.
-            request: The group. A node that it knows, and that has no pod any more, was deleted while no watch ran.
+            api: the API server to watch.
+            anchors: reports whether the job is still desired.
+            request: the group. A node that the request knows and that has no pod was deleted while no watch ran.
         """
         self._api = api
         self._anchors = anchors
@@ -69,7 +69,7 @@ class GroupWatch:
         self._revoked = False
 
     async def batches(self) -> AsyncGenerator[tuple[Fact, ...]]:
-        """Everything that is, then everything that happens, for as long as it is iterated."""
+        """Yields the current state of all nodes, then every change, until it is closed."""
         changes = self._api.follow(pods_of(self._namespace), labels=self._labels)
         async with contextlib.aclosing(changes):
             async for change in changes:
@@ -81,19 +81,20 @@ class GroupWatch:
                     yield batch
 
     async def _revocation(self, told: _Told) -> Revocation | None:
-        """Whether the job is no longer desired, checked where pods are deleted, before that is reported."""
+        """Returns a revocation if the job is no longer desired; checked when pods are deleted, before that is
+        reported."""
         owner = next(self._owners_of_deleted(told), None)
         if self._revoked or owner is None:
             return None
         try:
             reason = await self._anchors.why_gone(self._namespace, owner.name, owner.uid)
         except (KubernetesError, *TRANSIENT) as error:
-            logger.info("cannot tell whether %s is still desired: %s", owner.name, error or type(error).__name__)
+            logger.info("could not check whether %s is still desired: %s", owner.name, error or type(error).__name__)
             return None
         return Revocation(reason) if reason else None
 
     def _owners_of_deleted(self, told: _Told) -> Iterator[OwnerReference]:
-        """The owners of pods whose deletion began or completed while their processes ran."""
+        """Yields the owners of pods whose deletion began or completed while their processes ran."""
         deleted = [*told.removed, *self._absent(told), *(pod for pod in told.there if pod.metadata.deletion_timestamp)]
         if told.whole and self._expected and not told.there:
             yield OwnerReference(name=self._anchor)
@@ -104,7 +105,7 @@ class GroupWatch:
                 yield from pod.metadata.owner_references
 
     def _absent(self, told: _Told) -> list[Pod]:
-        """Pods that were known, and are not in a list of all that there are."""
+        """Returns the known pods that are missing from a complete list."""
         present = {pod.metadata.uid for pod in told.there}
         return [pod for uid, pod in self._pods.items() if uid not in present] if told.whole else []
 
@@ -125,7 +126,8 @@ class GroupWatch:
             yield event
 
     def _missed(self) -> Iterator[NodeEvent]:
-        """Only once: what is listed later is compared with what was listed before."""
+        """Yields the end of expected nodes without a pod. Only the first list is checked: later lists are compared with
+        the list before."""
         present = {(event.rank, event.incarnation) for event in self._told.values()}
         for rank, incarnation in sorted(self._expected - present):
             reason = "its pod was deleted while no watch ran"

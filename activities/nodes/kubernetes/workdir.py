@@ -1,9 +1,9 @@
-"""A submission's code in the cluster: immutable ConfigMaps, which every pod of the job mounts and unpacks.
+"""Stores a submission's code in the cluster: immutable ConfigMaps, which every pod of the job mounts and unpacks.
 
-    <archive>            the head: who sent what; the parts belong to it, and it to the job's anchor once there is one
+    <archive>            the head: sender and digest; owns the parts, and is owned by the job's anchor once that exists
     <archive>-0, -1, …   the parts, each below a ConfigMap's limit of 1 MiB
 
-The API server's garbage collection does the rest: the parts go with the head, and the head with the job.
+The API server's garbage collection deletes the parts with the head, and the head with the job.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from perdure.spec.job import JobSpec
 from workflows.messages import WorkdirRequest
 
 UNPACKED = "/perdure/workdir"
-"""Where the command starts; in the volume that agent and training share, and gone with the pod."""
+"""The command's working directory, in the volume that agent and training container share; it is deleted with the
+pod."""
 
 _PARTS = "/perdure-archive"
 _KEY = "part"
@@ -26,12 +27,12 @@ _LABELS = {"app.kubernetes.io/managed-by": "perdure"}
 
 
 def archive_of(spec: JobSpec) -> WorkdirArchive | None:
-    """What was uploaded for the job, if anything was."""
+    """Returns the archive that was uploaded for the job; None if there is none."""
     return spec.workdir.archive if spec.workdir else None
 
 
 def carry(archive: WorkdirArchive, *, prepare: dict[str, Any], volumes: list[dict[str, Any]]) -> None:
-    """Gives the archive to a pod's init container, which unpacks it (`agent.workdir`)."""
+    """Mounts the archive in a pod's init container, which unpacks it (`agent.workdir`)."""
     sources = [
         {"configMap": {"name": _part_name(archive.name, index), "items": [{"key": _KEY, "path": f"{index:04}"}]}}
         for index in range(archive.parts)
@@ -49,11 +50,11 @@ def carry(archive: WorkdirArchive, *, prepare: dict[str, Any], volumes: list[dic
 
 
 async def keep_part(api: KubernetesApi, request: WorkdirRequest, index: int, content: bytes) -> None:
-    """Makes one part, and the head where it is the first.
+    """Creates one part, and the head if it does not exist yet.
 
     Raises:
-        NodeRefused: if the API server never will.
-        KubernetesError: if it may, later.
+        NodeRefused: if the API server can never create it.
+        KubernetesError: if a later attempt may succeed.
     """
     path, archive = _config_maps(request.namespace), request.archive
     head: Object = {
@@ -90,16 +91,16 @@ async def keep_part(api: KubernetesApi, request: WorkdirRequest, index: int, con
 
 
 async def is_adopted(api: KubernetesApi, namespace: str, archive: str) -> bool:
-    """Whether the archive belongs to a job's anchor."""
+    """Returns whether the archive belongs to a job's anchor."""
     head = await api.get(f"{_config_maps(namespace)}/{archive}")
     return bool(head and head["metadata"].get("ownerReferences"))
 
 
 async def adopt(api: KubernetesApi, namespace: str, archive: str, anchor: dict[str, Any]) -> None:
-    """Makes the archive go with a job; a second job that was started with it shares it.
+    """Makes a job's anchor an owner of the archive. A second job that was started with the same archive shares it.
 
     Raises:
-        NodeRefused: if it is not there.
+        NodeRefused: if the archive does not exist.
     """
     path = f"{_config_maps(namespace)}/{archive}"
     head = await api.get(path)
@@ -113,12 +114,12 @@ async def adopt(api: KubernetesApi, namespace: str, archive: str, anchor: dict[s
 
 
 async def remove(api: KubernetesApi, namespace: str, archive: str) -> None:
-    """Removes the head, and with it all parts."""
+    """Deletes the head, and with it all parts."""
     await api.delete(f"{_config_maps(namespace)}/{archive}")
 
 
 async def _made(api: KubernetesApi, path: str, content: Object) -> Object:
-    """Makes an object whose content never differs under its name; an earlier try may have made it."""
+    """Creates an object whose content is determined by its name, or returns it if an earlier attempt created it."""
     try:
         return await api.create(path, content)
     except KubernetesError as error:
@@ -129,7 +130,8 @@ async def _made(api: KubernetesApi, path: str, content: Object) -> Object:
 
 
 def _refuse(error: KubernetesError, namespace: str) -> None:
-    """Reports what a user has to change; the user waits for an answer, also where room may come with time (a quota)."""
+    """Raises `NodeRefused` for errors that a user has to resolve. The user waits for the upload, so an exhausted quota,
+    which may have room later, is refused as well."""
     if error.status == 404:
         raise NodeRefused(f"namespace {namespace} does not exist; create it, or set `namespace`") from error
     if error.status in (400, 403, 413, 422):

@@ -1,4 +1,4 @@
-"""Gangs: pods that are admitted together. `adapter` has the seam, docs/gangs.md says what each system does with it."""
+"""Gangs: pods that are admitted together. `adapter` defines the interface; docs/gangs.md describes each system."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from activities.nodes.kubernetes.gangs.workload import Workload
 __all__ = ["SYSTEMS", "GangAdapter", "OneByOne", "SharedObject", "adapter_of"]
 
 SYSTEMS = ("kueue", "volcano", "coscheduling", "workload")
-"""What a site may have, by the names that it says them with."""
+"""The supported gang systems, by their names in the worker's settings."""
 
 
 def adapter_of(system: str, *, elastic_priority_class: str = "") -> GangAdapter:
-    """The adapter of a site that has this system; the empty name is none.
+    """Returns the adapter for a gang system; for the empty name, the adapter without gangs.
 
     Raises:
-        ValueError: if there is no such adapter, or it has no use for the priority class.
+        ValueError: if there is no such adapter, or it does not support a priority class.
     """
     if elastic_priority_class and system != "kueue":
         raise ValueError(f"a priority class of the elastic part is Kueue's alone, and the system is {system or 'none'}")

@@ -1,8 +1,9 @@
-"""The seam between a job's pods and whatever admits them in groups: one adapter per system, chosen by the site.
+"""The interface between a job's pods and the system that admits them in groups: one adapter per system, chosen by the
+site.
 
-A job trains with `nodes.min` nodes or not at all, so its first pods are worth something only together; what it has
-beyond them may come and go by the unit. An adapter says that in its system's words. It decides nothing about the job:
-a node that is not admitted waits, and one that is preempted is lost, like any other.
+A job trains with at least `nodes.min` nodes, so its first pods are useful only together; pods beyond them can be added
+and removed by the unit. An adapter expresses that in its system's terms. It makes no decision about the job: a node
+that is not admitted waits, and a preempted node is lost like any other.
 """
 
 from __future__ import annotations
@@ -16,49 +17,49 @@ from workflows.messages import NodeRequest
 
 
 class SharedObject(NamedTuple):
-    """One object for all pods of a job's run; it belongs to the job's anchor, and goes with it."""
+    """One object for all pods of a job's run; it belongs to the job's anchor and is deleted with it."""
 
     collection: str
-    """The path that it is created at."""
+    """The path at which it is created."""
     content: dict[str, Any]
     mutable: bool
-    """Whether its `spec` may be changed later, when the job is scaled."""
+    """Whether its `spec` may be changed when the job is scaled."""
 
 
 class GangAdapter(Protocol):
-    """What one system of admission requires of a job's pods. All members are pure."""
+    """The requirements of one admission system for a job's pods. All members are pure."""
 
     finalizer: str
-    """What the system holds pods with that have ended; empty where it holds none."""
+    """The finalizer with which the system holds ended pods; empty if it holds none."""
 
     def template(self, request: NodeRequest) -> dict[str, Any]:
-        """A PodTemplateSpec to lay over what we suggest; the user's `pod_template` comes over it. None takes a field
-        away."""
+        """Returns a PodTemplateSpec to merge over Perdure's defaults and under the user's `pod_template`. None removes
+        a field."""
         ...
 
     def shared_objects(self, request: NodeRequest, pod: dict[str, Any]) -> Sequence[SharedObject]:
-        """What must be there before the job's first pod.
+        """Returns the objects that must exist before the job's first pod.
 
         Args:
-            request: any of its nodes.
+            request: any node of the job.
             pod: that node's manifest.
         """
         ...
 
     def needs(self, request: NodeRequest) -> frozenset[int]:
-        """Of which nodes (ranks) the pods decide whether this one can be made; empty where it always can."""
+        """Returns the nodes (ranks) whose pods decide whether this one can be created; empty if it always can."""
         ...
 
     def may_differ(self, request: NodeRequest) -> bool:
-        """Whether the pod may ask for other machines than its siblings do."""
+        """Returns whether the pod may prefer other machines than its siblings do."""
         ...
 
     def obstacle(self, request: NodeRequest, pods: Sequence[Pod]) -> str:
-        """Why the pod must not be made yet; empty where it may.
+        """Returns why the pod must not be created yet; empty if it may be.
 
         Args:
             request: the node.
-            pods: those of the nodes that it `needs`, of all incarnations.
+            pods: the pods of the nodes that it `needs`, of all incarnations.
         """
         ...
 
@@ -67,7 +68,7 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def queue_label(spec: JobSpec) -> dict[str, str]:
-    """Names the job's queue where its reader is not known: Kueue's label, which other tools read as well."""
+    """Returns the label that names the job's queue: Kueue's, which other tools read as well."""
     return {QUEUE: spec.queue} if spec.queue else {}
 
 

@@ -10,11 +10,11 @@ from workflows.messages import NodeRequest
 
 
 class Coscheduling(OneByOne):
-    """One PodGroup. It knows no queues."""
+    """One PodGroup. The plugin has no queues."""
 
     def template(self, request: NodeRequest) -> dict[str, Any]:
         labels = {**queue_label(request.spec), "scheduling.x-k8s.io/pod-group": group_name(request)}
-        # As the plugins' chart names their scheduler; where they are part of another, pod_template names that.
+        # The scheduler's name in the plugins' chart. If they are part of another scheduler, pod_template names that.
         return {"metadata": {"labels": labels}, "spec": {"schedulerName": "scheduler-plugins-scheduler"}}
 
     def shared_objects(self, request: NodeRequest, pod: dict[str, Any]) -> tuple[SharedObject, ...]:

@@ -1,11 +1,11 @@
-"""Kueue: plain pods, in groups of those that are admitted and preempted together.
+"""Kueue: plain pods, grouped by what is admitted and preempted together.
 
-Kueue's webhook gates each pod that has a queue and holds it with a finalizer; a group has quota for all its pods or for
-none. The *base part* is the job's first `min` nodes; every `unit` beyond it is a part of its own. So what is preempted
-first is a part without which the job continues, smaller.
+Kueue's webhook gates each pod that has a queue and holds it with a finalizer. A group gets quota for all its pods or
+for none. The *base part* is the job's first `min` nodes; every `unit` beyond it is a part of its own. So Kueue first
+preempts parts without which the job continues with fewer nodes.
 
-Kueue makes no pods and waits indefinitely for those of a group that were lost, so two things are done for it: a
-replacement is made only when it counts as one, and what it still holds of a node that will not be replaced is released.
+Kueue creates no pods and waits indefinitely for lost pods of a group. So the backend does two things for it: it creates
+a replacement only when Kueue counts it as one, and it releases what Kueue holds of a node that will not be replaced.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ PREFERRED_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
 
 
 class Kueue(OneByOne):
-    """For jobs that name a `queue`; others are none of its business."""
+    """Groups and labels the pods of jobs that name a `queue`; leaves other jobs alone."""
 
     finalizer = FINALIZER
 
     def __init__(self, *, elastic_priority_class: str = "") -> None:
-        """An adapter.
+        """Creates the adapter.
 
         Args:
-            elastic_priority_class: the WorkloadPriorityClass of what jobs have beyond `nodes.min`.
+            elastic_priority_class: the WorkloadPriorityClass of the parts of a job beyond `nodes.min`.
         """
         self._elastic_priority_class = elastic_priority_class
 
@@ -50,7 +50,7 @@ class Kueue(OneByOne):
         part = _part(request)
         if len(part) > 1:
             labels[GROUP_NAME] = fitting(spec.name, f"-{request.node.role}-{part.start}-{request.node.uid}")
-            # Its quota is requested when the first pod is there: it is known how many follow, and that they are alike.
+            # Kueue requests the quota when the first pod exists: the group's size is known, and its pods are alike.
             annotations |= {TOTAL_COUNT: str(len(part)), FAST_ADMISSION: "true"}
         if part.start and self._elastic_priority_class:
             labels[PRIORITY_CLASS] = self._elastic_priority_class
@@ -69,14 +69,15 @@ class Kueue(OneByOne):
         return frozenset(first | ({request.node.rank} if len(part) > 1 else set()))
 
     def may_differ(self, request: NodeRequest) -> bool:
-        """Kueue knows the pods of a group by what they ask for, and takes one that asks for something else for no part
-        of it."""
+        """Returns whether the pod is alone in its group: Kueue matches the pods of a group by their requirements, and
+        does not accept a different pod as a member."""
         return not request.spec.queue or len(_part(request)) == 1
 
     def obstacle(self, request: NodeRequest, pods: Sequence[Pod]) -> str:
-        """Parts beyond the base wait for it: two jobs that each hold a part without their base would wait forever.
+        """Makes parts beyond the base wait for the base: two jobs that each hold a part without their base would wait
+        forever.
 
-        In a group a replacement waits for the end of what it replaces: Kueue would delete it as one too many.
+        In a group a replacement waits for the end of the pod that it replaces: Kueue would delete it as an excess pod.
         """
         rank = request.node.rank
         for pod in pods:
@@ -88,12 +89,12 @@ class Kueue(OneByOne):
 
 
 def _nodes(request: NodeRequest) -> NodeCount:
-    """As the job was submitted: its groups do not change when it is scaled."""
+    """Returns the node count as submitted: a job's groups do not change when it is scaled."""
     return request.spec.role[1].nodes
 
 
 def _part(request: NodeRequest) -> range:
-    """The nodes (ranks) that are admitted and preempted together with this one."""
+    """Returns the nodes (ranks) that are admitted and preempted together with this one."""
     nodes, rank = _nodes(request), request.node.rank
     if rank < nodes.min:
         return range(nodes.min)
@@ -102,7 +103,7 @@ def _part(request: NodeRequest) -> range:
 
 
 def _counts(pod: Pod) -> bool:
-    """Whether the pod has its place in its group: it runs, may run, or has succeeded."""
+    """Returns whether the pod occupies its place in its group: it runs, may run, or has succeeded."""
     return pod.status.phase != "Failed" and not pod.never_runs
 
 

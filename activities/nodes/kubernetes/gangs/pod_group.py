@@ -1,7 +1,7 @@
-"""What the schedulers that know a `PodGroup` with a minimum have in common.
+"""Shared parts of the adapters for schedulers that have a `PodGroup` with a minimum.
 
-All of a job's pods are members of one group, whose minimum is the job's. So the first ones are bound together, and
-those beyond the minimum as there is room.
+All of a job's pods are members of one group, whose minimum is the job's. So the scheduler binds the first pods together
+and those beyond the minimum as capacity allows.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from workflows.messages import NodeRequest
 
 
 def group_name(request: NodeRequest) -> str:
-    """The anchor's name: at most 57 characters, so that it fits into a label."""
+    """Returns the group's name, which is the anchor's: at most 57 characters, so that it fits into a label."""
     return run_name(request.spec.name, request.node.uid)
 
 
 def pod_group(request: NodeRequest, version: str, spec: dict[str, Any], *, mutable: bool = True) -> SharedObject:
-    """The job's group, in one API's words."""
+    """Returns the job's group as an object of one API version."""
     return SharedObject(
         collection=f"/apis/{version}/namespaces/{request.spec.namespace}/podgroups",
         content={"apiVersion": version, "kind": "PodGroup", "metadata": {"name": group_name(request)}, "spec": spec},
@@ -32,12 +32,13 @@ def pod_group(request: NodeRequest, version: str, spec: dict[str, Any], *, mutab
 
 
 def minimum_resources(request: NodeRequest, pod: Mapping[str, Any]) -> dict[str, str]:
-    """What the fewest nodes of the job need together."""
+    """Returns the resources that the job's minimum of nodes needs together."""
     return {name: f"{amount * request.minimum:f}" for name, amount in sorted(_requests(pod["spec"]).items())}
 
 
 def _requests(pod: Mapping[str, Any]) -> dict[str, Decimal]:
-    """What schedulers count for a pod: its containers and sidecars, or more where a container before them needs it."""
+    """Returns the resources that schedulers count for a pod: those of its containers and sidecars together, or more if
+    an init container that runs before them needs more."""
     running: dict[str, Decimal] = {}
     most: dict[str, Decimal] = {}
     for container in pod.get("initContainers", ()):
@@ -52,7 +53,7 @@ def _requests(pod: Mapping[str, Any]) -> dict[str, Decimal]:
 
 def _quantities(container: Mapping[str, Any]) -> Iterator[tuple[str, Decimal]]:
     resources = container.get("resources", {})
-    # What has nothing but a limit requests as much.
+    # A resource with a limit only is requested with the same amount.
     for name, amount in {**resources.get("limits", {}), **resources.get("requests", {})}.items():
         yield name, cast("Any", quantity).parse_quantity(amount)
 

@@ -1,4 +1,4 @@
-"""Volcano's scheduler: the job's `queue` is one of Volcano's."""
+"""Volcano's scheduler: the job's `queue` names a queue of Volcano."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workflows.messages import NodeRequest
 
 
 class Volcano(OneByOne):
-    """One PodGroup. Volcano preempts and reclaims what a group has beyond its minimum, pod by pod."""
+    """One PodGroup. Volcano preempts and reclaims the pods beyond a group's minimum one by one."""
 
     def template(self, request: NodeRequest) -> dict[str, Any]:
         spec: dict[str, Any] = {"schedulerName": "volcano"}
@@ -31,7 +31,8 @@ class Volcano(OneByOne):
 
 
 def _network_topology(request: NodeRequest) -> dict[str, Any] | None:
-    """Volcano counts the tiers of its HyperNodes; a level that is a label of machines is left to pod affinity."""
+    """Returns Volcano's topology constraint if the topology's level is a number, that is, a tier of HyperNodes. A level
+    that is a label of machines is expressed as pod affinity instead."""
     topology = request.spec.role[1].topology
     level = topology and (topology.required or topology.preferred)
     if not topology or not level or not level.isdecimal():

@@ -1,4 +1,5 @@
-"""Kubernetes' own scheduler, as of release 1.36: an alpha API, behind GenericWorkload and GangScheduling."""
+"""Kubernetes' own scheduler, as of release 1.36: an alpha API behind the feature gates GenericWorkload and
+GangScheduling."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from workflows.messages import NodeRequest
 
 
 class Workload(OneByOne):
-    """One PodGroup, without a Workload object: that is its template, and there is nothing to make another one of."""
+    """One PodGroup without a Workload object, which would only be a template for more groups."""
 
     def template(self, request: NodeRequest) -> dict[str, Any]:
         return {
