@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import subprocess
 import tempfile
 import zlib
@@ -136,3 +137,9 @@ def control_plane() -> Iterator[LocalControlPlane]:
             plane.kill_server()
             end_nodes(plane.state.path)
             os.environ.update({variable: value for variable, value in saved.items() if value is not None})
+
+
+@pytest.fixture
+def job_name() -> str:
+    """A name of the test's own."""
+    return f"job-{secrets.token_hex(4)}"

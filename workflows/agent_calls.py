@@ -14,7 +14,6 @@ from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError,
 with workflow.unsafe.imports_passed_through():
     from workflows import options
     from workflows.messages import (
-        ApplyWorld,
         CheckConnection,
         CommandAnswer,
         CompleteGeneration,
@@ -86,19 +85,7 @@ async def apply_world(table: NodeTable, node: NodeIdentity, generation: int) -> 
         try:
             answer = await workflow.execute_activity(
                 "apply_world",
-                ApplyWorld(
-                    node=node,
-                    generation=generation,
-                    nodes=table.desire.world_nodes,
-                    group_rank=member.group_rank,
-                    base_rank=member.base_rank,
-                    world_size=table.desire.world_size,
-                    store_address=world.store_address,
-                    store_port=world.store_port,
-                    store_host=world.store_rank == node.rank,
-                    restart_command=member.restart_command,
-                    stage=world.stage,
-                ),
+                table.world_for(node, world),
                 result_type=CommandAnswer,
                 task_queue=table.queue(node),
                 schedule_to_start_timeout=patience,

@@ -14,6 +14,7 @@ from perdure.spec.durations import format_duration
 from workflows.messages import (
     Adopt,
     AgentMessage,
+    ApplyWorld,
     DesiredNode,
     EvidenceSource,
     GroupDesire,
@@ -459,6 +460,23 @@ class NodeTable:
 
     def name(self, node: NodeIdentity) -> str:
         return node_name(self.group.spec.name, node.role, node.rank, node.uid, node.incarnation)
+
+    def world_for(self, node: NodeIdentity, world: World) -> ApplyWorld:
+        """The command that gives a member its world."""
+        member = world.members[node.rank]
+        return ApplyWorld(
+            node=node,
+            generation=world.generation,
+            nodes=self.desire.world_nodes,
+            group_rank=member.group_rank,
+            base_rank=member.base_rank,
+            world_size=self.desire.world_size,
+            store_address=world.store_address,
+            store_port=world.store_port,
+            store_host=world.store_rank == node.rank,
+            restart_command=member.restart_command,
+            stage=world.stage,
+        )
 
     def queue(self, node: NodeIdentity) -> str:
         return node_task_queue(node.uid, node.role, node.rank, node.incarnation)

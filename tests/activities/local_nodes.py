@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import secrets
 import signal
-import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from activities.nodes.local import LocalBackend, launch
+from activities.nodes.local import launch
 from activities.nodes.local.folders import Ending, NodeFolder, now
 from perdure.spec.job import JobSpec
 from tests.support.waiting import eventually
-from workflows.messages import NodeEvent, NodeEventKind, NodeIdentity, NodeRef, NodeRequest, WatchRequest
+from workflows.messages import NodeIdentity, NodeRef, NodeRequest, WatchRequest
 from workflows.names import node_name, node_task_queue
 
 NOWHERE = {"TEMPORAL_ADDRESS": "127.0.0.1:9"}
@@ -131,50 +129,6 @@ class LocalJob:
 
     def pids(self, part: str) -> list[int]:
         return [pid for pid, command in self.processes().items() if part in command]
-
-
-class Watching:
-    """A watch in the background, and what it has said."""
-
-    def __init__(self, backend: LocalBackend, request: WatchRequest) -> None:
-        self.events: list[NodeEvent] = []
-        self.heard: list[float] = []
-        self._task = asyncio.create_task(self._run(backend, request))
-
-    async def _run(self, backend: LocalBackend, request: WatchRequest) -> None:
-        async with aclosing(backend.watch(request)) as batches:
-            async for batch in batches:
-                self.events.extend(batch)
-                self.heard.extend(time.time() for _ in batch)
-
-    async def until(
-        self, kind: NodeEventKind, *, rank: int = 0, incarnation: int = 1, within: float = 30.0
-    ) -> NodeEvent:
-        """The first such event."""
-
-        def found() -> NodeEvent | None:
-            if self._task.done():
-                self._task.result()
-            matching = (e for e in self.events if (e.kind, e.rank, e.incarnation) == (kind, rank, incarnation))
-            return next(matching, None)
-
-        return await eventually(found, within=within)
-
-    def kinds(self, rank: int = 0) -> list[NodeEventKind]:
-        return [event.kind for event in self.events if event.rank == rank]
-
-    async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-
-@asynccontextmanager
-async def watching(backend: LocalBackend, request: WatchRequest) -> AsyncIterator[Watching]:
-    watch = Watching(backend, request)
-    try:
-        yield watch
-    finally:
-        await watch.close()
 
 
 @asynccontextmanager

@@ -18,16 +18,12 @@ from activities.nodes.backend import NodeRefused
 from activities.nodes.local import LocalBackend, state_folder
 from activities.nodes.local import launch as launching
 from activities.nodes.local.folders import NodeFolder
-from tests.activities.local_nodes import NOWHERE, LocalJob, nothing_left, run_at_once, watching
+from tests.activities.local_nodes import NOWHERE, LocalJob, nothing_left, run_at_once
 from tests.support.waiting import eventually
+from tests.support.watching import watching
 from workflows.messages import NodeEventKind
 
 RUNNING, GONE, PENDING = NodeEventKind.RUNNING, NodeEventKind.GONE, NodeEventKind.PENDING
-
-
-@pytest.fixture
-def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("s")
 
 
 @pytest.fixture

@@ -22,11 +22,6 @@ WEEK = timedelta(days=7)
 
 
 @pytest.fixture
-def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("s")
-
-
-@pytest.fixture
 def folders(state: Path) -> NodeFolders:
     return NodeFolders(state)
 

@@ -184,6 +184,9 @@ class RunningAgent:
         assert status == 200, answer
         return answer
 
+    async def enter(self, generation: int) -> None:
+        await self.post("/v1/rendezvous/entered", generation=generation, time=time.time(), store_ports=[29502])
+
     async def launcher_hello(self, *, pid: int | None = None, mode: str = "torchrun") -> None:
         await self.post(
             "/v1/launcher/hello",

@@ -12,19 +12,13 @@ import pytest
 from activities.nodes.local import LocalBackend
 from perdure.spec.timing import RendezvousTiming
 from tests.activities.local_nodes import LocalJob, nothing_left, run_at_once
-from tests.agent.harness import QUICK, RunningAgent, Workflows, recording, running_agent
+from tests.agent.harness import QUICK, RunningAgent, Workflows, running_agent
 from tests.agent.recorder import Call, Recorder
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
 from workflows.messages import ApplyWorld
 
 IMPATIENT = QUICK.model_copy(update={"rendezvous": RendezvousTiming(enter_timeout=timedelta(seconds=1))})
-
-
-@pytest.fixture
-async def workflows(temporal_server: DevServer) -> AsyncIterator[Workflows]:
-    async with recording(temporal_server) as both:
-        yield both
 
 
 @pytest.fixture
@@ -35,10 +29,6 @@ async def agent(
     async with running_agent(temporal_server, workflows, folder, timing=IMPATIENT) as running:
         await running.launcher_hello()
         yield running
-
-
-async def enter(agent: RunningAgent, generation: int) -> None:
-    await agent.post("/v1/rendezvous/entered", generation=generation, time=time.time(), store_ports=[29502])
 
 
 async def attempt(agent: RunningAgent) -> int:
@@ -69,7 +59,7 @@ async def test_who_enters_in_time_is_left_alone(agent: RunningAgent, workflows: 
     await agent.handler_hello()
     await agent.ready(0)
     await agent.command("apply_world", agent.world(1))
-    await enter(agent, 1)
+    await agent.enter(1)
     await workflows.expect(workflows.group, "heartbeat", count=4)
     assert not await workflows.seen(workflows.job)
     # A word that crossed with the job's decision: what has entered needs no new start.

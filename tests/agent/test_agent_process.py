@@ -33,12 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def workflows(temporal_server: DevServer) -> AsyncIterator[Workflows]:
-    async with recording(temporal_server) as both:
-        yield both
-
-
-@pytest.fixture
 async def agent(temporal_server: DevServer, workflows: Workflows, folder: Path) -> AsyncIterator[RunningAgent]:
     async with running_agent(temporal_server, workflows, folder) as running:
         yield running
@@ -50,10 +44,6 @@ def write_step(agent: RunningAgent, *, generation: int, step: int, rank: int = 0
     writer.total(1000)
     writer.loss(0.5)
     writer.step(step, time=time.time())
-
-
-async def enter(agent: RunningAgent, generation: int) -> None:
-    await agent.post("/v1/rendezvous/entered", generation=generation, time=time.time(), store_ports=[29502])
 
 
 async def test_a_node_goes_through_its_first_world(agent: RunningAgent, workflows: Workflows) -> None:
@@ -80,7 +70,7 @@ async def test_a_node_goes_through_its_first_world(agent: RunningAgent, workflow
     world = await asyncio.wait_for(waiting, 5)
     assert (world["generation"], world["world_size"], world["store_port"]) == (1, 1, 29501)
 
-    await enter(agent, 1)
+    await agent.enter(1)
     write_step(agent, generation=1, step=40)
     [stepping] = await workflows.expect(workflows.group, "stepping")
     assert stepping["generation"] == 1
@@ -153,7 +143,7 @@ async def test_the_end_of_a_command_restarts_it_when_the_job_requests_it(
 async def test_finished_holds_per_generation(agent: RunningAgent, workflows: Workflows) -> None:
     await agent.launcher_hello()
     await agent.command("apply_world", agent.world(1))
-    await enter(agent, 1)
+    await agent.enter(1)
     await agent.post("/v1/rendezvous/finished", generation=1, time=time.time())
     await agent.post("/v1/rendezvous/finished", generation=1, time=time.time())
     [finished] = await workflows.expect(workflows.job, "finished")
@@ -162,7 +152,7 @@ async def test_finished_holds_per_generation(agent: RunningAgent, workflows: Wor
     await agent.command("apply_world", agent.world(2))
     await agent.post("/v1/launcher/exited", attempt=1, generation=1, exit_code=87, superseded=True, time=time.time())
     assert (await agent.get("/v1/launcher/desired?version=0&wait=0"))["attempt"] == 2
-    await enter(agent, 2)
+    await agent.enter(2)
     await agent.post("/v1/rendezvous/finished", generation=2, time=time.time())
     waiting = asyncio.create_task(agent.get("/v1/rendezvous/world?after=2&wait=25&complete=0"))
     await agent.command("complete_generation", CompleteGeneration(node=agent.node, generation=2))
@@ -178,7 +168,7 @@ async def test_an_agent_killed_and_restarted_continues(agent: RunningAgent, work
     await agent.handler_hello()
     await agent.ready(0)
     await agent.command("apply_world", agent.world(1))
-    await enter(agent, 1)
+    await agent.enter(1)
     before = await agent.get("/v1/launcher/desired?version=0&wait=0")
     await workflows.expect(workflows.group, "ready")
     await agent.kill()
@@ -332,7 +322,7 @@ async def test_a_full_disk_costs_nothing_but_memory_of_it(agent: RunningAgent, w
     await agent.ready(0)
     await workflows.expect(workflows.group, "ready")
     assert (await agent.command("apply_world", agent.world(1)))["accepted"]
-    await enter(agent, 1)
+    await agent.enter(1)
     await agent.ready(1, [rank_exit()])
     await workflows.expect(workflows.job, "failure")
     state = agent.run_dir / "agent-state.json"
@@ -361,7 +351,7 @@ async def test_ranks_whose_steps_cannot_be_seen_count_as_running(agent: RunningA
     await agent.launcher_hello(mode="env")
     await agent.command("apply_world", agent.world(1))
     began = time.time()
-    await enter(agent, 1)
+    await agent.enter(1)
     [stepping] = await workflows.expect(workflows.group, "stepping")
     assert stepping["generation"] == 1
     assert utc(stepping["time"]).timestamp() - began > 5
@@ -415,7 +405,7 @@ async def test_an_outage_delays_and_loses_nothing(folder: Path) -> None:
         await workflows.expect(workflows.group, "joined")
         await agent.launcher_hello()
         await agent.command("apply_world", agent.world(1))
-        await enter(agent, 1)
+        await agent.enter(1)
         server.kill()
         happened = time.time()
         await agent.ready(1, [rank_exit(time=happened)])
@@ -457,7 +447,7 @@ async def test_it_is_small_and_quiet(agent: RunningAgent, workflows: Workflows) 
     lease = await agent.start_lease(1)
     await agent.launcher_hello()
     await agent.command("apply_world", agent.world(1))
-    await enter(agent, 1)
+    await agent.enter(1)
     write_step(agent, generation=1, step=1)
     await workflows.expect(workflows.group, "stepping")
     process = psutil.Process(agent.pid)

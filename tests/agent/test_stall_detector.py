@@ -15,7 +15,7 @@ import pytest
 
 from agent.stall_detector import StallDetector
 from perdure.spec.timing import StallTiming
-from tests.agent.harness import QUICK, RunningAgent, Workflows, recording, running_agent, utc
+from tests.agent.harness import QUICK, RunningAgent, Workflows, running_agent, utc
 from tests.support.temporal_server import DevServer
 
 STEPS = """
@@ -27,12 +27,6 @@ for step in range(1, 100_000):
     time.sleep(0.05)
 """
 TIMING = QUICK.model_copy(update={"stall": StallTiming(after=timedelta(seconds=1), steps=5)})
-
-
-@pytest.fixture
-async def workflows(temporal_server: DevServer) -> AsyncIterator[Workflows]:
-    async with recording(temporal_server) as both:
-        yield both
 
 
 @pytest.fixture

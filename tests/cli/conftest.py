@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,8 +38,3 @@ def bare_command_line(tmp_path: Path) -> Iterator[CommandLine]:
         plane.kill_worker()
         plane.kill_server()
         end_nodes(state.path)
-
-
-@pytest.fixture
-def job_name() -> str:
-    return f"job-{secrets.token_hex(4)}"

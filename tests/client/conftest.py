@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -29,8 +28,3 @@ async def client(
     async with running_worker(temporal_client, backends=[backend]):
         yield Client(temporal=temporal_client)
     end_nodes(tmp_path)
-
-
-@pytest.fixture
-def job_name() -> str:
-    return f"job-{secrets.token_hex(4)}"

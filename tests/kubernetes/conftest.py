@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -91,3 +92,10 @@ async def job(cluster: TestCluster, tmp_path: Path) -> AsyncIterator[PodJob]:
     """A job whose nodes sleep, in a namespace that is gone with the test."""
     async with job_in_a_namespace(cluster, tmp_path if cluster.own else None) as job:
         yield job
+
+
+@pytest.fixture
+def results() -> Iterator[Path]:
+    """Where ranks write; a path that exists in their containers as well."""
+    with tempfile.TemporaryDirectory(prefix="perdure-results-") as folder:
+        yield Path(folder)

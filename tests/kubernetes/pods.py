@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +20,7 @@ from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
 from tests.support.waiting import eventually
-from workflows.messages import KnownNode, NodeEvent, NodeEventKind, NodeIdentity, NodeRef, NodeRequest, WatchRequest
+from workflows.messages import KnownNode, NodeIdentity, NodeRef, NodeRequest, WatchRequest
 from workflows.names import node_name, node_task_queue
 
 NOWHERE = {"TEMPORAL_ADDRESS": f"{API_ADDRESS}:9"}
@@ -121,6 +119,18 @@ class PodJob:
 
         await eventually(exists)
 
+    async def allow_no_pods(self) -> None:
+        """Gives the namespace a quota, named `none`, that is used up."""
+        quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
+        path = f"/api/v1/namespaces/{self.namespace}/resourcequotas"
+        await self.api.create(path, quota | {"spec": {"hard": {"pods": "0"}}})
+
+        async def counted() -> bool:
+            found = await self.api.get(f"{path}/none")
+            return bool(found and found.get("status", {}).get("hard"))
+
+        await eventually(counted)
+
     def request(self, rank: int = 0, incarnation: int = 1) -> NodeRequest:
         return NodeRequest(
             node=NodeIdentity(uid=self.uid, role="worker", rank=rank, incarnation=incarnation, token="t" * 16),
@@ -208,55 +218,3 @@ async def job_in_a_namespace(cluster: TestCluster, marks: Path | None = None) ->
     finally:
         await api.delete(f"/api/v1/namespaces/{namespace}")
         await api.close()
-
-
-class Watching:
-    """A watch in the background, and what it has said."""
-
-    def __init__(self, backend: KubernetesBackend, request: WatchRequest) -> None:
-        self.events: list[NodeEvent] = []
-        self._news = asyncio.Event()
-        self._task = asyncio.create_task(self._run(backend, request))
-
-    async def _run(self, backend: KubernetesBackend, request: WatchRequest) -> None:
-        async with aclosing(backend.watch(request)) as batches:
-            async for batch in batches:
-                self.events.extend(fact for fact in batch if isinstance(fact, NodeEvent))
-                self._news.set()
-
-    async def until(
-        self,
-        kind: NodeEventKind,
-        *,
-        rank: int = 0,
-        incarnation: int = 1,
-        saying: str = "",
-        within: float = 60.0,
-    ) -> NodeEvent:
-        """The first such event."""
-        deadline = time.monotonic() + within
-        while True:
-            for event in self.events:
-                if (event.kind, event.rank, event.incarnation) == (kind, rank, incarnation) and saying in event.reason:
-                    return event
-            if self._task.done():
-                self._task.result()
-            self._news.clear()
-            try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                    await self._news.wait()
-            except TimeoutError:
-                raise AssertionError(f"no {kind} {saying!r} within {within} s: {self.events}") from None
-
-    async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-
-@asynccontextmanager
-async def watching(backend: KubernetesBackend, request: WatchRequest) -> AsyncIterator[Watching]:
-    watch = Watching(backend, request)
-    try:
-        yield watch
-    finally:
-        await watch.close()

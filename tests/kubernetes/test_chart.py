@@ -6,8 +6,6 @@ import asyncio
 import base64
 import re
 import secrets
-import tempfile
-from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -85,16 +83,9 @@ async def test_it_grants_what_the_documentation_says_and_where_the_values_say(he
     assert rights(everywhere) == [("ClusterRole", name, ""), ("ClusterRoleBinding", name, "")]
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A path that exists in training containers as well."""
-    with tempfile.TemporaryDirectory(prefix="perdure-results-") as folder:
-        yield Path(folder)
-
-
 @pytest.mark.long("cluster-faults")
 async def test_a_job_outlives_the_worker_that_started_it(
-    own_cluster: Cluster, cluster: TestCluster, helm: Path, job: PodJob, folder: Path, tmp_path: Path
+    own_cluster: Cluster, cluster: TestCluster, helm: Path, job: PodJob, results: Path, tmp_path: Path
 ) -> None:
     """A release and its upgrade: Temporal behind mutual TLS, rights in one namespace and then in all."""
     certificates = Certificates(tmp_path / "pki")
@@ -113,8 +104,8 @@ async def test_a_job_outlives_the_worker_that_started_it(
             endpoint = Endpoint(address=server.address, task_queue=TASK_QUEUE)
             client = Client(endpoint=endpoint, namespace=job.namespace)
             name = f"c-{secrets.token_hex(4)}"
-            await client.submit(endless_job(name, job.namespace, folder))
-            training = Job(client, name, (await client.status(name)).uid, folder)
+            await client.submit(endless_job(name, job.namespace, results))
+            training = Job(client, name, (await client.status(name)).uid, results)
 
             other = Client(endpoint=endpoint, namespace=elsewhere.namespace)
             await job.api.create(f"/api/v1/namespaces/{elsewhere.namespace}/configmaps", training_script())

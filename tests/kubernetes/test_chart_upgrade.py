@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +27,6 @@ from workflows.messages import FailureClass, JobPhase
 pytestmark = pytest.mark.long("cluster-faults")
 
 TASK_QUEUE = "upgraded"
-
-
-@pytest.fixture
-def results() -> Iterator[Path]:
-    """Where ranks write; a path that exists in their containers as well."""
-    with tempfile.TemporaryDirectory(prefix="perdure-results-") as folder:
-        yield Path(folder)
 
 
 def values(image: str, address: str, namespace: str) -> dict[str, Any]:

@@ -20,9 +20,10 @@ from activities.nodes.backend import NodeNotYet, NodeRefused
 from activities.nodes.kubernetes.api import KubernetesError
 from activities.nodes.kubernetes.gangs import adapter_of
 from scripts.cluster.cluster import Cluster
-from tests.kubernetes.pods import PodJob, TestCluster, role, watching
+from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
 from tests.support.waiting import eventually
+from tests.support.watching import watching
 from workflows.messages import FailureClass, JobPhase, NodeEventKind, NodePhase
 
 pytestmark = pytest.mark.long("cluster-faults")

@@ -16,8 +16,9 @@ from activities.nodes.kubernetes.api import KubernetesApi, Object
 from activities.nodes.kubernetes.watch import GroupWatch
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.node import Node
-from tests.kubernetes.pods import PodJob, TestCluster, marking, role, watching
+from tests.kubernetes.pods import PodJob, TestCluster, marking, role
 from tests.support.waiting import eventually
+from tests.support.watching import watching
 from workflows.messages import NodeEvent, NodeEventKind
 from workflows.names import node_name
 

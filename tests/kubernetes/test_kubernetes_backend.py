@@ -10,8 +10,8 @@ import pytest
 from activities.nodes.backend import NodeNotYet, NodeRefused
 from activities.nodes.kubernetes import KubernetesBackend
 from scripts.cluster.cluster import Cluster
-from tests.kubernetes.pods import PodJob, TestCluster, role, watching
-from tests.support.waiting import eventually
+from tests.kubernetes.pods import PodJob, TestCluster, role
+from tests.support.watching import watching
 from workflows.messages import NodeEventKind
 
 RUNNING, GONE, PENDING = NodeEventKind.RUNNING, NodeEventKind.GONE, NodeEventKind.PENDING
@@ -152,15 +152,7 @@ async def test_what_the_api_server_will_never_take_is_refused_with_its_words(
 
 
 async def test_a_quota_that_is_used_up_is_not_the_end(backend: KubernetesBackend, job: PodJob) -> None:
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
-    path = f"/api/v1/namespaces/{job.namespace}/resourcequotas"
-    await job.api.create(path, quota)
-
-    async def counted() -> bool:
-        found = await job.api.get(f"{path}/none")
-        return bool(found and found.get("status", {}).get("hard"))
-
-    await eventually(counted)
+    await job.allow_no_pods()
     with pytest.raises(NodeNotYet, match="quota none is used up"):
         await backend.create(job.request())
 

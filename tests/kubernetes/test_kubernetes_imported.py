@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +77,6 @@ spec:
       restartPolicy: OnFailure
       template: *template
 """
-
-
-@pytest.fixture
-def results() -> Iterator[Path]:
-    """Where ranks write; a path that exists in their containers as well."""
-    with tempfile.TemporaryDirectory(prefix="perdure-results-") as folder:
-        yield Path(folder)
 
 
 @pytest.mark.parametrize(

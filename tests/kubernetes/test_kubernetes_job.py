@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import secrets
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from activities.nodes.kubernetes.merge import merge
 from activities.nodes.kubernetes.pod import JOB
@@ -20,13 +16,6 @@ from tests.kubernetes.site import perdure, start
 from tests.support.waiting import eventually
 from tests.system.site import SCRIPT
 from workflows.messages import EvidenceSource, FailureClass, JobPhase
-
-
-@pytest.fixture
-def results() -> Iterator[Path]:
-    """Where ranks write; a path that exists in their containers as well."""
-    with tempfile.TemporaryDirectory(prefix="perdure-results-") as folder:
-        yield Path(folder)
 
 
 def one_pod_per_machine(job: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import pytest
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
-from tests.support.waiting import eventually
 from workflows.messages import JobPhase, NodePhase
 
 pytestmark = pytest.mark.long("cluster-faults")
@@ -72,15 +71,7 @@ async def test_a_job_whose_image_is_missing_ends_with_that_reason(
 
 
 async def test_a_job_says_which_quota_it_waits_for(cluster: TestCluster, job: PodJob, tmp_path: Path) -> None:
-    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
-    path = f"/api/v1/namespaces/{job.namespace}/resourcequotas"
-    await job.api.create(path, quota)
-
-    async def counted() -> bool:
-        found = await job.api.get(f"{path}/none")
-        return bool(found and found.get("status", {}).get("hard"))
-
-    await eventually(counted)
+    await job.allow_no_pods()
     async with perdure(cluster, job.namespace) as (_, client):
         waiting = await start(client, role(), tmp_path, limits={"queue_timeout": "5s"})
         result = await client.wait(waiting.name)

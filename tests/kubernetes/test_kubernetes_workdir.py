@@ -58,6 +58,10 @@ async def config_maps(job: PodJob) -> list[str]:
     return sorted(one["metadata"]["name"] for one in found)
 
 
+async def no_config_maps(job: PodJob) -> bool:
+    return not await config_maps(job)
+
+
 async def test_a_job_runs_the_code_of_the_submitting_machine(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, tmp_path: Path
 ) -> None:
@@ -97,11 +101,7 @@ async def test_a_job_runs_the_code_of_the_submitting_machine(
         (results / "enough").touch()
         result = await client.wait(name)
         assert result.phase is JobPhase.SUCCEEDED, result
-
-        async def nothing_left() -> bool:
-            return not await config_maps(job)
-
-        await eventually(nothing_left)
+        await eventually(lambda: no_config_maps(job))
     assert (results / "said").read_text() == f"42 runs {PART_BYTES} /perdure/workdir False"
     assert not (code / "written").exists()
 
@@ -122,11 +122,7 @@ async def test_code_that_no_job_takes_does_not_stay(cluster: TestCluster, job: P
 
         with pytest.raises(asyncio.CancelledError):
             await interrupted()
-
-        async def nothing_left() -> bool:
-            return not await config_maps(job)
-
-        await eventually(nothing_left)
+        await eventually(lambda: no_config_maps(job))
 
         # A client that starts the workflow itself cannot have uploaded anything.
         plain = json.loads(spec.model_dump_json(exclude_defaults=True))

@@ -14,6 +14,7 @@ from workflows.messages import (
     Failure,
     FailureKind,
     Finished,
+    IncidentView,
     NodeIdentity,
     NodePhase,
     NodeTransition,
@@ -217,6 +218,11 @@ class Scenario:
 
     def node(self, rank: int) -> NodeState:
         return self.state.nodes[rank]
+
+    @property
+    def incident(self) -> IncidentView:
+        """The newest one."""
+        return self.state.incidents[-1]
 
     @property
     def generation(self) -> int:

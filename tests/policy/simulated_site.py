@@ -24,7 +24,6 @@ from typing import Any
 from tests.policy.scenario import UID, Scenario
 from tests.policy.simulated_node import SimulatedNode
 from workflows.messages import (
-    ApplyWorld,
     EvidenceSource,
     GroupDesire,
     NodeEvent,
@@ -211,19 +210,7 @@ class Site:
                 waited = COMMAND_PATIENCE
             self.after(1.0, lambda: self._apply(key, node, waited + 1.0))
             return
-        member, inquiry = world.members[node.rank], table.desire.inquiry
-        command = ApplyWorld(
-            node=node,
-            generation=generation,
-            nodes=table.desire.world_nodes,
-            group_rank=member.group_rank,
-            base_rank=member.base_rank,
-            world_size=table.desire.world_size,
-            store_address=world.store_address,
-            store_port=world.store_port,
-            store_host=world.store_rank == node.rank,
-            restart_command=member.restart_command,
-        )
+        command, inquiry = table.world_for(node, world), table.desire.inquiry
         answer = agent.node.apply_world(command)
         if self.faulty and self.chance.random() < 0.2:
             answer = agent.node.apply_world(command)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.policy.scenario import Scenario
-from workflows.messages import FailureClass, IncidentView, JobPhase, TransitionKind
+from workflows.messages import FailureClass, JobPhase, TransitionKind
 
 
 def restarted(job: Scenario) -> set[int]:
@@ -16,19 +16,15 @@ def restarted(job: Scenario) -> set[int]:
     return {rank for rank, member in job.state.world.members.items() if member.restart_command}
 
 
-def incident(job: Scenario) -> IncidentView:
-    return job.state.incidents[-1]
-
-
 def test_the_first_time_its_command_is_started_again():
     job = Scenario("2").ready(0, 1).steps(0).misses_its_world(1)
     assert job.generation == 2
     assert job.incarnations == {0: 1, 1: 1}
     assert restarted(job) == {1}
-    assert incident(job).failure is FailureClass.RENDEZVOUS_TIMEOUT
-    assert incident(job).culprit == 1
-    assert incident(job).rule.startswith("rendezvous-timeout/1")
-    assert "did not enter" in incident(job).title
+    assert job.incident.failure is FailureClass.RENDEZVOUS_TIMEOUT
+    assert job.incident.culprit == 1
+    assert job.incident.rule.startswith("rendezvous-timeout/1")
+    assert "did not enter" in job.incident.title
     assert len(job.state.restarts) == 1
 
 
@@ -49,9 +45,9 @@ def test_the_second_time_in_a_row_the_node_is_replaced(
     assert job.generation == generation
     assert job.incarnations == incarnations
     assert job.state.phase is phase
-    assert incident(job).rule.startswith(rule)
-    assert "node 1 did not enter two worlds in a row" in incident(job).title
-    assert "its command was started again" in incident(job).considered[0].why_not
+    assert job.incident.rule.startswith(rule)
+    assert "node 1 did not enter two worlds in a row" in job.incident.title
+    assert "its command was started again" in job.incident.considered[0].why_not
     assert len(job.state.incidents) == 1
 
 
@@ -63,7 +59,7 @@ def test_its_replacement_is_waited_for_until_it_is_ready():
     assert job.generation == 3
     assert not restarted(job)
     assert job.steps().state.phase is JobPhase.RUNNING
-    assert incident(job).stepping_at == job.now
+    assert job.incident.stepping_at == job.now
 
 
 def test_stepping_in_between_begins_the_count_again():
@@ -80,8 +76,8 @@ def test_a_restart_of_the_command_is_asked_for_once():
 
 def test_all_that_missed_are_started_again_whichever_node_reports_it():
     job = Scenario("3").ready(0, 1, 2).lost(0).misses_its_world(1).misses_its_world(2)
-    assert incident(job).culprit == 0
-    assert incident(job).failure is FailureClass.NODE_LOST
+    assert job.incident.culprit == 0
+    assert job.incident.failure is FailureClass.NODE_LOST
     assert job.ready(0).generation == 2
     assert restarted(job) == {1, 2}
 

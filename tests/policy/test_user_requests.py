@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.policy.scenario import Scenario
-from workflows.messages import EvidenceSource, FailureClass, IncidentView, JobPhase
+from workflows.messages import EvidenceSource, FailureClass, JobPhase
 from workflows.policy.events import (
     CancelRequested,
     RelaunchRequested,
@@ -18,12 +18,8 @@ from workflows.policy.events import (
 )
 
 
-def incident(job: Scenario) -> IncidentView:
-    return job.state.incidents[-1]
-
-
 def assert_asked(job: Scenario, title: str) -> None:
-    told = incident(job)
+    told = job.incident
     assert told.title == title
     assert told.rule == 'user/1 "asked for"'
     assert told.failure is None
@@ -31,8 +27,8 @@ def assert_asked(job: Scenario, title: str) -> None:
 
 
 def assert_of_capacity(job: Scenario, title: str) -> None:
-    assert incident(job).title == title
-    assert incident(job).rule.startswith("capacity/1")
+    assert job.incident.title == title
+    assert job.incident.rule.startswith("capacity/1")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +43,7 @@ def test_scaling_down_is_named(minimum: int, maximum: int, reason: str, request_
     job = Scenario("3").running().take(ScaleRequested(minimum=minimum, maximum=maximum, reason=reason))
     job.those_that_leave_end()
     assert_asked(job, f"world shrinks from 3 to 2 nodes: {request_}")
-    assert (incident(job).nodes_before, incident(job).nodes_after) == (3, 2)
+    assert (job.incident.nodes_before, job.incident.nodes_after) == (3, 2)
 
 
 def test_scaling_up_is_named_when_the_nodes_have_come():
@@ -77,7 +73,7 @@ def test_growth_by_nodes_that_were_wanted_before_is_not_the_request():
 def test_the_newest_request_counts():
     job = Scenario("2").running().take(ScaleRequested(minimum=2, maximum=3, reason="first"))
     job.take(ScaleRequested(minimum=2, maximum=4, reason="second")).ready(2, 3).wait(5)
-    assert "scale to 2:3 requested by a user: first; scale to 2:4 requested by a user: second" in incident(job).title
+    assert "scale to 2:3 requested by a user: first; scale to 2:4 requested by a user: second" in job.incident.title
     job = Scenario("3").running().take(ScaleRequested(minimum=2, maximum=2)).those_that_leave_end().steps()
     job.take(ScaleRequested(minimum=3, maximum=3, reason="back")).ready(2)
     assert_asked(job, "world grows from 2 to 3 nodes: scale to 3 requested by a user: back")
@@ -85,7 +81,7 @@ def test_the_newest_request_counts():
 
 def test_a_failure_during_a_request_stays_a_failure():
     job = Scenario("2").running().take(ScaleRequested(minimum=2, maximum=3)).rank_killed(0)
-    assert incident(job).failure is FailureClass.KILLED
+    assert job.incident.failure is FailureClass.KILLED
     assert job.steps().ready(2).generation == 3
     assert_asked(job, "world grows from 2 to 3 nodes: scale to 2:3 requested by a user")
 
@@ -95,16 +91,16 @@ def test_a_suspension_is_one_incident_until_the_resumed_job_steps():
     assert_asked(job, "suspended by a user: maintenance")
     assert job.state.reason == "suspended by a user: maintenance"
     job.wait(timedelta(hours=2)).take(ResumeRequested(reason="over")).ready(0, 1)
-    assert incident(job).generation_after == 2
+    assert job.incident.generation_after == 2
     job.steps()
     assert_asked(job, "suspended by a user: maintenance")
-    assert [evidence.text for evidence in incident(job).evidence] == [
+    assert [evidence.text for evidence in job.incident.evidence] == [
         "suspended by a user: maintenance",
         "resumed by a user: over",
     ]
-    stepping_at = incident(job).stepping_at
+    stepping_at = job.incident.stepping_at
     assert stepping_at is not None
-    assert stepping_at - incident(job).started_at == timedelta(hours=2)
+    assert stepping_at - job.incident.started_at == timedelta(hours=2)
     assert job.state.phase is JobPhase.RUNNING
     assert not job.state.restarts
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
-from temporalio.client import Client
-
 from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import incidents, node, running, status
 from workflows.messages import FailureClass
 
@@ -16,12 +11,6 @@ IMPATIENT = {
     "rendezvous": {"last_call": "200ms", "enter_timeout": "1s"},
     "commands": {"schedule_to_start": "2s"},
 }
-
-
-@pytest.fixture
-async def fleet(temporal_client: Client) -> AsyncIterator[Fleet]:
-    async with running_fleet(temporal_client) as fleet:
-        yield fleet
 
 
 async def test_a_node_whose_command_does_not_run_and_that_says_nothing_is_started_again(fleet: Fleet):

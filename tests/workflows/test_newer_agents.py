@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
-from temporalio.client import Client
-
-from tests.workflows.fleet import Fleet, job_spec, now, running_fleet, submit
+from tests.workflows.fleet import Fleet, job_spec, now, submit
 from tests.workflows.jobs import incidents, node, running
 from workflows.messages import FailureClass
-
-
-@pytest.fixture
-async def fleet(temporal_client: Client) -> AsyncIterator[Fleet]:
-    async with running_fleet(temporal_client) as fleet:
-        yield fleet
 
 
 async def test_a_failure_of_an_unknown_kind_is_repaired(fleet: Fleet):

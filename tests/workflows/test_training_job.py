@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, job_spec, now, running_fleet, submit
+from tests.workflows.fleet import Fleet, job_spec, now, submit
 from tests.workflows.jobs import incidents, node, running, status, until
 from workflows.messages import (
     FailureClass,
@@ -23,14 +22,6 @@ from workflows.messages import (
     RelaunchRequest,
     ScaleRequest,
 )
-
-
-@pytest.fixture
-async def fleet(request: pytest.FixtureRequest, temporal_client: Client) -> AsyncIterator[Fleet]:
-    """Keeps as many workflows in memory as the test asks for."""
-    async with running_fleet(temporal_client, max_cached_workflows=getattr(request, "param", 1000)) as fleet:
-        yield fleet
-
 
 also_replayed = pytest.mark.parametrize("fleet", [1000, 0], ids=["cached", "replayed"], indirect=True)
 """Runs the test a second time with nothing kept in memory: each task begins with a replay of the whole history."""

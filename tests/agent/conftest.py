@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.agent.harness import Workflows, recording
+from tests.support.temporal_server import DevServer
+
+
+@pytest.fixture
+async def workflows(temporal_server: DevServer) -> AsyncIterator[Workflows]:
+    async with recording(temporal_server) as both:
+        yield both
