@@ -35,7 +35,7 @@ def test_each_program_of_a_build_is_named_and_the_time_told(tmp_path: Path, monk
     made = binaries.ensure(told.append, (source,))
     assert [path.read_text() for path in made.values()] == ["made\n", "made\n"]
     assert told[:3] == [
-        "Building first-of-pair, second-of-pair 1.2.3 with Go (once; 1 to 2 minutes on 2 cores) ...",
+        "Building first-of-pair, second-of-pair 1.2.3 with Go (once; on 2 cores 1 to 2 minutes) ...",
         "  1 of 2: first-of-pair",
         "  2 of 2: second-of-pair",
     ]
