@@ -118,7 +118,7 @@ HELM_SOURCE = Source(
     module=_HELM,
     version=HELM,
     packages={"helm": "cmd/helm"},
-    takes="a minute",
+    takes="1 to 2 minutes",
     # It renders for a Kubernetes of this version where it asks none.
     stamp=f"-X {_HELM}/internal/version.version=v{HELM} "
     f"-X {_HELM}/pkg/chartutil.k8sVersionMajor={_MAJOR} -X {_HELM}/pkg/chartutil.k8sVersionMinor={_MINOR}",
