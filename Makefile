@@ -1,16 +1,16 @@
-# Every target does its own set-up: a fresh checkout needs only Python 3.11-3.13, and the network or a warm cache.
+# Every target sets up what it needs: a fresh checkout needs only Python 3.11-3.13, and the network or a warm cache.
 PYTHON ?= python3
 BIN := .venv/bin
 # For example: make test PYTEST_ARGS="tests/agent -k outbox"
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
-# Of the demo's nodes: local or kubernetes.
+# The backend of the demo's nodes: local or kubernetes.
 BACKEND ?= local
-# Three processes for two cores, as tests mostly wait for others; tests/conftest.py shares them out by what they need.
+# Three processes for two cores, since tests mostly wait; tests/conftest.py groups tests by what they need.
 SIDE_BY_SIDE := -n $(shell $(PYTHON) -c "import os; print(max((os.cpu_count() or 1) * 3 // 2, 2))")
-# Of long tests: only, for all of them, or one group (tests/conftest.py names them).
+# The long tests to run: `only` for all of them, or one group (tests/conftest.py names them).
 GROUP ?= only
-# What is compiled once need not be in each of the thousands of processes that tests, demo and benchmarks start.
+# Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-long test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history cluster cluster-down cluster-binaries docs kustomize clean
@@ -43,32 +43,32 @@ check: setup  ## Formatting, lint, import layering, types
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/pyright
 
-format: setup  ## Rewrite the sources as the checks want them, where that is safe
+format: setup  ## Fix formatting and lint errors where that is safe
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-lock:  ## Resolve requirements.lock anew
+lock:  ## Resolve requirements.lock again
 	@$(PYTHON) scripts/setup.py lock
 
 bench-recovery: setup  ## Time from a kill to the next step: torchrun, DLRover and Perdure in one run
 	@$(BIN)/python -m benchmarks.recovery $(BENCH_ARGS)
 
-bench-warm: setup  ## Ranks that start warm, cold, and under the peers; kinds of scripts; what warm starts cost
+bench-warm: setup  ## Warm and cold starts of ranks, beside the peers; kinds of scripts; costs of warm starts
 	@$(BIN)/python -m benchmarks.warm $(BENCH_ARGS)
 
 bench-kubernetes: setup  ## Faults of a cluster, and a job of a thousand nodes (Linux, root)
 	@$(BIN)/python -m benchmarks.kubernetes $(BENCH_ARGS)
 
-bench-chaos: setup  ## Random, overlapping faults on programs of others: right results, no hang, true explanations
+bench-chaos: setup  ## Random, overlapping faults on third-party programs: right results, no hang, true explanations
 	@$(BIN)/python -m benchmarks.chaos $(BENCH_ARGS)
 
-bench-history: setup  ## History of a job at rest; signals and leases where a group continues as new
+bench-history: setup  ## History of an idle job; signals and leases while a group continues as new
 	@$(BIN)/python -m benchmarks.history $(BENCH_ARGS)
 
 cluster: setup  ## Start a real Kubernetes cluster on this machine (Linux, root), for tests and demo
 	@$(BIN)/python -m scripts.cluster up
 
-cluster-down: setup  ## End the cluster and take every change to the machine back
+cluster-down: setup  ## End the cluster and undo every change to the machine
 	@$(BIN)/python -m scripts.cluster down
 
 cluster-binaries: setup  ## Build or find the cluster's programs, without starting anything

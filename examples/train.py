@@ -1,7 +1,7 @@
-"""An ordinary DDP script: it knows torchrun and its own checkpoint, and nothing of Perdure.
+"""An ordinary DDP script: it uses torchrun and its own checkpoint, and nothing of Perdure.
 
-Learns which arm of a spiral a point lies on, on CPUs. Every process takes its share of a global batch that stays the
-same whatever the world's size; rank 0 saves a checkpoint now and then, and each start resumes from it.
+It learns which arm of a spiral a point lies on, on CPUs. Every process takes its share of a global batch whose size
+does not depend on the world's; rank 0 saves a checkpoint periodically, and each start resumes from it.
 
     torchrun --nproc-per-node 2 train.py --steps 300
 """
@@ -23,10 +23,10 @@ ARMS = 3
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Learns the arms of a spiral.")
-    parser.add_argument("--steps", type=int, default=2000, help="steps in all, those before a restart included")
-    parser.add_argument("--batch", type=int, default=512, help="points per step, of all processes together")
+    parser.add_argument("--steps", type=int, default=2000, help="total steps, including those before a restart")
+    parser.add_argument("--batch", type=int, default=512, help="points per step, over all processes")
     parser.add_argument("--width", type=int, default=256, help="width of the hidden layers")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights that it begins with")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the initial weights")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the checkpoint")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--print-every", type=int, default=10, help="steps between lines")
@@ -34,7 +34,7 @@ def arguments() -> argparse.Namespace:
 
 
 def points(count: int, *, step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Points of this step and rank: the same again after a restart."""
+    """Returns the points of this step and rank; they are the same after a restart."""
     random = torch.Generator().manual_seed(step * 10_000 + rank)
     arm = torch.randint(ARMS, (count,), generator=random)
     radius = torch.rand(count, generator=random)
@@ -44,7 +44,7 @@ def points(count: int, *, step: int, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def save(path: Path, state: dict[str, object]) -> None:
-    """Writes beside the old checkpoint and renames, so that a death in the middle leaves the old one."""
+    """Saves to a new file and renames it, so that a crash during the save keeps the old checkpoint."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     torch.save(state, partial)

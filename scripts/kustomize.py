@@ -1,6 +1,7 @@
-"""`python -m scripts.kustomize`: writes the bases below deploy/kustomize from the Helm chart, the one source of both.
+"""`python -m scripts.kustomize`: generates the bases in deploy/kustomize from the Helm chart, the single source of
+both.
 
-People who deploy without Helm read and patch these files, so they are kept as text, comments included.
+Users who deploy without Helm read and patch these files, so they are kept as text, with comments.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from scripts.cluster import binaries
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 
-_HEAD = "# Made from the Helm chart by `make kustomize`.\n"
+_HEAD = "# Generated from the Helm chart by `make kustomize`.\n"
 _HELM_S_OWN = re.compile(r"^(# Source: .*| *(app\.kubernetes\.io/managed-by|helm\.sh/chart): .*)\n", flags=re.MULTILINE)
 
 
 def bases(helm: Path) -> dict[Path, str]:
-    """Each file's content: the worker, and what it may do in a namespace that jobs run in."""
+    """Returns the content of each file: the worker, and its rights in a namespace that jobs run in."""
     command = [helm, "template", "perdure", DEPLOY / "helm" / "perdure", "--namespace", "perdure"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     objects = [part.strip() for part in _HELM_S_OWN.sub("", text).split("---\n") if part.strip()]

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes a fresh checkout able to run, so that `make demo` and `make test` need nothing but Python.
+"""Prepares a fresh checkout, so that `make demo` and `make test` need nothing but Python.
 
-Standard library only, since it runs before anything is installed. It creates `.venv` from the hashed lock by `uv` and
-fetches the Temporal binary. What it made is recorded in a stamp, so that the next call does nothing, at once.
+It uses the standard library only, since it runs before anything is installed. It creates `.venv` from the hashed lock
+with `uv` and fetches the Temporal binary. A stamp records the result, so that the next call returns at once.
 
     scripts/setup.py          set up what is missing or out of date
-    scripts/setup.py lock     write requirements.lock and deploy/images/requirements.lock anew from pyproject.toml
+    scripts/setup.py lock     resolve requirements.lock and deploy/images/requirements.lock from pyproject.toml
 """
 
 import fcntl
@@ -34,22 +34,22 @@ STAMP = VENV / "perdure-setup"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure"
 
 PROGRESS_INTERVAL = 15.0
-"""Seconds between two lines about a step that continues."""
+"""Seconds between two progress lines of a step."""
 
 LOCKED_EXTRAS = ("kubernetes", "torch", "frameworks", "dev")
 
 IMAGE_LOCK = ROOT / "deploy" / "images" / "requirements.lock"
-"""What the image of worker and agents needs, in the same versions."""
+"""Lock of the image of worker and agents, with the same versions."""
 IMAGE_EXTRAS = ("kubernetes",)
 
 
 class SetupFailed(Exception):
-    """The message names what is missing and how to supply it."""
+    """The setup failed; the message names what is missing and how to supply it."""
 
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Says what is being done, after each interval that it still is, and how long it took."""
+    """Prints the step's name at its start, progress after each interval, and its duration at the end."""
     print(f"setup: {what} ...", flush=True)
     started = time.monotonic()
     over = threading.Event()
@@ -57,7 +57,7 @@ def step(what: str) -> Iterator[None]:
     def tell() -> None:
         while not over.wait(PROGRESS_INTERVAL):
             minutes, seconds = divmod(int(time.monotonic() - started), 60)
-            print(f"setup:   {minutes}:{seconds:02d} min, not done yet", flush=True)
+            print(f"setup:   {minutes}:{seconds:02d} min, still running", flush=True)
 
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()
@@ -70,10 +70,10 @@ def step(what: str) -> Iterator[None]:
 
 
 def run(command: Sequence[str | Path], *, remedy: str, capture: bool = False) -> str:
-    """Runs a command in the checkout, with its output shown, or returned where it is captured.
+    """Runs a command in the checkout. Its output is shown, or returned if `capture` is set.
 
     Raises:
-        SetupFailed: if it fails; `remedy` says what to do about it.
+        SetupFailed: if the command fails; the message ends with `remedy`.
     """
     words = [str(word) for word in command]
     try:
@@ -87,7 +87,7 @@ def run(command: Sequence[str | Path], *, remedy: str, capture: bool = False) ->
 
 
 def usable_uv(uv: str | Path) -> bool:
-    """Whether `uv` starts (a pyenv shim may not) and knows the options used here."""
+    """Returns whether `uv` starts (a pyenv shim may not) and supports the options used here."""
     try:
         answer = subprocess.run([uv, "--version"], capture_output=True, text=True, check=False, timeout=60)
     except OSError:
@@ -97,7 +97,8 @@ def usable_uv(uv: str | Path) -> bool:
 
 
 def find_uv() -> Path:
-    """The `uv` on PATH, else a private one, cached outside the checkout and shared by all checkouts."""
+    """Returns the `uv` on PATH, else a private one that is cached outside of the checkout and shared by all
+    checkouts."""
     on_path = shutil.which("uv")
     if on_path and usable_uv(on_path):
         return Path(on_path)
@@ -122,7 +123,7 @@ def find_uv() -> Path:
 
 
 def fingerprint() -> str:
-    """Changes whenever what is in `.venv` may no longer be what the checkout asks for."""
+    """Returns a digest that changes whenever `.venv` may be out of date."""
     digest = hashlib.sha256(str(ROOT).encode())
     for path in (LOCK, ROOT / "pyproject.toml"):
         digest.update(path.read_bytes())
@@ -135,19 +136,19 @@ def environment_is_current() -> bool:
 
 
 def make_environment() -> None:
-    """Brings `.venv` to the state that the lock describes, with this checkout installed in it."""
+    """Brings `.venv` to the state that the lock describes, and installs this checkout in it."""
     uv = find_uv()
     STAMP.unlink(missing_ok=True)
     quiet = [] if sys.stdout.isatty() else ["--quiet"]
     if not os.access(VENV_PYTHON, os.X_OK):
-        # The Python that runs this is preferred; where it is unsuited uv looks for another, or fetches one.
+        # Prefers the Python that runs this script; if its version is unsupported, uv finds or fetches another.
         suited = (3, 11) <= sys.version_info[:2] < (3, 14)
         python = sys.executable if suited else PYTHON_VERSIONS
         with step("creating .venv"):
             run([uv, "venv", *quiet, "--clear", "--python", python, VENV], remedy=f"Install Python {PYTHON_VERSIONS}.")
     packages = len(re.findall(r"^\S+==", LOCK.read_text(encoding="utf-8"), flags=re.MULTILINE))
     with step(f"installing {packages} locked packages (the first time 5 GB, mostly torch: a minute or more)"):
-        # Compiled now, or every rank that imports torch compiles it again where Python may not write bytecode.
+        # Compiled now: otherwise every rank that imports torch compiles it again if Python may not write bytecode.
         install = [uv, "pip", "sync", *quiet, "--python", VENV_PYTHON, "--require-hashes", "--compile-bytecode", LOCK]
         run(install, remedy="Check the network and the free disk space (6 GB), then try again.")
         install = [uv, "pip", "install", *quiet, "--python", VENV_PYTHON, "--no-deps", "--editable", ROOT]
@@ -156,7 +157,7 @@ def make_environment() -> None:
 
 
 def fetch_temporal() -> None:
-    """Temporal's dev server and CLI: from PATH, else downloaded, else built; cached per version."""
+    """Provides Temporal's dev server and CLI: from PATH, else downloaded, else built; cached by version."""
     path = run(
         [VENV_PYTHON, "-m", "perdure.local.temporal_binary"],
         remedy="Put Temporal's CLI (`temporal`) or a Go toolchain on PATH, or allow the download.",
@@ -166,7 +167,7 @@ def fetch_temporal() -> None:
 
 
 def set_up() -> None:
-    """Does what is missing; two calls at once take turns."""
+    """Sets up whatever is missing; concurrent calls take turns."""
     started = time.monotonic()
     with (ROOT / "pyproject.toml").open(encoding="utf-8") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
@@ -179,13 +180,13 @@ def set_up() -> None:
 
 
 def lock() -> None:
-    """Resolves for all supported Python versions, with hashes and without the addresses of any index."""
+    """Resolves both locks for all supported Python versions, with hashes and without index addresses."""
     resolve(LOCK, LOCKED_EXTRAS)
     resolve(IMAGE_LOCK, IMAGE_EXTRAS, "--constraint", LOCK)
 
 
 def resolve(path: Path, extras: Sequence[str], *options: str | Path) -> None:
-    """Writes one lock."""
+    """Resolves and writes one lock."""
     name = path.relative_to(ROOT)
     wanted = [word for extra in extras for word in ("--extra", extra)]
     scope = ["--universal", "--python-version", "3.11", "--generate-hashes"]

@@ -1,9 +1,9 @@
-"""Runs tests with the oldest PyTorch that `pyproject.toml` allows: a promise is worth what was tried.
+"""Runs tests with the oldest PyTorch release that `pyproject.toml` allows.
 
     python -m scripts.torch_floor
 
-Its environment is kept outside the checkout, named by the versions of PyTorch and Python, and appears there whole: one
-that was interrupted is made again. Nothing else is in it, as in a user's image: what Perdure needs there it brings.
+Its environment is cached outside of the checkout by the versions of PyTorch and Python, and is created atomically: an
+interrupted one is created again. It contains nothing else, like a user's image: Perdure brings what it needs there.
 """
 
 import os
@@ -17,11 +17,11 @@ from pathlib import Path
 from scripts.setup import CACHE, ROOT, SetupFailed, find_uv, run, step
 
 VARIABLE = "PERDURE_TORCH_FLOOR"
-"""For the tests: the interpreter that ranks run in."""
+"""Environment variable that names the ranks' interpreter for the tests."""
 
 
 def oldest_torch() -> str:
-    """The first release that the project's own metadata allows, such as 2.8."""
+    """Returns the oldest release that the project's metadata allows, such as 2.8."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         [wanted, *_] = tomllib.load(file)["project"]["optional-dependencies"]["torch"]
     found = re.fullmatch(r"torch>=([\d.]+)", wanted)
@@ -30,13 +30,13 @@ def oldest_torch() -> str:
 
 
 def make_environment(release: str) -> Path:
-    """Makes the environment where it is missing.
+    """Creates the environment if it is missing.
 
     Returns:
-        Its interpreter.
+        The environment's interpreter.
 
     Raises:
-        SetupFailed: if it cannot be made.
+        SetupFailed: if it cannot be created.
     """
     home = CACHE / "torch-floor" / f"{release}-{sys.implementation.cache_tag}"
     python = home / "bin" / "python"
@@ -50,7 +50,7 @@ def make_environment(release: str) -> Path:
     ):
         made = Path(folder) / "environment"
         run([uv, "venv", "--quiet", "--python", sys.executable, made], remedy="Check the free disk space.")
-        # Compiled now, or every rank that imports torch compiles it again.
+        # Compiled now: otherwise every rank that imports torch compiles it again.
         install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", made / "bin" / "python"]
         run([*install, f"torch=={release}.*", "numpy"], remedy="Check the network and the free disk space (7 GB).")
         made.rename(home)

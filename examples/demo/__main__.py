@@ -1,7 +1,7 @@
 """`make demo`: an ordinary torchrun script trains on three nodes while everything around it is killed.
 
-Ends with a table of what was done to it, when that was noticed, what Perdure did and why, and what it cost; and with
-the final loss beside that of the same training left alone. With BACKEND=kubernetes the nodes are pods.
+It ends with a table of the faults: when each was detected, what Perdure did and why, and what it cost. It also compares
+the final loss with that of the same training without faults. With BACKEND=kubernetes the nodes are pods.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OUTAGE_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that was done to the job, and what the training itself shows of it."""
+    """One fault that was injected, and its effect on the training."""
 
     what: str
     at: float
@@ -45,7 +45,7 @@ class Fault:
 
 
 class Demo:
-    """Plays the faults one after another and takes notes."""
+    """Injects the faults one after another and records their effects."""
 
     def __init__(self, place: Place, *, say: Callable[[str], None], out: Path, steps: int) -> None:
         self.place = place
@@ -70,12 +70,12 @@ class Demo:
                 self.say(f"[bold]3 ranks step[/], {first - began:.1f} s after submit")
                 uid = (await client.status(NAME)).uid
                 await self._play(client, uid)
-                self.say("no more faults: training to the end")
+                self.say("no more faults: training continues to the end")
                 result = await client.wait(NAME)
             except BaseException as error:
                 if isinstance(error, TimeoutError):
                     await self._tell_why(client, error)
-                # The worker winds the nodes down, so it must not be stopped before they are gone.
+                # The worker shuts the nodes down, so it must not be stopped before they are gone.
                 await client.cancel(NAME)
                 await client.wait(NAME)
                 raise
@@ -96,7 +96,7 @@ class Demo:
         self.say(f"[red]{what}[/]")
         at = time.time()
         await do()
-        # The world that was interrupted may have the same size, so its last steps must not be taken for new ones.
+        # The interrupted world may have the same size, so its last steps must not be counted as new ones.
         seen = await self._incident_after(client, before)
         stepped = await stepping(
             self.out, since=(seen.decided_at or seen.noticed_at).timestamp(), world_size=world_size
@@ -121,18 +121,18 @@ class Demo:
         raise TimeoutError("the job did not react within 60 s")
 
     async def _tell_why(self, client: Client, error: TimeoutError) -> None:
-        """What was waited for, what the job says instead, and what helps."""
+        """Prints what the demo waited for, the job's state, and a remedy."""
         self.say(f"[bold red]The demo stops:[/] {error}")
         with suppress(PerdureError):
             status = await client.status(NAME)
             self.say(f"  the job is {status.phase}: {status.reason}; next: {status.next_action}")
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
         if load > 2 * cores:
-            self.say(f"  this machine is busy: a load of {load:.0f} on {cores} cores; try again when it is less")
-        self.say("  run it with --keep, and see what its nodes printed in the folder that it names")
+            self.say(f"  this machine is busy: a load of {load:.0f} on {cores} cores; try again when the load is lower")
+        self.say("  run the demo with --keep, and read its nodes' output in the folder that it prints")
 
     async def _settled(self, client: Client) -> None:
-        """Waits until the job says itself that it runs at full size and that no repair is in progress."""
+        """Waits until the job reports that it runs at full size and that no repair is in progress."""
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             status = await client.status(NAME)
@@ -141,7 +141,7 @@ class Demo:
             if status.phase is JobPhase.RUNNING and status.nodes == status.nodes_max and settled:
                 return
             await asyncio.sleep(0.2)
-        raise TimeoutError("the job did not come to rest within 120 s")
+        raise TimeoutError("the job did not settle within 120 s")
 
     async def _outage(self, client: Client) -> None:
         what = f"kill -9 of the worker and the Temporal server, back after {OUTAGE_SECONDS:.0f} s"
@@ -155,7 +155,7 @@ class Demo:
         self.say(f"  {len(made)} steps were made meanwhile; starting both again")
         await self.place.control_plane.ensure()
         await client.status(NAME)
-        # Long enough for every lease to have lapsed and every poll to have come back.
+        # By then every lease has lapsed and every poll has returned.
         await stepping(self.out, since=time.time() + 10, world_size=3)
         await self._settled(client)
         after = await client.incidents(NAME)
@@ -170,7 +170,7 @@ class Demo:
         )
 
     def table(self) -> Table:
-        table = Table(title="What was done to it, and what that cost", title_justify="left", show_lines=True)
+        table = Table(title="Injected faults and what they cost", title_justify="left", show_lines=True)
         for column in ("fault", "noticed after", "done", "because", "longest pause"):
             table.add_column(column, overflow="fold")
         for fault in self.faults:
@@ -191,7 +191,7 @@ class Demo:
 
 
 async def train_alone(out: Path, steps: int) -> float:
-    """The same training, uninterrupted, by plain torchrun; returns its final loss."""
+    """Runs the same training with plain torchrun and without faults; returns its final loss."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         *(str(SCRIPT), "--steps", str(steps), "--out", str(out)),
@@ -226,18 +226,18 @@ async def main() -> int:
 
     place = processes
     if options.backend == Backend.KUBERNETES:
-        # Needs packages that nodes on this machine do not.
+        # Imported here because it needs packages that local nodes do not.
         from examples.demo.pods import pods as place
     folder = Path(tempfile.mkdtemp(prefix="perdure-demo-"))
     try:
         async with place(folder, say) as chosen:
             demo = Demo(chosen, say=say, out=folder / OUT, steps=options.steps)
             phase = await demo.run()
-            say("the same training once more, left alone")
+            say("the same training once more, without faults")
             alone = await train_alone(folder / "alone", options.steps)
             interrupted = final_loss(demo.out)
             console.print(demo.table())
-            console.print(f"Final loss: {interrupted:.4f} with all that, {alone:.4f} left alone.")
+            console.print(f"Final loss: {interrupted:.4f} with faults, {alone:.4f} without.")
             console.print("Now on your own script: perdure run --nodes 2:3 -- torchrun train.py", style="bold")
             return 0 if phase is JobPhase.SUCCEEDED else 1
     finally:
@@ -251,6 +251,6 @@ if __name__ == "__main__":
     try:
         sys.exit(asyncio.run(main()))
     except KeyboardInterrupt:
-        sys.exit("interrupted; all that the demo started has ended")
+        sys.exit("interrupted; all processes of the demo have ended")
     except TimeoutError as error:
-        sys.exit(f"demo: {error}; all that it started has ended")
+        sys.exit(f"demo: {error}; all processes of the demo have ended")

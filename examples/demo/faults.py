@@ -1,4 +1,4 @@
-"""Faults as they happen: SIGKILL, without warning."""
+"""The demo's faults: SIGKILL, without warning."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import psutil
 
 NODE_VARIABLE = "PERDURE_NODE"
-"""In the environment of every process of a node: `<uid>/<role>-<rank>/<incarnation>`."""
+"""Environment variable of every process of a node: `<uid>/<role>-<rank>/<incarnation>`."""
 
 
 def processes_of_node(uid: str, role: str, rank: int) -> Iterator[psutil.Process]:
-    """Every process of the node, its agent included, whatever its incarnation."""
+    """Yields every process of the node, including its agent, of all incarnations."""
     prefix = f"{uid}/{role}-{rank}/"
     for process in psutil.process_iter():
         try:
@@ -23,7 +23,7 @@ def processes_of_node(uid: str, role: str, rank: int) -> Iterator[psutil.Process
 
 
 def kill_node(uid: str, role: str, rank: int) -> int:
-    """Kills everything of one node at once, as a machine does that loses its power; returns the number of processes."""
+    """Kills all processes of one node at once, like a power loss of its machine; returns their number."""
     victims = list(processes_of_node(uid, role, rank))
     for process in victims:
         process.suspend()

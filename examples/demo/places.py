@@ -1,4 +1,4 @@
-"""Where the demo's nodes are; its story is the same everywhere. This machine's own processes are one such place."""
+"""Backends for the demo's nodes; the demo is the same on each. This module has the one for local processes."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from perdure.local.control_plane import LocalControlPlane, Report
 from perdure.state_folder import StateFolder
 
 NAME = "demo"
-"""The job's."""
+"""The job's name."""
 ROLE = "worker"
 OUT = "out"
-"""In the demo's folder: what the training writes."""
+"""The folder for the training's results, in the demo's folder."""
 SCRIPT = Path(__file__).with_name("train.py")
 
 
 class Place(Protocol):
-    """What differs from place to place."""
+    """The parts of the demo that depend on the backend."""
 
     control_plane: LocalControlPlane
     node_fault: str
-    """How a node is lost here, for people."""
+    """The fault that takes a node away, for messages."""
 
     def job(self, arguments: list[str]) -> dict[str, Any]:
-        """The job's specification, but for its name and the number of its nodes."""
+        """Returns the job's specification without its name and node count."""
         ...
 
     async def lose_node(self, uid: str, rank: int) -> None:
-        """Takes the first incarnation of one node away."""
+        """Kills the first incarnation of a node."""
         ...
 
 
 class Processes:
-    """Nodes are processes of this machine."""
+    """Runs nodes as processes of this machine."""
 
     node_fault = "kill -9 of a whole node"
 
@@ -53,7 +53,7 @@ class Processes:
 
 @asynccontextmanager
 async def processes(folder: Path, report: Report) -> AsyncGenerator[Place]:
-    """A server and a worker in a folder, gone when the context closes."""
+    """Provides a server and a worker in a folder, and stops them when the context closes."""
     control_plane = LocalControlPlane(StateFolder(folder / "state"), report=report)
     async with ended(control_plane):
         yield Processes(control_plane)

@@ -1,4 +1,4 @@
-"""The demo's nodes as pods of a real cluster on this machine: API server, scheduler, two kubelets."""
+"""Runs the demo's nodes as pods of a real cluster on this machine: API server, scheduler, two kubelets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PODS = "/api/v1/namespaces/default/pods"
 
 
 class Pods:
-    """Each node is a pod; its training container has a shell, and this machine's Python and torch."""
+    """Runs each node as a pod. Its training container has a shell, and this machine's Python and torch."""
 
     node_fault = "kubectl delete pod"
 
@@ -44,10 +44,11 @@ class Pods:
 
 @asynccontextmanager
 async def pods(folder: Path, report: Report) -> AsyncGenerator[Place]:
-    """The machine's cluster, started where it does not run and then ended as well; a server and a worker beside it."""
+    """Provides the machine's cluster, a server and a worker. Starts the cluster if it does not run, and then ends it,
+    too."""
     (folder / OUT).mkdir()
     with Cluster().used(report) as cluster:
-        report("Making an image of this checkout")
+        report("Building an image of this checkout")
         site = PodSite(
             kubeconfig=cluster.kubeconfig, agent_image=cluster.load_perdure_image().reference, ip=API_ADDRESS
         )

@@ -1,4 +1,4 @@
-"""What the training itself wrote down: the judge of whether steps continued."""
+"""The training's own record of its steps, from which the demo decides whether steps continued."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Step:
 
 
 def read_steps(folder: Path) -> list[Step]:
-    """All complete lines so far."""
+    """Reads all complete lines so far."""
     try:
         lines = (folder / "steps.csv").read_text().splitlines()
     except FileNotFoundError:
@@ -30,16 +30,16 @@ def read_steps(folder: Path) -> list[Step]:
 
 
 def longest_gap(steps: list[Step], start: float, end: float) -> float:
-    """Seconds of the longest pause between two steps of an interval."""
+    """Returns the longest pause between two steps of an interval, in seconds."""
     times = [start, *(step.time for step in steps if start <= step.time <= end), end]
     return max(later - earlier for earlier, later in pairwise(times))
 
 
 async def stepping(folder: Path, *, since: float, world_size: int, count: int = 5, within: float = 120.0) -> float:
-    """The time of the first of `count` steps that a world of this size made after `since`.
+    """Waits for `count` steps of a world of this size after `since`; returns the time of the first one.
 
     Raises:
-        TimeoutError: if they were not made in time.
+        TimeoutError: if there are fewer steps in time.
     """
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:

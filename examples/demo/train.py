@@ -1,7 +1,7 @@
-"""Trains a small character model on the Python standard library's own sources. Knows torchrun, and nothing of Perdure.
+"""Trains a small character model on the sources of Python's standard library. Uses torchrun, and nothing of Perdure.
 
-The global batch of a step is a function of the step's number alone and is split over however many ranks there are, so
-an interrupted run takes the same path as an uninterrupted one, whatever the size of its worlds.
+The global batch of a step depends on the step's number only and is split over the ranks, so an interrupted run takes
+the same path as an uninterrupted one, regardless of the size of its worlds.
 
     torchrun --nproc-per-node 2 train.py --steps 300
 """
@@ -26,7 +26,7 @@ SAVE_EVERY = 10
 
 
 class CharacterModel(nn.Module):
-    """Two layers of GRU over bytes."""
+    """A GRU with two layers over bytes."""
 
     def __init__(self, width: int = 128) -> None:
         super().__init__()
@@ -39,14 +39,14 @@ class CharacterModel(nn.Module):
 
 
 def corpus() -> Tensor:
-    """The standard library's modules as bytes."""
+    """Returns the standard library's modules as bytes."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     text = b"\n".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def batch(data: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """The global batch of a step, the same in every run."""
+    """Returns the global batch of a step, which is the same in every run."""
     random = torch.Generator().manual_seed(step)
     starts = torch.randint(len(data) - CONTEXT - 1, (BATCH,), generator=random)
     windows = torch.stack([data[start : start + CONTEXT + 1] for start in starts.tolist()]).long()
@@ -94,7 +94,7 @@ def main() -> None:
                 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, partial)
                 os.replace(partial, checkpoint)
     if rank == 0:
-        # One more pass over fixed batches: a loss that can be compared between runs.
+        # Evaluate on fixed batches, so that the loss can be compared between runs.
         with torch.no_grad():
             losses = [
                 cross_entropy(model(text).flatten(0, 1), following.flatten())

@@ -1,4 +1,4 @@
-# One torchrun for each seed. A node that is replaced in the third one trains the first two no more.
+# Runs torchrun once per seed. A node that is replaced during the third run does not repeat the first two.
 #
 #     perdure run --nodes 2 -- bash examples/scripts/seeds.sh
 set -e

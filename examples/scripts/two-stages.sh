@@ -1,4 +1,4 @@
-# Two torchruns, one after the other. A node that is replaced in the second one trains the first one no more.
+# Runs torchrun twice. A node that is replaced during the second run does not repeat the first one.
 #
 #     perdure run --nodes 2 -- bash examples/scripts/two-stages.sh
 set -e

@@ -1,9 +1,9 @@
-# What follows torchrun is part of the job, which fails if this fails. It may run again, so it must be repeatable.
+# Commands after torchrun are part of the job: if one fails, the job fails. They may run again, so they must be idempotent.
 #
 #     perdure run --nodes 2 -- bash examples/scripts/upload.sh
 set -e
 torchrun examples/train.py --steps "${STEPS:-2000}"
 mkdir -p uploaded
-# Every node runs this line: none may see the half of another one's file.
+# Every node runs these lines; the rename prevents a node from reading another one's partial file.
 cp out/checkpoint.pt "uploaded/.checkpoint.$$"
 mv "uploaded/.checkpoint.$$" uploaded/checkpoint.pt

@@ -1,4 +1,4 @@
-"""`python -m scripts.cluster up | down | binaries`: what `make cluster`, `make cluster-down` and CI call."""
+"""`python -m scripts.cluster up | down | binaries`: the entry point of `make cluster`, `make cluster-down` and CI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _say(line: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Does what the one argument says."""
+    """Runs the subcommand that the single argument names."""
     try:
         match arguments:
             case ["up"]:

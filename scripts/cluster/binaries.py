@@ -1,7 +1,8 @@
-"""The programs that a cluster consists of: from PATH where their version is ours, else cached, else built with Go.
+"""Provides the programs of a cluster: from PATH if the version matches, else from a cache, else built with Go.
 
-Built from their Go modules, since those come through the ordinary module proxy wherever Go itself works. Everything is
-kept by version outside any checkout, so it is built once per machine. What Debian packages is taken from there.
+They are built from their Go modules, because the ordinary module proxy serves those wherever Go itself works. Results
+are cached by version outside of any checkout, so each is built once per machine. Programs that Debian packages are
+installed from there.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ DEBIAN_PACKAGES = {
     "containernetworking-plugins": ("/usr/lib/cni/bridge", "/opt/cni/bin/bridge"),
     "busybox-static": ("/bin/busybox", "/usr/bin/busybox"),
 }
-"""Packages, and where what we need of them lies: on Debian, and elsewhere."""
+"""Debian packages, and the paths of the files needed from each: on Debian, and on other systems."""
 
 
 class BinariesMissing(Exception):
-    """Something could neither be found nor made; the message says how to help."""
+    """A program could be neither found nor built; the message says how to help."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,23 +50,23 @@ class Source:
     module: str
     version: str
     packages: Mapping[str, str]
-    """By the program's name, the package below the module."""
+    """Package path below the module, by the program's name."""
     takes: str
-    """How long building takes on 2 cores, for people. The shorter time is that of a machine that does nothing else and
-    has built the ones before; the longer one, where it was measured, begins with an empty cache beside test runs."""
+    """The duration of the build on 2 cores, for messages. The shorter time is that of an idle machine that has built the
+    earlier programs; the longer one, where it was measured, begins with an empty cache beside test runs."""
     tags: str = ""
     stamp: str = ""
-    """Linker flags by which the programs know their version."""
+    """Linker flags that set the programs' version."""
     own_replacements: bool = False
-    """The module's go.mod replaces modules by folders of its repository, which a module build does not have: they are
-    published under v0 of the same version."""
+    """The module's go.mod replaces modules by folders of its repository, which a module build does not have. They are
+    published as modules with the same version under v0."""
     version_flag: tuple[str, ...] = ("--version",)
     any_version: bool = False
-    """Whether one on PATH will do whatever its version is."""
+    """Whether a program on PATH is used regardless of its version."""
 
     @property
     def minor(self) -> str:
-        """Of the version, such as `1.36`: programs on PATH must share it."""
+        """The minor version, such as `1.36`; a program on PATH must have the same."""
         return self.version.rpartition(".")[0]
 
     @property
@@ -119,12 +120,12 @@ HELM_SOURCE = Source(
     version=HELM,
     packages={"helm": "cmd/helm"},
     takes="1 to 2 minutes",
-    # It renders for a Kubernetes of this version where it asks none.
+    # Helm renders for this Kubernetes version if it queries no cluster.
     stamp=f"-X {_HELM}/internal/version.version=v{HELM} "
     f"-X {_HELM}/pkg/chartutil.k8sVersionMajor={_MAJOR} -X {_HELM}/pkg/chartutil.k8sVersionMinor={_MINOR}",
     version_flag=("version",),
 )
-"""Only for trying the chart."""
+"""Used only to test the chart."""
 
 KUBECTL_SOURCE = Source(
     name="kubectl",
@@ -136,14 +137,15 @@ KUBECTL_SOURCE = Source(
     own_replacements=True,
     any_version=True,
 )
-"""Only for trying the kustomizations."""
+"""Used only to test the kustomizations."""
 
 
 def ensure(report: Report, sources: tuple[Source, ...] = SOURCES) -> dict[str, Path]:
-    """Every program by its name; what is missing is built, and what the cluster's own need installed from Debian.
+    """Returns every program by its name. Builds missing programs, and installs the Debian packages that the cluster
+    needs.
 
     Raises:
-        BinariesMissing: if one can neither be found nor made.
+        BinariesMissing: if a program can be neither found nor built.
     """
     if any(source in SOURCES for source in sources):
         ensure_packages(report)
@@ -151,7 +153,7 @@ def ensure(report: Report, sources: tuple[Source, ...] = SOURCES) -> dict[str, P
 
 
 def packaged(package: str) -> Path | None:
-    """Where the program of a Debian package lies; None where it does not."""
+    """Returns the path of a Debian package's file; None if it is not installed."""
     return next((Path(path) for path in DEBIAN_PACKAGES[package] if Path(path).exists()), None)
 
 
@@ -159,7 +161,7 @@ def ensure_packages(report: Report) -> None:
     """Installs the Debian packages that are missing.
 
     Raises:
-        BinariesMissing: if that cannot be done here.
+        BinariesMissing: if packages cannot be installed on this machine.
     """
     if not _unpackaged():
         return
@@ -181,7 +183,7 @@ def _install(missing: list[str], report: Report) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for words in (["apt-get", "update", "--quiet"], command):
         answer = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-        # What is known of the packages may be fresh enough although the update failed.
+        # The package lists may be recent enough even if the update failed.
         if answer.returncode and words is command:
             raise BinariesMissing(f"`{' '.join(words)}` failed: {_last_lines(answer.stdout + answer.stderr)}")
 
@@ -200,7 +202,7 @@ def _ensure_source(source: Source, report: Report) -> dict[str, Path]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Admits one process at a time; a later one finds what is there then."""
+    """Admits one process at a time; a later process finds the result of an earlier one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Certificates that identify each client of the cluster: without them RBAC means nothing."""
+"""Certificates that identify each client of the cluster; RBAC depends on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DAYS = "30"
 
 
 class Certificates:
-    """A certificate authority in a folder, and what it has signed."""
+    """A certificate authority in a folder, with the certificates that it has signed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -21,7 +21,7 @@ class Certificates:
         self.service_account_key = folder / "service-accounts.key"
 
     def create(self) -> None:
-        """Makes the authority, and the key that signs service accounts' tokens."""
+        """Creates the authority, and the key that signs service accounts' tokens."""
         self._folder.mkdir(mode=0o700, parents=True)
         self._request("ca", "/CN=perdure-cluster", extra=["-addext", "basicConstraints=critical,CA:TRUE"], signed=False)
         _openssl("genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", self.service_account_key)
@@ -29,12 +29,12 @@ class Certificates:
     def issue(
         self, name: str, *, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()
     ) -> tuple[Path, Path]:
-        """A certificate and its key.
+        """Issues a certificate; returns its path and its key's path.
 
         Args:
-            name: of the files.
-            user: the user's name, or the server's.
-            groups: that the API server takes the user to be in.
+            name: the files' name.
+            user: the name of the user or server.
+            groups: the groups that the API server assigns to the user.
             hosts: names and addresses of a server, as `DNS:name` or `IP:address`.
         """
         subject = "".join(f"/O={group}" for group in groups) + f"/CN={user}"
@@ -43,7 +43,7 @@ class Certificates:
         return self._request(name, subject, extra=extra, signed=True)
 
     def kubeconfig(self, name: str, *, server: str, user: str, groups: Sequence[str] = ()) -> Path:
-        """A file by which clients find the cluster, as this user."""
+        """Writes a kubeconfig with which clients access the cluster as this user."""
         certificate, key = self.issue(name, user=user, groups=groups)
         content: dict[str, Any] = {
             "apiVersion": "v1",

@@ -1,11 +1,11 @@
-"""Brings the cluster up and down: one per machine, shared by all who need it, and gone with the last of them.
+"""Starts and ends the cluster: one per machine, shared by all its users, and ended when the last of them leaves.
 
 /var/lib/perdure-cluster/
-    lock            held while it comes up or goes down
-    users           held, shared, by every process that uses it
-    kept            it was started to stay: the last user leaves it running
-    logs/           of all processes; stays when the cluster goes
-    state/          all else
+    lock            held while the cluster starts or ends
+    users           locked, shared, by every process that uses the cluster
+    kept            exists if the cluster keeps running after its last user
+    logs/           logs of all processes; kept when the cluster ends
+    state/          everything else
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ClusterUnavailable(Exception):
 
 
 def why_not() -> str:
-    """Why this machine cannot run a cluster; nothing where it can."""
+    """Returns why this machine cannot run a cluster; empty if it can."""
     if sys.platform != "linux":
         return f"kubelets need Linux, and this is {sys.platform}"
     if os.geteuid() != 0:
@@ -60,20 +60,20 @@ class Cluster:
 
     @property
     def running(self) -> bool:
-        """Whether it is up and complete."""
+        """Whether all processes of the cluster run."""
         names = self._processes.names()
         return (self._state / "up").exists() and bool(names) and not self._processes.ended()
 
     def up(self, report: Report, *, keep: bool) -> None:
-        """Starts what does not run; two at once take turns.
+        """Starts the cluster if it does not run; concurrent calls take turns.
 
         Args:
-            report: hears what is being done.
-            keep: whether it stays when its last user has gone.
+            report: receives progress messages.
+            keep: whether the cluster keeps running after its last user.
 
         Raises:
-            ClusterUnavailable: if this machine cannot run one.
-            BinariesMissing: if a program can neither be found nor made.
+            ClusterUnavailable: if this machine cannot run a cluster.
+            BinariesMissing: if a program can be neither found nor built.
         """
         if reason := why_not():
             raise ClusterUnavailable(reason)
@@ -89,7 +89,7 @@ class Cluster:
                 (self._folder / "kept").touch()
 
     def down(self) -> list[str]:
-        """Ends everything and takes every change back; returns what could not be taken back."""
+        """Ends the cluster and undoes its changes to the machine; returns the changes that could not be undone."""
         if reason := why_not():
             raise ClusterUnavailable(reason)
         with self._locked():
@@ -99,11 +99,11 @@ class Cluster:
 
     @contextlib.contextmanager
     def used(self, report: Report) -> Iterator[Cluster]:
-        """A running cluster, for as long as the context is open; the last to leave takes one down that is not kept."""
+        """Provides a running cluster while the context is open. The last user ends the cluster unless it is kept."""
         self.up(report, keep=False)
         with (self._folder / "users").open("w") as users:
             fcntl.flock(users, fcntl.LOCK_SH)
-            # Between the two the last user may have taken it down.
+            # The last user may have ended the cluster before this process took the lock.
             self.up(report, keep=False)
             try:
                 yield self
@@ -111,7 +111,7 @@ class Cluster:
                 self._leave(users.fileno())
 
     def load_perdure_image(self, code: Path = images.ROOT) -> Image:
-        """Makes the image of this checkout, or of the code in another folder, for worker and agents, known to all
+        """Builds Perdure's image from this checkout, or from the code in another folder, and loads it into all
         nodes."""
         with self._locked():
             image = images.perdure_image(self._state / "images", code)
@@ -120,17 +120,17 @@ class Cluster:
         return image
 
     def kill_api_server(self) -> None:
-        """Nodes and pods continue without it."""
+        """Kills the API server; nodes and pods continue without it."""
         self._processes.kill("kube-apiserver")
 
     def start_api_server(self) -> None:
-        """Returns when it answers."""
+        """Starts the API server. Returns when it answers."""
         control_plane = self._control_plane(binaries.ensure(lambda _: None))
         control_plane.start_api_server()
         control_plane.await_api_server()
 
     def kubeconfig_of(self, user: str, *groups: str) -> Path:
-        """A kubeconfig of a user who may do what RBAC grants."""
+        """Returns a kubeconfig of a user with the rights that RBAC grants."""
         return self._certificates.kubeconfig(f"user-{user}", server=SERVER, user=user, groups=groups)
 
     def nodes(self) -> list[Node]:
@@ -181,11 +181,12 @@ class Cluster:
         report(f"  up in {time.monotonic() - started:.0f} s: export KUBECONFIG={self.kubeconfig}")
 
     def _clear(self) -> None:
-        """Ends all that runs and removes all that is there, in whatever state that is."""
+        """Ends all processes and removes all state, whatever state the cluster is in."""
         names = self._processes.names()
         kubelets = [name for name in names if name.endswith("kubelet")]
         runtimes = [name for name in names if name.endswith("containerd")]
-        # No kubelet starts a container again that was killed; no runtime is missed by its shims.
+        # Kubelets end first, so that none restarts a killed container; runtimes end after the shims, so that none
+        # misses one.
         self._processes.kill(*kubelets)
         self._machine.end_pods()
         self._processes.kill(*runtimes)

@@ -1,4 +1,4 @@
-"""The control plane: etcd, API server, controller manager and scheduler, and KWOK, which plays nodes."""
+"""The control plane: etcd, API server, controller manager and scheduler, and KWOK, which simulates nodes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from scripts.cluster.processes import Processes, await_that
 
 SERVER = f"https://{API_ADDRESS}:443"
 _LOOPBACK = "127.213.0.1"
-"""Where no other etcd listens."""
+"""A loopback address on which no other etcd listens."""
 _CONTROLLERS = ("kube-controller-manager", "kube-scheduler")
 _GATES = "GenericWorkload=true,GangScheduling=true"
-"""Kubernetes' own gangs, which are still alpha; pods that are in none notice nothing of them."""
+"""Feature gates of Kubernetes' own gang scheduling, which is still alpha; they do not affect pods outside of gangs."""
 
 
 class ControlPlane:
-    """Processes on this machine, with their state below one folder."""
+    """The control plane's processes on this machine, with their state below one folder."""
 
     def __init__(
         self, folder: Path, certificates: Certificates, processes: Processes, programs: Mapping[str, Path]
@@ -33,7 +33,7 @@ class ControlPlane:
         self.kubeconfig = folder / "pki" / "admin.kubeconfig"
 
     def start(self) -> None:
-        """Starts all; the API server answers when it returns, the others follow."""
+        """Starts all processes. Returns when the API server answers; the others may still be starting."""
         self._certificates.kubeconfig("admin", server=SERVER, user="admin", groups=["system:masters"])
         for name in _CONTROLLERS:
             self._certificates.kubeconfig(name, server=SERVER, user=f"system:{name}")
@@ -77,11 +77,11 @@ class ControlPlane:
         await_that(self.ready, what=f"the API server (see {self._processes.log('kube-apiserver')})", within=60)
 
     def ready(self) -> bool:
-        """Whether the API server answers."""
+        """Returns whether the API server answers."""
         return self._get("/readyz") is not None
 
     def has_ready_node(self, name: str) -> bool:
-        """Whether a node can take pods."""
+        """Returns whether the node is ready for pods."""
         answer = self._get(f"/api/v1/nodes/{name}")
         conditions = json.loads(answer)["status"].get("conditions", []) if answer else []
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
@@ -109,7 +109,7 @@ class ControlPlane:
         )
 
     def _start_controller(self, name: str) -> None:
-        # The limits of a stock client are for many small clusters on one server; a thousand pods meet them at once.
+        # The default client limits are meant for small clusters; a thousand pods reach them at once.
         command: list[str | Path] = [
             self._programs[name],
             *("--kubeconfig", self._folder / "pki" / f"{name}.kubeconfig"),
@@ -121,7 +121,7 @@ class ControlPlane:
                 *("--service-account-private-key-file", self._certificates.service_account_key),
                 *("--root-ca-file", self._certificates.authority),
                 "--use-service-account-credentials",
-                # Half of the default: tests wait for it. Machines say every 10 s that they are there.
+                # Half of the default, because tests wait for it. Kubelets report every 10 s.
                 *("--node-monitor-grace-period", "24s"),
             ]
         else:

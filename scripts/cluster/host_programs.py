@@ -1,4 +1,4 @@
-"""Training containers with this machine's own Python and torch: 5 GB that no image of a test needs to hold again."""
+"""Training containers that use this machine's Python and torch: 5 GB that no test image has to contain again."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from scripts.cluster.images import host_mounts
 
 _NO_NAMES = {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}
-"""The cluster has no name server, and torch asks one for the name of each address that it connects to. Nothing listens
-there, so it is refused at once instead of after 10 seconds."""
+"""The cluster has no name server, but torch queries one for the name of each address that it connects to. Nothing
+listens at this address, so each query is refused at once instead of after 10 seconds."""
 
 
 def with_host_programs(*writable: Path) -> dict[str, Any]:
-    """A pod template that mounts what this environment needs, read-only, and folders for results."""
+    """Returns a pod template that mounts this Python environment, read-only, and folders for results."""
     folders = [*((path, True) for path in host_mounts()), *((path, False) for path in writable)]
     mounts = [
         {"name": f"host-{index}", "mountPath": str(path), "readOnly": read_only}

@@ -1,8 +1,8 @@
-"""Container images without docker: layers are tar files, and an image is a few documents that name them.
+"""Builds container images without Docker: layers are tar files, and an image is a few documents that name them.
 
-Perdure's image, for worker and agents, holds this machine's Python, what Perdure depends on, and this checkout, as
-`deploy/images` builds it for users; a test keeps the two in line. Training containers get an image with a shell and
-nothing else: tests mount this machine's Python and torch.
+Perdure's image, for worker and agents, contains this machine's Python, Perdure's dependencies and this checkout, like
+the image that users build with `deploy/images`; a test verifies that the two agree. Training containers use an image
+with only a shell: tests mount this machine's Python and torch.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from typing import Any
 from scripts.cluster.binaries import CACHE, packaged
 
 PAUSE_IMAGE = "localhost/perdure/pause:1"
-"""Holds a pod's namespaces."""
+"""The image of the container that holds a pod's namespaces."""
 
 BARE_IMAGE = "localhost/perdure/bare:1"
-"""A shell, `sleep` and the like; any command with the machine's own programs mounted."""
+"""An image with a shell and basic commands; it runs any program that is mounted from this machine."""
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,10 +45,10 @@ _FOLDERS = ("bin", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", 
 _SHELL_COMMANDS = ("sh", "cat", "cp", "echo", "env", "id", "ls", "mkdir", "sleep", "test", "touch", "true")
 
 USER = "65532:65532"
-"""The user of Perdure's image: no user of the host, and not root."""
+"""The user of Perdure's image: not a user of the host, and not root."""
 
 COMMAND = ("perdure", "worker", "--backend", "kubernetes")
-"""What Perdure's image runs by default; agents' containers run something else."""
+"""The default command of Perdure's image; agents' containers run another one."""
 
 OUR_PACKAGES = ("perdure", "workflows", "activities", "agent", "perdure_launcher")
 
@@ -64,7 +64,7 @@ class Image:
 
 
 def bare_images(folder: Path) -> list[Image]:
-    """The image that holds a pod's namespaces, and the one for training containers."""
+    """Builds the image that holds a pod's namespaces, and the image for training containers."""
     layer = _written(folder / "bare.layer", _bare_entries())
     return [
         _image(PAUSE_IMAGE, [layer], folder / "pause.tar", command=["/bin/busybox", "sleep", "2147483647"]),
@@ -73,7 +73,7 @@ def bare_images(folder: Path) -> list[Image]:
 
 
 def perdure_image(folder: Path, code: Path = ROOT) -> Image:
-    """Perdure as it is in this checkout, or in another folder; its reference changes with its content."""
+    """Builds Perdure's image from this checkout or another folder; its reference changes with its content."""
     base = _written(folder / "bare.layer", _bare_entries())
     code = _written(folder / "code.layer", _code_entries(code))
     layers = [base, _python_layer(), code]
@@ -86,7 +86,7 @@ def perdure_image(folder: Path, code: Path = ROOT) -> Image:
 
 
 def host_mounts() -> list[Path]:
-    """Folders of this machine that a bare container needs to run this environment's Python and torch."""
+    """Returns the folders that a bare container needs to run this environment's Python and torch."""
     prefixes = {Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), ROOT}
     prefixes = {path for path in prefixes if not path.is_relative_to("/usr")}
     nested = {path for path in prefixes if any(path != other and path.is_relative_to(other) for other in prefixes)}
@@ -94,13 +94,14 @@ def host_mounts() -> list[Path]:
 
 
 def _python_layer() -> Path:
-    """Python and the locked dependencies; kept by their versions, since it takes seconds to put together."""
+    """Builds the layer with Python and the locked dependencies. It is cached by their versions, since that takes
+    seconds."""
     lock = (ROOT / "requirements.lock").read_bytes()
     names = " ".join(f"{one.name}-{one.version}" for one in dependencies())
     key = hashlib.sha256(f"{sys.version} {sys.base_prefix} {names} {_SITE_PACKAGES}".encode() + lock).hexdigest()[:16]
     path = CACHE / "images" / f"python-{key}.layer"
     if not path.exists():
-        # Checkouts share the folder: the newest may be another's.
+        # Checkouts share the folder: the newest layer may belong to another one.
         for old in sorted(path.parent.glob("*.layer"), key=lambda layer: layer.stat().st_mtime)[:-2]:
             old.unlink(missing_ok=True)
         _written(path, _python_entries())
@@ -141,7 +142,7 @@ def _python_entries() -> Iterator[_Entry]:
             if ".so" in path.suffixes:
                 native.append(path)
             yield _file(f"{_SITE_PACKAGES}/{name}", path)
-            # Compiled where it was installed; a read-only container would compile it at every start.
+            # Includes the compiled file if there is one; a read-only container would compile the module at every start.
             if path.suffix == ".py" and (compiled := Path(cache_from_source(str(path)))).exists():
                 yield _file(f"{_SITE_PACKAGES}/{name.parent}/__pycache__/{compiled.name}", compiled)
     for path in _shared_libraries(native):
@@ -167,7 +168,7 @@ def _code_entries(code: Path) -> Iterator[_Entry]:
 
 
 def dependencies() -> list[Distribution]:
-    """All that Perdure needs here, with its extra `kubernetes`: the worker makes pods."""
+    """Returns the installed dependencies of Perdure with its extra `kubernetes`, which the worker needs."""
     found: dict[str, Distribution] = {}
     waiting = ["perdure", "kubernetes"]
     while waiting:
@@ -178,7 +179,7 @@ def dependencies() -> list[Distribution]:
         for requirement in one.requires or ():
             words, _, condition = requirement.partition(";")
             match = re.match(r"[A-Za-z0-9._-]+", words.strip())
-            # What is for other platforms is not installed here.
+            # Requirements for other platforms are not installed here.
             if match and "extra" not in condition and _is_installed(match[0]):
                 waiting.append(match[0])
     return [found[name] for name in sorted(found) if name != "perdure"]
@@ -193,7 +194,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _shared_libraries(native: Iterable[Path]) -> list[Path]:
-    """What the loader would load for these files, itself included."""
+    """Returns the shared libraries that the loader would load for these files, and the loader itself."""
     answer = subprocess.run(["ldd", *native], capture_output=True, text=True, check=False)
     found = re.findall(r"(?:=> |^\s+)(/\S+) \(0x", answer.stdout, flags=re.MULTILINE)
     return sorted({Path(path) for path in found if "site-packages" not in path})
@@ -223,15 +224,15 @@ def _file(name: str, content: Path | bytes, *, mode: int | None = None) -> _Entr
         info.size, info.mode = len(content), mode or 0o644
         return info, content
     status = content.stat()
-    # Readable for every user that a container may have; compiled modules are valid only beside sources of the same
-    # time.
+    # Readable for every user that a container may have. Compiled modules are valid only with the modification time of
+    # their source.
     info.size, info.mtime = status.st_size, int(status.st_mtime)
     info.mode = mode or (0o755 if status.st_mode & 0o100 else 0o644)
     return info, content
 
 
 def _written(path: Path, entries: Iterable[_Entry]) -> Path:
-    """A layer's tar file, complete or not there."""
+    """Writes a layer's tar file atomically; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with tarfile.open(draft, "w") as archive:

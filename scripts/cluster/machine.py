@@ -1,7 +1,7 @@
-"""What a cluster changes on the machine outside its own folder, and how each change is taken back.
+"""The cluster's changes to the machine outside of its own folder, and how each is undone.
 
-Everything carries the cluster's name or lies below its folder, so that it is found again without a record; only what
-had another value before is written down.
+Every change carries the cluster's name or is below its folder, so that it can be found without a record. Only previous
+values are recorded.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ NAME = "perdure-cluster"
 
 SERVICE_NETWORK = "10.213.0.0/24"
 API_ADDRESS = "10.213.0.1"
-"""The API server's own, and that of the service `kubernetes`: pods reach it without kube-proxy."""
+"""The address of the API server and of the service `kubernetes`: pods reach it without kube-proxy."""
 INTERFACE = "perdure"
-"""Holds the addresses of the API server and of the nodes."""
+"""The interface with the addresses of the API server and of the nodes."""
 
 _SYSCTLS = (
     *("net/ipv4/ip_forward", "net/ipv4/conf/all/forwarding", "net/ipv4/conf/default/forwarding"),
     *("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"),
     *("kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"),
 )
-"""Settings of the kernel that a kubelet or a network plugin changes."""
+"""Kernel settings that a kubelet or a network plugin changes."""
 
 _CNI_RESULTS = Path("/var/lib/cni")
 _CONTAINER_LOGS = Path("/var/log/containers")
@@ -42,7 +42,7 @@ _FOREIGN_FOLDERS = (
     *(_CNI_RESULTS, _CONTAINER_LOGS, _SHIM_SOCKETS),
     *(Path("/var/lib/kubelet"), Path("/usr/libexec/kubernetes")),
 )
-"""Folders that the programs use wherever else they are told to be."""
+"""Folders that the programs use even if they are configured with others."""
 
 
 def node_address(number: int) -> str:
@@ -54,12 +54,12 @@ def pod_network(number: int) -> str:
 
 
 def bridge(number: int) -> str:
-    """The interface behind which a node's pods are."""
+    """Returns the name of the bridge that connects a node's pods."""
     return f"{INTERFACE}{number}"
 
 
 class Machine:
-    """The machine's state as the cluster found it, and as it leaves it."""
+    """Prepares the machine for the cluster and restores its previous state."""
 
     def __init__(self, folder: Path, *, nodes: int) -> None:
         self._folder = folder
@@ -67,11 +67,11 @@ class Machine:
         self._found = folder / "found.json"
 
     def prepare(self) -> None:
-        """Notes what will change, makes the addresses, and a control group for each node."""
+        """Records the values that will change, and creates the addresses and a control group for each node."""
         sysctls = {name: value for name in _SYSCTLS if (value := _read_sysctl(name)) is not None}
         folders = [str(folder) for folder in _FOREIGN_FOLDERS if folder.exists()]
         self._found.write_text(json.dumps({"sysctls": sysctls, "folders": folders}), encoding="utf-8")
-        # A bridge, as that needs no kernel module that the network plugins do not need.
+        # A bridge needs no kernel modules beyond those of the network plugins.
         _ip("link", "add", INTERFACE, "type", "bridge")
         for address in (API_ADDRESS, *map(node_address, range(self._nodes))):
             _ip("address", "add", f"{address}/32", "dev", INTERFACE)
@@ -81,7 +81,7 @@ class Machine:
             _make_control_group(f"{NAME}/{number}")
 
     def restore(self) -> None:
-        """Takes everything back, also what an earlier attempt left behind; processes of the cluster have ended."""
+        """Undoes all changes, including those of earlier attempts. The cluster's processes must have ended."""
         self.end_pods()
         _unmount_below(self._folder)
         for interface in (INTERFACE, *map(bridge, range(self._nodes))):
@@ -95,7 +95,7 @@ class Machine:
         self._clear_foreign_folders(found.get("folders", []))
 
     def end_pods(self) -> None:
-        """Kills whatever runs in the nodes' control groups, and then the shims that held it."""
+        """Kills all processes in the nodes' control groups, and then their shims."""
         deadline = time.monotonic() + 20
         while running := {pid for root in _control_groups() for pid in _processes_in(root / NAME)}:
             for pid in running:
@@ -123,7 +123,7 @@ class Machine:
 
 
 def leftovers(folder: Path, *, nodes: int) -> list[str]:
-    """What of a cluster is still on the machine, for people; nothing where it has left as it came."""
+    """Returns the changes of a cluster that are still on the machine, for messages; empty if there are none."""
     interfaces = [name for name in (INTERFACE, *map(bridge, range(nodes))) if Path("/sys/class/net", name).exists()]
     roots = _control_groups(kinds=("cgroup", "cgroup2"))
     groups = [str(root / NAME) for root in roots if (root / NAME).exists()]
@@ -149,12 +149,12 @@ def _write_sysctl(name: str, value: str) -> None:
 
 
 def unified_control_groups() -> bool:
-    """Whether this machine has version 2 of control groups, and nothing else."""
+    """Returns whether this machine has version 2 of control groups only."""
     return Path("/sys/fs/cgroup/cgroup.controllers").exists()
 
 
 def _control_groups(kinds: tuple[str, ...] = ("cgroup",)) -> list[Path]:
-    """The root of each hierarchy that kubelets use; where both versions are mounted, they use version 1."""
+    """Returns the root of each hierarchy that kubelets use; if both versions are mounted, they use version 1."""
     if unified_control_groups():
         return [Path("/sys/fs/cgroup")]
     mounts = (line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines())
@@ -171,7 +171,7 @@ def _make_control_group(name: str) -> None:
             parent, group = group, group / part
             group.mkdir(exist_ok=True)
             for setting in ("cpuset.cpus", "cpuset.mems"):
-                # Version 1 lets no process into a group without processors.
+                # Version 1 admits no process to a group without CPUs.
                 if (parent / setting).exists() and not unified_control_groups():
                     (group / setting).write_text((parent / setting).read_text(encoding="ascii"))
 

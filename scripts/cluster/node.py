@@ -1,4 +1,4 @@
-"""A real node: a kubelet with a containerd and a pod network of its own, several of them on one machine."""
+"""A real node: a kubelet with its own containerd and pod network; several of them run on one machine."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Node:
         return self._folder / "containerd.sock"
 
     def start_containerd(self) -> None:
-        """Starts the container runtime; it answers when this returns."""
+        """Starts the container runtime. Returns when it answers."""
         (self._folder / "cni").mkdir(parents=True)
         self._write("cni/10-bridge.conflist", _network(self._number, self._folder))
         self._write_containerd_configuration()
-        # Beside it lie the shim and runc.
+        # The shim and runc are found on PATH.
         folders = [str(self._programs["containerd"].parent), str(_package_file("runc").parent), "/usr/bin:/bin"]
         self._processes.start(
             f"{self.name}-containerd",
@@ -58,17 +58,17 @@ class Node:
         )
 
     def load(self, images: Sequence[Image]) -> None:
-        """Takes the images that are not there yet."""
+        """Imports the images that the node does not have yet."""
         known = self._ctr("images", "list", "--quiet").stdout.split()
         for image in images:
             if image.reference in known:
                 continue
             answer = self._ctr("images", "import", str(image.archive))
             if answer.returncode:
-                raise RuntimeError(f"{image.archive} was not taken by {self.name}: {answer.stderr.strip()}")
+                raise RuntimeError(f"{image.archive} could not be imported by {self.name}: {answer.stderr.strip()}")
 
     def start_kubelet(self) -> None:
-        """Starts the kubelet; it registers by itself."""
+        """Starts the kubelet, which registers the node by itself."""
         address = node_address(self._number)
         kubeconfig = self._certificates.kubeconfig(
             self.name, server=SERVER, user=f"system:node:{self.name}", groups=["system:nodes"]
@@ -88,7 +88,7 @@ class Node:
         )
 
     def kill_kubelet(self) -> None:
-        """Ends the kubelet; containers continue."""
+        """Kills the kubelet; containers continue."""
         self._processes.kill(f"{self.name}-kubelet")
 
     def _kubelet_configuration(self, address: str, certificate: Path, key: Path) -> dict[str, Any]:
@@ -138,7 +138,7 @@ state = "{self._folder}/containerd-state"
   [plugins.'io.containerd.cri.v1.images'.pinned_images]
     sandbox = "{PAUSE_IMAGE}"
 [plugins.'io.containerd.cri.v1.runtime']
-  # Also where this machine is itself a container that may not lower it.
+  # Works also if this machine is a container that may not lower the score.
   restrict_oom_score_adj = true
   netns_mounts_under_state_dir = true
   [plugins.'io.containerd.cri.v1.runtime'.cni]
@@ -168,7 +168,7 @@ def _network(number: int, folder: Path) -> dict[str, Any]:
         "ranges": [[{"subnet": pod_network(number)}]],
         "routes": [{"dst": "0.0.0.0/0"}],
     }
-    # Routed, not masqueraded: pods reach only each other and this machine, by their own addresses.
+    # Routed, not masqueraded: pods reach each other and this machine only, by their own addresses.
     plugin = {"type": "bridge", "bridge": bridge(number), "isGateway": True, "ipMasq": False, "ipam": addresses}
     return {"cniVersion": "1.0.0", "name": bridge(number), "plugins": [plugin]}
 

@@ -1,4 +1,4 @@
-"""The cluster's own processes: each started once, told apart from later users of its PID, and ended by it alone."""
+"""The cluster's processes: starts each once, distinguishes it from later processes with its PID, and ends only it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Processes:
         self._logs = logs
 
     def start(self, name: str, command: Sequence[str | Path], *, environment: Mapping[str, str] | None = None) -> None:
-        """Starts a process in a session of its own; its output goes to the log of its name."""
+        """Starts a process in its own session; its output goes to the log with its name."""
         self._records.mkdir(parents=True, exist_ok=True)
         self._logs.mkdir(parents=True, exist_ok=True)
         with self.log(name).open("ab") as log:
@@ -43,7 +43,7 @@ class Processes:
         return self._logs / f"{name}.log"
 
     def find(self, name: str) -> psutil.Process | None:
-        """The process; None where it does not run."""
+        """Returns the process; None if it does not run."""
         try:
             record = json.loads((self._records / f"{name}.json").read_text(encoding="utf-8"))
             process = psutil.Process(record["pid"])
@@ -53,22 +53,22 @@ class Processes:
         return process if alive else None
 
     def names(self) -> list[str]:
-        """Of all that were started."""
+        """Returns the names of all processes that were started."""
         return sorted(path.stem for path in self._records.glob("*.json"))
 
     def ended(self) -> list[str]:
-        """Names of those that should run and do not."""
+        """Returns the names of processes that should run and do not."""
         return [name for name in self.names() if self.find(name) is None]
 
     def kill(self, *names: str) -> None:
-        """SIGKILL; returns when they have ended. They are not missed any more: `ended` does not name them."""
+        """Sends SIGKILL. Returns when the processes have ended; `ended` does not report them any more."""
         kill_all(process for name in names if (process := self.find(name)))
         for name in names:
             (self._records / f"{name}.json").unlink(missing_ok=True)
 
 
 def kill_all(processes: Iterable[psutil.Process], *, within: float = 20.0) -> None:
-    """SIGKILL; returns when all have ended, whether or not their parents have reaped them.
+    """Sends SIGKILL. Returns when all processes have ended, whether or not their parents have reaped them.
 
     Raises:
         TimeoutError: if one does not end.
@@ -80,7 +80,7 @@ def kill_all(processes: Iterable[psutil.Process], *, within: float = 20.0) -> No
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
                 descriptor = os.pidfd_open(process.pid)
                 opened.callback(os.close, descriptor)
-                # Looked at after opening: now the number cannot change its owner any more.
+                # Checked after opening: the pidfd now refers to one process, even if the PID is used again.
                 if process.is_running():
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                     descriptors.append(descriptor)
@@ -90,10 +90,10 @@ def kill_all(processes: Iterable[psutil.Process], *, within: float = 20.0) -> No
 
 
 def await_that(condition: Callable[[], bool], *, what: str, within: float, pause: float = 0.1) -> None:
-    """Returns when the condition holds: what is awaited here has no event that could be waited for.
+    """Polls until the condition holds, for conditions without an event to wait for.
 
     Raises:
-        TimeoutError: if it does not hold in time; `what` says what was waited for.
+        TimeoutError: if the condition does not hold in time; `what` names it.
     """
     deadline = time.monotonic() + within
     while not condition():

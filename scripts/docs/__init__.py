@@ -1,4 +1,4 @@
-"""The pages of `docs` that are generated, so that they say what is true: by `make docs`, held current by a test."""
+"""Generated pages of `docs`: `make docs` writes them, and a test verifies that they are current."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "python-api.md": python_api.reference,
     "spec.md": specification.reference,
 }
-"""By the file's name, what it must hold."""
+"""Functions that return each page's content, by the file's name."""

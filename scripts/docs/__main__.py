@@ -6,7 +6,7 @@ from scripts.docs import FOLDER, PAGES
 
 
 def main() -> None:
-    """Writes every page that is not current, and names it."""
+    """Writes every page that is out of date, and prints its name."""
     for name, text in PAGES.items():
         page = FOLDER / name
         current = text()

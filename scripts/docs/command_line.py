@@ -1,4 +1,4 @@
-"""The reference of the command line, `docs/cli.md`, from the typer application."""
+"""Generates the reference of the command line, `docs/cli.md`, from the typer application."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ extension of Temporal's command line.
 
 
 def reference() -> str:
-    """The reference as Markdown."""
+    """Returns the reference as Markdown."""
     root = get_command(app)
     assert isinstance(root, TyperGroup)
     context = root.make_context("perdure", ["--help"], resilient_parsing=True)
@@ -74,7 +74,8 @@ def _words(command: TyperCommand) -> Iterator[str]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """What is dim in the terminal is typed by the reader: examples where a paragraph is nothing else, else code."""
+    """Yields paragraphs as Markdown. Dim text is input that users type: a paragraph of nothing else is an example,
+    other dim text is inline code."""
     for paragraph in text.strip().split("\n\n"):
         marked = Text.from_markup(paragraph)
         typed = [span for span in marked.spans if span.style == "dim"]

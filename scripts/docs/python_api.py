@@ -1,4 +1,4 @@
-"""The reference of the Python API, `docs/python-api.md`, from the signatures and docstrings of what is public."""
+"""Generates the reference of the Python API, `docs/python-api.md`, from public signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _EXPLAINED_ELSEWHERE = {"JobSpec": "Its fields are in [spec.md](spec.md)."}
 _MODULES = ("perdure", "perdure.training", "perdure.errors")
 
 _LINE = 100
-"""Characters of a signature that stands on one line."""
+"""Maximum length of a signature on one line."""
 
 _PACKAGES = ("perdure", "workflows")
-"""Where public names and the types that calls return are defined."""
+"""Packages that define public names and the types that calls return."""
 
 
 def reference() -> str:
-    """The reference as Markdown."""
+    """Returns the reference as Markdown."""
     loader = GriffeLoader(docstring_parser=Parser.google)
     for package in _PACKAGES:
         loader.load(package)
@@ -84,12 +84,12 @@ def _target(thing: Object | Alias) -> Object:
 
 
 def _find(path: str, loader: GriffeLoader) -> Object | None:
-    """What is defined under a path; None where that is another package's."""
+    """Returns the object with this path; None if it belongs to another package."""
     return _target(loader.modules_collection[path]) if path.partition(".")[0] in _PACKAGES else None
 
 
 def _returned(things: Iterable[Object], loader: GriffeLoader) -> list[Class]:
-    """The classes that functions and methods return, and those of their fields, by name."""
+    """Returns the classes that functions and methods return, and those of their fields, by name."""
     found: dict[str, Class] = {}
     left = [
         function.returns for thing in things for function in (thing, *_methods(thing)) if isinstance(function, Function)
@@ -109,7 +109,7 @@ def _names(annotation: Expr | str | None) -> Iterator[ExprName]:
 
 
 def _members(thing: Object) -> Iterator[Object]:
-    """The public members of a class, those of its bases first; nothing for what is no class."""
+    """Yields the public members of a class, inherited ones first; nothing for other objects."""
     if isinstance(thing, Class):
         for name, member in {**thing.inherited_members, **thing.members}.items():
             if not name.startswith("_") and name != "model_config":
@@ -151,7 +151,7 @@ def _code(lines: Sequence[str]) -> str:
 
 
 def _signature(function: Function, name: str | None = None) -> str:
-    """As it is called: without `self`; where that makes a long line, an argument on each."""
+    """Returns the signature as it is called: without `self`, and with one argument per line if it is long."""
     text = re.sub(r"\(self(, )?", "(", str(function.signature(name=name)).replace("'", '"'))
     text = text.removesuffix(" -> None")
     if len(text) > _LINE:
@@ -162,7 +162,8 @@ def _signature(function: Function, name: str | None = None) -> str:
 
 
 def _table(thing: Object, loader: GriffeLoader) -> str:
-    """Members of an enumeration, or fields of a model; of other classes what has a docstring."""
+    """Returns a table of an enumeration's members or a model's fields; for other classes, of the documented
+    attributes."""
     values = _values(thing)
     if not any(value.annotation for value in values):
         rows = [f"| {_member(value)} | {_summary(value)} |" for value in values if value.value]
@@ -177,7 +178,7 @@ def _member(value: Attribute) -> str:
 
 
 def _type(annotation: Expr | str | None, loader: GriffeLoader) -> str:
-    """An annotation; of a name for `Annotated[…]` what is annotated."""
+    """Returns an annotation as Markdown, with names of `Annotated[…]` aliases replaced by the annotated type."""
     text = str(annotation)
     for name in _names(annotation):
         alias = _find(name.canonical_path, loader)
@@ -205,7 +206,7 @@ def _summary(thing: Object) -> str:
 
 
 def _prose(thing: Object | Alias, *, skip: int = 0) -> str:
-    """The docstring as Markdown; `skip` leaves out so many of its first paragraphs."""
+    """Returns the docstring as Markdown, without its first `skip` paragraphs."""
     parts: list[str] = []
     for section in thing.docstring.parsed if thing.docstring else ():
         match section.kind:
@@ -227,7 +228,7 @@ def _described(what: str, things: Iterable[tuple[str, str]]) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """A paragraph of prose, with the indented example that follows it."""
+    """Returns a paragraph of prose as Markdown, with the indented example that follows it."""
     prose, _, example = text.partition("\n\n    ")
     if text.startswith("    "):
         prose, example = "", text.removeprefix("    ")

@@ -1,4 +1,4 @@
-"""The reference of the specification, `docs/spec.md`, from its models."""
+"""Generates the reference of the specification, `docs/spec.md`, from its models."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ commands and `perdure.Client`, which upload it.
 
 
 def reference() -> str:
-    """The reference as Markdown."""
+    """Returns the reference as Markdown."""
     parts = [_INTRODUCTION]
     parts += [_section(model, location) for model, location in _sections(JobSpec, ())]
     names = ", ".join(f"`{backend}`" for backend in sorted(Backend))

@@ -114,5 +114,5 @@ def test_a_long_step_reports_that_it_continues(monkeypatch: pytest.MonkeyPatch):
     with setup.step("working"):
         assert told_twice.wait(30)
     assert lines[0] == "setup: working ..."
-    assert lines[1:3] == ["setup:   0:00 min, not done yet"] * 2
+    assert lines[1:3] == ["setup:   0:00 min, still running"] * 2
     assert re.fullmatch(r"setup: done in \d+\.\d s", lines[-1])

@@ -1,16 +1,16 @@
-{{/* What the worker does to the API server, and no more: docs/kubernetes.md has the same table. */}}
+{{/* The worker's rights at the API server; docs/kubernetes.md has the same table. */}}
 {{- define "perdure.rules" -}}
-# A node is a pod: made once, never changed.
+# A node is a pod: created once, never changed.
 - apiGroups: [""]
   resources: [pods]
   verbs: [create, get, list, watch, delete]
-# A job's anchor, which its pods belong to, and uploaded code, which is given to the anchor by a patch.
+# A job's anchor, which owns its pods, and uploaded code, whose owner is set to the anchor by a patch.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [create, get, list, patch, delete]
 {{- $groups := dict "volcano" "scheduling.volcano.sh" "coscheduling" "scheduling.x-k8s.io" "workload" "scheduling.k8s.io" }}
 {{- with .Values.gangs.system }}
-# What its gang system asks for: docs/gangs.md.
+# The requirements of the site's gang system: docs/gangs.md.
 {{- if eq . "kueue" }}
 - apiGroups: [""]
   resources: [pods]
@@ -23,7 +23,7 @@
 {{- end }}
 {{- end }}
 
-{{/* What the operator does to the API server, and no more: docs/kubernetes-resource.md has the same table. */}}
+{{/* The operator's rights at the API server; docs/kubernetes-resource.md has the same table. */}}
 {{- define "perdure.operatorRules" -}}
 - apiGroups: [perdure.dev]
   resources: [trainingjobs]
@@ -33,7 +33,7 @@
   verbs: [patch]
 {{- end }}
 
-{{/* Grants rules where jobs may run; takes (dict "root" $ "component" NAME "rules" TEXT). */}}
+{{/* Grants rules in the namespaces that jobs may run in; takes (dict "root" $ "component" NAME "rules" TEXT). */}}
 {{- define "perdure.access" -}}
 {{- $values := .root.Values }}
 {{- if and $values.allNamespaces $values.jobNamespaces }}

@@ -1,10 +1,10 @@
-{{/* Templates that take (dict "root" $ "component" NAME): a component is what has a Deployment of its own. */}}
+{{/* Templates that take (dict "root" $ "component" NAME); each component has a Deployment of its own. */}}
 
 {{- define "perdure.name" -}}
 {{ .root.Release.Name }}-{{ .component }}
 {{- end }}
 
-{{/* For what stands beside other releases' objects: in the jobs' namespaces, or in none. */}}
+{{/* Name of objects that share a namespace with other releases' objects, or are cluster-scoped. */}}
 {{- define "perdure.uniqueName" -}}
 {{ .root.Release.Namespace }}-{{ include "perdure.name" . }}
 {{- end }}
@@ -28,7 +28,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
-{{/* How Temporal is reached: Temporal's own variables, for everything of ours that speaks to it. */}}
+{{/* Temporal's own variables, for every component that connects to it. */}}
 {{- define "perdure.temporalEnv" -}}
 - {name: TEMPORAL_ADDRESS, value: {{ .Values.temporal.address | quote }}}
 - {name: TEMPORAL_NAMESPACE, value: {{ .Values.temporal.namespace | quote }}}
