@@ -52,8 +52,8 @@ class Source:
     packages: Mapping[str, str]
     """Package path below the module, by the program's name."""
     takes: str
-    """The duration of the build on 2 cores, for messages. The shorter time is that of an idle machine that has built the
-    earlier programs; the longer one, where it was measured, begins with an empty cache beside test runs."""
+    """The duration of the build on 2 cores, for messages. The shorter time is that of an idle machine that has built
+    the earlier programs; the longer one, where it was measured, begins with an empty cache beside test runs."""
     tags: str = ""
     stamp: str = ""
     """Linker flags that set the programs' version."""
