@@ -98,7 +98,7 @@ SOURCES = (
         module="github.com/containerd/containerd/v2",
         version=CONTAINERD,
         packages={name: f"cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
-        takes="1 minute, or several beside other work",
+        takes="1 to 4 minutes",
         tags="no_btrfs,no_zfs,no_devmapper,no_aufs",
         stamp=f"-X github.com/containerd/containerd/v2/version.Version={CONTAINERD}",
     ),
