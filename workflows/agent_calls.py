@@ -1,7 +1,7 @@
-"""What a group asks of its agents: to hold a lease, and to follow commands.
+"""Calls of a group to its agents: to hold a lease, and to carry out commands.
 
-Each is an activity on the node's own queue. An agent that does not answer is a fact about the node, told to the job as
-an edge; what follows from it is the job's to decide.
+Each call is an activity on the node's own task queue. If an agent does not answer, the group reports that to the job as
+a transition of the node; the job decides what follows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def hold_lease(table: NodeTable, node: NodeIdentity) -> None:
-    """Holds one node's lease over and over; each loss is a state of the node, and the next lease is out at once."""
+    """Holds one node's lease again and again. Each loss changes the node's state, and the next lease is scheduled at
+    once."""
     lease, signals = table.timing.lease, table.timing.signals
     schedule_to_start = lease.schedule_to_start
     while True:
@@ -55,7 +56,7 @@ async def hold_lease(table: NodeTable, node: NodeIdentity) -> None:
                 cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
                 summary=f"lease of node {node.rank}.{node.incarnation}",
             )
-            reason = "its agent let the lease go"
+            reason = "its agent released the lease"
         except ActivityError as error:
             reason = _lapse(error)
         record = table.current(node)
@@ -64,7 +65,7 @@ async def hold_lease(table: NodeTable, node: NodeIdentity) -> None:
         if record.renewed:
             schedule_to_start = lease.schedule_to_start
             continue
-        # An agent that comes back takes this lease whenever that is, and reports it.
+        # An agent that comes back takes this lease, however late, and reports it.
         schedule_to_start = None
         if record.reachable:
             table.put(record.changed(reachable=False, reason=reason))
@@ -74,7 +75,7 @@ async def hold_lease(table: NodeTable, node: NodeIdentity) -> None:
 
 
 async def apply_world(table: NodeTable, node: NodeIdentity, generation: int) -> None:
-    """Tells one agent of the world, for as long as that world is the current one."""
+    """Sends the world to one agent, for as long as that world is the current one."""
     patience = table.timing.commands.schedule_to_start
     while True:
         world = table.desire.world
@@ -131,10 +132,9 @@ async def apply_world(table: NodeTable, node: NodeIdentity, generation: int) -> 
 
 
 async def check_connection(table: NodeTable, node: NodeIdentity) -> None:
-    """Has a node that is ready show that it gets to the world that it would join, before that world stops for it.
+    """Has a ready node prove that it can connect to the world that it would join, before that world stops for it.
 
-    The failure of one that does not is reported at once. The node continues to try for as long as that world trains, or
-    until it gets there.
+    A node that cannot connect is reported at once. It continues to try until it succeeds, or until that world ends.
     """
     record = table.current(node)
     problem = record.cut_off if record is not None else ""
@@ -162,11 +162,11 @@ async def check_connection(table: NodeTable, node: NodeIdentity) -> None:
 
 
 async def complete(table: NodeTable, node: NodeIdentity, generation: int) -> None:
-    """Lets a node's torchrun leave its exit barrier; one that cannot be reached when the job ends is deleted anyway."""
+    """Lets a node's torchrun leave its exit barrier; a node that is unreachable when the job ends is deleted anyway."""
     command = CompleteGeneration(node=node, generation=generation, stages_complete=table.desire.stages_complete)
-    summary = f"all ranks finished generation {generation}: let node {node.rank} go"
+    summary = f"all ranks finished generation {generation}: release node {node.rank}"
     while not await _took(table, "complete_generation", command, summary=summary):
-        workflow.logger.warning("node %s did not hear that its generation is complete", node.rank)
+        workflow.logger.warning("node %s did not receive that its generation is complete", node.rank)
         if table.winding_down or not await _until_reachable(table, node):
             break
     record = table.current(node)
@@ -176,7 +176,7 @@ async def complete(table: NodeTable, node: NodeIdentity, generation: int) -> Non
 
 
 async def restart_command(table: NodeTable, node: NodeIdentity, number: int) -> None:
-    """Has a node's command started again between two worlds, whenever its agent can be reached."""
+    """Has a node's command started again between two worlds, as soon as its agent can be reached."""
     command = RestartCommand(node=node, number=number)
     while not await _took(table, "restart_command", command, summary=f"start the command again{table.why}"):
         if not await _until_reachable(table, node):
@@ -187,7 +187,7 @@ async def restart_command(table: NodeTable, node: NodeIdentity, number: int) -> 
 
 
 async def _took(table: NodeTable, name: str, command: CompleteGeneration | RestartCommand, *, summary: str) -> bool:
-    """Whether an agent has taken a command; it has little time for that."""
+    """Whether the agent has taken a command; it has little time for that."""
     try:
         await workflow.execute_activity(
             name,
@@ -205,7 +205,7 @@ async def _took(table: NodeTable, name: str, command: CompleteGeneration | Resta
 
 
 async def _until_reachable(table: NodeTable, node: NodeIdentity) -> bool:
-    """Waits until a command that was not taken can be given again; False once it is not wanted any more."""
+    """Waits until a command that was not taken can be sent again; returns False once it is no longer desired."""
     await workflow.sleep(options.COMMAND_PAUSE, summary=f"before node {node.rank} is asked again")
     await workflow.wait_condition(
         lambda: table.winding_down or (record := table.current(node)) is None or record.reachable
@@ -214,7 +214,8 @@ async def _until_reachable(table: NodeTable, node: NodeIdentity) -> bool:
 
 
 async def dismiss(table: NodeTable, node: NodeIdentity, reason: str) -> bool:
-    """Tells an incarnation that is no longer wanted to end, in case its backend could not; whether its agent heard."""
+    """Tells an incarnation that is no longer desired to end, in case its backend could not; returns whether it
+    answered."""
     try:
         await workflow.execute_activity(
             "stop_node",
@@ -233,7 +234,7 @@ async def dismiss(table: NodeTable, node: NodeIdentity, reason: str) -> bool:
 
 
 def _why_cut_off(checked: asyncio.Task[object]) -> str:
-    """Empty as well where the agent did not answer: that is a fact about the agent, which its lease will tell."""
+    """The reported problem; empty also where the agent did not answer, which its lease will show."""
     error = checked.exception()
     cause = error.cause if isinstance(error, ActivityError) else error
     return cause.message if isinstance(cause, ApplicationError) else ""

@@ -1,7 +1,7 @@
-"""What a group asks of its backend: to create nodes, to delete some, and to watch over all of them.
+"""Calls of a group to its backend: to create nodes, to delete some, and to watch all of them.
 
-Each is an activity of the worker, and its outcome goes into the group's table. A call is retried indefinitely: what
-a backend cannot do now it may do later, and only what it refuses for good becomes an edge.
+Each call is an activity of the worker, and its result goes into the group's table. A call is retried indefinitely,
+because a backend may later do what it cannot do now; only a permanent refusal becomes a transition.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def create(table: NodeTable, node: NodeIdentity) -> None:
 
 
 async def create_together(table: NodeTable, nodes: Sequence[NodeIdentity]) -> None:
-    """Has many incarnations created at once; the table says of which nothing has come yet."""
+    """Has many incarnations created at once; the table shows which of them still lack a result."""
     try:
         result = await workflow.execute_activity(
             "create_nodes",
@@ -155,7 +155,7 @@ async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
 
 
 async def clear(table: NodeTable) -> None:
-    """Has the backend show that nothing of the group is left, whatever this group knows of."""
+    """Has the backend confirm that nothing of the group is left, including objects that this group does not know."""
     group = table.group
     grace = group.spec.limits.termination_grace_period
     await workflow.execute_activity(
@@ -176,23 +176,23 @@ async def clear(table: NodeTable) -> None:
 
 
 def _heartbeat_timeout(table: NodeTable) -> timedelta:
-    """As patient as the job's leases: a worker that leads a thousand nodes may be late, and a watch that is begun again
-    for that lists everything anew."""
+    """The timeout, as long as the job's leases: the worker of a thousand nodes may be late, and a watch that begins
+    again for that lists everything anew."""
     return max(options.BACKEND_HEARTBEAT, table.timing.lease.timeout)
 
 
 def _spoken(nodes: Sequence[NodeIdentity]) -> str:
-    """For summaries in the Temporal UI."""
+    """Names the nodes, for summaries in the Temporal UI."""
     if len(nodes) == 1:
         return f"node {nodes[0].rank}.{nodes[0].incarnation}"
     return f"{len(nodes)} nodes, {nodes[0].rank} to {nodes[-1].rank}"
 
 
 async def _release(table: NodeTable, record: NodeRecord) -> bool:
-    """Has an adopted node end itself, and waits until it has; one that does not answer is left to its owner.
+    """Has an adopted node end itself, and waits until it has; a node that does not answer is left to its owner.
 
     Returns:
-        Whether nothing of it runs any more.
+        Whether all its processes have ended.
     """
     node = record.node
     key = (node.rank, node.incarnation)
@@ -202,7 +202,7 @@ async def _release(table: NodeTable, record: NodeRecord) -> bool:
 
     if not record.joined or gone():
         return True
-    if await agent_calls.dismiss(table, node, table.desire.reason or "the job does not want this node any more"):
+    if await agent_calls.dismiss(table, node, table.desire.reason or "the job no longer wants this node"):
         with suppress(TimeoutError):
             await workflow.wait_condition(
                 gone,
@@ -213,7 +213,7 @@ async def _release(table: NodeTable, record: NodeRecord) -> bool:
 
 
 async def watch(table: NodeTable) -> None:
-    """Has the backend watched until this is cancelled; what the watch sees comes as signals."""
+    """Has the backend watched until this is cancelled; the watch sends what it sees as signals."""
     group = table.group
     pause = options.WATCH_PAUSE
     while True:
@@ -250,12 +250,12 @@ async def watch(table: NodeTable) -> None:
 
 
 async def until_overlooked(table: NodeTable) -> bool:
-    """Whether the watch says nothing of a node that was made: it may have come and gone unseen."""
+    """Whether the watch fails to report a node that was created, because it came and went unseen."""
     try:
         await workflow.wait_condition(
             lambda: not table.overlooks or table.winding_down,
             timeout=options.OVERLOOKED,
-            timeout_summary="the watch tells of every node that was made",
+            timeout_summary="the watch reports every node that was created",
         )
     except TimeoutError:
         return True

@@ -1,4 +1,4 @@
-"""What a run hands to the next one when it continues as new, kept far below the server's limit.
+"""Packs the state that a run hands to the next one when it continues as new, to keep it far below the server's limit.
 
 The server takes no command whose arguments exceed 2 MB: the workflow task fails, is handed out again and fails again,
 and the workflow decides nothing anymore. A small value rides as plain JSON, which the Temporal UI shows; a larger one
@@ -23,13 +23,13 @@ class Packed(Message):
     """A message as compressed JSON."""
 
     encoding: Literal["zlib+base64"]
-    """How `packed_json` is to be read. A release that does not know it fails the workflow task, which a newer release
+    """The encoding of `packed_json`. A release that does not know it fails the workflow task, which a newer release
     takes."""
     packed_json: str
 
 
 def pack(message: _Carried) -> _Carried | Packed:
-    """The message itself where it is small, else its compressed form."""
+    """Returns the message itself where it is small, else its compressed form."""
     content = message.model_dump_json().encode()
     if len(content) <= LARGEST_PLAIN:
         return message
@@ -37,7 +37,7 @@ def pack(message: _Carried) -> _Carried | Packed:
 
 
 def unpack(carried: _Carried | Packed, kind: type[_Carried]) -> _Carried:
-    """What `pack` was given, or what an earlier release carried, which packed nothing."""
+    """Returns the message that was given to `pack`; an earlier release carried it unpacked."""
     if isinstance(carried, Packed):
         return kind.model_validate_json(decompress(b64decode(carried.packed_json)))
     return carried

@@ -1,12 +1,13 @@
 """Signals between a job and its groups, sent by the worker's client from an activity.
 
-A signal that a workflow sends by command is a task of the server that locks the sending workflow and asks for the lock
+A signal that a workflow sends by command is a task of the server that locks the sending workflow and requests the lock
 of the receiving one. Two workflows that signal each other in the same milliseconds then wait for each other until the
-server's time limit (500 ms by default). A client's signal locks the receiver alone.
+server's time limit (500 ms by default). A client's signal locks the receiver only.
 
-It is no local activity: one of those keeps the sender's workflow task open, and the sender takes no events meanwhile.
+The activity is not a local one: a local activity keeps the sender's workflow task open, and the sender receives no
+events meanwhile.
 
-An attempt that seemed to fail may have arrived all the same, so receivers drop repeats: desires have versions, messages
+An attempt that seemed to fail may still have arrived, so receivers drop repeats: desired states have versions, messages
 of a group have sequence numbers.
 """
 
@@ -24,17 +25,17 @@ with workflow.unsafe.imports_passed_through():
 
 
 class Delivery(StrEnum):
-    """What became of a signal."""
+    """Results of sending a signal."""
 
     TAKEN = "TAKEN"
     CLOSED = "CLOSED"
     """No open workflow has this ID."""
     FAILED = "FAILED"
-    """The server did not take it; it may have arrived all the same."""
+    """The server did not accept it; it may still have arrived."""
 
 
 SIGNAL_ACTIVITIES = {"desire": "signal_desire", "adopt": "signal_adopt", "edges": "signal_edges"}
-"""The activity by name of the signal: one for each type of message."""
+"""The activity for each signal name: one for each type of message."""
 
 
 async def deliver(

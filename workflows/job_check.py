@@ -1,4 +1,5 @@
-"""What each run of a job asks of its worker first: facts, and in the first run, whether the job may run at all."""
+"""Questions that each run of a job first asks its worker: facts of the site, and in the first run, whether the job is
+valid."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ _TIMEOUT = timedelta(seconds=10)
 
 
 async def check_job(spec: Any) -> JobCheck:
-    """The answer to a job's first run. The specification is checked by nothing else: see `perdure.spec.accepted`."""
+    """Checks the specification, in a job's first run. Nothing else checks it: see `perdure.spec.accepted`."""
     return await workflow.execute_local_activity(
         "check_job", spec, result_type=JobCheck, start_to_close_timeout=_TIMEOUT
     )
 
 
 async def site_facts() -> SiteFacts:
-    """The answer to a later run."""
+    """Reads the facts of the site, in a later run."""
     return await workflow.execute_local_activity("site_facts", result_type=SiteFacts, start_to_close_timeout=_TIMEOUT)

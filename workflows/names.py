@@ -1,18 +1,19 @@
-"""Every name that others see: workflow IDs, task queues, node names.
+"""All external names: workflow IDs, task queues, node names.
 
-A job's name may be used again while the last run's nodes still wind down, so all that belongs to one run carries
-its uid: the last 8 hexadecimal digits of the first run ID of its workflow. The first ones are a clock: run IDs are
+A job's name may be used again while the last run's nodes still wind down, so everything that belongs to one run carries
+its uid: the last 8 hexadecimal digits of the first run ID of its workflow. The first digits are a clock: run IDs are
 UUIDs of version 7, and two runs within a minute share their first 8 digits.
 """
 
 from __future__ import annotations
 
 WORKER_TASK_QUEUE = "perdure"
-"""Workflows and short activities, unless a site names another queue."""
+"""The task queue of workflows and short activities, unless a site names another queue."""
 
 
 def watch_task_queue(worker_task_queue: str) -> str:
-    """The same workers' other queue: long watches only, so that they cannot starve the short activities of slots."""
+    """The second queue of the same workers: for long watches only, so that they cannot starve the short activities of
+    slots."""
     return f"{worker_task_queue}-watch"
 
 
@@ -33,7 +34,7 @@ def job_workflow_id(namespace: str, name: str) -> str:
 
 
 def workdir_workflow_id(namespace: str, archive: str) -> str:
-    """Of the upload of one submission's code."""
+    """The workflow ID of the upload of one submission's code."""
     return f"workdir/{namespace}/{archive}"
 
 
@@ -50,7 +51,7 @@ def group_workflow_id(job_id: str, uid: str, role: str, group: int) -> str:
 
 
 def log_workflow_id(job_id: str, uid: str, role: str, rank: int, incarnation: int, request: str) -> str:
-    """Of one question for a node's log; `request` tells it from others."""
+    """The workflow ID of one request for a node's log; `request` tells it from others."""
     return f"log/{job_id.removeprefix('job/')}/{uid}/{role}-{rank}/{incarnation}/{request}"
 
 
@@ -64,5 +65,5 @@ def node_name(job_name: str, role: str, rank: int, uid: str, incarnation: int) -
 
 
 def fitting(job_name: str, suffix: str) -> str:
-    """Both as one DNS label of at most 63 characters; the suffix is kept whole, so it holds what makes it unique."""
+    """Joins both to a DNS label of at most 63 characters. The suffix makes the name unique, so it is kept whole."""
     return job_name[: 63 - len(suffix)].rstrip("-") + suffix

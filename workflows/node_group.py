@@ -1,12 +1,12 @@
-"""NodeGroup: hands and senses for up to 128 nodes of one role.
+"""NodeGroup: carries out what a job decides, for up to 128 nodes of one role, and reports what it observes.
 
-It realises what its TrainingJob desires (create, command, delete), holds the nodes' leases, folds their telemetry into
-its table, and tells the job edges only. It decides nothing.
+It makes its TrainingJob's desired state true (create, command, delete), holds the nodes' leases, keeps their telemetry
+in its table, and sends the job transitions only. It decides nothing.
 
 Invariants:
     - All state is in its `NodeTable`, set in `__init__` and changed by handlers without awaiting, so no signal is lost
-      on any boundary.
-    - A desire replaces the one before it; acting on one twice is harmless.
+    when a run ends.
+    - A desired state replaces the one before it; acting on one twice is harmless.
     - Leases and the watch end with a run and are taken again in the first task of the next.
     - It outlives its parent's runs. When the job is closed, its watch reports it and the group winds down by itself.
 """
@@ -50,7 +50,7 @@ _LOOK = ("look", 0, 0)
 
 @workflow.defn(name=NODE_GROUP)
 class NodeGroup:
-    """See the module."""
+    """The workflow of one group; see the module."""
 
     @workflow.init
     def __init__(self, group: GroupInput | Packed) -> None:
@@ -58,9 +58,10 @@ class NodeGroup:
         self._tasks: dict[tuple[str, int, int], asyncio.Task[object]] = {}
         """Tasks in flight: the kind, the node's rank, and the incarnation or generation."""
         self._cleared = False
-        """Its backend has shown that nothing is left of it."""
+        """The backend has confirmed that nothing of the group is left."""
         self._tried_together: set[NodeIdentity] = set()
-        """Nodes that were requested with others; one that did not come of that is requested by itself, indefinitely."""
+        """Nodes that were requested together with others; one that was not created is then requested by itself,
+        indefinitely."""
 
     @workflow.run
     async def run(self, group: GroupInput | Packed) -> None:
@@ -73,7 +74,7 @@ class NodeGroup:
                 if self._cleared or not table.shares:
                     break
                 await backend_calls.clear(table)
-                # Meanwhile a job may have taken it on again.
+                # A job may have adopted the group again in the meantime.
                 self._cleared = table.winding_down
                 continue
             await workflow.wait_condition(lambda: table.dirty or self._may_continue())
@@ -86,13 +87,13 @@ class NodeGroup:
         table.transitions.wound_down()
         await messenger
 
-    # What the job, its agents and the backend say
+    # Signals of the job, its agents and the backend
 
-    @workflow.signal(description="All that the job wants of this group now")
+    @workflow.signal(description="The desired state of this group")
     def desire(self, desire: GroupDesire) -> None:
         self._table.want(desire)
 
-    @workflow.signal(description="A job that starts over takes this group on")
+    @workflow.signal(description="A job that was reset or replaced adopts this group")
     def adopt(self, adopt: Adopt) -> None:
         self._table.adopt(adopt)
 
@@ -121,11 +122,11 @@ class NodeGroup:
     def heartbeat(self, message: Heartbeat) -> None:
         node = message.sender
         if self._table.adopts and (node.rank, node.incarnation) not in self._table.retiring:
-            # It was away when it was told to go, and only it can end itself.
+            # It was unreachable when it was told to end, and only it can end itself.
             self._release_if_outdated(node)
         self._table.heartbeat(message)
 
-    @workflow.signal(description="What a node's training processes use")
+    @workflow.signal(description="Resource use of a node's training processes")
     def metrics(self, message: Metrics) -> None:
         self._table.metrics(message)
 
@@ -138,10 +139,10 @@ class NodeGroup:
     def nodes(self) -> list[NodeView]:
         return self._table.views()
 
-    # Making true what is desired
+    # Reconciling
 
     def _reconcile(self) -> None:
-        """Starts what the desire requires and is not in flight; never waits."""
+        """Starts everything that the desired state requires and that is not in flight; never waits."""
         table = self._table
         self._start(_WATCH, backend_calls.watch(table))
         desired = {} if table.winding_down else table.desire.nodes
@@ -167,7 +168,7 @@ class NodeGroup:
                 self._command(record)
         if table.overlooks:
             self._start(_LOOK, self._look_again())
-        # A node that is still being made would outlive a delete that comes first.
+        # A node that is still being created would outlive a deletion that comes first.
         leaving = [
             record
             for key, record in table.retiring.items()
@@ -176,7 +177,7 @@ class NodeGroup:
         self._start_together("delete", leaving, lambda some: backend_calls.delete(table, some))
 
     async def _look_again(self) -> None:
-        """Where the watch overlooks nodes, it is begun again, and knows of them."""
+        """Begins the watch again, with the known nodes, if it fails to report nodes that exist."""
         if await backend_calls.until_overlooked(self._table):
             self._tasks[_WATCH].cancel()
 
@@ -198,12 +199,12 @@ class NodeGroup:
             self._start(("command", node.rank, restarts), agent_calls.restart_command(table, node, restarts))
 
     def _is_asked_for(self, record: NodeRecord, generation: int) -> bool:
-        """The job asks where members are, and this one has not been heard to step."""
+        """Whether the job asks if this node has entered the world, because it has not reported steps."""
         asked = self._table.behavior >= Behavior.RELEASE_0_2 and self._table.desire.inquiry > record.inquired
         return asked and record.joined and record.stepping < generation
 
     def _create_together(self) -> None:
-        """Where many nodes are desired at once; few are requested one by one."""
+        """Requests nodes together if many are desired at once; a few are requested one by one."""
         table = self._table
         new = [
             record
@@ -220,7 +221,8 @@ class NodeGroup:
         )
 
     def _waits_for_release(self, record: NodeRecord) -> bool:
-        """It does not know of a complete generation: its torchrun sits in the exit barrier, or is to pass it over."""
+        """Whether it does not know of a complete generation: its torchrun waits in the exit barrier, or must be
+        skipped."""
         return record.joined and self._table.desire.complete_generation > record.completed
 
     def _release(self, record: NodeRecord) -> None:
@@ -231,7 +233,7 @@ class NodeGroup:
     def _retire(self, record: NodeRecord) -> None:
         table, node = self._table, record.node
         if table.winding_down and self._waits_for_release(record) and record.phase is not NodePhase.LOST:
-            # It is let out before the node is deleted.
+            # Its torchrun leaves the exit barrier before the node is deleted.
             self._release(record)
             return
         del table.records[node.rank]
@@ -240,7 +242,7 @@ class NodeGroup:
 
     def _release_if_outdated(self, node: NodeIdentity) -> None:
         if self._table.is_outdated(node):
-            work = agent_calls.dismiss(self._table, node, "its place is another's by now, or gone")
+            work = agent_calls.dismiss(self._table, node, "another node has its place, or the place is gone")
             self._start(("stop", node.rank, node.incarnation), work)
 
     # Tasks in flight
@@ -284,7 +286,7 @@ class NodeGroup:
                 task.cancel()
 
     def _may_continue(self) -> bool:
-        """Whether this is a moment to continue as new: nothing is in flight but what the next run begins with."""
+        """Whether the group can continue as new now: nothing is in flight that the next run does not begin again."""
         info = workflow.info()
         full = info.get_current_history_length() > options.HISTORY_LIMIT
         if not (info.is_continue_as_new_suggested() or full):

@@ -24,43 +24,43 @@ from workflows.messages.base import Time
 
 
 class NodeRecord(Message):
-    """The newest incarnation of one node, and what its agent said last."""
+    """The newest incarnation of one node, with its agent's latest reports."""
 
     node: NodeIdentity
     phase: NodePhase = NodePhase.REQUESTED
     since: datetime
     reason: str = ""
     obstacle: str = ""
-    """Why its backend cannot start its command, although the node has a machine: its agent may speak all the same."""
+    """Why its backend cannot start its command, although the node has a machine; its agent may report nevertheless."""
     created: CreatedNode | None = None
     watched: bool = False
-    """The backend's watch has reported it, or knew it when it began: the watch will not miss its end."""
+    """The backend's watch has reported the node, or knew it when it began: the watch will not miss its end."""
     address: str = ""
     host: str = ""
     log_path: str = ""
-    """As its agent has it, where the backend does not know."""
+    """The path that its agent reports, where the backend does not know it."""
     joined: bool = False
     """Its agent has reported at least once: it can hold a lease."""
     reachable: bool = True
     epoch: int = 0
-    """Of its newest lease."""
+    """The epoch of its newest lease."""
     holder_started_at: datetime | None = None
-    """Start time of the agent that was heard last: another one means that the agent was restarted."""
+    """Start time of the agent that reported last: a different one means that the agent was restarted."""
     rewordings: int = 0
-    """How often the job was told another reason why the node is pending."""
+    """The number of times that the job was sent another reason why the node is pending."""
     reworded_at: Time | None = None
     renewed: bool = False
-    """The agent was heard anew since the current lease was scheduled: a loss of that lease is old news."""
+    """The agent has reported since the current lease was scheduled: a loss of that lease is stale."""
     processes: int = 1
     store_ports: tuple[int, ...] = ()
     command_nodes: str | None = None
     """As in `Ready`."""
     joining: Ready | None = None
-    """Its word that it is ready for a world that trains already, until it has shown that it gets there."""
+    """Its report that it is ready for a world that trains already, kept until it has proved that it can connect."""
     cut_off: str = ""
-    """Why it does not, as far as that was told."""
+    """Why it cannot connect, as last reported."""
     generation: int = 0
-    """The newest that its agent has accepted, or spoken of."""
+    """The newest generation that its agent has accepted, or reported."""
     refused: int = 0
     """The newest generation that its agent has refused: an agent that restarts is asked again."""
     inquired: int = 0
@@ -68,15 +68,15 @@ class NodeRecord(Message):
     completed: int = 0
     """The newest generation that its agent knows to be complete."""
     command_restarts: int = 0
-    """The newest restart of its command that its agent has followed."""
+    """The newest restart of its command that its agent has carried out."""
     stepping: int = 0
     """The newest generation that it runs or steps in."""
     stepped: int = 0
-    """The newest generation that it was seen to step in."""
+    """The newest generation in which its steps were seen."""
     progress: Progress | None = None
     metrics: Metrics | None = None
     stall: Stall | None = None
-    """The latest report of its agent about a stall."""
+    """The latest stall report of its agent."""
     heard: dict[str, int] = Field(default={})
     """Highest sequence number by kind of message: within a kind, older ones are dropped."""
 
@@ -108,19 +108,19 @@ class NodeRecord(Message):
 
 
 class TransitionsCarried(Message):
-    """What the group still has to tell its job."""
+    """Transitions that the group still has to send to its job."""
 
     waiting: tuple[NodeTransition, ...] = ()
     adopted: tuple[NodeView, ...] | None = None
     sequence: int = 0
-    """Of the last message."""
+    """The sequence number of the last message."""
     delivered: int = 0
-    """Edges that the job has taken."""
+    """The number of transitions that the job has accepted."""
     ownership_epoch: str = Field(default="", validation_alias="tenure", serialization_alias="tenure")
 
 
 class GroupTable(Message):
-    """All that a NodeGroup carries into its next run."""
+    """Everything that a NodeGroup carries into its next run."""
 
     records: dict[int, NodeRecord] = Field(default={})
     retiring: tuple[NodeRecord, ...] = ()
@@ -129,11 +129,11 @@ class GroupTable(Message):
         default=TransitionsCarried(), validation_alias="edges", serialization_alias="edges"
     )
     owner_closed: bool = False
-    """The job has closed without having said that the group is to wind down."""
+    """The job has closed without telling the group to wind down."""
 
 
 class GroupInput(Message):
-    """What a NodeGroup is started with."""
+    """The argument of a NodeGroup."""
 
     job_id: str
     """The workflow ID of the job that owns it."""
@@ -146,4 +146,4 @@ class GroupInput(Message):
     ownership_epoch: str = Field(default="", validation_alias="tenure", serialization_alias="tenure")
     """See `GroupTransitions`."""
     table: GroupTable | None = None
-    """From the run before; None for the first."""
+    """The table of the run before; None for the first run."""

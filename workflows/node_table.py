@@ -1,7 +1,7 @@
-"""What a group knows: what its job wants of it, what its agents and its backend said, and what it has yet to tell.
+"""The state of a group: its job's desired state, reports of its agents and its backend, and transitions to be sent.
 
-Plain state and plain methods. Nothing here awaits, so whatever handler or activity changes it finds it whole, and all
-of it rides through continue-as-new.
+Plain state and plain methods. Nothing here awaits, so every handler or activity that changes it finds it consistent,
+and all of it rides through continue-as-new.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from workflows.policy.behavior import CURRENT, Behavior
 from workflows.transitions import TransitionBatch
 
 REWORDINGS = 8
-"""Reasons of a pending node that its job is told at once."""
+"""The number of reasons of a pending node that the job is sent at once."""
 
 REWORDED_AGAIN = timedelta(minutes=1)
-"""How soon it is told another one after these."""
+"""The shortest time before the job is sent another reason after these."""
 
 
 class NodeTable:
     """The nodes of one group.
 
     Invariants:
-        - A rank has one record at most, of its newest incarnation; what is `retiring` is older, or not wanted.
-        - Only the agent of a record's own incarnation changes it, and never with an older word than the last.
-        - An edge says what changed; telemetry makes none.
+        - A rank has at most one record, of its newest incarnation. Those in `retiring` are older, or not desired.
+        - Only the agent of a record's own incarnation changes it, and never with a report older than the last.
+        - A transition says what changed; telemetry makes none.
     """
 
     def __init__(self, group: GroupInput, *, behavior: Behavior = CURRENT) -> None:
@@ -77,7 +77,7 @@ class NodeTable:
         )
         self.owner_closed = carried.owner_closed if carried else False
         self.dirty = True
-        """There may be something to do about what is known."""
+        """The group may have work to do because of new information."""
 
     @property
     def winding_down(self) -> bool:
@@ -85,47 +85,47 @@ class NodeTable:
 
     @property
     def overlooks(self) -> bool:
-        """The backend has made nodes that its watch has not reported yet."""
+        """Whether the backend has created nodes that its watch has not reported yet."""
         return not self.adopts and any(
             record.created is not None and not record.watched and record.phase is not NodePhase.LOST
             for record in self.records.values()
         )
 
     def was_not_made(self, record: NodeRecord) -> bool:
-        """The backend has said what keeps it from making the node, and not that it has: it is asked until it answers,
-        by the next run of this group, too."""
+        """Whether the backend has reported an obstacle to creating the node, but not that it created it: the group asks
+        until it answers, and the group's next run continues to ask."""
         pending = record.phase is NodePhase.PENDING and record.created is None and not record.watched
         return pending and self.behavior >= Behavior.RELEASE_0_2
 
     @property
     def adopts(self) -> bool:
-        """Nodes come by themselves, and only their own agents can end them."""
+        """Whether nodes join by themselves, and only their own agents can end them."""
         return not CAPABILITIES[self.group.spec.backend].creates_nodes
 
     @property
     def shares(self) -> bool:
-        """Its backend keeps more of the job than nodes: that must go as well, even where no node is left to take it
-        along."""
+        """Whether its backend keeps objects of the job other than nodes: they must be deleted as well, even where no
+        node is left whose deletion would include them."""
         keeps = CAPABILITIES[self.group.spec.backend].keeps_shared_objects
         return keeps and self.behavior >= Behavior.RELEASE_0_2
 
     @property
     def is_empty(self) -> bool:
-        """No node is left, not even one that is being deleted."""
+        """Whether no node is left, including nodes that are being deleted."""
         return not self.records and not self.retiring
 
     def is_replaced(self, node: NodeIdentity) -> bool:
-        """A newer incarnation of the node is desired."""
+        """Whether a newer incarnation of the node is desired."""
         wanted = None if self.winding_down else self.desire.nodes.get(node.rank)
         return wanted is not None and wanted.incarnation > node.incarnation
 
     @property
     def why(self) -> str:
-        """The reason of what is being done, for summaries in the Temporal UI."""
+        """The reason of the current action, for summaries in the Temporal UI."""
         return f" ({self.desire.reason})"[:160] if self.desire.reason else ""
 
     def carried(self) -> GroupInput:
-        """What the next run of the group begins with."""
+        """The argument of the group's next run."""
         table = GroupTable(
             records=self.records,
             retiring=tuple(self.retiring.values()),
@@ -134,7 +134,7 @@ class NodeTable:
         )
         return self.group.model_copy(update={"desire": self.desire, "table": table})
 
-    # What the job says
+    # Messages of the job
 
     def want(self, desire: GroupDesire) -> None:
         if desire.version > self.desire.version:
@@ -142,17 +142,17 @@ class NodeTable:
             self.dirty = True
 
     def adopt(self, adopt: Adopt) -> None:
-        """A job that starts over is told everything."""
+        """Sends the whole table to a job that adopts the group."""
         # Versions count per run of the job, and the new one begins again.
         self.desire = self.desire.model_copy(update={"version": 0})
         views = tuple(self._view(record, with_token=True) for record in self.records.values())
         self.transitions.adopted(views, ownership_epoch=adopt.ownership_epoch)
 
     def begin(self, rank: int, want: DesiredNode, now: datetime) -> None:
-        """Begins the record of an incarnation that the job wants and this group knows nothing of.
+        """Begins the record of an incarnation that the job desires and this group does not know.
 
-        Where it is a member of the world, an earlier group knew it, and its agent has spoken: it is leased at once, and
-        not only when its agent has noticed that there is another group, and joins again.
+        If it is a member of the world, an earlier group knew it and its agent has reported: it is leased at once,
+        instead of only after its agent notices that there is another group, and joins again.
         """
         group, world = self.group, self.desire.world
         node = NodeIdentity(uid=group.uid, role=group.role, rank=rank, incarnation=want.incarnation, token=want.token)
@@ -161,7 +161,7 @@ class NodeTable:
         joined = takes_part and self.behavior >= Behavior.RELEASE_0_2
         self.put(NodeRecord(node=node, since=now, joined=joined))
 
-    # What agents say
+    # Messages of agents
 
     def joined(self, message: Joined) -> None:
         record = self._hear("joined", message)
@@ -228,7 +228,7 @@ class NodeTable:
             self.dirty = True
 
     def world_to_join(self, node: NodeIdentity) -> World | None:
-        """The world that trains and that this node, which is ready, is no part of; None where there is none."""
+        """The training world that this ready node is not a member of; None where there is none."""
         record, world = self.current(node), self.desire.world
         if record is None or record.joining is None or world is None or not self.desire.undisturbed:
             return None
@@ -236,7 +236,7 @@ class NodeTable:
         return None if member is not None and member.incarnation == node.incarnation else world
 
     def connected(self, node: NodeIdentity, *, problem: str = "") -> None:
-        """A node that is ready gets to the others, or does not yet."""
+        """Records that a ready node can connect to the others, or cannot yet."""
         record = self.current(node)
         if record is None or record.joining is None:
             return
@@ -301,15 +301,15 @@ class NodeTable:
             self.put(record.changed(metrics=message))
 
     def is_outdated(self, sender: NodeIdentity) -> bool:
-        """A newer incarnation has taken the sender's place, or there is no such place any more."""
+        """Whether a newer incarnation has taken the sender's place, or the place no longer exists."""
         record = self.records.get(sender.rank)
         if record is None:
-            # A backend that makes nodes ends them as well.
+            # A backend that creates nodes ends them as well.
             return self.adopts and sender.uid == self.group.uid
         return sender.uid == self.group.uid and sender.incarnation < record.node.incarnation
 
     def _hear(self, kind: str, message: AgentMessage) -> NodeRecord | None:
-        """The sender's record, with the message counted; None where it is not current, or not new."""
+        """Returns the sender's record, with the message counted; None where the sender or the message is stale."""
         record = self.current(message.sender)
         if record is None or message.sequence <= record.heard.get(kind, 0):
             return None
@@ -317,10 +317,10 @@ class NodeTable:
         self.put(record)
         return record
 
-    # What the backend says
+    # Reports of the backend
 
     def begin_watch(self) -> tuple[KnownNode, ...]:
-        """What a watch that begins now must tell the end of: what exists, as far as has been reported."""
+        """Begins a watch. Returns the nodes known to exist, so that the watch reports those that have gone."""
         for record in list(self.records.values()):
             if record.created is not None:
                 self.put(record.changed(watched=True))
@@ -331,10 +331,10 @@ class NodeTable:
         )
 
     def watched(self, message: NodeEvents) -> list[NodeRecord]:
-        """Takes the watch's facts in.
+        """Takes in the watch's events.
 
         Returns:
-            The records of nodes that are gone by what it says.
+            The records of nodes that are gone according to them.
         """
         if message.owner_closed:
             self.owner_closed = True
@@ -385,10 +385,10 @@ class NodeTable:
         return None
 
     def _wait_for_backend(self, record: NodeRecord, event: NodeEvent) -> None:
-        # It may be told before the activity that made the node has answered, and is told only once.
+        # The event may arrive before the activity that created the node has returned, and arrives only once.
         early = record.phase in (NodePhase.REQUESTED, NodePhase.CREATED, NodePhase.PENDING)
-        # The agent is a container of its own and joins while the training container is still being made. What a queue
-        # says then is late: the node has a machine.
+        # The agent is a container of its own and joins while the training container is still being created. A queue's
+        # message after that is late: the node has a machine.
         obstacle = "" if event.queued or self.behavior < Behavior.RELEASE_0_2 else event.reason
         if early and (record.obstacle or record.reason) != event.reason:
             often = self._rewords_often(record, event)
@@ -403,7 +403,8 @@ class NodeTable:
             self._tell_obstacle(record)
 
     def _rewords_often(self, record: NodeRecord, event: NodeEvent) -> bool:
-        """A scheduler that keeps counting its machines anew says nothing that a job decides on."""
+        """Whether the reason changes too often: a scheduler that counts its machines again tells a job nothing to
+        decide on."""
         return (
             self.behavior >= Behavior.RELEASE_0_2
             and record.phase is NodePhase.PENDING
@@ -419,7 +420,8 @@ class NodeTable:
         return record
 
     def _tell_obstacle(self, record: NodeRecord) -> None:
-        """Follows what the agent says: that it speaks does not mean that the command can start."""
+        """Repeats the obstacle after a report of the agent: a running agent does not mean that the command can
+        start."""
         if record.obstacle and record.phase is NodePhase.PENDING:
             self._pending(record, record.since, record.obstacle)
 
@@ -427,7 +429,7 @@ class NodeTable:
         source = EvidenceSource.BACKEND
         self.transition(record, TransitionKind.PENDING, time, source=source, detail=reason, queued=queued)
 
-    # Keeping it
+    # Keeping records
 
     def put(self, record: NodeRecord) -> None:
         self.records[record.node.rank] = record
@@ -438,7 +440,7 @@ class NodeTable:
         return record if record is not None and record.node == node else None
 
     def transition(self, record: NodeRecord, kind: TransitionKind, time: datetime, **facts: Any) -> None:
-        """Has one change reported to the job."""
+        """Queues one change to be reported to the job."""
         self.transitions.add(kind=kind, rank=record.node.rank, incarnation=record.node.incarnation, time=time, **facts)
 
     def views(self) -> list[NodeView]:

@@ -1,4 +1,4 @@
-"""Finds out which release's behavior a run follows: see `workflows.policy.behavior`."""
+"""Determines the release whose behavior a run follows: see `workflows.policy.behavior`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def behavior_of_this_run() -> Behavior:
 def newer_behavior_begins(followed: Behavior) -> bool:
     """Whether a run that follows an older behavior continues as new at this moment, to follow the current one.
 
-    It does at the first quiet moment that no history has yet. The answer is recorded where it is yes; a replay gives
-    the recorded one, so the patch ID belongs to this very moment.
+    It does so at the first quiet moment that is not yet in its history. The answer is recorded where it is yes. A
+    replay gives the recorded answer, so the patch ID belongs to this very moment.
     """
     moment = workflow.info().get_current_history_length()
     return followed < CURRENT and workflow.patched(f"behavior-{CURRENT.value}-from-{moment}")

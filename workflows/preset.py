@@ -1,4 +1,4 @@
-"""A job's first question, where its specification names a preset: what the whole of it is."""
+"""Requests the whole specification of a job whose specification names a preset, before anything else."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def laid_under(spec: dict[str, Any]) -> dict[str, Any]:
-    """Has a specification completed by the preset that it names.
+    """Completes a specification with the preset that it names.
 
     Returns:
         The whole specification, valid, as plain data.
 
     Raises:
-        ApplicationError: if it cannot have that preset.
+        ApplicationError: if the specification cannot use that preset.
     """
     try:
         return await workflow.execute_activity(

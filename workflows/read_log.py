@@ -1,7 +1,7 @@
-"""ReadNodeLog: how a user who reaches nothing but Temporal reads what a node printed.
+"""ReadNodeLog: reads a piece of a node's log, for users who can reach Temporal only.
 
-Agents serve activities on queues of their own, and only workflows could be asked for them by every client and server.
-So each piece of a log is a workflow of one activity: it costs the job's history nothing, and its text is gone with the
+Agents serve activities on their own task queues. Standalone activities are not available in every client and server, so
+each piece of a log is a workflow with one activity: it adds nothing to the job's history, and its text is gone with the
 namespace's retention.
 """
 
@@ -17,7 +17,7 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name=READ_NODE_LOG)
 class ReadNodeLog:
-    """See the module."""
+    """The workflow that reads one piece of a log; see the module."""
 
     @workflow.run
     async def run(self, request: ReadLog) -> LogChunk:

@@ -1,4 +1,4 @@
-"""Reads what users request of a job, and refuses what its state does not allow.
+"""Reads users' requests to a job, and refuses those that its state does not allow.
 
 Each `check_*` raises the `ApplicationError` that refuses an update: the server records no refused update.
 """
@@ -59,7 +59,7 @@ def check_relaunch(state: JobState, request: RelaunchRequest) -> None:
 
 
 def node_request(state: JobState, node: NodeState, job: JobSpec, info: workflow.Info, *, group_id: str) -> NodeRequest:
-    """The answer to a machine that takes this node's place: what a backend would be given to make the node."""
+    """The answer to a machine that takes this node's place: the request that a backend would get to create the node."""
     return NodeRequest(
         node=NodeIdentity(
             uid=state.uid,

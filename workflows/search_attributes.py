@@ -1,4 +1,4 @@
-"""What jobs are found by: the search attributes that a TrainingJob sets and a client asks for."""
+"""Search attributes by which jobs are found: a TrainingJob sets them, and clients query them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOB_RESTARTS = SearchAttributeKey.for_int("JobRestarts")
 def changed_attributes(
     state: JobState, phase: JobPhase, backend: Backend, *, shown: dict[str, str | int]
 ) -> list[SearchAttributeUpdate[Any]]:
-    """The updates that a job has to make, and remembers as `shown`."""
+    """The updates that a job has to make; the job keeps the new values as `shown`."""
     restarts = state.all_restarts if state.behavior >= Behavior.RELEASE_0_2 else len(state.restarts)
     texts = {JOB_PHASE: phase.value, JOB_BACKEND: backend.value, JOB_NAMESPACE: state.namespace}
     numbers = {

@@ -1,11 +1,12 @@
-"""TrainingJob: the brain of one job.
+"""TrainingJob: the workflow that leads one job.
 
-The class is thin: handlers queue events, the main loop feeds them to `workflows.policy.job.decide`, and what the new
-state wants of the world is sent to the groups. It hears edges and users, never telemetry, and commands no node itself.
+The class is thin: handlers queue events, the main loop passes them to `workflows.policy.job.decide`, and the desired
+states that follow from the new state are sent to the groups. It receives transitions and users' requests, never
+telemetry, and commands no node itself.
 
 Invariants:
-    - `JobState` is all there is; it is set in `__init__` and rides whole through continue-as-new (`carrying`).
-    - Groups get desires, not deltas: the newest one is always enough.
+    - `JobState` is the only state; it is set in `__init__` and rides whole through continue-as-new (`carrying`).
+    - Groups get whole desired states, not deltas: the newest one is always enough.
     - A cancelled job still winds its nodes down before it closes.
 """
 
@@ -82,7 +83,7 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name=TRAINING_JOB)
 class TrainingJob:
-    """See the module."""
+    """The workflow of one job; see the module."""
 
     @workflow.init
     def __init__(self, spec: Any, carried: JobState | Packed | None = None) -> None:
@@ -99,14 +100,14 @@ class TrainingJob:
         self._resolved = True
         self._outdated = False
         self._unchecked = carried is None and behavior >= Behavior.RELEASE_0_2
-        """Whether the specification is right is not known yet. Requests are taken in meanwhile; nothing is sent."""
+        """The specification is not checked yet. Requests are accepted meanwhile; nothing is sent."""
         try:
             self._job = read_accepted(spec)
             state = unpack(carried, JobState) if carried else _new_state(self._job)
         except ValueError as error:
             self._spec_error = str(error)
             return
-        # Once it is, the preset is part of the specification that is carried on.
+        # After the check, the preset is part of the specification that is carried on.
         self._resolved = carried is not None or self._job.runtime is None
         self._state = state.changed(behavior=behavior)
         self._started_groups: set[int] = set(group_desire.groups_of(self._state)) if carried else set()
@@ -134,7 +135,8 @@ class TrainingJob:
         return await self._close()
 
     async def _begin(self, spec: Any) -> None:
-        """Asks the worker what it knows; in the first run also about the specification, which is checked once.
+        """Asks the worker for the facts of its site; in the first run also to check the specification, which is done
+        once.
 
         Raises:
             ApplicationError: if the specification is wrong.
@@ -149,9 +151,9 @@ class TrainingJob:
         if self._spec_error:
             raise ApplicationError(self._spec_error, type="InvalidSpec", non_retryable=True)
 
-    # What is heard
+    # Signals, updates and queries
 
-    @workflow.signal(description="Something ended on a node")
+    @workflow.signal(description="A failure on a node")
     def failure(self, message: Failure) -> None:
         self._events.append(FailureReported(failure=message))
 
@@ -162,7 +164,7 @@ class TrainingJob:
     @workflow.signal(description="An agent finds no open group")
     def group_missing(self, message: GroupMissing) -> None:
         if not self._spec_error and self._state.is_current(message.sender):
-            # Where the group runs after all, it is told once more what it knows.
+            # If the group runs after all, it is sent its desired state once more.
             self._reach_group_again(group_index(message.sender.rank))
 
     @workflow.signal(name="edges", description="Changes of nodes, as their group saw them")
@@ -172,33 +174,34 @@ class TrainingJob:
         ownership_epoch = self._state.ownership_epochs.get(message.group)
         unproven = message.ownership_epoch == "" and ownership_epoch and self._state.behavior >= Behavior.RELEASE_0_2
         if unproven or message.ownership_epoch not in ("", ownership_epoch):
-            # Said to an earlier run, and handed to this one by a reset: the nodes have moved on since.
+            # This message was sent to an earlier run, and a reset delivers it to this one: the nodes have changed
+            # since.
             return
         self._state, fresh = accept(self._state, message)
         if fresh is None:
             return
         if message.adopted is not None:
-            # The group has forgotten what it was last told.
+            # The group has lost the desired state that it was sent last.
             self._sent.pop(message.group, None)
             self._events.append(GroupAdopted(group=message.group, nodes=message.adopted))
         self._events.extend(TransitionSeen(transition=transition) for transition in fresh)
         if message.wound_down:
             if self._state.outcome is None:
-                # It was winding down for an earlier run when this one adopted it, and is to be started again.
+                # The group was winding down for an earlier run when this one adopted it, and must be started again.
                 self._sent.pop(message.group, None)
             self._events.append(GroupWoundDown(group=message.group))
 
-    @workflow.update(description="Change how many nodes the job has: 4, or 2:8 for min and max")
+    @workflow.update(description="Change the number of nodes: 4, or 2:8 for min and max")
     def scale(self, request: ScaleRequest) -> Accepted:
         count = requests.node_count(request.nodes, self._state.unit)
         self._take(ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason))
-        return Accepted(message=f"{self._state.name} goes to {count} nodes; {projections.next_action(self._state)}")
+        return Accepted(message=f"{self._state.name} changes to {count} nodes; {projections.next_action(self._state)}")
 
     @scale.validator
     def _scale_is_valid(self, request: ScaleRequest) -> None:
         requests.check_scale(self._running_state(), request)
 
-    @workflow.update(description="Give all nodes back; the job keeps its history and can be resumed")
+    @workflow.update(description="Release all nodes; the job keeps its history and can be resumed")
     def suspend(self, request: ReasonRequest) -> Accepted:
         self._take(SuspendRequested(reason=request.reason))
         return Accepted(message=f"{self._state.name} is suspended; its nodes are being removed")
@@ -207,10 +210,10 @@ class TrainingJob:
     def _suspend_is_valid(self, request: ReasonRequest) -> None:
         requests.check_suspend(self._running_state())
 
-    @workflow.update(description="Ask for nodes again after a suspend")
+    @workflow.update(description="Request nodes again after a suspend")
     def resume(self, request: ReasonRequest) -> Accepted:
         self._take(ResumeRequested(reason=request.reason))
-        return Accepted(message=f"{self._state.name} asks for {self._state.nodes_max} nodes")
+        return Accepted(message=f"{self._state.name} requests {self._state.nodes_max} nodes")
 
     @resume.validator
     def _resume_is_valid(self, request: ReasonRequest) -> None:
@@ -234,7 +237,7 @@ class TrainingJob:
     def _relaunch_is_valid(self, request: RelaunchRequest) -> None:
         requests.check_relaunch(self._running_state(), request)
 
-    @workflow.update(description="Give a machine that a user or a scheduler started a place among the nodes")
+    @workflow.update(description="Give a place among the nodes to a machine that a user or a scheduler started")
     def join(self, request: JoinRequest) -> JoinAnswer:
         self._take(JoinRequested(request=request))
         node = joining.place_of(self._state, request)
@@ -252,7 +255,7 @@ class TrainingJob:
         if refusal is not None:
             raise ApplicationError(refusal.text, type=refusal.kind)
 
-    @workflow.query(description="Where the job stands")
+    @workflow.query(description="The job's phase, size, restarts and next action")
     def status(self) -> JobStatus:
         state = self._known_state()
         return projections.status_of(
@@ -267,10 +270,10 @@ class TrainingJob:
     def incidents(self) -> list[IncidentView]:
         return list(self._known_state().incidents)
 
-    # What is done
+    # Decisions and their effects
 
     def _take_all(self) -> None:
-        """Decides on all that was heard, and sends out what follows from all of it."""
+        """Decides on all events that have arrived, and sends what follows from all of them."""
         events = tuple(self._events)
         self._events.clear()
         self._state = decide_all(
@@ -284,12 +287,12 @@ class TrainingJob:
         self._publish()
 
     def _take(self, event: Event) -> None:
-        """Decides on one event, and sends out what follows from it."""
+        """Decides on one event, and sends what follows from it."""
         self._state = decide(self._state, event, self._job, workflow.now(), new_token=workflow.uuid4)
         self._publish()
 
     def _publish(self) -> None:
-        """Tells groups and users where the job stands: looks at every node, and a thousand of them speak at once."""
+        """Updates groups and users. This looks at every node, and a thousand of them report at once."""
         if self._unchecked:
             return
         for group, desire in group_desire.desires_of(self._state).items():
@@ -301,7 +304,7 @@ class TrainingJob:
         self._show()
 
     async def _send(self, group: int) -> None:
-        """Brings one group up to date; the newest desire overtakes those still waiting."""
+        """Brings one group up to date; a newer desired state replaces those that still wait."""
         sent: GroupDesire | None = None
         try:
             while (desire := self._sent.get(group)) is not None and desire != sent:
@@ -320,7 +323,7 @@ class TrainingJob:
             delivery = await deliver(group_id, "desire", desire, behavior=self._state.behavior)
             if delivery is not Delivery.CLOSED:
                 return delivery is Delivery.TAKEN
-            # Terminated from outside; a new one picks its nodes up by their names.
+            # It was terminated from outside; a new group adopts its nodes by their names.
             self._started_groups.discard(group)
         return await self._start_group(group, group_id, desire)
 
@@ -347,7 +350,7 @@ class TrainingJob:
                 static_summary=f"nodes of {self._state.name}, role {self._state.role}, group {group}",
             )
         except WorkflowAlreadyStartedError:
-            # This job was reset, or lost its memory of the group: the group's table is the truth.
+            # This job was reset, or has lost its knowledge of the group: the group's table is the truth.
             return await self._adopt_group(
                 group, group_id, Adopt(job_run_id=info.run_id, ownership_epoch=ownership_epoch)
             )
@@ -362,23 +365,23 @@ class TrainingJob:
     async def _follow_group(
         self, group: int, ownership_epoch: str, child: workflow.ChildWorkflowHandle[Any, Any]
     ) -> None:
-        """Starts a group again that has ended; one that winds down has reported it before."""
+        """Starts a group again that has ended; a group that winds down has reported it before."""
         with suppress(ChildWorkflowError):
             await child
         if group not in self._state.wound_down_groups:
-            # One that ends as soon as it begins must not fill the job's history.
+            # A group that ends as soon as it begins must not fill the job's history.
             await workflow.sleep(options.LOST_SIGNAL_RETRY, summary=f"start group {group} again")
         if self._state.ownership_epochs.get(group) == ownership_epoch:
             self._events.append(GroupWoundDown(group=group))
             self._reach_group_again(group)
 
     def _reach_group_again(self, group: int) -> None:
-        """Has the group told what is desired of it; one that has closed is started again by that."""
+        """Sends the group its desired state; a group that has closed is started again by that."""
         self._sent.pop(group, None)
         self._events.append(TimePassed())
 
     def _new_tenure(self, desire: GroupDesire) -> str:
-        """A name for a start or an adoption of a group: a run that was reset makes another when it is played again."""
+        """A name for a start or an adoption of a group: a run that was reset makes another one when it is replayed."""
         if self._state.behavior >= Behavior.RELEASE_0_2:
             return workflow.uuid4().hex
         return next((node.token for node in desire.nodes.values()), "")
@@ -397,7 +400,7 @@ class TrainingJob:
                     bool(self._events)
                     or self._is_over()
                     or self._may_continue()
-                    # An update decides by itself, and may bring another deadline. To find it, all nodes are looked at.
+                    # An update decides by itself, and may change the deadline. Finding it takes a look at all nodes.
                     or (self._state is not state and self._next_deadline() != deadline)
                 ),
                 timeout=deadline - workflow.now() if deadline is not None else None,
@@ -413,7 +416,7 @@ class TrainingJob:
             workflow.continue_as_new(args=[spec, pack(self._state)])
 
     def _see_whether_outdated(self) -> None:
-        """A run of an older behavior ends at its first quiet moment under a newer worker."""
+        """Ends a run of an older behavior at its first quiet moment under a newer worker."""
         if not self._outdated and not self._events and self._is_quiet():
             self._outdated = newer_behavior_begins(self._state.behavior)
 
@@ -441,10 +444,10 @@ class TrainingJob:
     def _is_over(self) -> bool:
         return group_desire.is_over(self._state) and not self._events
 
-    # What is shown
+    # Views
 
     def _show(self) -> None:
-        """Search attributes and the page's details; only what changed makes history."""
+        """Updates search attributes and the page's details; only changes add to the history."""
         state, phase = self._state, self._phase()
         workflow.set_current_details(projections.details_of(state, phase))
         if not self._facts.search_attributes:
@@ -471,13 +474,13 @@ class TrainingJob:
         """The state of a job that takes requests.
 
         Raises:
-            ApplicationError: if it takes none, or none anymore.
+            ApplicationError: if it does not take requests yet, or no longer.
         """
         state = self._known_state()
         if state.outcome is not None:
             raise ApplicationError(f"the job is ending: {state.outcome.reason}")
         if not self._resolved:
-            raise ApplicationError(f"the job waits for its preset {self._job.runtime}; ask again")
+            raise ApplicationError(f"the job waits for its preset {self._job.runtime}; try again")
         return state
 
 

@@ -1,7 +1,7 @@
-"""How a group speaks to its job: the first edge at once, what follows within a moment together.
+"""Sends a group's transitions to its job: the first at once, and those within the next moment together.
 
-The death of a rank must be reported without delay; a thousand nodes that become ready in the same second must not make
-a thousand signals in the job's history.
+The death of a rank must be reported without delay; a thousand nodes that become ready in the same second must not add a
+thousand signals to the job's history.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ with workflow.unsafe.imports_passed_through():
 
 
 class TransitionBatch:
-    """Gathers edges and delivers them in order.
+    """Collects transitions and delivers them in order.
 
     Invariants:
-        - An edge stays here until the job has taken it; edges that could not be delivered go first the next time.
-        - What `carried` tells rides through continue-as-new: edges that wait, and sequence numbers that only grow.
-        - Each message has a higher sequence number than the one before, and says how many edges went before its first:
-          the job recognises a repeat of a message, and of edges that it took although the delivery seemed to fail.
+        - A transition stays here until the job has accepted it; transitions that could not be delivered go first the
+        next time.
+        - `carried` rides through continue-as-new: waiting transitions, and sequence numbers that only grow.
+        - Each message has a higher sequence number than the one before, and says how many transitions were sent before
+        its first. The job recognizes repeated messages by that, and transitions that it accepted although the delivery
+        seemed to fail.
     """
 
     def __init__(
@@ -48,17 +50,18 @@ class TransitionBatch:
         self._waiting: list[NodeTransition] = list(carried.waiting)
         self._adopted: tuple[NodeView, ...] | None = carried.adopted
         self._adoptions = 0
-        """A message may be in flight while the group is adopted; one job may do so twice, and find the same."""
+        """Counts adoptions: a message may be in flight while the group is adopted, and one job may adopt it twice
+        unchanged."""
         self._wound_down = False
         self._stopped = False
         self._sequence = carried.sequence
         self._delivered = carried.delivered
-        """Edges that the job has taken: the number of those before the first that waits."""
+        """The number of transitions that the job has accepted, which is the number before the first that waits."""
         self._ownership_epoch = carried.ownership_epoch
 
     @property
     def carried(self) -> TransitionsCarried:
-        """What the next run begins with, once `deliver` has ended."""
+        """The state with which the next run begins, once `deliver` has ended."""
         return TransitionsCarried(
             waiting=tuple(self._waiting),
             adopted=self._adopted,
@@ -71,21 +74,21 @@ class TransitionBatch:
         self._waiting.append(NodeTransition(kind=kind, rank=rank, incarnation=incarnation, time=time, **facts))
 
     def adopted(self, nodes: tuple[NodeView, ...], *, ownership_epoch: str) -> None:
-        """Tells the job that now has the group the whole table with the next message."""
+        """Sends the whole table with the next message, to the job that has adopted the group."""
         self._adopted = nodes
         self._adoptions += 1
         self._ownership_epoch = ownership_epoch
 
     def wound_down(self) -> None:
-        """Nothing is left: `deliver` reports it and ends."""
+        """Ends `deliver` after reporting that nothing of the group is left."""
         self._wound_down = True
 
     def stop(self) -> None:
-        """Ends `deliver` after the message that is in flight; what waits is in `carried`."""
+        """Ends `deliver` after the message that is in flight; waiting transitions are in `carried`."""
         self._stopped = True
 
     async def deliver(self) -> None:
-        """Sends for as long as the group runs."""
+        """Sends messages for as long as the group runs."""
         while True:
             await workflow.wait_condition(lambda: self._has_news or self._wound_down or self._stopped)
             if self._stopped:
@@ -94,9 +97,9 @@ class TransitionBatch:
             delivery = await self._send()
             if winding_down and delivery is not Delivery.FAILED:
                 if self._adoptions != adoptions:
-                    # Meanwhile a job has adopted this group, and would wait for its nodes forever.
+                    # A job has adopted this group meanwhile, and would wait for its nodes forever.
                     continue
-                # The job has taken it, or is closed: no workflow is left to report to.
+                # The job has accepted it, or is closed: no workflow is left to report to.
                 return
             with suppress(TimeoutError):
                 await workflow.wait_condition(

@@ -1,8 +1,8 @@
-"""WorkdirUpload: keeps the code of one submission until a job has it, and removes it where none does.
+"""WorkdirUpload: keeps the code of one submission until a job uses it, and removes it if none does.
 
-Those who submit jobs reach Temporal and not the cluster, so the code comes through here: in parts, since a message to
-Temporal is small, and before the job starts, since nodes should not wait for a folder that is too large or an upload
-that was interrupted. Clients may vanish at any moment: what they leave behind has an end of its own.
+Users who submit jobs reach Temporal and not the cluster, so the code is sent through Temporal: in parts, since a
+message to Temporal is small, and before the job starts, since nodes should not wait for a folder that is too large or
+an upload that was interrupted. A client may vanish at any moment, so an upload ends after a time limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name=WORKDIR_UPLOAD)
 class WorkdirUpload:
-    """See the module."""
+    """The workflow of one upload; see the module."""
 
     @workflow.init
     def __init__(self, request: WorkdirRequest) -> None:
@@ -31,7 +31,7 @@ class WorkdirUpload:
 
     @workflow.run
     async def run(self, request: WorkdirRequest) -> str:
-        # A client that gives up, on Ctrl-C say, cancels; one that has vanished says nothing any more.
+        # A client that gives up, for example on Ctrl-C, cancels; one that has vanished sends nothing.
         with suppress(asyncio.CancelledError, TimeoutError):
             await workflow.wait_condition(
                 lambda: self._job_started, timeout=options.UPLOAD_LIMIT, timeout_summary="end of the upload"
@@ -49,8 +49,8 @@ class WorkdirUpload:
 
     @workflow.update(description="One part of the archive")
     async def part(self, index: int, content: bytes) -> None:
-        """Returns when the part is where nodes will find it."""
-        # Local: the arguments of an activity would put the code into the history once more.
+        """Stores one part; returns when it is where nodes will find it."""
+        # A local activity: the arguments of a regular one would put the code into the history once more.
         await workflow.execute_local_activity(
             "keep_workdir_part",
             args=[self._request, index, content],

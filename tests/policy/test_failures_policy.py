@@ -159,7 +159,7 @@ def test_signals_are_named_as_the_system_names_them():
 def test_a_shell_that_reports_a_signal_did_not_fail_by_itself(exit_code: int, name: str):
     found, text, code = classify(failure(exit_code=exit_code, message=f"the command exited with {exit_code}"))
     assert found is FailureClass.COMMAND_LOST
-    assert text == f"the command exited with {exit_code}, as a shell does when {name} ended what it ran"
+    assert text == f"the command exited with {exit_code}, as a shell does when {name} ended its child"
     assert code == exit_code
     assert classify(failure(exit_code=exit_code, out_of_memory=True))[0] is FailureClass.OUT_OF_MEMORY
 
@@ -177,4 +177,4 @@ def test_a_rank_that_is_a_shell_is_read_alike_where_no_exception_is_known(exit_c
     assert classify_rank(RankExit(local_rank=0, exit_code=exit_code)) is expected
     raised = RankExit(local_rank=0, exit_code=exit_code, error="ValueError: bad batch")
     assert classify_rank(raised) is FailureClass.USER_CODE
-    assert describe_rank(RankExit(local_rank=0, exit_code=137)).endswith("as a shell has it after SIGKILL")
+    assert describe_rank(RankExit(local_rank=0, exit_code=137)).endswith("as of a shell whose child got SIGKILL")

@@ -187,7 +187,7 @@ def test_a_machine_that_is_lost_again_and_again_waits_before_it_is_a_node():
         job.opened()
     request = asks("a", stay=3)
     assert job.joins(request) is None
-    assert "again and again" in what_is_missing(job.state, request)
+    assert "lost several times" in what_is_missing(job.state, request)
     job.wait(10)
     job.opened()
     assert given(place_of(job.state, request)) == (0, 3)

@@ -67,7 +67,7 @@ def test_a_partition_that_heals():
         ],
         "DID": ["nothing: it passed by itself"],
         "NOT": [
-            "replace the node: a node that cannot be reached may train: nothing said that its ranks had failed",
+            "replace the node: a node that cannot be reached may train: nothing reported that its ranks had failed",
             "restart the ranks: a long evaluation or a slow disk looks the same from outside",
         ],
         "YOU": ["nothing to do; perdure status job"],

@@ -320,4 +320,4 @@ def test_nodes_between_two_torchruns_say_what_their_commands_do() -> None:
         "its command works without ranks",
     ]
     job.command_exited(1, exit_code=7, message="the command exited with 7")
-    assert node_views(job.state)[1].reason == "its command begins anew"
+    assert node_views(job.state)[1].reason == "its command starts over"

@@ -21,7 +21,7 @@ from workflows.policy.events import (
 def assert_asked(job: Scenario, title: str) -> None:
     told = job.incident
     assert told.title == title
-    assert told.rule == 'user/1 "asked for"'
+    assert told.rule == 'user/1 "requested by a user"'
     assert told.failure is None
     assert {evidence.source for evidence in told.evidence} == {EvidenceSource.USER}
 

@@ -1,4 +1,4 @@
-"""Decides on all that a job has received since it decided last, and on each event alone where that fails."""
+"""Decides on all events that a job has received since its last decision; where that fails, on each event alone."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def decide_all(
     new_token: TokenSource,
     dropped: Callable[[str], None],
 ) -> JobState:
-    """What the job is after all events.
+    """Returns the state of the job after all events.
 
     An event that cannot be decided on, because it is malformed or this release has a defect, is left out and counted:
-    one message must not stop a job. Where the job cannot decide even without it, the error is raised: the workflow task
+    one message must not stop a job. If the job cannot decide even without it, the error is raised: the workflow task
     fails, nothing is lost, and a release that can decide takes all events.
 
     Args:
-        state: What the job was before.
-        events: In the order in which they came.
-        job: Its specification.
+        state: The job before the events.
+        events: The events, in the order in which they arrived.
+        job: The job's specification.
         now: The time of the decision.
         new_token: Makes the secrets of new incarnations.
         dropped: Is called with a description of each event that is left out.
@@ -40,8 +40,8 @@ def decide_all(
         known = state
         for event in events:
             if isinstance(event, TransitionSeen):
-                # Each decision looks at every node, and a thousand of them speak at once; what is lost at once is one
-                # incident.
+                # One decision looks at every node, and a thousand nodes report at once. Nodes that are lost at once are
+                # one incident.
                 known = hear(known, event, job, now)
             else:
                 known = decide(known, event, job, now, new_token=new_token)

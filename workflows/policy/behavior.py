@@ -17,14 +17,15 @@ from enum import IntEnum
 
 
 class Behavior(IntEnum):
-    """What a run does for the same events, named after the release that first did it."""
+    """The commands that a run makes for the same events, named after the release that introduced them."""
 
     RELEASE_0_1 = 1
     RELEASE_0_2 = 2
 
     @classmethod
     def _missing_(cls, value: object) -> Behavior | None:
-        """Reads a newer release's behavior as the newest known: a carried state's is set anew when a run begins."""
+        """Reads a newer release's behavior as the newest known one: a carried state gets its behavior anew when a run
+        begins."""
         return max(cls) if isinstance(value, int) and value > max(cls) else None
 
 

@@ -1,7 +1,7 @@
-"""How often is too often: restarts in a sliding window, and restarts that led nowhere.
+"""Limits on restarts: a budget in a sliding window, and a limit on restarts without progress.
 
-A job that runs for months may restart hundreds of times; a job with a bug must stop after a few. So the budget slides,
-and what ends a buggy job early is that its restarts make no progress.
+A job that runs for months may restart hundreds of times; a job with a bug must stop after a few. So the window slides,
+and a job with a bug ends early because its restarts make no progress.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from workflows.messages import Progress, ProgressSource
 
 
 def within_window(times: tuple[datetime, ...], *, now: datetime, window: timedelta) -> tuple[datetime, ...]:
-    """The restarts that still count."""
+    """The restarts that still count in the window."""
     return tuple(time for time in times if now - time < window)
 
 
 def follows(times: tuple[datetime, ...], *, now: datetime, within: timedelta) -> bool:
-    """Whether what happens now belongs to the last restart that counted.
+    """Whether a failure now belongs to the last restart that counted.
 
-    It is measured from that one, so that nodes which are lost again and again do count.
+    The time counts from that restart, so that nodes which are lost again and again do count.
     """
     return bool(times) and now - times[-1] < within
 
@@ -39,7 +39,7 @@ def made_progress(progress: Progress | None, *, best_step: int, last_generation_
 
 
 def backoff(failed_starts: int) -> timedelta:
-    """How long to wait before replacing a node whose last incarnations never became ready: 0, 5, 10, 20 … 300 s.
+    """The pause before replacing a node whose last incarnations never became ready: 0, 5, 10, 20 … 300 s.
 
     The first replacement is never delayed: most nodes are lost only once.
     """

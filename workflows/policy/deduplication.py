@@ -1,4 +1,5 @@
-"""Recognises what a group delivers twice: a delivery that seemed to fail may have arrived, and is repeated."""
+"""Recognizes messages of a group that arrive twice: a delivery that seemed to fail may have arrived, and is
+repeated."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from workflows.policy.state import JobState, TransitionsTaken
 
 
 def accept(state: JobState, message: GroupTransitions) -> tuple[JobState, tuple[NodeTransition, ...] | None]:
-    """The edges that were not taken before, and the state that remembers them; None where the message is a repeat."""
+    """Returns the state that remembers the message, and its transitions that are new; None where the message is a
+    repeat."""
     if message.before is None:
         return state, message.transitions
     taken = state.taken.get(message.group, TransitionsTaken())
@@ -21,6 +23,6 @@ def accept(state: JobState, message: GroupTransitions) -> tuple[JobState, tuple[
 
 
 def begin_ownership_epoch(state: JobState, group: int, ownership_epoch: str) -> JobState:
-    """A group is started or adopted: it may be another one, which counts from the beginning."""
+    """Starts counting a group's messages from the beginning: it was started or adopted, and may be another one."""
     taken = {other: known for other, known in state.taken.items() if other != group}
     return state.changed(ownership_epochs={**state.ownership_epochs, group: ownership_epoch}, taken=taken)

@@ -1,9 +1,9 @@
 """Asks about members that are not known to have entered their world, so that no lost report leaves a job idle.
 
 An agent reports a command that does not enter in time (`Node.overdue`). The job does not rely on that report: a little
-later it asks the groups, which give the world to those members again. The answer says which world the node entered
-last; a command that is not taken says that the node is unresponsive. A member that has entered is never asked for its
-first step, which may take as long as a model takes to load.
+later it asks the groups, which send the world to those members again. The answer says which world the node entered
+last; an agent that does not take the command is unresponsive. A member that has entered is never asked for its first
+step, which may take as long as a model takes to load.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def entry_deadline(state: JobState, job: JobSpec) -> datetime | None:
 
 
 def inquire(state: JobState, job: JobSpec, now: datetime) -> JobState:
-    """Asks where members are that should have entered their world by now, and gives up those that are silent."""
+    """Asks about members that should have entered their world by now, and gives up those that do not answer."""
     deadlines = _deadlines(state, job)
     due = {rank: deadline for rank, deadline in deadlines.items() if deadline <= now}
     if not due:
         return state
     if now - min(due.values()) > CONTROL_LAG:
-        # The workflow could not run when it was time, so neither could agents report.
+        # The workflow could not run in time, so agents could not report either.
         return state.changed(control_lag_until=now + CONTROL_LAG_GRACE)
     silent = [node for node in state.members if node.rank in due and not node.reachable]
     for node in silent:
@@ -43,14 +43,14 @@ def inquire(state: JobState, job: JobSpec, now: datetime) -> JobState:
 
 
 def _deadlines(state: JobState, job: JobSpec) -> dict[int, datetime]:
-    """By node (slot), until when the job waits to learn that it is in the world."""
+    """The time until which the job waits to learn that a member is in the world, by node (slot)."""
     world, decided = state.world, state.world_decided_at
     patience = job.timing.rendezvous.enter_timeout
     if state.behavior < Behavior.RELEASE_0_2 or not patience:
         return {}
     if world is None or decided is None or state.interruption is not None or state.suspended:
         return {}
-    # An agent counts from when it took the world, and knows more: it should speak first.
+    # An agent counts from the time when it took the world, and knows more: its report should come first.
     patience += job.timing.of(state.nodes_max).commands.schedule_to_start
     found: dict[int, datetime] = {}
     for node in state.members:

@@ -1,4 +1,4 @@
-"""What a job can hear. Each event is decided on by `workflows.policy.job.decide`."""
+"""Events that a job receives. `workflows.policy.job.decide` decides on each of them."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ class TransitionSeen(Message):
 
 
 class GroupAdopted(Message):
-    """A group that already ran told its table: the job was reset, or took over."""
+    """A group that already ran has sent its table: the job was reset, or adopted the group."""
 
     group: int
     nodes: tuple[NodeView, ...]
 
 
 class GroupWoundDown(Message):
-    """Nothing of the group is left."""
+    """A group has deleted all its nodes."""
 
     group: int
 
 
 class JoinRequested(Message):
-    """A machine that a user or a scheduler started requests a place, and is not refused."""
+    """A machine that a user or a scheduler started requests a place, and the job does not refuse it."""
 
     request: JoinRequest
 
 
 class TimePassed(Message):
-    """A deadline of `workflows.policy.timers` may be over."""
+    """A deadline of `workflows.policy.timers` may have passed."""
 
 
 class ScaleRequested(Message):

@@ -1,4 +1,4 @@
-"""What each failure class means, to the policy and to people: one table that every decision and every text reads.
+"""The meaning of each failure class, for the policy and for people: one table that every decision and every text reads.
 
 A new class is a member of `FailureClass` and an entry here. A class without an entry fails at import.
 """
@@ -16,14 +16,14 @@ _WATCH_NODES = "nothing to do, unless it repeats; perdure nodes {job}{flag}"
 
 @dataclass(frozen=True, kw_only=True)
 class GiveUp:
-    """Why a node is given up, and what an incident says of it."""
+    """Why the job gives a node up, and how an incident describes it."""
 
     what: str
-    """The node's state, after `node 3`."""
+    """The node's state, written after `node 3`."""
     why_not_in_place: str
     """Why its ranks cannot be restarted where they are."""
     at_once: bool
-    """The first such failure gives the node up; otherwise its command is started once more before."""
+    """The first such failure gives the node up; otherwise its command is first started once more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,22 +41,22 @@ class FailureTraits:
     meaning: str
     """One clause for people, without the node."""
     advice: str
-    """What a person can do; `{job}`, `{flag}` and `{node}` stand for the job and the options that name its place."""
+    """The advice to the user; `{job}`, `{flag}` and `{node}` stand for the job and the options that name its place."""
     users_own: bool = False
-    """Likely to happen again by itself, so it counts against progress; the job's exit code is then 1."""
+    """Users' own failure: it will probably happen again, so it counts against progress, and the job exits with 1."""
     victim: bool = False
-    """The effect of another node's failure: it never decides while a culprit may still report."""
+    """The effect of another node's failure: it decides nothing while a culprit may still report."""
     took_part: bool = True
-    """The node may have run in the world that it accepted; otherwise it never entered, or has left it in silence."""
+    """The node may have run in the world that it accepted; otherwise it never entered, or left without a report."""
     among_ranks: int = 100
-    """Which of several failed ranks speaks for their node: the lowest. A rank that was killed may have been torchrun's
-    own doing. Classes that no rank ends with keep the default."""
+    """The priority among several failed ranks: the rank with the lowest number determines the node's class. torchrun
+    itself may have killed a rank. Classes that no rank ends with keep the default."""
     give_up: GiveUp | None = None
     stop: Stop | None = None
 
 
 def complete(table: Mapping[FailureClass, FailureTraits]) -> Mapping[FailureClass, FailureTraits]:
-    """The table itself.
+    """Checks that every failure class has an entry, and returns the table.
 
     Raises:
         LookupError: if a class has no entry.
@@ -136,7 +136,8 @@ FAILURE_CLASSES = complete(
         ),
     }
 )
-"""Causes before their effects: of an interruption that several nodes reported, the first class names the culprit."""
+"""Causes before their effects: if several nodes report an interruption, the first class in this order names the
+culprit."""
 
 _PRECEDENCE = {failure: index for index, failure in enumerate(FAILURE_CLASSES)}
 
@@ -150,5 +151,5 @@ VICTIMS = frozenset(failure for failure, traits in FAILURE_CLASSES.items() if tr
 
 
 def precedence(failure: FailureClass) -> int:
-    """The class's place among those that several nodes report; the lowest names the culprit."""
+    """The position of the class in the order of causes; among several reports, the lowest names the culprit."""
     return _PRECEDENCE[failure]

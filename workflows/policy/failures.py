@@ -1,7 +1,8 @@
-"""What a failure means: one table from facts (exit codes, signals, error texts) to a class.
+"""Classifies failures: one table from facts (exit codes, signals, error texts) to a class.
 
-Not the first to report is the culprit. When one rank dies its peers fail within milliseconds with errors of their
-connections, and often report first; those are victims, and a victim never decides while a culprit may still speak.
+The first node to report is not necessarily the culprit. When one rank dies, its peers fail within milliseconds with
+connection errors, and often report first. Those are victims, and a victim decides nothing while a culprit may still
+report.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV, SIGTERM = 4, 6, 7, 8, 9, 11, 
 _CRASH_SIGNALS = frozenset({SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV})
 
 _ENDING_SIGNALS = _CRASH_SIGNALS | {1, 2, 3, SIGKILL, SIGTERM, 24, 25}
-"""What people, kernels and clusters end processes with."""
+"""Signals with which people, kernels and clusters end processes."""
 
 _PEER_LOST = re.compile(
     r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|socket closed"
@@ -24,16 +25,16 @@ _PEER_LOST = re.compile(
     r"|distnetworkerror|diststoreerror|heartbeat.*timed? ?out",
     re.IGNORECASE | re.DOTALL,
 )
-"""Texts of torch's gloo and NCCL backends and of its stores when another process went away."""
+"""Errors of torch's gloo and NCCL backends and of its stores after another process has gone."""
 
 _UNEQUAL = re.compile(r"enforce fail at .*gloo.* vs ", re.IGNORECASE | re.DOTALL)
-"""Gloo's text when ranks bring tensors of different sizes to one collective: the script's own doing."""
+"""gloo's error when ranks bring tensors of different sizes to one collective, which is the script's own fault."""
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|outofmemoryerror|cannot allocate memory|\bmemoryerror\b", re.IGNORECASE)
 
 
 def signal_in_shell(exit_code: int | None) -> int | None:
-    """The signal that ended what a shell ran, if its exit code indicates one: a shell then exits with 128 + n.
+    """The signal that ended a shell's child, if the shell's exit code indicates one: a shell then exits with 128 + n.
 
     Only signals that end processes from outside or for a crash count; any other code may be the program's own.
     """
@@ -42,7 +43,7 @@ def signal_in_shell(exit_code: int | None) -> int | None:
 
 
 def classify_rank(exit: RankExit, *, out_of_memory: bool = False, shells: bool = True) -> FailureClass:
-    """The class of one rank's end; `shells` is as for `classify`."""
+    """Classifies one rank's exit; `shells` is as in `classify`."""
     text = exit.error or ""
     number = exit.signal
     if number is None and not text and shells:
@@ -59,17 +60,17 @@ def classify_rank(exit: RankExit, *, out_of_memory: bool = False, shells: bool =
 
 
 def classify(failure: Failure, *, shells: bool = True) -> tuple[FailureClass, str, int | None]:
-    """What a node's report means.
+    """Classifies a node's report.
 
     Args:
-        failure: What the agent reported.
-        shells: Whether 128 + n is read as the end by signal n of what a shell ran.
+        failure: The agent's report.
+        shells: Read an exit code of 128 + n as the end of a shell's child by signal n.
 
     Returns:
-        The class, one line for people, and the exit code that speaks for it (None where a signal did).
+        The class, one line for people, and the exit code that led to the class (None where a signal did).
     """
     if failure.kind is FailureKind.UNPROTECTED:
-        return FailureClass.UNPROTECTED, failure.message or "ranks started outside of our rendezvous", None
+        return FailureClass.UNPROTECTED, failure.message or "ranks started without Perdure's rendezvous", None
     if failure.kind is FailureKind.NODE:
         return FailureClass.NODE_LOST, failure.message or "the node was ended from outside", None
     if failure.kind is FailureKind.RENDEZVOUS:
@@ -80,7 +81,7 @@ def classify(failure: Failure, *, shells: bool = True) -> tuple[FailureClass, st
         worst, exit = min(classes, key=lambda pair: FAILURE_CLASSES[pair[0]].among_ranks)
         return worst, describe_rank(exit), exit.exit_code
     if failure.kind is FailureKind.RANKS:
-        return FailureClass.PEER_LOST, failure.message or "the ranks ended without a trace", failure.exit_code
+        return FailureClass.PEER_LOST, failure.message or "the ranks ended without an error", failure.exit_code
     if failure.kind is FailureKind.UNKNOWN and failure.exit_code is None and failure.signal is None:
         text = failure.message or "its agent, of a newer release, reports a failure that this worker does not know"
         return FailureClass.UNKNOWN, text, None
@@ -93,30 +94,30 @@ def classify(failure: Failure, *, shells: bool = True) -> tuple[FailureClass, st
             None,
         )
     if shells and (number := signal_in_shell(failure.exit_code)) is not None:
-        # A program may choose such a code itself, so the text says what is inferred.
+        # A program may choose such a code itself, so the text says that this is an inference.
         said = failure.message or f"the command exited with {failure.exit_code}"
         return (
             FailureClass.OUT_OF_MEMORY if failure.out_of_memory else FailureClass.COMMAND_LOST,
-            f"{said}, as a shell does when {signal_name(number)} ended what it ran",
+            f"{said}, as a shell does when {signal_name(number)} ended its child",
             failure.exit_code,
         )
     if failure.exit_code == 0:
-        return FailureClass.COMMAND_LOST, failure.message or "the command left although its world continues", 0
+        return FailureClass.COMMAND_LOST, failure.message or "the command ended although its world continues", 0
     return FailureClass.USER_CODE, failure.message or f"the command exited with {failure.exit_code}", failure.exit_code
 
 
 def describe_rank(exit: RankExit) -> str:
-    """`rank 3 SIGSEGV` or `rank 3 exit code 1: ValueError: …`."""
+    """Describes a rank's exit: `rank 3 SIGSEGV` or `rank 3 exit code 1: ValueError: …`."""
     rank = exit.global_rank if exit.global_rank is not None else f"(local {exit.local_rank})"
     how = signal_name(exit.signal) if exit.signal is not None else f"exit code {exit.exit_code}"
     if exit.error:
         return f"rank {rank} {how}: {exit.error}"
     number = signal_in_shell(exit.exit_code)
-    return f"rank {rank} {how}" + (f", as a shell has it after {signal_name(number)}" if number else "")
+    return f"rank {rank} {how}" + (f", as of a shell whose child got {signal_name(number)}" if number else "")
 
 
 def signal_name(number: int) -> str:
-    """The signal's name on Linux; spelled here because names differ by platform and a replay must not."""
+    """The signal's name on Linux. The names are listed here because they differ by platform, and a replay must not."""
     return _SIGNAL_NAMES.get(number, f"signal {number}")
 
 

@@ -1,4 +1,4 @@
-"""What a job requests of each of its groups: derived from the state, not kept beside it."""
+"""Derives the desired state of each of a job's groups from the job's state, instead of storing it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def groups_of(state: JobState) -> tuple[int, ...]:
 
 
 def desires_of(state: JobState) -> dict[int, GroupDesire]:
-    """All that the job wants of each of its groups; versions are set when they are sent."""
+    """The desired state of each group; versions are set when it is sent."""
     nodes, members = _by_group(state.nodes), _by_group(state.world.members if state.world else {})
     world = state.world if state.world is not None and not state.suspended else None
     common = GroupDesire(
@@ -65,13 +65,13 @@ def _desired_nodes(state: JobState, nodes: Mapping[int, NodeState]) -> dict[int,
             command_restarts=node.command_restarts,
         )
         for rank, node in sorted(nodes.items())
-        # One that winds down wants nothing, and is not told again whenever a node has gone.
+        # A group that winds down desires nothing, and is not sent that again whenever a node has gone.
         if node.alive and (state.outcome is None or (state.held and hold_on_failure.can_be_looked_at(node)))
     }
 
 
 def is_over(state: JobState) -> bool:
-    """The outcome is known and nothing of the job is left."""
+    """The outcome is known and all the job's nodes and groups are gone."""
     return state.outcome is not None and not state.held and set(groups_of(state)) <= set(state.wound_down_groups)
 
 

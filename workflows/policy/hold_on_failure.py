@@ -13,16 +13,16 @@ from workflows.messages import JobPhase, NodePhase
 from workflows.policy.state import JobState, NodeState
 
 _DEADLINE = 5
-"""The exit code of a job that has merely used up its time."""
+"""The exit code of a job that has only reached its deadline."""
 
 
 def can_be_looked_at(node: NodeState) -> bool:
-    """Whether there is something of the node to keep."""
+    """Whether the node has anything left to inspect."""
     return node.alive and node.phase not in (NodePhase.REQUESTED, NodePhase.PENDING)
 
 
 def begin(state: JobState, job: JobSpec, now: datetime) -> JobState:
-    """A job that was just stopped holds its nodes, if it failed, is to hold them, and has any."""
+    """Holds the nodes of a job that was just stopped, if it failed, `hold_on_failure` is set, and it has any nodes."""
     outcome, hold = state.outcome, job.hold_on_failure
     if outcome is None or not hold or outcome.phase is not JobPhase.FAILED or outcome.exit_code == _DEADLINE:
         return state
@@ -32,7 +32,7 @@ def begin(state: JobState, job: JobSpec, now: datetime) -> JobState:
 
 
 def end_when_due(state: JobState, now: datetime) -> JobState:
-    """The time may be over."""
+    """Ends the hold once its time is over."""
     outcome = state.outcome
     if outcome is None or outcome.held_until is None or now < outcome.held_until:
         return state
@@ -40,7 +40,7 @@ def end_when_due(state: JobState, now: datetime) -> JobState:
 
 
 def release(state: JobState) -> JobState:
-    """The nodes are wound down."""
+    """Ends the hold, so that the nodes are wound down."""
     if state.outcome is None:
         return state
     return state.changed(outcome=state.outcome.model_copy(update={"held_until": None}))

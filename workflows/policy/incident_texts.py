@@ -1,7 +1,7 @@
-"""How much text a job keeps of its incidents: they ride through continue-as-new, and answer one query.
+"""Limits the text of a job's incidents, which ride through continue-as-new and answer one query.
 
-The newest incident is told in full. Where all of them together exceed `BUDGET`, the oldest are shortened first, and
-marked as shortened. What is left out stands in the workflow's history.
+The newest incident is kept in full. Where all of them together exceed `BUDGET`, the oldest are shortened first, and
+marked as shortened. The workflow's history has the texts that are left out.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from workflows.messages import Evidence, IncidentView
 from workflows.messages.base import shorten
 
 BUDGET = 256 * 1024
-"""Bytes of JSON of all incidents. The server takes no answer to a query of 2 MB, and warns from 512 KB on."""
+"""Bytes of JSON of all incidents. The server rejects an answer to a query of 2 MB, and warns from 512 KB on."""
 
 _SHORT = 120
 """Characters of one text of a shortened incident: fifty of them stay within the budget."""
 
 _EVIDENCE = 3
-"""Signs that a shortened incident keeps, the first ones."""
+"""Pieces of evidence that a shortened incident keeps, the first ones."""
 
 
 def within_budget(incidents: tuple[IncidentView, ...]) -> tuple[IncidentView, ...]:
-    """The incidents, the oldest of them shortened where all together are too large."""
+    """Returns the incidents, with the oldest of them shortened if all together are too large."""
     sizes = [len(incident.model_dump_json().encode()) for incident in incidents]
     total, kept = sum(sizes), list(incidents)
     for index, incident in enumerate(incidents[:-1]):

@@ -1,8 +1,9 @@
-"""The story of each interruption, told while it happens: what was seen, what it means, what was done and what not.
+"""Records the story of each interruption while it happens: evidence, meaning, actions, and options not taken.
 
 An incident lasts from the first sign until the next world runs: its ranks step, or stay alive there for a while. A
-failure of a node that took part in the next world is another incident, although nothing has run yet. That of a node
-which never took part belongs to the same one: found dead while its peers restart, it caused what they reported.
+failure of a node that took part in the next world is another incident, although nothing has run yet. The failure of a
+node that never took part belongs to the same incident: such a node, found dead while its peers restart, caused what
+they reported.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from workflows.policy.incident_texts import within_budget
 from workflows.policy.state import JobState, NodeFailure
 
 KEPT_INCIDENTS = 50
-"""Older ones are in the workflow's history; these ride through continue-as-new."""
+"""Incidents that a job keeps and carries through continue-as-new. Older ones are in the workflow's history."""
 
 KEPT_EVIDENCE = 24
 
@@ -79,12 +80,12 @@ def record_decision(
     considered: tuple[Considered, ...] = (),
     failures: Iterable[NodeFailure] = (),
 ) -> JobState:
-    """Writes down the decision; a later one for the same incident replaces it."""
+    """Records the decision; a later one for the same incident replaces it."""
     incident = state.open_incident
     if incident is None:
         return state
     if incident.failure is not None and failure is None:
-        # A request, or a node that came in time, while a failure is being repaired: the failure stays the story.
+        # A request, or a node that became ready, while a failure is being repaired: the failure stays the title.
         return _replace_last(state, incident.model_copy(update={"action": shorten(f"{incident.action}; {action}")}))
     same = incident.decided_at is not None and (incident.failure, incident.culprit) == (failure, culprit)
     also = _others(failures, culprit) | (set(incident.also_failed) - {culprit})
@@ -108,7 +109,7 @@ def record_decision(
 
 
 def avoiding(state: JobState, machines: tuple[str, ...]) -> JobState:
-    """New nodes were asked for, and are to keep away from these machines."""
+    """Records that the requests for new nodes avoid these machines."""
     incident = state.open_incident
     if incident is None or not machines:
         return state
@@ -116,7 +117,7 @@ def avoiding(state: JobState, machines: tuple[str, ...]) -> JobState:
 
 
 def waits(state: JobState, text: str) -> JobState:
-    """A node that is needed to continue does not come, for a reported reason; the newest reason stays."""
+    """Records why a node that is needed to continue is not available; the newest reason stays."""
     incident = state.open_incident
     return (
         state if incident is None else _replace_last(state, incident.model_copy(update={"waited_for": shorten(text)}))
@@ -124,13 +125,13 @@ def waits(state: JobState, text: str) -> JobState:
 
 
 def record_world(state: JobState) -> JobState:
-    """The next world was handed out."""
+    """Records that the next world was sent out."""
     incident = state.open_incident
     if incident is None or state.world is None:
         return state
     return _replace_last(
         state,
-        # How ranks were started counts per world: this one may follow another that the same incident ended.
+        # Starts of ranks are counted per world, and this world may follow another that ended the same incident.
         incident.model_copy(
             update={"generation_after": state.world.generation, "nodes_after": state.world.nodes, "starts": None}
         ),
@@ -138,7 +139,7 @@ def record_world(state: JobState) -> JobState:
 
 
 def record_commands(state: JobState, time: datetime) -> JobState:
-    """One more agent has the new world; the last one counts."""
+    """Records that one more agent has the new world; the last one counts."""
     incident = _of_current_world(state)
     if incident is None:
         return state
@@ -146,7 +147,7 @@ def record_commands(state: JobState, time: datetime) -> JobState:
 
 
 def record_entry(state: JobState, time: datetime) -> JobState:
-    """One more member's rendezvous returned; the last one counts."""
+    """Records that one more member's rendezvous returned; the last one counts."""
     incident = _of_current_world(state)
     if incident is None:
         return state
@@ -154,7 +155,7 @@ def record_entry(state: JobState, time: datetime) -> JobState:
 
 
 def record_starts(state: JobState, starts: RankStarts) -> JobState:
-    """One more member's ranks step, and its agent says how they were started."""
+    """Records how one more member's ranks were started, as its agent reports with the first steps."""
     incident = _of_current_world(state)
     if incident is None:
         return state
@@ -163,7 +164,8 @@ def record_starts(state: JobState, starts: RankStarts) -> JobState:
 
 
 def follow_running(state: JobState, now: datetime) -> JobState:
-    """Closes the incident that the current world ended once that runs, and notes its first step whenever it comes."""
+    """Closes the incident that the current world ended once that world runs, and notes the first step whenever it
+    comes."""
     incident = _of_current_world(state) or state.open_incident
     if incident is None or incident.stepping_at is not None or incident.closed_at is not None or not state.stepping:
         return state
@@ -175,13 +177,13 @@ def follow_running(state: JobState, now: datetime) -> JobState:
 
 
 def caught_up(state: JobState, now: datetime) -> JobState:
-    """Closes the open incident between two worlds: what failed is where the others are, or has ended."""
+    """Closes the open incident between two worlds: the failed command has caught up with the others, or has ended."""
     incident = state.open_incident
     return state if incident is None else _replace_last(state, incident.model_copy(update={"running_at": now}))
 
 
 def abandon(state: JobState, time: datetime, how: str) -> JobState:
-    """What was being repaired, if anything, is not wanted any more."""
+    """Closes the open incident, if any, because its repair is no longer desired."""
     incident = state.open_incident
     if incident is None:
         return state
@@ -192,11 +194,11 @@ def abandon(state: JobState, time: datetime, how: str) -> JobState:
 
 
 def follow_with_another(state: JobState, failure: NodeFailure, *, took_part: bool) -> JobState:
-    """Closes the open incident where a failure is another story: one that happened in the world which it led to.
+    """Closes the open incident if a failure belongs to the world that the incident led to.
 
     Args:
         state: The job, before the failure is taken in.
-        failure: What is reported.
+        failure: The reported failure.
         took_part: Whether its node had accepted the current world.
     """
     incident, world = state.open_incident, state.world
@@ -212,7 +214,7 @@ def follow_with_another(state: JobState, failure: NodeFailure, *, took_part: boo
 
 
 def add_late_evidence(state: JobState, failure: NodeFailure, *, generation: int, source: EvidenceSource) -> JobState:
-    """Adds a report about a world that is over to the incident that ended it; drops it where there is none."""
+    """Adds a report about an earlier world to the incident that ended that world; drops it where there is none."""
     for index in reversed(range(len(state.incidents))):
         incident = state.incidents[index]
         if incident.generation_before == generation and incident.failure is not None:
@@ -228,7 +230,7 @@ def add_late_evidence(state: JobState, failure: NodeFailure, *, generation: int,
 
 
 def _others(failures: Iterable[NodeFailure], culprit: int | None) -> set[int]:
-    """Nodes that failed by themselves, beside the culprit."""
+    """Nodes that failed by themselves, other than the culprit."""
     return {
         failure.rank
         for failure in failures

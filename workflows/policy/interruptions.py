@@ -1,6 +1,6 @@
-"""What breaks the current world, or fails between two worlds: gathered until a verdict, and counted once per try.
+"""Collects failures that break the current world, or happen between two worlds, until a verdict; each try counts once.
 
-Failures of several nodes are one interruption where they have one cause, and so one restart in the budgets.
+Failures of several nodes with one cause are one interruption, and so one restart in the budgets.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from workflows.policy.state import Interruption, JobState, NodeFailure, NodeStat
 def interrupt(
     state: JobState, failure: NodeFailure, *, now: datetime, source: EvidenceSource, generation: int = 0
 ) -> JobState:
-    """The current world is over, and this is one sign of it.
+    """Records that the current world is over, and one sign of it.
 
     Args:
         state: The job.
         failure: The sign.
         now: The time.
-        source: Who reports it.
-        generation: Of the world in which the failure is known to have happened; 0 where that is not known.
+        source: The reporter.
+        generation: The world in which the failure is known to have happened; 0 where that is not known.
     """
     accepted = max(generation, state.nodes[failure.rank].commanded, state.nodes[failure.rank].stepping)
     took_part = FAILURE_CLASSES[failure.failure].took_part
@@ -36,10 +36,10 @@ def interrupt(
         if state.behavior < Behavior.RELEASE_0_2 or not silent:
             # A user's request is in progress and restarts every rank anyway.
             return state
-        # The request waits for a silent member while the others train. Now they do not.
+        # The request waits for a silent member while the others train. Now they no longer do.
         interruption = Interruption(since=now)
     for node in state.stalled:
-        # Nothing was done about it, but the interruption began here.
+        # The job did nothing about the stall, but the interruption began here.
         state = incidents.add_evidence(
             state,
             now=now,
@@ -60,9 +60,10 @@ def interrupt(
     return state.changed(
         interruption=interruption.model_copy(
             update={
-                # The incident has what it printed.
+                # The incident keeps the output.
                 "failures": (*interruption.failures, failure.model_copy(update={"log_tail": ""})),
-                # A new culprit before the next world is formed: decide again with all that is known.
+                # A new culprit was reported before the next world is formed: decide again with everything that is
+                # known.
                 "decided": interruption.decided and failure.failure in VICTIMS,
             }
         )
@@ -70,19 +71,19 @@ def interrupt(
 
 
 def count_another_try(state: JobState, node: NodeState, now: datetime) -> JobState:
-    """A command that fails once more before it came to any world is a failure of its own, which counts."""
+    """Counts another failure of a command that fails again before it entered any world: it is a failure of its own."""
     interruption = state.interruption
     if state.behavior < Behavior.RELEASE_0_2 or interruption is None or not interruption.decided:
         return state
     if node.rank not in {failure.rank for failure in interruption.failures}:
-        # The others' first commands fail for the same reason at about the same time.
+        # The commands of the other nodes fail for the same reason at about the same time.
         return state
     return state.changed(interruption=Interruption(since=now))
 
 
 def record_command_failure(state: JobState, failure: NodeFailure, now: datetime) -> JobState:
-    """A command failed between two worlds. The same line of a script fails on every node, sooner or later: all first
-    failures are one try of the job, all second ones another, and each try is one restart in the budgets."""
+    """Records that a command failed between two worlds. The same line of a script fails on every node, sooner or later:
+    all first failures are one try of the job, all second ones another, and each try is one restart in the budgets."""
     node = state.nodes[failure.rank]
     tries = max(known.failed_between for known in state.nodes.values())
     fails = failure.failure is not FailureClass.NODE_LOST

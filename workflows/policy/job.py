@@ -1,8 +1,8 @@
-"""The brain of one job: `decide(state, event, job, now)` is everything that a TrainingJob ever decides.
+"""The decisions of one job: `decide(state, event, job, now)` is everything that a TrainingJob ever decides.
 
-It first takes the event's facts in (`hear`), then brings the job as far as the facts allow: judges a broken world,
-replaces what is lost, forms the next world, completes, stops. The second part looks at the state only and never at the
-event, so the same facts lead to the same decision in whatever order they came.
+It first takes in the event's facts (`hear`), then brings the job as far as the facts allow: judges a broken world,
+replaces lost nodes, forms the next world, completes, stops. The second part reads the state only and never the event,
+so the same facts lead to the same decision in whatever order they came.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ TokenSource = Callable[[], UUID]
 
 
 def decide(state: JobState, event: Event, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
-    """What the job is after an event."""
+    """Returns the state of the job after an event."""
     return advance(hear(state, event, job, now), job, now, new_token=new_token)
 
 
 def hear(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
-    """What the job knows after an event. `advance` must follow: after the last one, where many come at once."""
+    """Takes in an event. `advance` must follow: after the last event, if several arrive at once."""
     state = joining.accept_machine(reduce(state, event, now), event, job, now)
     return user_requests.apply(state, event, job, now)
 
 
 def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
-    """Brings the job as far as what is known allows."""
+    """Brings the job as far as the known facts allow."""
     if state.outcome is not None:
         return _with_phase(hold_on_failure.end_when_due(state, now), job)
     state = _check_limits(state, job, now)
@@ -79,7 +79,7 @@ def _recover(state: JobState, job: JobSpec, now: datetime) -> JobState:
     state = record(state, verdict, interruption, job, now)
     for rank in verdict.replace:
         node = state.nodes.get(rank)
-        # Its replacement, asked for by an earlier verdict on the same world, is not what failed.
+        # A replacement that an earlier verdict on the same world requested has not failed.
         if node is not None and node.alive and state.is_member(node):
             state = state.with_node(
                 succession.drop(
@@ -89,7 +89,7 @@ def _recover(state: JobState, job: JobSpec, now: datetime) -> JobState:
                     since=now,
                     reason=verdict.title,
                     loss_cause=_cause(rank, interruption),
-                    # The next one must show that it gets to the rendezvous before a world waits for it.
+                    # The next incarnation must reach the rendezvous before a world waits for it.
                     failed_starts=max(node.failed_starts, min(node.missed_worlds, 1)),
                 )
             )
@@ -99,10 +99,11 @@ def _recover(state: JobState, job: JobSpec, now: datetime) -> JobState:
 
 
 def _cause(rank: int, interruption: Interruption) -> LossCause:
-    """Why a node is given up on that is not known to be gone."""
+    """The cause of the loss of a node that is given up although it is not known to be gone."""
     if rank in interruption.ranks_with(FailureClass.NODE_UNRESPONSIVE):
         return LossCause.MACHINE
-    # Of one that says itself that it is ended, its backend would have said more, if there were more.
+    # The node itself reports that something ends it. If its machine were the reason, the backend would have reported
+    # it.
     return LossCause.WANTED if rank in interruption.ranks_with(FailureClass.NODE_LOST) else LossCause.UNKNOWN
 
 
@@ -131,7 +132,7 @@ def _give_up_on_unreachable(state: JobState, job: JobSpec, now: datetime) -> Job
 
 
 def _because_of(interruption: Interruption, failure: NodeFailure) -> Interruption:
-    """The interruption with a further failure; what was requested until now is a failure's story from here on."""
+    """Adds a failure to the interruption; what a request began becomes the story of a failure."""
     if interruption.requested is not None:
         return Interruption(since=interruption.since, failures=(failure,))
     return interruption.model_copy(update={"failures": (*interruption.failures, failure), "decided": False})
@@ -146,7 +147,8 @@ def _may_still_train(state: JobState, interruption: Interruption) -> bool:
 
 
 def _give_up_on_silent(state: JobState, job: JobSpec, now: datetime) -> JobState:
-    """Between two worlds an unreachable node may work: it is given up on where nothing else is waited for."""
+    """Gives up an unreachable node between two worlds. It may work, so this happens only once nothing else is waited
+    for."""
     limit = waiting.limit_of(state, job)
     if limit is None or now < limit.at:
         return state
@@ -158,7 +160,7 @@ def _give_up_on_silent(state: JobState, job: JobSpec, now: datetime) -> JobState
 
 
 def unreachable_deadline(state: JobState, job: JobSpec, interruption: Interruption) -> datetime:
-    """From when an unreachable member is given up on, if its world is broken."""
+    """The time from which an unreachable member is given up, if its world is broken."""
     deadline = interruption.since + job.timing.lease.timeout
     return max(deadline, state.control_lag_until) if state.control_lag_until is not None else deadline
 
@@ -167,9 +169,9 @@ def candidates(state: JobState) -> list[NodeState]:
     """Nodes that can be given a world: they wait for one, or are in the current one.
 
     While the world is stopped, a replacement counts from its agent's first report on: the others start their ranks
-    while its command is still on its way to the rendezvous. One whose last incarnation did not get there must first.
-    One that is cut off from the others counts only where there is no world without it, and one whose predecessor may
-    still train does not count at all.
+    while its command is still on its way to the rendezvous. A replacement whose last incarnation did not reach the
+    rendezvous must first reach it. A node that is cut off from the others counts only where there is no world without
+    it, and a node whose predecessor may still train does not count at all.
     """
     if state.between_stages:
         return [
@@ -188,7 +190,8 @@ def candidates(state: JobState) -> list[NodeState]:
         and (
             stages.at_stage(state, node)
             or state.is_member(node)
-            # One that begins anew passes over the torchruns that have finished first, and may have to work in between.
+            # A command that starts over first skips the torchruns that have finished, and may have other work between
+            # them.
             or (
                 is_stopped
                 and node.phase is NodePhase.JOINED
@@ -204,7 +207,7 @@ def candidates(state: JobState) -> list[NodeState]:
 
 
 def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
-    """Hands out the next world, if one is due and possible."""
+    """Sends out the next world, if one is due and possible."""
     world = state.world
     interruption = state.interruption
     if interruption is not None and not interruption.decided:
@@ -222,7 +225,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
         return state.changed(ready_since=None, waiting_since=None)
     # From here on a world is due: there is none, it broke, it must shrink, or it can grow.
     if not state.between_stages and any(node.alive and not node.reachable for node in state.members):
-        # It cannot be told, and while its world steps nothing is held against it.
+        # The node cannot be sent a world. While its own world steps, that is no evidence against it.
         return state
     is_stopped = world is None or interruption is not None or state.between_stages
     if size == 0:
@@ -255,7 +258,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
         state = _with_fresh_progress(state)
     elif world is not None:
         state = _announce(state, formed, job, now)
-        # That the ranks of some had finished counts for nothing: their world did not.
+        # Ranks that had finished do not count, because their world had not.
         state = state.changed(nodes={rank: node.changed(ended=False) for rank, node in state.nodes.items()})
     host = state.nodes[formed.store_rank]
     state = state.with_node(
@@ -279,7 +282,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
 
 
 def _announce(state: JobState, formed: World, job: JobSpec, now: datetime) -> JobState:
-    """The state with the reason why a world that nothing has interrupted is followed by another one."""
+    """Records why another world follows one that nothing has interrupted."""
     world = state.world
     if world is None or state.interruption is not None:
         return state
@@ -291,7 +294,7 @@ def _announce(state: JobState, formed: World, job: JobSpec, now: datetime) -> Jo
 
 
 def _dismiss_surplus(state: JobState, job: JobSpec, now: datetime) -> JobState:
-    """Members that the next world has no place for have to end before it is formed."""
+    """Ends the members that the next world has no place for, before it is formed."""
     for node in state.members:
         if node.alive and node.rank >= state.nodes_max:
             state = succession.dismiss(state, node, job, now, phase=NodePhase.REMOVED, reason="scaled down")
@@ -299,7 +302,7 @@ def _dismiss_surplus(state: JobState, job: JobSpec, now: datetime) -> JobState:
 
 
 def _rest(state: JobState, job: JobSpec, now: datetime, *, size: int, available: int) -> JobState | None:
-    """The state while no world of the next stage is due; None where one is."""
+    """Returns the state while no world of the next stage is due; None where one is."""
     if stages.working_nodes(state):
         return state.changed(ready_since=None, waiting_since=None)
     if stages.silent_nodes(state):
@@ -312,7 +315,7 @@ def _rest(state: JobState, job: JobSpec, now: datetime, *, size: int, available:
 
 
 def _with_fresh_progress(state: JobState) -> JobState:
-    """A stage is over: what its steps said about progress says nothing about the next one."""
+    """Resets progress after a stage: its steps say nothing about the progress of the next one."""
     return state.changed(progress=None, failures_without_progress=0, best_step=-1, last_generation_steps=-1)
 
 
@@ -340,14 +343,14 @@ def _is_time(
 
 
 def _staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
-    """Every slot has a living node, and no other node is kept."""
+    """Gives every slot a living node, and keeps no other node."""
     for node in list(state.nodes.values()):
         if node.alive and node.rank >= state.nodes_max and (state.between_stages or not state.is_member(node)):
             state = succession.dismiss(state, node, job, now, phase=NodePhase.REMOVED, reason="scaled down")
     wanted: list[int] = []
     for rank in range(state.nodes_max):
         node = state.nodes.get(rank)
-        # One that has finished is needed again where the others' world broke.
+        # A node that has finished is needed again if the others' world broke.
         if node is not None and (node.alive or stages.is_done(state, node)):
             continue
         if node is not None and node.phase is NodePhase.LOST:
@@ -358,7 +361,7 @@ def _staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSour
                 continue
             state = node_avoidance.remember(state, node)
         wanted.append(rank)
-    # Several may have been lost on one machine.
+    # Several nodes may have been lost on one machine.
     avoids = node_avoidance.machines_to_avoid(state, job, now) if wanted else ()
     for rank in wanted:
         node = state.nodes.get(rank)
@@ -378,9 +381,9 @@ def _staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSour
 
 
 def _dismiss(state: JobState, job: JobSpec, now: datetime) -> JobState:
-    """A suspended job has no nodes; their numbers are kept, so that none is ever used again."""
+    """Ends all nodes of a suspended job; their incarnation numbers are kept, so that none is ever used again."""
     for node in list(state.nodes.values()):
-        # Outside a complete stage each command begins anew, also one that has ended and whose node left before this.
+        # Outside of a complete stage every command starts over, including that of a node that ended and left before.
         ended = node.ended and state.between_stages
         if node.alive:
             changes = {"phase": NodePhase.REMOVED, "reason": "suspended", "store_ports": (), "ended": ended}

@@ -1,8 +1,8 @@
-"""Who gets which place in a job whose nodes come by themselves (`backend: joined`).
+"""Assigns places in a job whose nodes join by themselves (`backend: joined`).
 
 A place is a slot and the incarnation that it waits for; the machine that takes it receives that incarnation's token. A
-machine is known by its node ID. One that comes again under the same ID says with it that its predecessor is gone, which
-is evidence like a backend's, and has its place back: at once, whatever state that was in.
+machine is known by its node ID. If a machine joins again under the same ID, its predecessor is gone: this is evidence
+like a backend's, and the machine gets its place back at once, whatever state the place was in.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from workflows.policy.reduce import reduce
 from workflows.policy.state import Holder, JobState, NodeState
 
 _OPEN_PHASES = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
-"""No agent has spoken for the node."""
+"""Phases in which no agent has reported for the node yet."""
 
 _REMEMBERED_SESSIONS = 8
 
 
 class Refusal(NamedTuple):
-    """Why there is no place."""
+    """The reason why the job gives no place."""
 
     kind: JoinRefusal
     text: str
@@ -49,7 +49,7 @@ def refusal(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) 
             return Refusal(JoinRefusal.DISPLACED, text)
         if (known := state.holders.get(rank)) and _is_of(known, request) and _holder(state, rank) is None:
             return Refusal(
-                JoinRefusal.OVER, f"what it was given, incarnation {known.incarnation} of node {rank}, is over"
+                JoinRefusal.OVER, f"its earlier place, incarnation {known.incarnation} of node {rank}, is over"
             )
     if state.suspended:
         return Refusal(JoinRefusal.NO_PLACE, "the job is suspended; it has places again when it is resumed")
@@ -60,7 +60,7 @@ def refusal(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) 
 
 
 def accept_machine(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
-    """The state after a request for a place that was not refused; a repeated one changes nothing."""
+    """Assigns a place to a request that is not refused; a repeated request changes nothing."""
     if not isinstance(event, JoinRequested) or refusal(state, event.request, job, now) is not None:
         return state
     request = event.request
@@ -95,7 +95,7 @@ def accept_machine(state: JobState, event: Event, job: JobSpec, now: datetime) -
 
 
 def place_of(state: JobState, request: JoinRequest) -> NodeState | None:
-    """The node that the request was given; None while there is none, or its group does not know of it yet."""
+    """The node that the request was given; None while there is none, or while its group does not know the node yet."""
     for rank in _places(state):
         holder, node = _holder(state, rank), state.nodes.get(rank)
         if holder is not None and _is_of(holder, request):
@@ -105,11 +105,11 @@ def place_of(state: JobState, request: JoinRequest) -> NodeState | None:
 
 
 def what_is_missing(state: JobState, request: JoinRequest) -> str:
-    """Why `place_of` has no node for a request that was granted."""
+    """Why `place_of` has no node yet for a request that was granted."""
     for rank in _places(state):
         holder, node = _holder(state, rank), state.nodes.get(rank)
         if holder is not None and _is_of(holder, request) and node is not None and node.not_before is not None:
-            return f"node {rank} was lost before it was ready again and again; its place opens after a pause"
+            return f"node {rank} was lost several times before it was ready; its place opens after a pause"
     return "its place is being prepared"
 
 
@@ -118,7 +118,7 @@ def _places(state: JobState) -> range:
 
 
 def _holder(state: JobState, rank: int) -> Holder | None:
-    """Who has the place, or will have it once its next incarnation is there."""
+    """The machine that holds the place, or will hold it once its next incarnation exists."""
     holder, node = state.holders.get(rank), state.nodes.get(rank)
     if holder is None or node is None or holder.incarnation > node.incarnation:
         return holder
@@ -130,26 +130,26 @@ def _is_of(holder: Holder, request: JoinRequest) -> bool:
 
 
 def _incarnation(node: NodeState | None) -> int:
-    """The incarnation of a machine that takes the place now."""
+    """The incarnation that a machine gets if it takes the place now."""
     if node is None:
         return 1
     return node.incarnation if node.alive else node.incarnation + 1
 
 
 def _newer_than(state: JobState, rank: int, request: JoinRequest) -> Holder | None:
-    """The holder that this request comes too late for."""
+    """The holder that has replaced the requesting session."""
     known = state.holders.get(rank)
     if known is None or known.node_id != request.node_id:
         return None
     if request.session in known.displaced or (known.session == request.session and request.stay < known.stay):
         return known
-    # Clocks of different machines say nothing about who came first.
+    # Clocks of different machines do not tell which session came first.
     older = known.session != request.session and known.host == request.host and request.started_at < known.started_at
     return known if older and _holder(state, rank) is not None else None
 
 
 def _choose(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) -> int | None:
-    """The place that it has, or had under its node ID, or would like, or the first that is free."""
+    """Chooses a place: the one that the request has, had under its node ID, prefers, or the first free one."""
     own = [rank for rank in _places(state) if (known := state.holders.get(rank)) and known.node_id == request.node_id]
     for rank in own:
         if _holder(state, rank) is not None:
@@ -168,12 +168,12 @@ def _is_free(state: JobState, rank: int, job: JobSpec, now: datetime) -> bool:
     if node.phase not in _OPEN_PHASES:
         return False
     patience = job.timing.rendezvous.enter_timeout
-    # A machine that took it and never reported has probably died before it could.
+    # A machine that took the place and never reported has probably died before it could.
     return holder is None or bool(patience and now - max(holder.since, node.since) >= patience)
 
 
 def _comes_back(state: JobState, rank: int) -> bool:
-    """Its next incarnation is only a matter of time."""
+    """Whether the place will open again by itself: its next incarnation follows."""
     node = state.nodes.get(rank)
     if node is None or node.alive:
         return False
@@ -181,11 +181,11 @@ def _comes_back(state: JobState, rank: int) -> bool:
 
 
 def _lost(state: JobState, node: NodeState, holder: Holder, request: JoinRequest, now: datetime) -> JobState:
-    """The predecessor is gone, as if a backend had seen it go."""
+    """Records that the predecessor is gone, as if a backend had reported it."""
     if holder.node_id == request.node_id:
         detail = f"{request.node_id} has joined anew{f' from {request.host}' if request.host else ''}"
     else:
-        detail = f"{holder.node_id} took the place and its agent never spoke"
+        detail = f"{holder.node_id} took the place and its agent never reported"
     transition = NodeTransition(
         kind=TransitionKind.LOST,
         rank=node.rank,

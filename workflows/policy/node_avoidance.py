@@ -1,10 +1,10 @@
-"""Which machines the next nodes should avoid: those on which the job has lost nodes for no better reason.
+"""Chooses the machines that the next nodes should avoid: those on which the job has lost nodes without another reason.
 
-A machine with failing memory or a bad cable often looks healthy to its cluster, and the scheduler likes it: it has
-room, and the image. So losses are counted by machine, within the window of the job's budget. A node that was wanted
-gone, or that took too much memory, speaks against no machine.
+A machine with failing memory or a bad cable often looks healthy to its cluster, and the scheduler prefers it: it has
+room, and the image. So losses are counted by machine, within the window of the job's budget. A node that was removed on
+purpose, or that used too much memory, speaks against no machine.
 
-What follows is a preference: where no other machine has room, a node runs there again, and no job waits for it.
+The result is a preference: where no other machine has room, a node runs there again, and no job waits for it.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from workflows.messages import LossCause
 from workflows.policy.state import JobState, MachineLoss, NodeState
 
 LOSSES = 2
-"""Unexplained ones that make a machine suspect; one that its own failure explains is enough."""
+"""Unexplained losses that make a machine suspect; one loss that the machine's own failure explains is enough."""
 
 _STANDS_OUT = 2
-"""A machine stands out with more than this many times the mean of the job's other machines, in unexplained losses: who
-kills processes everywhere, a user or a script, is no machine's fault."""
+"""A machine stands out with more than this many times the mean of unexplained losses of the job's other machines: a
+user or a script that kills processes everywhere is no machine's fault."""
 
 _REMEMBERED = 64
-"""Losses, the newest: they ride through continue-as-new."""
+"""Losses that a job remembers, the newest: they ride through continue-as-new."""
 
 _AVOIDED = 8
-"""Machines at most that a node keeps away from: as many ride in its manifest and in each message about it."""
+"""The most machines that a node avoids: the node's manifest and each message about it contain the list."""
 
 
 def suspects(
     losses: Iterable[MachineLoss], *, now: datetime, window: timedelta, machines: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """The machines to keep away from, by name.
+    """The names of the machines to avoid.
 
     Args:
-        losses: What was lost where, in any order.
+        losses: The losses with their machines, in any order.
         now: The time.
-        window: Only losses of the last this long count.
-        machines: All that the job runs on, where that is known: losses that nothing explains, and that all machines
-            have alike, speak against none.
+        window: Only losses within this time count.
+        machines: All machines of the job, where they are known: unexplained losses that all machines have alike speak
+            against none of them.
     """
     counted = [loss for loss in losses if now - loss.time < window]
     proven = {loss.host for loss in counted if loss.cause is LossCause.MACHINE}
@@ -58,7 +58,7 @@ def suspects(
 
 
 def machines_to_avoid(state: JobState, job: JobSpec, now: datetime) -> tuple[str, ...]:
-    """What the job's next node keeps away from; nothing where its backend does not choose machines."""
+    """The machines that the job's next node should avoid; empty where its backend does not choose machines."""
     if not CAPABILITIES[job.backend].chooses_machines:
         return ()
     machines = {node.host for node in state.nodes.values() if node.host}
@@ -66,7 +66,7 @@ def machines_to_avoid(state: JobState, job: JobSpec, now: datetime) -> tuple[str
 
 
 def remember(state: JobState, node: NodeState) -> JobState:
-    """The state in which the loss of this node speaks against its machine, if it does."""
+    """Remembers the loss of this node, if it speaks against its machine."""
     if not node.host or node.loss_cause not in (LossCause.MACHINE, LossCause.UNKNOWN):
         return state
     loss = MachineLoss(host=node.host, time=node.since, cause=node.loss_cause)

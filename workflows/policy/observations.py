@@ -1,7 +1,7 @@
-"""What was seen and passed by itself: nodes that could not be reached, ranks that stalled and stepped again.
+"""Records pauses that ended by themselves: nodes that could not be reached, ranks that stalled and stepped again.
 
 Nothing was interrupted and nothing was done, so an observation is no interruption: it is written when it is over, as a
-closed entry among the incidents, so that `perdure explain` can answer for a pause that nothing else explains. Spells
+closed entry among the incidents, so that `perdure explain` can account for a pause that nothing else explains. Pauses
 that overlap are one entry: a partition silences several nodes, and ranks on both sides of it stall.
 """
 
@@ -15,16 +15,16 @@ from workflows.policy.incidents import KEPT_EVIDENCE, KEPT_INCIDENTS
 from workflows.policy.state import JobState, NodeState
 
 SHORTEST = timedelta(seconds=10)
-"""Shorter silences are left out: the restart of an agent or of a worker looks like that."""
+"""Shorter silences are left out: a restart of an agent or of a worker looks the same."""
 
 KEPT = 10
-"""Older ones make room for incidents."""
+"""Observations that a job keeps; older ones make room for incidents."""
 
 _NAMED = 4
 
 _NO_REPLACEMENT = Considered(
     option="replace the node",
-    why_not="a node that cannot be reached may train: nothing said that its ranks had failed",
+    why_not="a node that cannot be reached may train: nothing reported that its ranks had failed",
 )
 _NO_RESTART = Considered(
     option="restart the ranks", why_not="a long evaluation or a slow disk looks the same from outside"
@@ -32,7 +32,7 @@ _NO_RESTART = Considered(
 
 
 def observe_reachable(state: JobState, node: NodeState, now: datetime) -> JobState:
-    """Takes in that a node can be reached again; `node` is as it was before."""
+    """Records that a node can be reached again; `node` is its state before."""
     since = node.silent_since
     if node.reachable or since is None or now - since < SHORTEST:
         return state
@@ -49,7 +49,7 @@ def observe_reachable(state: JobState, node: NodeState, now: datetime) -> JobSta
 
 
 def observe_stall_ended(state: JobState, node: NodeState, at: datetime, now: datetime) -> JobState:
-    """Takes in that the ranks of a node step again; `node` is as it was before."""
+    """Records that the ranks of a node step again; `node` is its state before."""
     since = node.stalled_since
     if since is None or state.world is None or node.stalled_in != state.world.generation:
         return state
@@ -79,7 +79,7 @@ def _add(
         return state
     interrupted = (one for one in state.incidents if one.observation is None)
     if any(one.over_at is None or one.over_at > since for one in interrupted):
-        # An incident of that time tells it.
+        # An incident of that time covers it.
         return state
     last = state.incidents[-1] if state.incidents else None
     merges = last is not None and last.observation is not None and last.generation_before == state.generation

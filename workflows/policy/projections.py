@@ -1,4 +1,4 @@
-"""What a job shows of itself: its status, its nodes, its result and its page in the Temporal UI."""
+"""Views of a job's state: its status, its nodes, its result and its page in the Temporal UI."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from workflows.policy.budget import within_window
 from workflows.policy.state import JobState
 
 _WARNED_OF = 8
-"""Nodes of which the same warning is given."""
+"""The most nodes for which the same warning is given."""
 
 _SHOWN = 64
-"""Nodes in the details of the workflow's page."""
+"""The most nodes in the details of the workflow's page."""
 
 
 def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: JobPhase, now: datetime) -> JobStatus:
@@ -64,7 +64,7 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
 
 
 def warnings_of(state: JobState) -> tuple[str, ...]:
-    """What the job runs with and perhaps does not mean."""
+    """Warnings about settings of the job that are probably not intended."""
     wanted = (str(state.nodes_min), str(state.nodes_max))
     asked = {
         node.command_nodes.partition(":")[::2] for node in state.nodes.values() if node.alive and node.command_nodes
@@ -74,7 +74,7 @@ def warnings_of(state: JobState) -> tuple[str, ...]:
     if len(left_out) > _WARNED_OF:
         cut_off.append(f"{len(left_out) - _WARNED_OF} more nodes are left out of the world: `perdure nodes` names them")
     dropped = (
-        f"{state.dropped_events} messages could not be taken and were left out, the last one {state.last_dropped}: "
+        f"{state.dropped_events} messages could not be processed and were left out, the last one {state.last_dropped}: "
         "please report this as a defect"
     )
     return (
@@ -97,14 +97,14 @@ def _node_count(minimum: str, maximum: str) -> str:
 
 
 def next_action(state: JobState) -> str:
-    """What happens next without any request."""
+    """The next thing that happens if no one requests anything."""
     coming = [
         node for node in state.nodes.values() if node.alive and node.phase is not NodePhase.READY and not node.ended
     ]
     delayed = [node for node in state.nodes.values() if node.phase is NodePhase.LOST and node.not_before is not None]
     if state.outcome is not None and state.outcome.held_until is not None:
         until = f"{state.outcome.held_until:%Y-%m-%d %H:%M:%S} UTC"
-        return f"the nodes are kept until {until} (hold_on_failure); `perdure cancel` releases them before"
+        return f"the nodes are kept until {until} (hold_on_failure); `perdure cancel` releases them earlier"
     if state.outcome is not None:
         return "the nodes are wound down"
     if state.suspended:
@@ -119,10 +119,10 @@ def next_action(state: JobState) -> str:
         node = coming[0]
         return f"waits for node {node.rank} ({node.phase.lower()}{f': {node.reason}' if node.reason else ''})"
     if delayed:
-        return f"asks again for node {delayed[0].rank}, which was lost before it was ready: {delayed[0].reason}"
+        return f"requests node {delayed[0].rank} again, which was lost before it was ready: {delayed[0].reason}"
     if stalled := state.stalled:
         nodes = f"node{'s' if len(stalled) > 1 else ''} {', '.join(str(node.rank) for node in stalled)}"
-        return f"waits for {nodes} to step again; nothing is restarted for it, as a long evaluation looks the same"
+        return f"waits for {nodes} to step again; nothing is restarted, because a long evaluation looks the same"
     return "nothing to do"
 
 
@@ -131,8 +131,8 @@ def node_views(state: JobState, *, first: int | None = None, group: int | None =
 
     Args:
         state: The job.
-        first: Only so many nodes.
-        group: Only nodes of this group: those of all groups may be more than one answer can carry.
+        first: Limits the number of nodes.
+        group: Selects the nodes of this group: those of all groups may be too many for one answer.
     """
     nodes = [node for node in state.nodes.values() if group is None or group_index(node.rank) == group]
     members = state.world.members if state.world else {}
@@ -158,7 +158,7 @@ def node_views(state: JobState, *, first: int | None = None, group: int | None =
 
 
 def result_of(state: JobState, now: datetime) -> JobResult:
-    """What the workflow returns once `is_over`."""
+    """The workflow's result, once `is_over`."""
     outcome = state.outcome
     assert outcome is not None, "only a job with an outcome has a result"
     progress = state.progress
@@ -182,7 +182,7 @@ def details_of(state: JobState, phase: JobPhase) -> str:
         "",
         "| | |",
         "|-|-|",
-        f"| Nodes | {world.nodes if world else 0} in the world, {state.nodes_min} to {state.nodes_max} wanted |",
+        f"| Nodes | {world.nodes if world else 0} in the world, {state.nodes_min} to {state.nodes_max} desired |",
         f"| Ranks | {world.processes if world else 0} |",
         f"| Generation | {state.generation} |",
         f"| Next | {next_action(state)} |",

@@ -1,6 +1,6 @@
-"""From what is known about a broken world to one verdict: the smallest repair that works, or the reason to stop.
+"""Decides on a broken world with one verdict: the smallest repair that works, or the reason to stop.
 
-Every verdict names its rule and what else was considered, which is what `perdure explain` prints.
+Every verdict names its rule and the options that it did not take. `perdure explain` prints both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WORTH_WAITING = timedelta(milliseconds=100)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do about a broken world."""
+    """The decision on a broken world."""
 
     rule: str
     title: str
@@ -41,12 +41,12 @@ class Verdict:
     considered: tuple[Considered, ...] = ()
     stop: Outcome | None = None
     replace: tuple[int, ...] = field(default=())
-    """Nodes (slots) that are given up on although nothing proves them gone."""
+    """Nodes (slots) that are given up although nothing proves them gone."""
 
 
 def waits_until(state: JobState, interruption: Interruption, job: JobSpec) -> datetime | None:
-    """Until when a decision should wait for a culprit to speak, for a backend that knows why it ends a node, or for the
-    loss of more nodes; None where enough is known."""
+    """The time until which a decision should wait for a culprit's report, for a backend that knows why it ends a node,
+    or for the loss of more nodes; None where enough is known."""
     if interruption.requested is not None:
         return None
     certain = {failure.failure for failure in interruption.failures if failure.certain} - VICTIMS
@@ -55,7 +55,8 @@ def waits_until(state: JobState, interruption: Interruption, job: JobSpec) -> da
         return interruption.since + settles if certain & NODE_FAILURES and settles >= _WORTH_WAITING else None
     reported = {failure.rank for failure in interruption.failures}
     if interruption.ranks_with(FailureClass.NODE_LOST):
-        # Its agent reports it; the backend, which learns it from a kubelet, knows of the drain or the deletion.
+        # The node's agent reports the end. The backend learns it from a kubelet, and knows of the drain or the
+        # deletion.
         return interruption.since + job.timing.lease.timeout
     if all(node.rank in reported for node in state.members if node.alive):
         return None
@@ -86,11 +87,11 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
         return _node_gone(state, interruption, culprit, give_up, job, now)
     if traits.victim:
         return Verdict(
-            rule='peers-lost/1 "no culprit spoke: restart in place"',
+            rule='peers-lost/1 "no culprit reported: restart in place"',
             title=f"connections between ranks broke: {culprit.text}",
             action="restart the ranks of every node in place",
             failure=culprit.failure,
-            considered=(Considered(option="replace a node", why_not="nothing says which, and no node is known lost"),),
+            considered=(Considered(option="replace a node", why_not="no evidence names one, and none is known lost"),),
         )
     if culprit.failure is FailureClass.RENDEZVOUS_TIMEOUT:
         return Verdict(
@@ -102,7 +103,7 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
             considered=(
                 Considered(option="wait longer", why_not="timing.rendezvous.enter_timeout is over"),
                 Considered(
-                    option="replace the node", why_not="its agent is alive; done if the new command misses, too"
+                    option="replace the node", why_not="its agent is alive; done if the restart fails to enter, too"
                 ),
             ),
         )
@@ -116,7 +117,7 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
             considered=(
                 Considered(
                     option="start it again on its node",
-                    why_not="it failed there, and another machine may have what it lacks",
+                    why_not="it failed there; another machine may provide what it lacks",
                 ),
                 Considered(option="stop the job", why_not="retry.no_progress_limit and max_restarts allow another try"),
             ),
@@ -125,7 +126,7 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
         return Verdict(
             rule='command-failure/1 "start it again on its node"',
             title=f"node {culprit.rank}: {culprit.text}",
-            action="start the command again on its node; it passes over the torchruns that have finished",
+            action="start the command again on its node; it skips the torchruns that have finished",
             failure=culprit.failure,
             culprit=culprit.rank,
             considered=(
@@ -150,7 +151,7 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
 
 
 def _to_replace(state: JobState, interruption: Interruption) -> tuple[int, ...]:
-    """Nodes that are gone, silent, or did not enter their world although their command was started again for it."""
+    """Nodes that are gone, unresponsive, or did not enter their world although their command was restarted for it."""
     missed = interruption.ranks_with(FailureClass.RENDEZVOUS_TIMEOUT)
     again = {rank for rank in missed if state.nodes[rank].missed_worlds > 1}
     return tuple(sorted(interruption.ranks_with(*NODE_FAILURES) | again))
@@ -215,7 +216,7 @@ def _node_gone(
 
 
 def _what_is_gone(interruption: Interruption, gone: tuple[int, ...]) -> str:
-    """Each node that is given up, once, with what is known of it."""
+    """Lists each node that is given up, once, with its known state."""
     left = set(gone)
     parts: list[str] = []
     for failure, traits in FAILURE_CLASSES.items():
@@ -229,16 +230,16 @@ def _what_is_gone(interruption: Interruption, gone: tuple[int, ...]) -> str:
 
 
 def _replacement(job: JobSpec) -> tuple[str, str]:
-    """How a lost node is made up for: as a fact, and as what is done."""
+    """How the job replaces a lost node: as a fact for the title, and as an action."""
     if not CAPABILITIES[job.backend].creates_nodes:
         return "its place is open", "open the place to a machine that runs `perdure join`"
-    return "replacement asked", "ask for a replacement"
+    return "replacement requested", "ask for a replacement"
 
 
 def _must_stop(
     state: JobState, interruption: Interruption, culprit: NodeFailure, job: JobSpec, now: datetime
 ) -> Verdict | None:
-    """The reason not to repair at all, if there is one."""
+    """The verdict to stop the job, if there is a reason not to repair it."""
     traits, retry = FAILURE_CLASSES[culprit.failure], job.retry
 
     def stop(rule: str, reason: str, exit_code: int) -> Verdict:
@@ -261,12 +262,12 @@ def _must_stop(
             1,
         )
     if interruption.counted and state.behavior >= Behavior.RELEASE_0_2:
-        # The budgets have allowed this restart already.
+        # The budgets have already allowed this restart.
         return None
     futile = failures_without_progress(state, culprit)
     if futile > retry.no_progress_limit:
         return stop(
-            'no-progress/1 "restarts lead nowhere"',
+            'no-progress/1 "restarts make no progress"',
             f"no progress over {retry.no_progress_limit} restarts (retry.no_progress_limit); last: {culprit.text}",
             1,
         )
@@ -285,7 +286,7 @@ def _why_fatal(culprit: NodeFailure) -> str:
 
 
 def failures_without_progress(state: JobState, culprit: NodeFailure) -> int:
-    """How many failures of users' own making there were in a row without progress, this one included."""
+    """The number of users' own failures in a row without progress, including this one."""
     if culprit.failure not in USERS_OWN:
         return state.failures_without_progress
     if made_progress(state.progress, best_step=state.best_step, last_generation_steps=state.last_generation_steps):
@@ -294,12 +295,12 @@ def failures_without_progress(state: JobState, culprit: NodeFailure) -> int:
 
 
 def _belongs_to_the_last(state: JobState, failure: FailureClass, job: JobSpec, now: datetime) -> bool:
-    """More nodes go with those that the last restart was for."""
+    """Whether a lost node belongs to those that the last restart was for."""
     return failure in NODE_FAILURES and follows(state.restarts, now=now, within=job.retry.same_loss)
 
 
 def record(state: JobState, verdict: Verdict, interruption: Interruption, job: JobSpec, now: datetime) -> JobState:
-    """The state with the verdict in force: budgets spent, the incident told."""
+    """Applies the verdict: charges the budgets and records the decision in the incident."""
     state = incidents.record_decision(
         state,
         now=now,

@@ -1,7 +1,7 @@
-"""From what was heard to what is known: facts only, no decision.
+"""Turns events into known facts; it decides nothing.
 
-Stale words are told from news here: by the job's uid, the incarnation and its token, the sequence number of repeats,
-and the generation that they are about.
+Stale messages are told from news here: by the job's uid, the incarnation and its token, the sequence numbers, and the
+generation that they are about.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from workflows.policy.interruptions import count_another_try, interrupt, record_
 from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
 
 CONTROL_LAG = timedelta(seconds=5)
-"""A report older than this on arrival says that the control plane had been away."""
+"""A report that is older than this on arrival shows that the control plane was unavailable."""
 
 CONTROL_LAG_GRACE = timedelta(seconds=15)
-"""How long agents may then take to poll again: the SDK's backoff grows to about 10 s."""
+"""The time that agents may then take to poll again: the SDK's backoff grows to about 10 s."""
 
 _REMEMBERED_SEQUENCES = 32
 
@@ -44,7 +44,7 @@ _OLD_AGENT = "its agent is of an older release and cannot pass over torchruns th
 
 
 def reduce(state: JobState, event: Event, now: datetime) -> JobState:
-    """The state with the event's facts in it."""
+    """Takes in the event's facts."""
     return _observe(event, state, now)
 
 
@@ -73,7 +73,7 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
     if state.between_stages and state.outcome is None:
         if failure.kind in (FailureKind.RANKS, FailureKind.RENDEZVOUS) or node.ended:
             return state
-        # After its torchruns, or while it catches up: there is no world that could break.
+        # The command failed after its torchruns, or while it catches up: no world can break.
         return record_command_failure(state, reported, now)
     if state.outcome is not None:
         return state
@@ -84,7 +84,7 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
     if not member:
         if in_its_world:
             return state
-        # Its command left before it could take part; there is no world to restart it in, so the node is replaced.
+        # The command ended before it could take part. There is no world to restart it in, so the node is replaced.
         state = _lose(state, node, now, reported.text, LossCause.JOB)
         if state.world is not None:
             return state
@@ -92,7 +92,7 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
     elif state.world is not None and failure.generation < state.world.generation:
         commanded_since = state.world_decided_at is not None and failure.time > state.world_decided_at
         if in_its_world or failure.starts_again or not commanded_since:
-            # About a world that is over: the story of why, but no reason to end this one.
+            # The report concerns a world that is over: it explains that world's end, but does not end this one.
             source = _source(reported.failure)
             return incidents.add_late_evidence(state, reported, generation=failure.generation, source=source)
     if failure.kind is FailureKind.RENDEZVOUS:
@@ -142,7 +142,7 @@ def _(event: NodeFinished, state: JobState, now: datetime) -> JobState:
     outside = world is None or state.between_stages or not state.is_member(node)
     if not ended or not outside or state.behavior < Behavior.RELEASE_0_2:
         return state
-    # Its command has nothing more to do; a world that its node is no part of is the others' business.
+    # The command has nothing more to do. A world that the node is not a member of is not affected.
     text = "its command has ended with 0"
     return state.with_node(node.changed(ended=True, catching_up=False, phase=NodePhase.JOINED, since=now, reason=text))
 
@@ -192,7 +192,7 @@ def _(event: TransitionSeen, state: JobState, now: datetime) -> JobState:
         return state
     match transition.kind:
         case TransitionKind.CREATED | TransitionKind.PENDING:
-            # Its agent may speak before its command's container can be made.
+            # The agent may report before the command's container can be created.
             obstructed = transition.kind is TransitionKind.PENDING and node.phase is NodePhase.JOINED
             if obstructed or node.phase in (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED):
                 phase = NodePhase.CREATED if transition.kind is TransitionKind.CREATED else NodePhase.PENDING
@@ -235,7 +235,7 @@ def _(event: TransitionSeen, state: JobState, now: datetime) -> JobState:
                 state = incidents.record_commands(state, transition.time)
                 came = node.preparing and not transition.preparing
                 node = _with_preparation(node, preparing=transition.preparing)
-                # One that has just come to its torchrun is asked once more.
+                # A command that has just reached its torchrun is asked once more.
                 if _has_not_entered(state, node, transition) and not came:
                     return _count_missed_world(state.with_node(node), transition, now)
         case TransitionKind.UNREACHABLE:
@@ -272,7 +272,8 @@ def _ready(state: JobState, transition: NodeTransition, now: datetime) -> JobSta
     node = _with_preparation(node, preparing=False)
     node = node.changed(phase=NodePhase.READY, since=now, reason=transition.detail, cut_off=bool(transition.detail))
     if transition.stage is not None:
-        # Stages are complete by the job's word alone: one that has passed more knows what a reset job has forgotten.
+        # Only the job decides that a stage is complete. A node that has passed more stages knows what a reset job has
+        # lost.
         state = state.changed(stages_complete=max(state.stages_complete, transition.stage))
     node = _asks_for_a_world(state, node, transition.stage, transition.generation)
     state = state.with_node(node.changed(reachable=True, failed_starts=0))
@@ -281,7 +282,7 @@ def _ready(state: JobState, transition: NodeTransition, now: datetime) -> JobSta
     over = world is not None and state.is_member(node) and transition.generation >= world.generation
     if not over or state.interruption is not None or state.outcome is not None:
         return state
-    # Its ranks are down, and its own report may still be on the way on its other path.
+    # The node's ranks are down, and its own failure report may still be on the way to the job.
     return interrupt(
         state,
         NodeFailure(
@@ -297,13 +298,14 @@ def _ready(state: JobState, transition: NodeTransition, now: datetime) -> JobSta
 
 
 def _asks_for_a_world(state: JobState, node: NodeState, stage: int | None, after_generation: int) -> NodeState:
-    """The node once its command has asked for a world.
+    """Updates a node whose command requests a world.
 
     Args:
-        state: Of the job.
-        node: Before it asked.
-        stage: How many torchruns of the command ended before the one that asks; None where its agent cannot say.
-        after_generation: The newest generation that it has been in.
+        state: The job.
+        node: The node before the request.
+        stage: The number of torchruns of the command that ended before the one that requests; None where its agent
+            cannot tell.
+        after_generation: The newest generation that the node has entered.
     """
     if stage is None:
         reached = after_generation >= state.complete_generation
@@ -319,7 +321,7 @@ def _unresponsive(state: JobState, node: NodeState, transition: NodeTransition, 
     world = state.world
     if world is None or not state.is_member(node) or state.outcome is not None or state.between_stages:
         return state
-    # One that has entered may be too busy with its first step to take a command in time; its lease reports if it is
+    # A node that has entered may be too busy with its first step to take a command in time; its lease shows if it is
     # gone.
     is_stopped = transition.generation == world.generation and max(node.stepping, node.entered) < world.generation
     if not is_stopped or (state.control_lag_until is not None and now < state.control_lag_until):
@@ -338,7 +340,7 @@ def _unresponsive(state: JobState, node: NodeState, transition: NodeTransition, 
 
 
 def _with_preparation(node: NodeState, *, preparing: bool) -> NodeState:
-    """The node with what its agent says about work before the torchrun of its command."""
+    """Updates the node with its agent's report about work before the command's torchrun."""
     if node.preparing is preparing:
         return node
     return node.changed(preparing=preparing, reason=_PREPARES if preparing else "")
@@ -351,7 +353,7 @@ def _silent(node: NodeState, transition: NodeTransition, now: datetime) -> NodeS
 
 
 def _has_not_entered(state: JobState, node: NodeState, transition: NodeTransition) -> bool:
-    """Whether this is the answer to the job's newest question, and says that the node is not in its world."""
+    """Whether this is the answer to the job's newest inquiry, and says that the node is not in its world."""
     asked, decided = state.inquired_at, state.world_decided_at
     if (
         asked is None
@@ -376,7 +378,7 @@ def _count_missed_world(state: JobState, transition: NodeTransition, now: dateti
             time=transition.time,
             text=(
                 f"it was given generation {transition.generation} and has not entered it: "
-                f"{transition.detail or 'not known why'}"
+                f"{transition.detail or 'the reason is not known'}"
             ),
         ),
         now=now,
@@ -386,7 +388,7 @@ def _count_missed_world(state: JobState, transition: NodeTransition, now: dateti
 
 def _end_node(state: JobState, node: NodeState, transition: NodeTransition, now: datetime) -> JobState:
     refused = transition.kind is TransitionKind.CREATE_FAILED
-    # What the specification asks for cannot be started, by this node or another one.
+    # The specification itself cannot be started, by this node or any other.
     launch = refused and transition.cause is LossCause.JOB
     what = "cannot be started" if launch else "was refused" if refused else "lost"
     text = f"node {node.rank} {what}: {transition.detail or 'no reason given'}"
@@ -426,7 +428,7 @@ def _lose(state: JobState, node: NodeState, now: datetime, reason: str, cause: L
 
 
 def _hear(state: JobState, message: AgentMessage, now: datetime) -> tuple[JobState, NodeState] | None:
-    """The sender's node; None where the message is not from a current incarnation, or is a repeat."""
+    """The sender's node; None where the message is a repeat, or not from a current incarnation."""
     sender = message.sender
     node = state.nodes.get(sender.rank)
     if node is None or not state.is_current(sender) or message.sequence in node.heard:
@@ -439,7 +441,7 @@ def _hear(state: JobState, message: AgentMessage, now: datetime) -> tuple[JobSta
 
 
 def _facts(node: NodeState, transition: NodeTransition) -> NodeState:
-    """What an edge says beside its kind."""
+    """Copies the facts of a transition that do not depend on its kind."""
     return node.changed(
         address=transition.address or node.address,
         host=transition.host or node.host,

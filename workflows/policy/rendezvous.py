@@ -1,7 +1,7 @@
-"""Who trains together: which nodes form the next world, with which ranks, over which store.
+"""Forms worlds: which nodes are members, with which ranks, and which of them serves the store.
 
-A survivor keeps its rank wherever the new world has that rank, so that what a rank holds in memory or on its disk
-stays useful; holes are filled by the others in the order of their slots.
+A survivor keeps its rank wherever the new world has that rank, so that its data in memory and on disk stays useful; the
+others fill the holes in the order of their slots.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class StoreChoice:
 
 
 def usable(count: int, *, minimum: int, maximum: int, unit: int) -> int:
-    """How many of `count` nodes a world may have: whole units, at most `maximum`; 0 where that is below `minimum`."""
+    """The number of `count` nodes that a world may have: whole units, at most `maximum`; 0 where that is below
+    `minimum`."""
     size = min(count, maximum) // unit * unit
     return size if size >= minimum else 0
 
@@ -59,7 +60,8 @@ def choose_store(nodes: Mapping[int, NodeState], group_ranks: Mapping[int, int])
 
 
 def ports_remembered(network: Network) -> int:
-    """How many of a node's last ports are not given away again; of few only the last few, since all come round."""
+    """The number of a node's last ports that are not used again. With few ports it is small, since all are reused in
+    turn."""
     if network.store_ports is None:
         return _PORTS_REMEMBERED
     return min(_PORTS_REMEMBERED, len(read_ports(network.store_ports)) // FEWEST_PORTS)
@@ -74,14 +76,14 @@ def form_world(
     restarted: Collection[int] = (),
     stage: int = 0,
 ) -> World | None:
-    """The next world; None while no member offers a port for its store.
+    """Forms the next world; returns None while no member offers a port for its store.
 
     Args:
-        nodes: All that are known, by slot.
+        nodes: All known nodes, by slot.
         ranks: The slots of the members.
-        generation: Of the new world.
+        generation: The number of the new world.
         previous: The world that it follows.
-        restarted: Slots whose command must be started again to get there.
+        restarted: Slots whose command must be started again to enter it.
         stage: The torchrun of the command that it is for, from 0.
     """
     group_ranks = assign_group_ranks(ranks, previous)

@@ -1,10 +1,11 @@
 """The torchruns of a command, one after another: each is a *stage* of the job, with worlds of its own.
 
-A stage is complete when all ranks of one world have finished. Then the job decides on nothing but what the commands do:
-they work on (an upload, an evaluation), ask for the next stage's world, or end. The job has succeeded when each command
-has ended with 0. Nothing limits how long a command works between and after its torchruns but `limits.active_deadline`.
+A stage is complete when all ranks of one world have finished. Then the job only follows the commands: each of them
+continues with other work (an upload, an evaluation), requests the next stage's world, or ends. The job has succeeded
+when each command has ended with 0. Only `limits.active_deadline` limits how long a command works between and after its
+torchruns.
 
-A command that begins anew (a replacement, or one that failed) begins with its first torchrun. Its torchruns of complete
+A command that starts over (a replacement, or one that failed) begins with its first torchrun. Its torchruns of complete
 stages end with 0 at once, so a node takes part again when it has caught up with the others.
 """
 
@@ -22,7 +23,7 @@ _ON_ITS_WAY = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
 
 
 def advance(state: JobState, now: datetime) -> JobState:
-    """The stage is complete if all ranks of its world have finished, and the job if all commands have ended."""
+    """Completes the stage if all ranks of its world have finished, and the job if all commands have ended."""
     world = state.world
     if world is not None and state.finished and state.complete_generation < world.generation:
         state = incidents.abandon(
@@ -30,7 +31,7 @@ def advance(state: JobState, now: datetime) -> JobState:
         )
         for node in state.members:
             if node.alive and not node.ended:
-                # Its torchrun leaves; it is ready again when the next one asks for a world.
+                # Its torchrun exits; the node is ready again when the next torchrun requests a world.
                 joined = node.changed(phase=NodePhase.JOINED, since=now, reason="", failed=None, failed_between=0)
                 state = state.with_node(joined)
                 if node.failed is not None:
@@ -39,17 +40,17 @@ def advance(state: JobState, now: datetime) -> JobState:
 
 
 def working_nodes(state: JobState) -> tuple[NodeState, ...]:
-    """Nodes that can be reached, whose command runs and has not asked for a world of the current stage."""
+    """Reachable nodes whose command runs and has not requested a world of the current stage."""
     return tuple(node for node in _nodes(state) if node.reachable and _works(state, node))
 
 
 def silent_nodes(state: JobState) -> tuple[NodeState, ...]:
-    """Nodes that cannot be reached, and whose command has not ended as far as is known."""
+    """Unreachable nodes whose command is not known to have ended."""
     return tuple(node for node in _nodes(state) if not node.reachable and not node.ended)
 
 
 def awaits_nodes(state: JobState) -> bool:
-    """Whether there are nodes that may still come."""
+    """Whether nodes may still become ready."""
     nodes = [state.nodes.get(rank) for rank in range(state.nodes_max)]
     return any(
         node is None
@@ -66,7 +67,7 @@ def at_stage(state: JobState, node: NodeState) -> bool:
 
 
 def restart_failed_commands(state: JobState, interruption: Interruption) -> JobState:
-    """After a verdict on a failure between two worlds: what failed is started again, and nothing else is touched."""
+    """Restarts the failed commands after a verdict on a failure between two worlds, and nothing else."""
     for rank in {failure.rank for failure in interruption.failures}:
         node = state.nodes[rank]
         if node.alive and not node.ended:
@@ -75,23 +76,23 @@ def restart_failed_commands(state: JobState, interruption: Interruption) -> JobS
 
 
 def has_recovered(state: JobState) -> bool:
-    """Nothing that failed between two worlds is behind the others any more."""
+    """Whether all commands that failed between two worlds have caught up with the others."""
     lost = any(not node.alive and not node.ended for node in state.members)
     return not lost and not any(node.catching_up for node in _nodes(state))
 
 
 def is_done(state: JobState, node: NodeState) -> bool:
-    """Whether the node needs no successor if it is lost: its command has ended with 0, or the others still train and do
-    not need its ranks any more."""
+    """Whether the node needs no successor if it is lost: its command has ended with 0, or the others still train and no
+    longer need its ranks."""
     if state.is_member(node) and not state.between_stages:
         return state.interruption is None and state.has_finished(node)
-    # In the first stage the others' world may still need it, if it breaks.
+    # In the first stage the others' world may still need the node, if it breaks.
     return node.ended and (state.world is None or state.between_stages or state.stages_complete > 0)
 
 
 def no_way_on(state: JobState, now: datetime, *, ready_nodes: int) -> JobState:
-    """Stops a job whose commands disagree: some have ended with 0, and the others ask for a world that they are too few
-    for. Waiting would change nothing."""
+    """Stops a job whose commands disagree: some have ended with 0, and too few others request a world. Waiting would
+    change nothing."""
     ended = sorted(node.rank for node in _nodes(state) if node.ended)
     if not ready_nodes or not ended or awaits_nodes(state) or working_nodes(state) or silent_nodes(state):
         return state
@@ -105,7 +106,7 @@ def no_way_on(state: JobState, now: datetime, *, ready_nodes: int) -> JobState:
 
 
 def describe(state: JobState) -> str:
-    """What the commands do between two worlds, for people."""
+    """Describes, for people, the state of the commands between two worlds."""
     nodes = _nodes(state)
     done = f"torchrun {state.stages_complete} has finished"
     counts = (
@@ -118,16 +119,16 @@ def describe(state: JobState) -> str:
 
 
 def doing(state: JobState, node: NodeState) -> str:
-    """What the node's command does without ranks, for people; empty where its ranks or its rendezvous say more."""
+    """Describes, for people, a node's command without ranks; empty where its ranks or its rendezvous say more."""
     if node.ended:
         return "its command has ended with 0"
     if not state.between_stages or not node.alive or not _works(state, node):
         return ""
-    return "its command begins anew" if node.catching_up else "its command works without ranks"
+    return "its command starts over" if node.catching_up else "its command works without ranks"
 
 
 def next_action(state: JobState) -> str:
-    """What the job waits for between two worlds; empty where that is nothing of the commands' doing."""
+    """Describes what the job waits for between two worlds; empty where it does not wait for commands."""
     busy = working_nodes(state)
     if not busy:
         return ""
@@ -145,14 +146,14 @@ def _nodes(state: JobState) -> tuple[NodeState, ...]:
 def _works(state: JobState, node: NodeState) -> bool:
     if node.ended or node.phase in _ON_ITS_WAY:
         return False
-    # An older agent never passes over what is complete: it works on nothing.
+    # An older agent never skips complete stages: its command has no other work.
     return node.phase is not NodePhase.READY or (node.counts_stages and node.stage < state.stages_complete)
 
 
 def _all_ended(state: JobState) -> bool:
     world = state.world
     if world is None:
-        # No torchrun in this incarnation of the nodes, or none at all.
+        # The nodes' current incarnations have run no torchrun, or the command starts none at all.
         nodes = [state.nodes.get(rank) for rank in range(state.nodes_max)]
         return state.behavior >= Behavior.RELEASE_0_2 and all(node is not None and node.ended for node in nodes)
     if state.complete_generation < world.generation:

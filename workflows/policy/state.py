@@ -1,4 +1,4 @@
-"""What one job knows: the only state there is, carried whole through continue-as-new.
+"""The state of one job: there is no other, and continue-as-new carries it whole.
 
 Values are immutable; a decision makes new ones. Nodes are keyed by their rank (slot), which outlives incarnations.
 """
@@ -26,7 +26,7 @@ from workflows.policy.behavior import CURRENT, Behavior
 
 
 class NodeFailure(Message):
-    """What one node reported about the generation that broke."""
+    """One node's report about the generation that broke."""
 
     rank: int
     failure: FailureClass
@@ -34,10 +34,10 @@ class NodeFailure(Message):
     """When it happened."""
     exit_code: int | None = None
     text: ShortText
-    """For people."""
+    """A description for people."""
     log_tail: LogTail = ""
     certain: bool = True
-    """False where only an exit code is known: it may be a victim that did not report why it failed."""
+    """False where only an exit code is known: the node may be a victim that did not report why it failed."""
 
 
 class NodeState(Message):
@@ -51,21 +51,21 @@ class NodeState(Message):
     """When the phase began."""
     reason: str = ""
     loss_cause: LossCause = LossCause.WANTED
-    """Of LOST: whose doing it was."""
+    """Why a LOST node was lost."""
     avoids: tuple[str, ...] = ()
     """Machines that its request avoids."""
     queued: bool = False
-    """Pending, and no machine is given to it: its queue has not admitted it, or none has room."""
+    """Pending without a machine: its queue has not admitted it, or no machine has room."""
     reachable: bool = True
     silent_since: datetime | None = None
-    """When it was found unreachable last."""
+    """When it last became unreachable."""
     host: str = ""
     address: str = ""
     processes: int = 1
     store_ports: tuple[int, ...] = ()
-    """Ports that it listens on and that no generation of ours has used."""
+    """Ports that it listens on and that no generation of this job has used."""
     used_ports: tuple[int, ...] = ()
-    """Given away, and still in reports that were on their way."""
+    """Ports that generations have used, which late reports may still list."""
     commanded: int = 0
     """The newest generation that its agent has accepted."""
     entered: int = 0
@@ -77,51 +77,53 @@ class NodeState(Message):
     finished: int = 0
     """The newest generation that all its ranks finished."""
     stage: int = 0
-    """How many torchruns of its command had ended with 0 when it last asked for a world."""
+    """The number of torchruns of its command that had ended with 0 when it last requested a world."""
     counts_stages: bool = False
-    """Its agent says which stage its command is in, and when the command ends."""
+    """Its agent reports the stage of its command, and the command's end."""
     ended: bool = False
     """Its command has ended with 0."""
     failed: NodeFailure | None = None
-    """How its command failed when its ranks had finished and others had not: acted on when the world is complete."""
+    """The failure of its command after its ranks had finished and others had not: handled when the world is
+    complete."""
     catching_up: bool = False
-    """Its command began anew after a stage was complete, and has not passed over what is."""
+    """Its command started over after a stage was complete, and has not skipped all complete stages yet."""
     preparing: bool = False
-    """Its command works, and has not come to its torchrun yet."""
+    """Its command runs, and has not started its torchrun yet."""
     command_restarts: int = 0
-    """How often its command was to be started again between two worlds."""
+    """The number of restarts of its command between two worlds that were requested."""
     failed_between: int = 0
-    """How often its command failed since the newest stage was complete."""
+    """The number of failures of its command since the newest stage was complete."""
     stalled_in: int = 0
     """The generation in which its ranks are stalled; 0 for none."""
     stalled_since: datetime | None = None
-    """When they made their last step."""
+    """When the stalled ranks made their last step."""
     cut_off: bool = False
-    """It waits for a world, and does not get to the current one; `reason` says where to."""
+    """It waits for a world, and cannot connect to the current one; `reason` names the address."""
     missed_worlds: int = 0
     """Worlds in a row that its command did not enter in time."""
     failed_starts: int = 0
     """Incarnations of this rank in a row that were lost before they were ready."""
     not_before: datetime | None = None
-    """A replacement is not asked for before this time."""
+    """No replacement is requested before this time."""
     ranks_ended: bool = False
     """Its agent has reported that its processes have ended, because something outside ends the node."""
     left_world: bool = False
-    """It was a member of a world that was followed by one without it, whether or not its agent had accepted that."""
+    """It was a member of a world, and the next world does not include it, whether or not its agent had accepted that
+    world."""
     may_still_run: bool = False
-    """Of one that was given up: it was in a world, and nothing proves that its processes have ended."""
+    """It was given up while in a world, and nothing proves that its processes have ended."""
     predecessor: int = 0
     """The older incarnation whose processes may still run; 0 for none. Until they have ended it enters no world."""
     predecessor_until: datetime | None = None
     """When the predecessor is presumed gone without proof."""
     command_nodes: str | None = None
-    """`--nnodes` as the command itself was given it, where that differs."""
+    """The command's own `--nnodes`, if it differs from the job's."""
     heard: tuple[int, ...] = ()
     """Sequence numbers of its last messages to the job: exact repeats are dropped, late ones are not."""
 
     @property
     def alive(self) -> bool:
-        """Nothing says that it is gone."""
+        """No evidence shows that it is gone."""
         return self.phase not in (NodePhase.LOST, NodePhase.REMOVED)
 
     def changed(self, **fields: object) -> Self:
@@ -129,7 +131,7 @@ class NodeState(Message):
 
 
 class Holder(Message):
-    """Who took a place that the backend only keeps open: a process of `perdure join`."""
+    """The process of `perdure join` that took a place, on a backend that only keeps places open."""
 
     node_id: str
     session: str
@@ -139,13 +141,13 @@ class Holder(Message):
     since: datetime
     """When it took the place."""
     incarnation: int
-    """That it was given, or will be once there is one."""
+    """The incarnation that it was given, or will be given once there is one."""
     displaced: tuple[str, ...] = ()
-    """Sessions that came under the same node ID before and are over."""
+    """Sessions that joined under the same node ID before and are over."""
 
 
 class MachineLoss(Message):
-    """A node that was lost on a machine, and not because it was to go."""
+    """The loss of a node on a machine, other than a removal on purpose."""
 
     host: str
     time: datetime
@@ -153,7 +155,7 @@ class MachineLoss(Message):
 
 
 class Interruption(Message):
-    """Why the current world is over: gathered until a decision is made."""
+    """The reason why the current world is over: gathered until a decision is made."""
 
     since: datetime
     """When the job first learned of it."""
@@ -161,14 +163,14 @@ class Interruption(Message):
     requested: str | None = None
     """Why a new world is requested although nothing has failed, in words."""
     by_user: bool = False
-    """A user requested it; otherwise capacity came or went."""
+    """A user requested it; otherwise the capacity changed."""
     decided: bool = False
-    """Only nodes for the next world are still missing."""
+    """The decision is made; only nodes for the next world are missing."""
     counted: bool = False
-    """Its restart is in the budgets: news may change the decision, but it stays one restart."""
+    """Its restart is charged to the budgets: news may change the decision, but it stays one restart."""
 
     def ranks_with(self, *failures: FailureClass) -> frozenset[int]:
-        """The nodes (slots) that reported one of these."""
+        """The nodes (slots) that reported one of these classes."""
         return frozenset(failure.rank for failure in self.failures if failure.failure in failures)
 
 
@@ -182,30 +184,30 @@ class LeavingNode(Message):
 
 
 class Outcome(Message):
-    """How the job ends; the nodes are wound down before it closes."""
+    """The end of the job; its nodes are wound down before it closes."""
 
     phase: JobPhase
     exit_code: int
     reason: str
     decided_at: datetime
     held_until: datetime | None = None
-    """Until then the nodes are kept for looking at: see `workflows.policy.hold_on_failure`."""
+    """The time until which the nodes are kept for inspection: see `workflows.policy.hold_on_failure`."""
 
 
 class TransitionsTaken(Message):
-    """How far the job has taken the messages of one group: a repeat is recognised by it."""
+    """The position in one group's messages that the job has processed, by which it recognizes repeats."""
 
     sequence: int = 0
-    """Of the last message."""
+    """The sequence number of the last message."""
     transitions: int = Field(default=0, validation_alias="edges", serialization_alias="edges")
-    """All that the group has delivered so far, counted since the group began."""
+    """The number of transitions that the group has delivered since it began."""
 
 
 class JobState(Message):
     """One job. `workflows.policy.job.decide` is the only writer."""
 
     behavior: Behavior = CURRENT
-    """Of the current run: it is set anew whenever one begins."""
+    """The behavior of the current run, set when a run begins."""
     name: str
     namespace: str
     uid: str
@@ -218,41 +220,45 @@ class JobState(Message):
     unit: int = 1
     nodes: dict[int, NodeState] = Field(default={})
     holders: dict[int, Holder] = Field(default={})
-    """By node (slot): who took it last, where nodes come by themselves."""
+    """The last holder of each place, by node (slot), if nodes join by themselves."""
     generation: int = 0
-    """The newest one given to any node."""
+    """The newest generation given to any node."""
     world: World | None = None
     world_decided_at: datetime | None = None
     inquiry: int = 0
-    """How often the job has asked where members of a world are: see `workflows.policy.entering`."""
+    """The number of times that the job has asked whether members entered their world: see
+    `workflows.policy.entering`."""
     inquired_at: datetime | None = None
     interruption: Interruption | None = None
-    """Set from the first sign that the current world is over until the next one is handed out."""
+    """Set from the first sign that the current world is over until the next one is sent out."""
     complete_generation: int = 0
     """The newest generation that all ranks of the job have finished."""
     stages_complete: int = 0
-    """How many torchruns of the command the job has finished: the current stage, from 0."""
+    """The number of torchruns of the command that the job has finished: the current stage, from 0."""
     prepares: bool = False
-    """A command was seen to work for long before its torchrun: the next one will, too."""
+    """A command has worked for long before its torchrun, so the next one will, too."""
     suspended: bool = False
     asked_for: dict[int, str] = Field(default={})
-    """By node (slot): the user's request that adds or removes it, until a world has followed."""
+    """The user's request that adds or removes a node (slot), until a world has followed."""
     waiting_since: datetime | None = None
-    """Since when no world can be formed, although it is not the queue that keeps the first one waiting."""
+    """The time since which no world can be formed, for another reason than the queue that keeps the first one
+    waiting."""
     queued_since: datetime | None = None
-    """Since when the first world waits in the queue, with what was waited for other reasons in between."""
+    """The time since which the first world waits in the queue, including waits for other reasons in between."""
     ready_since: datetime | None = None
-    """Since when a (larger) world could be formed: the last call counts from here."""
+    """The time since which a (larger) world could be formed: the last call counts from here."""
     incidents: tuple[IncidentView, ...] = ()
     incident_count: int = 0
     leaving: tuple[LeavingNode, ...] = ()
-    """No world is formed until these have ended: see `workflows.policy.succession`."""
+    """Nodes that must end before the next world is formed: see `workflows.policy.succession`."""
     losses: tuple[MachineLoss, ...] = ()
-    """What speaks against machines, in the order that nodes were replaced: see `workflows.policy.node_avoidance`."""
+    """Losses that speak against machines, in the order in which nodes were replaced: see
+    `workflows.policy.node_avoidance`."""
     restarts: tuple[datetime, ...] = ()
     """Times of restarts that failures caused, within the budget's window."""
     restart_count: int = 0
-    """Restarts that failures caused since the job began; nodes lost together, or at once after, are one."""
+    """Restarts that failures caused since the job began; nodes lost together or shortly after one another count
+    once."""
     failures_without_progress: int = 0
     best_step: int = -1
     """The highest step reported before a failure."""
@@ -260,29 +266,29 @@ class JobState(Message):
     """Steps counted in the attempt before the last failure."""
     progress: Progress | None = None
     control_lag_until: datetime | None = None
-    """Reports came late: the control plane had been away, and agents may take seconds to poll again."""
+    """Set when reports came late: the control plane was unavailable, and agents may take seconds to poll again."""
     desire_version: int = 0
     wound_down_groups: tuple[int, ...] = ()
     ownership_epochs: dict[int, str] = Field(default={}, validation_alias="tenures", serialization_alias="tenures")
-    """By group: the newest start or adoption of it."""
+    """The newest start or adoption of each group."""
     taken: dict[int, TransitionsTaken] = Field(default={})
-    """By group: what was taken of its messages in this tenure."""
+    """The messages of each group that were processed in this ownership epoch."""
     outcome: Outcome | None = None
     dropped_events: int = 0
     """Events that could not be decided on: a defect of this release, or a malformed message."""
     last_dropped: str = ""
-    """What the last of them was, and the error."""
+    """The type and the error of the last dropped event."""
 
     def changed(self, **fields: object) -> Self:
         return self.model_copy(update=fields)
 
     def stopped(self, outcome: Outcome) -> Self:
-        """It is decided how the job ends."""
+        """The state after the decision how the job ends."""
         return self.changed(outcome=outcome, interruption=None)
 
     @property
     def between_stages(self) -> bool:
-        """All ranks have finished, and the commands work on by themselves: no world is needed, and none can break."""
+        """All ranks have finished, and the commands continue by themselves: no world is needed, and none can break."""
         requested = self.interruption is not None and self.interruption.requested is not None
         return self.world is not None and self.complete_generation >= self.world.generation and not requested
 
@@ -291,12 +297,12 @@ class JobState(Message):
 
     @property
     def all_restarts(self) -> int:
-        """What `restart_count` says; an earlier release counted those within the window only."""
+        """The number of restarts since the job began. An earlier release counted only those within the window."""
         return max(self.restart_count, len(self.restarts))
 
     @property
     def held(self) -> bool:
-        """It has failed, and its nodes are kept for looking at."""
+        """It has failed, and its nodes are kept for inspection."""
         return self.outcome is not None and self.outcome.held_until is not None
 
     @property
@@ -342,7 +348,7 @@ class JobState(Message):
         world = self.world
         if world is None:
             return ()
-        # Asked for each of a thousand nodes that fail at once: the few come first.
+        # This is read for each of a thousand nodes that fail at once, so the cheap checks come first.
         still = [node for node in self.nodes.values() if node.stalled_in == world.generation and node.alive]
         members = (node for node in still if self.is_member(node))
         return tuple(sorted(members, key=lambda node: world.members[node.rank].group_rank))
@@ -367,5 +373,5 @@ class JobState(Message):
 
     @property
     def last_incident(self) -> IncidentView | None:
-        """The last interruption; observations are none."""
+        """The last interruption, ignoring observations."""
         return next((one for one in reversed(self.incidents) if one.observation is None), None)

@@ -36,13 +36,13 @@ from workflows.policy.state import JobState, LeavingNode, NodeState
 
 
 def drop(state: JobState, node: NodeState, **changes: object) -> NodeState:
-    """The node after the job has given it up, although nothing proves that its processes have ended."""
+    """Gives up a node although nothing proves that its processes have ended."""
     was_in_a_world = state.is_member(node) or node.left_world or max(node.commanded, node.stepping) > 0
     return node.changed(may_still_run=was_in_a_world and not node.ranks_ended, **changes)
 
 
 def dismiss(state: JobState, node: NodeState, job: JobSpec, now: datetime, **changes: object) -> JobState:
-    """The state after a node was given up on request: no world is formed while its ranks may run."""
+    """Gives up a node on request: no world is formed while its ranks may run."""
     dropped = drop(state, node, since=now, **changes)
     ranks_are_over = state.between_stages or state.has_finished(node) or node.ended
     state = state.with_node(dropped)
@@ -53,7 +53,7 @@ def dismiss(state: JobState, node: NodeState, job: JobSpec, now: datetime, **cha
 
 
 def leave_out(state: JobState, formed: World) -> JobState:
-    """The state before a new world is handed out, with what leaves the current one for it."""
+    """Updates the nodes that leave the current world, before a new one is sent out."""
     for node in state.members:
         if node.alive and node.rank not in formed.members:
             state = state.with_node(node.changed(left_world=True))
@@ -61,7 +61,7 @@ def leave_out(state: JobState, formed: World) -> JobState:
 
 
 def succeed(state: JobState, older: NodeState | None, newer: NodeState, job: JobSpec, now: datetime) -> NodeState:
-    """A new incarnation, with what it must wait for."""
+    """Returns a new incarnation, with its predecessor if it must wait for that."""
     if older is None or state.behavior < Behavior.RELEASE_0_2:
         return newer
     predecessor, until = older.predecessor, older.predecessor_until
@@ -73,7 +73,7 @@ def succeed(state: JobState, older: NodeState | None, newer: NodeState, job: Job
 
 
 def observe_end(state: JobState, transition: NodeTransition) -> JobState:
-    """Takes in that an incarnation has ended, whether or not the job still counts on it."""
+    """Records that an incarnation has ended, whether or not the job still counts on it."""
     node = state.nodes.get(transition.rank)
     if node is None or transition.kind not in (TransitionKind.LOST, TransitionKind.REMOVED) or not transition.certain:
         return state
@@ -87,7 +87,7 @@ def observe_end(state: JobState, transition: NodeTransition) -> JobState:
 
 
 def presume_ends(state: JobState, now: datetime) -> JobState:
-    """Lets nodes and worlds wait no longer for an end that nothing has reported in time."""
+    """Stops waiting for ends that nothing has reported in time."""
     for one in state.leaving:
         if now >= one.until:
             text = f"nothing proved that incarnation {one.incarnation} of node {one.rank} has ended: presumed gone"
@@ -102,12 +102,13 @@ def presume_ends(state: JobState, now: datetime) -> JobState:
 
 
 def hold(state: JobState) -> JobState:
-    """The state while a world is possible, and waits for nodes that leave."""
+    """Records that a world is possible and waits for nodes that leave."""
     return incidents.waits(state, why_held(state))
 
 
 def why_held(state: JobState) -> str:
-    """For people: which leaving nodes the next world waits for, and until when; empty where it waits for none."""
+    """Describes, for people, which leaving nodes the next world waits for, and until when; empty where it waits for
+    none."""
     if not state.leaving or (state.world is not None and state.interruption is None):
         return ""
     first, *others = sorted(state.leaving, key=lambda one: one.rank)
@@ -120,23 +121,23 @@ def why_held(state: JobState) -> str:
 
 
 def waiting_nodes(state: JobState) -> list[NodeState]:
-    """Nodes that enter no world yet because of their predecessors."""
+    """Nodes that may enter no world yet because of their predecessors."""
     return [node for node in state.nodes.values() if node.alive and node.predecessor]
 
 
 def why_waiting(node: NodeState) -> str:
-    """For people: what a node of `waiting_nodes` waits for, and until when."""
+    """Describes, for people, what a node of `waiting_nodes` waits for, and until when."""
     until = f", at most until {node.predecessor_until:%H:%M:%S} UTC" if node.predecessor_until else ""
     return f"waits until incarnation {node.predecessor} has ended{until}"
 
 
 def describe(node: NodeState) -> NodeState:
-    """The node with its wait as the reason, where it waits for nothing else."""
+    """Returns the node with its wait as the reason, if it waits for nothing else."""
     if node.predecessor and node.alive and node.phase in (NodePhase.JOINED, NodePhase.READY):
         return node.changed(reason=why_waiting(node))
     return node
 
 
 def _patience(job: JobSpec) -> timedelta:
-    """How long an end that nothing reports is waited for."""
+    """The time after which an incarnation is presumed gone if nothing reports its end."""
     return job.limits.termination_grace_period + job.timing.processes.presumed_gone

@@ -1,4 +1,4 @@
-"""When a job must look at itself again although nothing was heard: the one timer that a TrainingJob needs.
+"""Deadlines at which a job must decide although no event arrived: the one timer that a TrainingJob needs.
 
 A job at rest has none, so it adds nothing to its history.
 """

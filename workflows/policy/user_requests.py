@@ -1,7 +1,7 @@
 """User requests, as facts of the state: decided on like any other, and named wherever one is the reason.
 
-A request is seldom fulfilled at once: nodes must come before a world can grow. So who requested it, and why, is kept
-by slot until a world has followed.
+A request is seldom fulfilled at once: a world cannot grow before its nodes are ready. So the requester and the reason
+are kept by slot until a world has followed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from workflows.policy.events import (
 )
 from workflows.policy.state import Interruption, JobState, Outcome
 
-RULE = 'user/1 "asked for"'
+RULE = 'user/1 "requested by a user"'
 
 
 def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
-    """The state with a user's request in it."""
+    """Applies a user's request to the state."""
     match event:
         case ScaleRequested():
             return _scale(state, event)
@@ -67,7 +67,7 @@ def reasons(state: JobState, ranks: Collection[int]) -> str:
 
 
 def settle(state: JobState, world: World) -> JobState:
-    """The requests that are left with this world: for nodes that are still to come."""
+    """Keeps the requests that this world does not fulfill: those for nodes that are not ready yet."""
     left = {
         rank: text for rank, text in state.asked_for.items() if rank not in world.members and rank < state.nodes_max
     }
@@ -87,11 +87,11 @@ def _scale(state: JobState, event: ScaleRequested) -> JobState:
 
 
 def _suspend(state: JobState, text: str, now: datetime) -> JobState:
-    """One incident lasts from here until the resumed job steps: that is what the suspension cost."""
+    """Suspends the job. One incident lasts from here until the resumed job steps: the cost of the suspension."""
     state = incidents.abandon(state, now, text)
     state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.USER, text=text)
     state = incidents.record_decision(
-        state, now=now, title=text, rule=RULE, action="give all nodes back until it is resumed"
+        state, now=now, title=text, rule=RULE, action="release all nodes until the job is resumed"
     )
     return state.changed(suspended=True, reason=text, asked_for={})
 

@@ -1,11 +1,11 @@
-"""A job that has fewer nodes than it needs waits, and says for what and until when: never silently, never by accident.
+"""Waiting for nodes: a job with too few says what it waits for and until when, and never waits without a reason.
 
-| what it waits for | limit | then |
+| waits for | limit | then |
 |-|-|-|
 | machines for the first world: not admitted by a queue, or no machine has room | `limits.queue_timeout` | stops |
 | nodes of the first world that have a machine | `timing.rendezvous.join_timeout` | stops |
 | replacements, with fewer than `nodes.min` left | `recovery.replace_timeout` | stops |
-| commands that work and have not come to their torchrun, where a world needs no other nodes | none | |
+| commands that work and have not started their torchrun, where a world needs no other nodes | none | |
 | replacements, because `recovery.on_capacity_loss` is `wait` | `recovery.replace_timeout` | shrinks |
 """
 
@@ -22,22 +22,22 @@ from workflows.policy.rendezvous import usable
 from workflows.policy.state import JobState, NodeState, Outcome
 
 _ON_THEIR_WAY = {
-    NodePhase.CREATED: "its agent has not been heard",
-    NodePhase.JOINED: "its command has not come to the rendezvous",
+    NodePhase.CREATED: "its agent has not reported yet",
+    NodePhase.JOINED: "its command has not reached the rendezvous",
 }
-"""What is missing of a node that gives no reason itself."""
+"""Reasons for nodes that give none themselves."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """When a wait is over, and by which field."""
+    """The end of a wait, and the field that sets it."""
 
     at: datetime
     field: str
 
 
 def in_queue(state: JobState) -> bool:
-    """Whether so many nodes have no machine that the first world cannot be formed without them."""
+    """Whether the first world cannot be formed because too many nodes have no machine."""
     nodes = [node for node in state.nodes.values() if node.alive and node.rank < state.nodes_max]
     placed = sum(not node.queued for node in nodes)
     enough = usable(placed, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
@@ -45,17 +45,17 @@ def in_queue(state: JobState) -> bool:
 
 
 def wait(state: JobState, job: JobSpec, now: datetime, *, available: int, missing: str = "") -> JobState:
-    """Continues to wait where the available nodes make no world, or stops the job when that has taken too long.
+    """Continues to wait while the available nodes make no world, or stops the job when that has taken too long.
 
     Args:
         state: The job.
-        job: Its specification.
+        job: The job's specification.
         now: The time.
-        available: How many nodes could be members.
-        missing: What else a world lacks, where there are enough of them.
+        available: The number of nodes that could be members.
+        missing: What else a world lacks, if there are enough of them.
     """
     if _preparing_suffices(state, available):
-        # When one of them fails or is lost, its successor has all the time that a node has.
+        # If one of these nodes fails or is lost, its successor has the full time of a node.
         return state.changed(waiting_since=None, queued_since=None, ready_since=None)
     if in_queue(state):
         state = state.changed(queued_since=state.queued_since or now, waiting_since=None, ready_since=None)
@@ -75,7 +75,7 @@ def wait(state: JobState, job: JobSpec, now: datetime, *, available: int, missin
 
 
 def _preparing_suffices(state: JobState, available: int) -> bool:
-    """Whether a world is possible as soon as commands that work have come to their torchrun."""
+    """Whether a world is possible as soon as the commands that still work have started their torchrun."""
     preparing = sum(
         node.alive and node.reachable and node.preparing and node.rank < state.nodes_max and not state.is_member(node)
         for node in state.nodes.values()
@@ -85,7 +85,7 @@ def _preparing_suffices(state: JobState, available: int) -> bool:
 
 
 def limit_of(state: JobState, job: JobSpec) -> Limit | None:
-    """What ends the job's wait; None where it does not wait, or waits indefinitely."""
+    """The end of the job's wait; None where it does not wait, or waits indefinitely."""
     if state.waiting_since is None:
         patience = job.limits.queue_timeout
         if state.queued_since is None or patience is None:
@@ -97,7 +97,7 @@ def limit_of(state: JobState, job: JobSpec) -> Limit | None:
 
 
 def blocking(state: JobState) -> NodeState | None:
-    """A node that is waited for and says why it does not come; those without a machine first."""
+    """The node that the job waits for, with the reason why it is not ready; nodes without a machine first."""
     known = map(succession.describe, state.nodes.values())
     nodes = [
         node
@@ -118,7 +118,7 @@ def blocking(state: JobState) -> NodeState | None:
 
 
 def describe(state: JobState, job: JobSpec, *, available: int) -> str:
-    """For people: how many nodes there are, which one is missing and why, and what ends the wait."""
+    """Describes, for people, how many nodes are ready, which one is missing and why, and what ends the wait."""
     words = [f"{available} of at least {state.nodes_min} nodes are ready"]
     if blocked := blocking(state):
         words.append(f"node {blocked.rank}: {blocked.reason}")
