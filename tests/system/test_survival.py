@@ -9,7 +9,7 @@ import pytest
 
 from perdure.errors import JobAlreadyRunning
 from tests.support.waiting import eventually
-from tests.system.site import Site
+from tests.system.site import WALK, Site
 from workflows.messages import FailureClass, JobPhase
 
 SHORT_LEASE = {"heartbeat": "500ms", "timeout": "3s", "schedule_to_start": "2s"}
@@ -62,11 +62,11 @@ async def test_a_launcher_killed_is_a_lost_node(site: Site):
 
 
 async def test_an_agent_killed_comes_back_unnoticed(site: Site):
-    job = await site.submit()
+    job = await site.submit(timing={"lease": SHORT_LEASE})
     await job.running(nodes=2)
     (agent,) = job.processes(1, kind="agent")
     job.signal(1, "agent")
-    await job.undisturbed(ranks=2, seconds=8)
+    await job.undisturbed(ranks=2, seconds=5)
     (successor,) = job.processes(1, kind="agent")
     assert successor.pid != agent.pid
     # The new agent is in command of the old launcher.
@@ -85,7 +85,7 @@ async def test_a_whole_node_killed_is_replaced(site: Site):
 
 
 async def test_a_whole_node_killed_without_capacity_is_gone_on_without(own_site: Site):
-    job = await own_site.submit(nodes="1:2")
+    job = await own_site.submit(nodes="1:2", script=WALK)
     await job.running(nodes=2)
     (own_site.state.path / "capacity").write_text("1")
     job.signal(0, None)
@@ -105,7 +105,7 @@ async def test_several_at_once(site: Site):
 
 
 async def test_a_frozen_agent_is_unreachable_and_back_and_nothing_is_restarted(site: Site):
-    job = await site.submit(timing={"lease": SHORT_LEASE})
+    job = await site.submit(script=WALK, timing={"lease": SHORT_LEASE})
     await job.running(nodes=2)
     job.signal(1, "agent", signal.SIGSTOP)
     await job.until(lambda s: s.unreachable == (1,))
@@ -122,9 +122,9 @@ async def test_worker_and_server_killed_do_not_stop_training(own_site: Site):
     await job.running(nodes=2)
     own_site.control_plane.kill_worker()
     own_site.control_plane.kill_server()
-    await job.undisturbed(ranks=2, seconds=8)
+    await job.undisturbed(ranks=2, seconds=5)
     await own_site.control_plane.ensure()
-    await job.undisturbed(ranks=2, seconds=6)
+    await job.undisturbed(ranks=2, seconds=4)
     known = await job.until(lambda s: not s.unreachable)
     assert known.generation == 1
     assert not await job.incidents()
@@ -160,7 +160,7 @@ async def test_a_node_killed_while_a_world_is_handed_out(site: Site):
 
 
 async def test_a_script_that_fails_every_time_stops_with_its_error(site: Site):
-    job = await site.submit("--fail-at", "3")
+    job = await site.submit("--fail-at", "3", script=WALK)
     result = await site.client.wait(job.name)
     assert (result.phase, result.exit_code) == (JobPhase.FAILED, 1)
     assert "no progress over 3 restarts" in result.reason
