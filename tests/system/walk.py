@@ -1,4 +1,4 @@
-"""A training without torch, for tests of what happens around one: a line on disk for every step, and a checkpoint."""
+"""A training without torch, for tests of what happens around one: a report and a line for every step, a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import sys
 import time
 from pathlib import Path
+
+from perdure.training import report
 
 out, *rest = sys.argv[1:]
 fail_at = int(rest[rest.index("--fail-at") + 1]) if "--fail-at" in rest else 0
@@ -16,6 +18,7 @@ step = int(checkpoint.read_text()) if checkpoint.exists() else 0
 with (folder / "steps").open("a", buffering=1) as log:
     while not (folder / "finish").exists():
         step += 1
+        report(step=step)
         log.write(f"{time.time():.3f} {step} {rank} {world_size} {generation} {os.getpid()}\n")
         if step == fail_at:
             sys.exit(f"failing at step {step} as told")
