@@ -1,4 +1,4 @@
-"""What the memory controller reports: how much may be used, and whether a process was killed for using more."""
+"""Reads the memory cgroup: the limit, free memory, and out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60
-"""cgroup v1 writes "unlimited" as a number near 2^63."""
+"""Values from here on mean no limit: cgroup v1 writes "unlimited" as a number near 2^63."""
 
 
 class MemoryController:
@@ -19,12 +19,13 @@ class MemoryController:
 
     @property
     def limit_bytes(self) -> int | None:
-        """The smallest limit from our cgroup upwards; None where there is none."""
+        """The smallest limit of our cgroup and its parents; None if there is none."""
         return min((limit for _, limit in self._limits()), default=None)
 
     @property
     def free_bytes(self) -> int | None:
-        """What may still be used below the nearest limit, with what files have cached; None where there is no limit."""
+        """The memory that may still be used below the nearest limit, including file caches; None if there is no
+        limit."""
         usage, cached = ("memory.current", "inactive_file")
         if self._version == 1:
             usage, cached = ("memory.usage_in_bytes", "total_inactive_file")
@@ -37,14 +38,15 @@ class MemoryController:
 
     @property
     def out_of_memory_kills(self) -> int:
-        """How many processes of our cgroup the kernel has killed for want of memory; only its growth means anything."""
+        """The number of processes in our cgroup that the kernel's OOM killer has killed; only its growth is
+        meaningful."""
         if self._directory is None:
             return 0
         name = "memory.events" if self._version == 2 else "memory.oom_control"
         return _entry(self._directory / name, "oom_kill")
 
     def _limits(self) -> Iterator[tuple[Path, int]]:
-        """Each cgroup from ours upwards that has a limit, and that."""
+        """Yields our cgroup and its parents that have a limit, each with its limit."""
         directory = self._directory
         name = "memory.max" if self._version == 2 else "memory.limit_in_bytes"
         while directory is not None and directory.is_relative_to(self._root):
@@ -65,7 +67,8 @@ def _find(root: Path, membership: Path) -> tuple[Path | None, int]:
 
 
 def _existing(mount: Path, path: str) -> Path | None:
-    """The cgroup's folder; inside a container the path of /proc may be the host's, and ours is the mount itself."""
+    """Returns the cgroup's folder. Inside a container the path in /proc may be the host's; then the mount itself is
+    ours."""
     for directory in (mount / path.lstrip("/"), mount):
         if directory.is_dir():
             return directory
@@ -73,7 +76,7 @@ def _existing(mount: Path, path: str) -> Path | None:
 
 
 def _entry(path: Path, name: str) -> int:
-    """A number in a file of names and numbers; 0 where it is not there."""
+    """Returns a value from a file of names and numbers; 0 if it is missing."""
     for line in _read(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.strip().isdecimal():

@@ -1,7 +1,7 @@
-"""Which network interface carries an address: gloo must be told where a machine has several.
+"""Finds the network interface that has an address: gloo needs its name on machines with several interfaces.
 
-Left alone, gloo listens where the machine's own name points: often to another interface than the one that the nodes
-reach each other by, or, as on Debian, to the machine itself.
+By default gloo listens on the address that the machine's hostname resolves to. That is often on another interface than
+the one through which the nodes reach each other or, as on Debian, the loopback interface.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 import socket
 
 _PLACES: dict[int, slice] = {socket.AF_INET: slice(4, 8), socket.AF_INET6: slice(8, 24)}
-"""Where C's socket address of a family holds the address itself."""
+"""The bytes of C's socket address that hold the address itself, by family."""
 
 
 class _Address(ctypes.Structure):
-    """The beginning of C's `struct ifaddrs`; what follows is not read."""
+    """The beginning of C's `struct ifaddrs`; later fields are not read."""
 
 
 _Address._fields_ = (
@@ -29,9 +29,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def interface_of(address: str) -> str | None:
-    """The interface of this machine that carries an address or, where it is a name, the first of its addresses.
+    """Returns the interface of this machine that has an address or, for a name, the first of its addresses.
 
-    None where none does: behind address translation, say.
+    Returns None if there is none, because of address translation, say.
     """
     try:
         known = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
@@ -43,10 +43,10 @@ def interface_of(address: str) -> str | None:
 
 
 def _interfaces() -> list[tuple[str, str]]:
-    """Interfaces and their addresses, one by one.
+    """Returns pairs of an interface and one of its addresses.
 
     Raises:
-        OSError: if the kernel does not tell.
+        OSError: if the kernel does not report them.
     """
     first = ctypes.POINTER(_Address)()
     if _libc.getifaddrs(ctypes.byref(first)) != 0:

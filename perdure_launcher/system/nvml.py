@@ -1,4 +1,5 @@
-"""Reads GPUs through NVIDIA's own library, where the node has it; nothing is installed and nothing fails without."""
+"""Reads GPUs through NVIDIA's own library if the node has it; nothing is installed, and a missing library is no
+error."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class _Utilization(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceUsage:
-    """One GPU; what the driver does not tell is None."""
+    """The usage of one GPU; None for values that the driver does not report."""
 
     index: int
     name: str = ""
@@ -34,9 +35,10 @@ class DeviceUsage:
 
 
 class Devices:
-    """The node's GPUs; none where the library is missing or has no driver below it.
+    """The node's GPUs; empty if the library or its driver is missing.
 
-    It is loaded at the first use: waking a driver can take seconds, which no process should wait for without need.
+    The library is loaded at the first use: initializing a driver can take seconds, which no process should wait for
+    without need.
     """
 
     def __init__(self, library: str = LIBRARY) -> None:

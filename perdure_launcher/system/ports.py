@@ -1,9 +1,9 @@
 """Ports that this node already holds, so that a world can name one before any node enters it.
 
-Each generation takes a port that no generation has used: no rank ever meets the keys of a dead attempt. Where we host
-the store, the port listens from the start, and a rank that connects early waits in the backlog instead of failing.
-Where a firewall leaves only some ports open (`network.store_ports`), they are taken in turn: one comes round again only
-after all the others.
+Each generation takes a port that no generation has used, so no rank ever finds the keys of a dead attempt. On the node
+that hosts the store, the port listens from the start, and a rank that connects early waits in the backlog instead of
+failing. If a firewall leaves only some ports open (`network.store_ports`), they are taken in turn: each is used again
+only after all the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 POOL_SIZE = 8
 _ANY = 0
 _SHARE = 4
-"""Of few ports a pool holds only one in so many: nodes may share a machine."""
+"""A pool holds at most this fraction (one in so many) of the allowed ports, because nodes may share a machine."""
 _BACKLOG = 4096
 """All ranks of the world may connect before the store answers; the kernel caps it at net.core.somaxconn."""
 
@@ -33,13 +33,13 @@ class PortPool:
         """Opens the pool.
 
         Args:
-            address: Where others reach this node. Listened on alone where it is one of ours, else on all addresses
-                (behind address translation no interface has it).
-            listening: Whether the sockets listen; else they only keep others from taking the ports.
-            allowed: The ports to choose from; None for any that are free.
-            start: Where to begin in `allowed`, counted round and round: a pool that follows another one should not
-                begin with the ports that the other has used up.
-            size: How many ports to hold.
+            address: The address at which others reach this node. The pool listens on it if it is this machine's own,
+                else on all addresses (behind address translation no interface has it).
+            listening: Whether the sockets listen; otherwise they only reserve the ports.
+            allowed: The ports to choose from; None for any free port.
+            start: The index in `allowed` to begin with, modulo its length: a pool that follows another one should not
+                begin with the ports that the other one has used.
+            size: The number of ports to hold.
         """
         self._allowed = allowed
         self._size = size if allowed is None else min(size, max(1, len(allowed) // _SHARE))
@@ -52,7 +52,7 @@ class PortPool:
 
     @property
     def host(self) -> str:
-        """Where this process reaches its own ports."""
+        """The address at which this process reaches its own ports."""
         if self._address not in ("", "::"):
             return self._address
         return "::1" if self._family == socket.AF_INET6 else "127.0.0.1"
@@ -63,7 +63,7 @@ class PortPool:
 
     @property
     def problem(self) -> str:
-        """Why there is no port left, and what to change; empty where there is one."""
+        """Why there is no port left, and what to change; empty if there is one."""
         if self._sockets:
             return ""
         detail = f" ({self._failure.strerror or self._failure})" if self._failure else ""
@@ -75,7 +75,7 @@ class PortPool:
         )
 
     def replenish(self) -> None:
-        """Takes new ports in the place of those that were handed out, as far as there are any."""
+        """Opens new ports for those that were handed out, as far as any are free."""
         for _ in range(self._size if self._allowed is None else len(self._allowed)):
             if len(self._sockets) >= self._size:
                 return
@@ -92,7 +92,7 @@ class PortPool:
             logger.error("%s", problem)
 
     def take(self, port: int) -> socket.socket:
-        """Hands out the socket of a port; one that is not of the pool is opened now.
+        """Hands out the socket of a port; opens it now if it is not in the pool.
 
         Raises:
             OSError: if the port belongs to another process.
@@ -108,7 +108,7 @@ class PortPool:
         opened = socket.socket(self._family, socket.SOCK_STREAM)
         try:
             if self._listening:
-                # Two sockets that do not listen could both have a port with it.
+                # Not for sockets that do not listen: with this option two of them could bind the same port.
                 opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if self._address == "::":
                 opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -125,7 +125,7 @@ def parse_ports(text: str) -> range:
     """Reads a range such as `29500-29599`, both ends included.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if the text is no range of ports.
     """
     first, _, last = text.partition("-")
     ports = range(int(first), int(last) + 1)

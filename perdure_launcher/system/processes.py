@@ -1,4 +1,4 @@
-"""What the kernel tells about processes, and what binds ours together: a launcher must lose none of its descendants."""
+"""Reads processes from /proc, and sets up parents and children so that a launcher loses none of its descendants."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Process:
 
 
 def become_subreaper() -> None:
-    """Makes orphans among our descendants our own children, instead of init's.
+    """Makes orphaned descendants children of this process instead of init's.
 
     Raises:
         OSError: if the kernel refuses.
@@ -45,14 +45,14 @@ def become_subreaper() -> None:
 
 
 def die_with_parent() -> None:
-    """Has the kernel kill this process when the thread that started it ends. Safe between fork and exec."""
+    """Makes the kernel kill this process when the thread that started it ends. Safe between fork and exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def begin_child() -> None:
-    """Between fork and exec: the child dies with us, and receives the signals that our parent may ignore.
+    """Prepares a child between fork and exec: it dies with its parent, and handles signals by default.
 
-    A shell ignores SIGINT and SIGQUIT in what it starts in the background, and exec passes that on. torchrun handles
+    A shell makes background processes ignore SIGINT and SIGQUIT, and exec passes that on. torchrun handles
     these signals, so its ranks would start with the default anyway.
     """
     die_with_parent()
@@ -61,13 +61,13 @@ def begin_child() -> None:
 
 
 def read_process(pid: int) -> Process | None:
-    """The process, or None if it is gone."""
+    """Returns the process; None if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             content = file.read()
     except OSError:
         return None
-    # The command's name stands in parentheses and may hold anything, parentheses included.
+    # The command's name is in parentheses and may contain any character, including parentheses.
     fields = content[content.rindex(b")") + 2 :].split()
     return Process(
         pid=pid,
@@ -86,7 +86,7 @@ def all_processes() -> Iterator[Process]:
 
 
 def descendants(root: int | None = None) -> list[Process]:
-    """Everything that descends from `root` (this process by default), zombies included."""
+    """Returns all descendants of `root` (this process by default), including zombies."""
     children: dict[int, list[Process]] = {}
     for process in all_processes():
         children.setdefault(process.parent, []).append(process)
@@ -100,7 +100,7 @@ def descendants(root: int | None = None) -> list[Process]:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; empty if it is gone or not ours to read."""
+    """Returns the environment that a process was started with; empty if it is gone or may not be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             content = file.read()
@@ -111,12 +111,12 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def pid_namespace() -> str:
-    """Names the namespace that this process's own number, and those that it sees, belong to."""
+    """Returns the PID namespace of this process, which its own PID and all PIDs that it sees belong to."""
     return os.readlink("/proc/self/ns/pid")
 
 
 def command_of(pid: int) -> list[str]:
-    """The words that a process was started with; empty if it is gone or not ours to read."""
+    """Returns the command line of a process; empty if it is gone or may not be read."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             content = file.read()
@@ -126,7 +126,7 @@ def command_of(pid: int) -> list[str]:
 
 
 def resident_bytes(pid: int) -> tuple[int, int]:
-    """Resident memory and the part of it that is shared with files or other processes; zeros if it is gone."""
+    """Returns a process's resident memory and the part of it that is shared; zeros if the process is gone."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             fields = file.read().split()
@@ -136,7 +136,8 @@ def resident_bytes(pid: int) -> tuple[int, int]:
 
 
 def available_bytes() -> int | None:
-    """Memory of this machine that can be used without taking any away; None where the kernel does not report it."""
+    """Returns the machine's available memory, which can be used without swapping; None if the kernel does not report
+    it."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             sizes = dict(line.split(":", 1) for line in file)
@@ -146,14 +147,14 @@ def available_bytes() -> int | None:
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
-    """Signals processes; the ones that are gone are no error."""
+    """Signals processes; ignores those that are gone."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def send_to_groups(groups: Iterable[int], number: signal.Signals) -> None:
-    """Signals process groups; the ones that are gone are no error."""
+    """Signals process groups; ignores those that are gone."""
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)

@@ -1,4 +1,5 @@
-"""What the training uses: read inside its container, since an agent beside it sees only itself."""
+"""Measures the resource usage of the training. The launcher does this, because an agent in another container would see
+only itself."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from .nvml import Devices
 
 
 class UsageMeter:
-    """CPU, memory and GPUs of everything below the launcher."""
+    """Measures CPU, memory and GPUs of all processes below the launcher."""
 
     def __init__(self, *, memory: MemoryController, devices: Devices) -> None:
         self._memory = memory
@@ -23,7 +24,7 @@ class UsageMeter:
         self._read_at: float | None = None
 
     def read(self) -> dict[str, Any]:
-        """Usage since the last call; the first one knows no CPU yet."""
+        """Returns the usage since the last call; the first call has no CPU usage yet."""
         alive = [process for process in processes.descendants() if not process.zombie]
         now = time.monotonic()
         ticks = {(process.pid, process.start_ticks): process.cpu_ticks for process in alive}
@@ -35,7 +36,7 @@ class UsageMeter:
         resident = [processes.resident_bytes(process.pid) for process in alive]
         return {
             "cpu_cores": cpu_cores,
-            # Libraries are mapped by every rank and used once; what a process shares most stands for all.
+            # Ranks share mapped libraries, which use memory once: the largest shared part is counted for all of them.
             "memory_bytes": sum(total - shared for total, shared in resident)
             + max((shared for _, shared in resident), default=0),
             "memory_limit_bytes": self._memory.limit_bytes,
@@ -44,7 +45,7 @@ class UsageMeter:
 
 
 def processes_per_node(configured: int | None, devices: Devices, environment: Mapping[str, str] = os.environ) -> int:
-    """Ranks per node: as configured, else one per GPU that the command may see, else one."""
+    """Returns the number of ranks per node: as configured, else one per GPU that the command may see, else one."""
     if configured is not None:
         return configured
     visible = environment.get("CUDA_VISIBLE_DEVICES")

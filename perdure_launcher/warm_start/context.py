@@ -1,7 +1,7 @@
-"""What a process is besides its program and its environment: its user, limits, cores, namespaces and the like.
+"""The context of a process beyond its program and environment: user, limits, CPU affinity, namespaces and the like.
 
 A forked rank inherits these from the warm interpreter, a started one from torchrun. Nothing is copied from one to the
-other: where they differ at all (a wrapper that binds ranks to cores, say), the rank is started in the ordinary way.
+other: if they differ at all (because of a wrapper that binds ranks to cores, say), the rank starts cold.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
 
 
 def process_context() -> dict[str, str]:
-    """This process's. Equal for two processes that a same parent starts in the same way."""
+    """Returns the context of this process. It is equal for two processes that the same parent starts in the same
+    way."""
     found = {"cwd": os.getcwd(), "nice": str(os.getpriority(os.PRIO_PROCESS, 0)), "scheduler": _scheduler()}
     for line in _read("status").splitlines():
         name, _, value = line.partition(":")
@@ -30,13 +31,13 @@ def process_context() -> dict[str, str]:
             found[f"ns/{name}"] = os.readlink(f"/proc/self/ns/{name}")
         except OSError:
             found[f"ns/{name}"] = ""
-    # The policy of the first mapping is the process's own, unless a library has changed that mapping's.
+    # The policy of the first mapping is the process's own, unless a library has changed the policy of that mapping.
     found["memory policy"] = " ".join(_read("numa_maps", 200).split(maxsplit=2)[1:2])
     return found
 
 
 def difference(one: dict[str, str], other: dict[str, str]) -> str:
-    """Names what differs; empty where nothing does."""
+    """Returns the names of the values that differ; empty if none does."""
     return ", ".join(sorted(name for name in {*one, *other} if one.get(name) != other.get(name)))
 
 

@@ -1,4 +1,5 @@
-"""Tells which package reads which variable of `os.environ`: what is read at an import must be as in the rank."""
+"""Tracks which package reads which variable of `os.environ`: a variable that an import reads must have the rank's
+value."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from collections.abc import Callable, Generator
 from types import FrameType
 
 ALL = "*"
-"""In the place of a name: code iterates over all variables."""
+"""Stands for all names: a package iterates over all variables."""
 
 _PATHS = sysconfig.get_paths()
 _STANDARD = (_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep)
@@ -18,7 +19,7 @@ _INSTALLED = (_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep)
 
 
 class _Watched(os._Environ[str]):  # pyright: ignore[reportPrivateUsage]
-    """`os.environ`, telling what is read of it."""
+    """An `os.environ` that reports each read."""
 
     def __getitem__(self, key: str) -> str:
         if not _walks:
@@ -35,13 +36,13 @@ class _Watched(os._Environ[str]):  # pyright: ignore[reportPrivateUsage]
 
 
 _walks: list[_Watched] = []
-"""Iterations over all variables; what is read meanwhile is a part of them."""
+"""Iterations over all variables in progress; single reads during them are not reported."""
 _notes: list[Callable[[str, str], None]] = []
 
 
 @contextlib.contextmanager
 def reading(note: Callable[[str, str], None]) -> Generator[None]:
-    """Has `note` called with package and variable for what is read of `os.environ` within."""
+    """Calls `note` with package and variable for each read of `os.environ` within the context."""
     original = type(os.environ)
     _notes.append(note)
     os.environ.__class__ = _Watched
@@ -53,7 +54,7 @@ def reading(note: Callable[[str, str], None]) -> Generator[None]:
 
 
 def _note_reading(name: str) -> None:
-    """Tells who reads: the nearest caller that is no part of Python, which reads on behalf of others."""
+    """Reports the reading package: the nearest caller outside of Python's own code, which reads on behalf of others."""
     frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
     while frame is not None and _is_pythons_own(frame.f_code.co_filename):
         frame = frame.f_back

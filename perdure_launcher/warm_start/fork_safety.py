@@ -1,4 +1,4 @@
-"""What an import may leave in a process beside modules: most of it does not survive a fork."""
+"""Side effects of imports on a process, most of which do not survive a fork: threads, files, mappings, children."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _DEVICE_FILES = ("/dev/nvidia", "/dev/kfd")
 
 @dataclass(frozen=True)
 class Marks:
-    """What there is in this process."""
+    """A snapshot of this process's resources that forks affect."""
 
     threads: int
     files: int
     shared_mappings: int
-    """Memory that forks share, as that of semaphores is."""
+    """The number of mappings that forks share, such as those of semaphores."""
     children: str
 
     @classmethod
@@ -26,7 +26,7 @@ class Marks:
         return cls(count_threads(), len(os.listdir("/proc/self/fd")), _count_shared_mappings(), list_children())
 
     def beyond(self, before: Marks) -> str:
-        """Names what is there now and was not before, and what a fork would lose or share."""
+        """Describes the first new resource since `before` that a fork would lose or share; empty if there is none."""
         if self.threads > before.threads:
             return f"its import started {self.threads - before.threads} threads"
         if self.files > before.files:
@@ -37,10 +37,10 @@ class Marks:
 
 
 def count_threads() -> int:
-    """Threads beside this one, as a fork would lose them."""
+    """Counts the threads beside this one that a fork would lose."""
     if len(os.listdir("/proc/self/task")) == 1:
         return 0
-    # Libraries that know forks, as OpenBLAS does, put their threads away at the first one.
+    # Libraries with fork handlers, such as OpenBLAS, end their threads at the first fork.
     if (pid := os.fork()) == 0:
         os._exit(0)
     os.waitpid(pid, 0)
@@ -53,7 +53,7 @@ def _count_shared_mappings() -> int:
 
 
 def list_children() -> str:
-    """This process's children, as the kernel writes them."""
+    """Returns the PIDs of this process's children, in the kernel's format."""
     try:
         return Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
     except OSError:
@@ -61,16 +61,16 @@ def list_children() -> str:
 
 
 def end_children() -> None:
-    """Ends what imports have started, in a process that was only to try them."""
+    """Kills the processes that imports have started, in a process that only tries those imports."""
     for pid in list_children().split():
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
 
 
 def holds_devices() -> bool:
-    """Whether this process has woken the driver of a GPU, which then works in no fork of it.
+    """Returns whether this process has initialized a GPU's driver, which then works in no fork of it.
 
-    `torch.cuda.is_initialized()` is false after `torch.cuda.is_available()`, which wakes the driver.
+    `torch.cuda.is_initialized()` is false after `torch.cuda.is_available()`, which initializes the driver.
     """
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

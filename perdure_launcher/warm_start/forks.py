@@ -1,6 +1,7 @@
-"""Forks ranks from this process, which imports for them what they have told to import.
+"""Forks ranks from this process, which imports in advance the modules that ranks reported.
 
-A forked process tries the imports first: what it fails in, or finds unfit for a fork, costs nothing, and is left out.
+A forked process tries the imports first: packages whose import fails there, or does not survive a fork, are left out
+without any effect on this process.
 """
 
 from __future__ import annotations
@@ -20,32 +21,33 @@ from .names import LEARNED
 from .traces import Traces
 
 _MOST_TRIALS = 5
-"""Each one that fails names a package to leave out; what needs more is not worth its processor time."""
+"""Each failed trial names a package to leave out. More trials would not be worth their CPU time."""
 _LARGEST_RESULT = 1 << 20
 
 Tried = Callable[[Mapping[str, str], Mapping[str, str]], None]
-"""Is told the packages that only a fork cannot carry over, and those that cannot be imported ahead at all, with why."""
+"""Receives the packages that only forks cannot carry over, and those that cannot be imported in advance at all, with
+the reasons."""
 
 
 class CannotFork(Exception):
-    """The rank must be started in the ordinary way; the message says why."""
+    """The rank must be started cold; the message says why."""
 
 
 class Forks:
-    """The forks of this process. It has one thread and has touched no device, so that they are as good as new."""
+    """Forks this process. It has one thread and has touched no device, so a fork is equivalent to a new process."""
 
     def __init__(
         self, *, folder: str, imports: Imports, traces: Traces, loop: Loop, release: Callable[[], None], unfit: str = ""
     ) -> None:
-        """Creates them.
+        """Creates the object.
 
         Args:
-            folder: Where word is left of what was imported.
-            imports: What this process has imported.
-            traces: What that has left behind.
-            loop: Waits for what this process has begun.
-            release: Called in each fork: closes what belongs to this process and its other ranks.
-            unfit: Why nothing can be forked at all; empty where it can.
+            folder: The folder for the report of the imports.
+            imports: The imports of this process.
+            traces: The side effects of those imports.
+            loop: The event loop of this process.
+            release: Called in each fork: closes the files of this process and of its other ranks.
+            unfit: Why this process cannot be forked at all; empty if it can.
         """
         self._folder = folder
         self._imports = imports
@@ -55,20 +57,20 @@ class Forks:
         self._unfit = unfit
         self._trials = 0
         self._trial_result: int | None = None
-        """The descriptor on which a trial will tell its result."""
+        """The descriptor from which the trial in progress is read."""
         self._left_out: dict[str, str] = {}
-        """Packages that cannot be imported ahead, and why."""
+        """Packages that cannot be imported in advance, and why."""
         self._lost: set[str] = set()
-        """Those of them that only a fork cannot carry over."""
+        """Those of them that only forks cannot carry over."""
 
     def fork(self, request: Request) -> int:
-        """Forks the rank that is asked for.
+        """Forks the requested rank.
 
         Returns:
-            Its process; 0 in the fork, which has nothing open any more that is not its own.
+            The rank's PID; 0 in the fork, which has closed all files that are not its own.
 
         Raises:
-            CannotFork: if it would differ from the rank, or the system has no room for another process.
+            CannotFork: if the fork would differ from the rank, or the system cannot create another process.
         """
         problem = self._unfit or self._imports.plan.difference(
             request.arguments, request.environment, read=self._imports.read_of_place
@@ -81,24 +83,24 @@ class Forks:
             raise CannotFork(f"fork: {error.strerror}") from error
 
     def learn(self, learned: Learned, then: Tried) -> None:
-        """Imports what ranks have imported, once; they are forked as they were until that is done.
+        """Imports the modules that ranks reported, once. Until that is done, ranks are forked without them.
 
         Args:
-            learned: What that is.
-            then: Called when that is done.
+            learned: The report of a rank.
+            then: Called when the imports are done.
         """
         if not self._trials:
             self._try(learned, then)
 
     def contradicted_by(self, learned: Learned) -> str:
-        """Why ranks that do this cannot come from imports that were made ahead; empty where they can."""
+        """Returns why ranks with this report cannot be started from imports made in advance; empty if they can."""
         reason = self._imports.contradicted_by(learned.changed)
         if reason:
             self.leave_word(reason)
         return reason
 
     def leave_word(self, failure: str = "") -> None:
-        """Says for others what was imported, and how it failed if it did."""
+        """Writes what was imported, and the failure if there was one, to a file for other processes."""
         content = {"modules": len(sys.modules), "left_out": self._left_out, "failure": failure}
         log(f"imports of ranks: {content}")
         leave_word(f"{self._folder}/{LEARNED}", content)
@@ -112,7 +114,7 @@ class Forks:
         return pid
 
     def _try(self, learned: Learned, then: Tried) -> None:
-        """Has a forked process try the imports."""
+        """Tries the imports in a forked process."""
         self._trials += 1
         reading, writing = os.pipe()
         try:
@@ -137,7 +139,7 @@ class Forks:
         self._loop.watch(reading, lambda: self._end_trial(pid, reading, learned, then))
 
     def _trial(self, learned: Learned, attend: Callable[[], None] | None = None) -> dict[str, object]:
-        """Names the package that cannot be imported ahead, and why; nothing where all can."""
+        """Imports the modules; describes the package that cannot be imported in advance. Empty if all can."""
         try:
             with self._traces.kept():
                 self._imports.learned(learned, without=self._left_out, attend=attend)

@@ -1,7 +1,7 @@
-"""Finds generators of random numbers that imports have made: in forks all of them would draw the same numbers.
+"""Finds random number generators that imports have created: without new seeds all forks would draw the same numbers.
 
-Packages keep generators of their own beside the global ones. A started rank has each seeded by itself; a forked one has
-it as the warm interpreter left it.
+Packages keep generators of their own beside the global ones. In a started rank each is seeded separately; a forked rank
+would inherit the state from the warm interpreter.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from collections.abc import Iterable
 
 _KINDS = (
     ("random", "Random"),
-    # Of numpy's Generator and RandomState each holds one.
+    # Each Generator and RandomState of numpy holds one.
     ("numpy.random.bit_generator", "BitGenerator"),
     ("torch", "Generator"),
 )
 
 
 def pythons_generators() -> list[random.Random]:
-    """The instances of `random.Random` in this process, but for the module's own, which Python seeds at each fork."""
+    """Returns the instances of `random.Random` in this process, except the module's own, which Python seeds at each
+    fork."""
     own = _identities(_seeded_at_forks())
     return [
         item
@@ -30,22 +31,22 @@ def pythons_generators() -> list[random.Random]:
 
 
 def made_since_frozen(*, without: Iterable[object]) -> list[str]:
-    """Names the types of the generators that were made since `gc.freeze` was called last.
+    """Returns the names of the types of generators that were created since the last `gc.freeze`.
 
     Args:
-        without: Generators that are known.
+        without: Known generators, which are left out.
     """
     kinds = tuple(kind for module, name in _KINDS if (kind := getattr(sys.modules.get(module), name, None)) is not None)
     known = _identities([*_seeded_at_forks(), *without])
     objects = gc.get_objects()
-    # torch's generators are not tracked themselves, but what holds them is.
+    # torch's generators are not tracked by the collector, but the objects that hold them are.
     everything: tuple[object, ...] = (*objects, *gc.get_referents(*objects))
     found: list[object] = [item for item in everything if issubclass(type(item), kinds) and id(item) not in known]
     return sorted({item.__class__.__name__ for item in found if not isinstance(item, random.SystemRandom)})
 
 
 def _seeded_at_forks() -> list[object]:
-    """Generators that Python or we seed anew in each fork, or that tell forks apart by themselves."""
+    """Returns generators that Python or Perdure seeds again in each fork, or that detect forks themselves."""
     names = getattr(sys.modules.get("tempfile"), "_name_sequence", None)
     numpys = getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None)
     torchs = getattr(sys.modules.get("torch"), "default_generator", None)

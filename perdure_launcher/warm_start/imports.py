@@ -1,8 +1,9 @@
-"""Imports ahead what ranks will import, and finds what would come out otherwise in the rank itself.
+"""Imports in advance the modules that ranks will import, and detects imports that would have another result in a rank.
 
-A module may be imported before its rank exists only if it would have come out the same in the rank. So imports run with
-the script's place on the path, as theirs would, and are watched: threads, open files and devices do not survive a fork,
-a process would belong to no rank, a variable that the script sets, or that places the rank, has another value there.
+A module may be imported before its rank exists only if the result is the same as in the rank. So imports run with the
+script's folder on the path, as in the rank, and their side effects are checked: threads, open files and devices do not
+survive a fork, a process would belong to no rank, and variables that the script sets, or that contain the rank's
+number, have other values in the rank.
 """
 
 from __future__ import annotations
@@ -28,55 +29,56 @@ from .start_method import FORK, STANDBY, Way
 from .traces import changes
 
 _ALWAYS = ("torch", "torch._dynamo")
-"""torch._dynamo is imported by the first optimizer, and costs as much again as torch."""
+"""The first optimizer imports torch._dynamo, which takes as long again as torch."""
 
 _READ_BY_LIBRARIES = re.compile(r"(?:OMP|KMP|GOMP|MKL|OPENBLAS|NUMEXPR|VECLIB|MALLOC|LD|GLIBC)_\w+")
-"""Variables that native libraries read when they are loaded, which cannot be watched."""
+"""Variables that native libraries read when they are loaded; such reads cannot be tracked."""
 _READ_BY_DRIVERS = re.compile(r"(?:CUDA|NVIDIA|HIP|ROCR|HSA|GPU)_\w+")
-"""The same, of the drivers of GPUs, when they are woken."""
+"""Variables that drivers of GPUs read when they are initialized; such reads cannot be tracked either."""
 _HARMLESS_READERS = frozenset({"perdure_launcher", "networkx", "fsspec"})
-"""Ours, whose variables ranks do not have; those that go through all variables for the ones with their own prefix."""
+"""Perdure's launcher, whose variables ranks do not have, and packages that iterate over all variables to find those
+with their own prefix."""
 _LONGEST_SCRIPT = 1 << 20
 
 
 class Unfit(Exception):
-    """No rank can come from this interpreter; the message says why."""
+    """No rank can be started from this interpreter; the message says why."""
 
     def __init__(self, reason: str, *, for_forks_only: bool = False) -> None:
         super().__init__(reason)
         self.for_forks_only = for_forks_only
-        """A standby may do the same."""
+        """The reason applies to forks only, not to standbys."""
 
 
 class Refused(Exception):
-    """A package cannot be imported ahead; the message says why."""
+    """A package cannot be imported in advance; the message says why."""
 
     def __init__(self, package: str, reason: str, *, by_forks_only: bool = False) -> None:
         super().__init__(reason)
         self.package = package
         self.by_forks_only = by_forks_only
-        """A standby may import it."""
+        """The reason applies to forks only: a standby may import the package."""
 
 
 @dataclass
 class Imports:
-    """What was imported, and the variables that were read meanwhile."""
+    """The imports of this process, and the variables that they read."""
 
     plan: Plan
     way: Way = FORK
-    """To the rank."""
+    """How ranks are started from this process."""
     _always: set[str] = field(default_factory=set[str])
-    """Variables read by what is always imported."""
+    """Variables that the modules read which are always imported."""
     _learned: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    """Variables by the package that read them."""
+    """Variables by the package that has read them."""
     generators: list[random.Random] = field(default_factory=list[random.Random])
-    """Those of what is always imported, which each fork seeds anew."""
+    """Generators of the modules that are always imported; each fork seeds them again."""
 
     def always(self) -> None:
-        """Imports what every rank of torch's needs.
+        """Imports the modules that every rank with torch needs.
 
         Raises:
-            Unfit: if the result cannot be forked, or the script would have prepared the import in its own way.
+            Unfit: if the result cannot be forked, or if the script changes how torch is imported.
         """
         known = set(sys.modules)
         with _as_in_the_rank(self.plan), reading(lambda _, name: self._always.add(name)):
@@ -96,16 +98,16 @@ class Imports:
         _freeze()
 
     def learned(self, learned: Learned, *, without: Collection[str], attend: Callable[[], None] | None = None) -> None:
-        """Imports what ranks have imported, but for some packages.
+        """Imports the modules that ranks reported, without some packages.
 
         Args:
-            learned: What that is.
+            learned: The report of a rank.
             without: Packages to leave out.
-            attend: Called before each import, by a process that has ranks to look after. One that has none can tell
-                what an import leaves behind.
+            attend: Called before each import by a process that serves ranks. Without it, the side effects of each
+                import are checked.
 
         Raises:
-            Refused: if one of them cannot be imported ahead. This process is then of no use any more.
+            Refused: if a module cannot be imported in advance. This process must not be used any more.
         """
         before = dict(os.environ)
         with _as_in_the_rank(self.plan), reading(self._note):
@@ -138,7 +140,7 @@ class Imports:
         _freeze()
 
     def contradicted_by(self, changed: Iterable[str]) -> str:
-        """Why ranks that set these variables themselves must not come from here; empty where they may."""
+        """Returns why ranks that set these variables themselves must not be started from here; empty if they may be."""
         read = self._always.union(*self._learned.values())
         names = sorted(
             name for name in changed if not of_one_rank(name) and (name in read or _READ_BY_LIBRARIES.fullmatch(name))
@@ -147,7 +149,8 @@ class Imports:
 
     @property
     def read_of_place(self) -> frozenset[str]:
-        """Variables that may differ between ranks, and that must not any more."""
+        """Variables that differ between ranks in general, but that imports have read, so that a rank must have the same
+        values."""
         return self.way.places & self._always.union(*self._learned.values())
 
     def _refuse_what_read_its_place(self, package: str, without: Collection[str]) -> None:
@@ -157,7 +160,7 @@ class Imports:
             places = {name for name in names if of_one_rank(name)} - self.way.places
             if ALL in names or places:
                 what = "the whole environment" if ALL in names else ", ".join(sorted(places))
-                # One that is left out may still be imported by another, which then is left out too.
+                # A package that is left out may be imported by another package, which is then left out as well.
                 raise Refused(
                     package if reader in without else reader,
                     f"{reader} reads {what} when it is imported",
@@ -169,7 +172,7 @@ class Imports:
 
 
 class _Leftovers:
-    """Refuses packages for what their import has left behind."""
+    """Refuses packages because of the side effects of their import."""
 
     def __init__(self, way: Way, learned: Learned, generators: Iterable[random.Random]) -> None:
         self._way = way
@@ -179,17 +182,17 @@ class _Leftovers:
         self._set_for_drivers = sorted(name for name in learned.changed if _READ_BY_DRIVERS.fullmatch(name))
 
     def refuse(self, package: str) -> None:
-        """Refuses the package that was imported last.
+        """Checks the side effects of the last import.
 
         Raises:
-            Refused: if the rank would be without something that its own import leaves behind, or not its owner.
+            Refused: if the rank would lack a side effect of the import, or share it.
         """
         if self._marks is not None:
             if lost := Marks.now().beyond(self._marks):
                 raise Refused(package, lost, by_forks_only=True)
             if made := made_since_frozen(without=self._generators):
                 raise Refused(package, f"its import made generators ({', '.join(made)})", by_forks_only=True)
-            # Looked at once: the next import is asked only for what it has made itself.
+            # Checked once: the next check finds only generators that the next import has created.
             gc.freeze()
         if list_children() != self._children:
             raise Refused(package, "its import left a process running")
@@ -204,14 +207,16 @@ def _has_touched_devices() -> bool:
 
 
 def _freeze() -> None:
-    """Has what is there now never collected: forks share its memory, and do not copy it at their first collection."""
+    """Excludes all current objects from garbage collection, so that forks share their memory instead of copying it at
+    their first collection."""
     gc.collect()
     gc.freeze()
 
 
 @contextlib.contextmanager
 def _as_in_the_rank(plan: Plan) -> Generator[None]:
-    """Python's start continues after us: only then does it add the script's folder to the path, and name the script."""
+    """Adds the script's folder to the path and sets the script's name, which Python itself does only later in its
+    start."""
     main = sys.modules["__main__"]
     folder = _script_folder(plan)
     if folder is not None:
@@ -230,7 +235,7 @@ def _as_in_the_rank(plan: Plan) -> Generator[None]:
 
 
 def _script_folder(plan: Plan) -> str | None:
-    """What Python will put first on the path."""
+    """Returns the folder that Python will put first on the path; None if it adds none."""
     if sys.flags.safe_path:
         return None
     if plan.script is None:
@@ -239,7 +244,7 @@ def _script_folder(plan: Plan) -> str | None:
 
 
 def _from_script(plan: Plan, names: Iterable[str]) -> list[str]:
-    """Those of these modules that come from beside the script, and are the user's own."""
+    """Returns the modules among these that come from the script's folder and are therefore the user's own."""
     folder = _script_folder(plan)
     if folder is None:
         return []
@@ -253,7 +258,8 @@ def _from_script(plan: Plan, names: Iterable[str]) -> list[str]:
 
 
 def _set_before_torch(plan: Plan, read: Collection[str]) -> list[str]:
-    """Variables that the script's text sets above its first import of torch, and that this import reads."""
+    """Returns the variables that the script's text sets before its first import of torch, and that this import
+    reads."""
     try:
         text = Path(plan.script or "").read_text(encoding="utf-8", errors="replace")[:_LONGEST_SCRIPT]
     except OSError:

@@ -1,9 +1,9 @@
-"""The warm interpreter: Python, stopped in its own start with torch imported, which starts the ranks of its node.
+"""The warm interpreter: Python, stopped during its own start-up with torch imported, which starts its node's ranks.
 
-It is started with the ranks' command line and calls `wait_to_become_a_rank` from a `sitecustomize` that stands first on
-its path. There it imports, serves requests, and returns only in processes that it forked: those continue with their
-start and run the script. It has one thread, has run no operation and touched no device, so that a fork of it is as good
-as new. A standby is started in the same way, and returns once it is that rank.
+It is started with the ranks' command line and calls `wait_to_become_a_rank` from a `sitecustomize` that is first on
+its path. There it imports modules, serves requests, and returns only in processes that it forked: those continue the
+start-up and run the script. It has one thread, has run no operation and touched no device, so a fork of it is
+equivalent to a new process. A standby is started in the same way, and returns once it becomes its rank.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _REFUSED = 1
 
 
 def wait_to_become_a_rank() -> None:
-    """Serves until the process is killed. Returns in ranks, which then are as if they had just been started.
+    """Serves requests until the process is killed. Returns in ranks only, which are then like newly started ones.
 
-    The caller must end the process where this raises: to continue would run the script outside any world.
+    The caller must end the process if this raises: otherwise Python would run the script outside of any world.
     """
-    # Killed with the process that started it, and its ranks with it, as torchrun's own would be.
+    # Killed together with the process that started it, as torchrun's own ranks would be; its ranks are killed with it.
     die_with_parent()
     folder = os.environ[FOLDER_VARIABLE]
     plan, traces = Plan.of_process(os.getpid()), Traces()
@@ -82,7 +82,7 @@ def _refuse(folder: str, reason: str) -> None:
 
 
 def _leave_path(ours: str) -> None:
-    """Takes our folder off the path, and runs the `sitecustomize` that it hides, as Python would have."""
+    """Removes our folder from the path, and runs the `sitecustomize` that it hides, as Python would have."""
     sys.path.remove(ours)
     sys.path_importer_cache.pop(ours, None)
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
@@ -93,7 +93,7 @@ def _leave_path(ours: str) -> None:
 
 
 def _become(plan: Plan, request: Request, traces: Traces) -> None:
-    """Makes this process the rank that was asked for, as far as it is the same for a fork and for a standby."""
+    """Turns this process into the requested rank: the part that forks and standbys have in common."""
     die_with_parent()
     os.setsid()
     for number, file in enumerate(request.files):
@@ -101,7 +101,7 @@ def _become(plan: Plan, request: Request, traces: Traces) -> None:
         os.close(file)
     _set_environment(request.environment)
     show_generation(request.environment.get(GENERATION_VARIABLE, ""))
-    # Arguments may differ from rank to rank (torchrun's macros); the script was not looked at yet.
+    # Arguments may differ between ranks (torchrun's macros); the script has not read them yet.
     own = request.arguments[plan.script_index + 1 :]
     sys.argv[1:] = own
     sys.orig_argv[1:] = request.arguments
@@ -109,26 +109,27 @@ def _become(plan: Plan, request: Request, traces: Traces) -> None:
 
 
 def _set_environment(environment: Mapping[str, str]) -> None:
-    """Not emptied and filled again: threads that imports have started may be reading what stays."""
+    """Sets the environment in place, without clearing it: threads that imports have started may be reading it."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})
 
 
 def _shed_the_fork(imports: Imports) -> None:
-    """Undoes what only a forked process has of its interpreter."""
-    # As Python does with its own generator at a fork: those of a script that sets no seed differ in all ranks.
+    """Removes state that a fork inherits from the warm interpreter and a started process would not have."""
+    # Python seeds its own generator at a fork; torch's must also differ in all ranks of a script that sets no seed.
     sys.modules["torch"].default_generator.seed()
     for generator in imports.generators:
         random.Random.seed(generator)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
-    # What a collection at the end finds and reports is then as ever.
+    # Lets a collection at the process's end find and report the same objects as in a started process.
     atexit.register(gc.unfreeze)
 
 
 def _load_plugins() -> None:
-    """As the end of `import torch` would have, with the rank's environment: devices' plugins, and our step counter."""
+    """Loads the device plugins and our step counter with the rank's environment, as the end of `import torch` would
+    have."""
     if os.environ.get(AUTOLOAD_VARIABLE, "1") == "1":
         import torch
 

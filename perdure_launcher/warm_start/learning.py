@@ -1,6 +1,6 @@
-"""What a forked rank tells the warm interpreter at its first step: what else it has imported, for the ranks after it.
+"""Reports from ranks to the warm interpreter, at their first step: modules to import in advance for later ranks.
 
-Only what was installed is told. The user's own modules may change between one start and the next, as nothing else may.
+Only installed modules are reported. The user's own modules may change between two starts.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _LOADERS = (importlib.machinery.SourceFileLoader, importlib.machinery.ExtensionF
 
 @dataclass(frozen=True)
 class Learned:
-    """What ranks do before their first step, as far as it can be done ahead."""
+    """The part of a rank's work before its first step that can be done in advance."""
 
     modules: tuple[str, ...]
-    """In the order in which their imports began."""
+    """Modules in the order in which their imports began."""
     changed: dict[str, str | None]
-    """Variables that differ from those that the rank was started with: set by the script, or by what it imported."""
+    """Variables that differ from the rank's initial environment: set by the script or by its imports."""
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Learned:
         """Reads a rank's message.
 
         Raises:
-            KeyError, TypeError, ValueError: if it is none.
+            KeyError, TypeError, ValueError: if it is no valid report.
         """
         return cls(tuple(map(str, body["modules"])), dict(body["changed"]))
 
@@ -47,19 +47,19 @@ class Learned:
 
 
 class _Rank:
-    """This process, where it was forked and has not told yet."""
+    """The state of this process, if it is a warm rank that has not reported yet."""
 
     folder: str | None = None
     environment: dict[str, str]
 
 
 def begin(folder: str) -> None:
-    """Notes how this rank starts; to be called when all is as the script will find it."""
+    """Records the rank's initial environment; call it when the process is as the script will find it."""
     _Rank.folder, _Rank.environment = folder, dict(os.environ)
 
 
 def tell() -> None:
-    """Tells the warm interpreter, once, and only by the first rank of a node. Never raises, and never waits long."""
+    """Sends the report to the warm interpreter, once, from the first rank of a node. Never raises, never waits long."""
     folder, _Rank.folder = _Rank.folder, None
     if folder is None or os.environ.get("LOCAL_RANK", "0") != "0":
         return
@@ -71,7 +71,7 @@ def tell() -> None:
 
 
 def installed_modules() -> list[str]:
-    """The modules of this process that came from where packages are installed."""
+    """Returns the modules of this process that come from the folders of installed packages."""
     roots = installed_roots()
     found: list[str] = []
     for name, module in list(sys.modules.items()):
@@ -89,14 +89,15 @@ def installed_modules() -> list[str]:
 
 
 def _stands_for_itself(name: str, origin: str, roots: tuple[str, ...]) -> bool:
-    """Whether importing the name finds this file. Not so what packages bring along and put on the path themselves."""
+    """Returns whether importing the name finds this file. It does not for modules that packages bundle and put on the
+    path themselves."""
     package = name.partition(".")[0]
     return any(origin.startswith((f"{root}{package}{os.sep}", f"{root}{package}.")) for root in roots)
 
 
 @functools.cache
 def installed_roots() -> tuple[str, ...]:
-    """The folders of the standard library and of installed packages."""
+    """Returns the folders of the standard library and of installed packages."""
     paths = sysconfig.get_paths()
     roots = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     if site.ENABLE_USER_SITE:

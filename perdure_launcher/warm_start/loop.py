@@ -1,4 +1,4 @@
-"""Waits for files: the one thread of a warm interpreter has many to look after, and may have no other."""
+"""An event loop for file descriptors: the warm interpreter has many of them, and only one thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Loop:
-    """Calls a handler for each descriptor on which something can be read."""
+    """Calls a handler for each readable descriptor."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -18,12 +18,12 @@ class Loop:
         self._poll.register(descriptor, select.POLLIN)
 
     def forget(self, descriptor: int) -> None:
-        """To be called before the descriptor is closed."""
+        """Stops watching a descriptor; call it before the descriptor is closed."""
         del self._handlers[descriptor]
         self._poll.unregister(descriptor)
 
     def attend(self, timeout_s: float | None) -> None:
-        """Handles what has happened, and waits for something to happen at most so long; None: without limit."""
+        """Handles pending events, and waits for one at most for this long; None: without limit."""
         for descriptor, _ in self._poll.poll(None if timeout_s is None else timeout_s * 1000):
             if handler := self._handlers.get(descriptor):
                 handler()

@@ -1,4 +1,4 @@
-"""What stand-ins, ranks and standbys tell the warm interpreter, and what it tells them: lines, with files."""
+"""Messages between the warm interpreter and shims, ranks and standbys: lines of JSON, with file descriptors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STANDARD_FILES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A rank that a stand-in wants started."""
+    """A shim's request to start a rank."""
 
     connection: socket.socket
     arguments: tuple[str, ...]
@@ -40,7 +40,7 @@ class Request:
             os.close(file)
 
     def pass_on(self, receiver: socket.socket) -> None:
-        """Sends it, with all its files, to who becomes the rank. It is still to be closed here.
+        """Sends the request with all its files to the process that becomes the rank. The caller still has to close it.
 
         Raises:
             OSError: if the receiver is gone.
@@ -50,10 +50,10 @@ class Request:
 
 
 def read_message(connection: socket.socket) -> Request | Learned | None:
-    """What a stand-in or a rank has sent; None for a peer that only waits for the answer.
+    """Reads the message of a shim or a rank; None for a peer that only waits for the answer.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError, IndexError: if it is none of these.
+        OSError, ValueError, KeyError, TypeError, IndexError: if it is no valid message.
     """
     fields, files = receive(connection, files=_STANDARD_FILES)
     try:
@@ -69,7 +69,7 @@ def read_message(connection: socket.socket) -> Request | Learned | None:
 
 
 def read_passed_on(control: socket.socket) -> Request | None:
-    """The request that was passed on; None where the other side is gone."""
+    """Reads a request that was passed on; None if the other side has closed."""
     fields, files = receive(control, files=_STANDARD_FILES + 1)
     if not fields:
         return None
@@ -88,10 +88,10 @@ def _request(fields: dict[str, Any], files: list[int], connection: socket.socket
 
 
 def send(connection: socket.socket, fields: Mapping[str, object], *, files: tuple[int, ...] = ()) -> None:
-    """Sends a line of JSON, and files.
+    """Sends a line of JSON and file descriptors.
 
     Raises:
-        OSError: if the receiver is gone, or does not listen.
+        OSError: if the receiver is gone or does not read.
     """
     message = json.dumps(fields).encode() + b"\n"
     sent = socket.send_fds(connection, [message], files)
@@ -100,7 +100,7 @@ def send(connection: socket.socket, fields: Mapping[str, object], *, files: tupl
 
 
 def receive(connection: socket.socket, *, files: int = 0) -> tuple[dict[str, Any], list[int]]:
-    """A line of JSON, with at most so many files. Nothing where the sender has closed.
+    """Receives a line of JSON with at most `files` descriptors; empty if the sender has closed.
 
     Raises:
         OSError, ValueError: if it cannot be read.
@@ -120,26 +120,26 @@ def receive(connection: socket.socket, *, files: int = 0) -> tuple[dict[str, Any
 
 
 def answer(connection: socket.socket, line: str) -> None:
-    """Sends the stand-in a line; one that is gone needs none."""
+    """Sends the shim a line; ignores a shim that is gone."""
     with contextlib.suppress(OSError):
         connection.sendall(f"{well_formed(line)}\n".encode())
 
 
 def has_closed(connection: socket.socket) -> bool:
-    """Whether the peer has stopped waiting for the answer."""
+    """Returns whether the peer has stopped waiting for the answer."""
     gone = select.poll()
     gone.register(connection.fileno(), select.POLLRDHUP)
     return bool(gone.poll(0))
 
 
 def log(text: str) -> None:
-    """Not by `logging`, which is the script's to set up."""
+    """Writes a log line without `logging`, whose configuration belongs to the script."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def leave_word(path: str, content: Mapping[str, object]) -> None:
-    """Writes a file that others read, as JSON; best effort."""
+    """Writes a JSON file for other processes; errors are ignored."""
     with contextlib.suppress(OSError):
         with open(f"{path}.new", "w", encoding="utf-8") as file:
             json.dump(content, file)

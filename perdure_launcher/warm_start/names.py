@@ -1,4 +1,4 @@
-"""What keeper, stand-in and warm interpreter agree on. Imported at the start of each rank, so it is small."""
+"""Names that supervisor, shim and warm interpreter share. It is imported at the start of each rank, so it is small."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import json
 import os
 
 FOLDER_VARIABLE = "PERDURE_WARM"
-"""The folder with the socket and the records of starts."""
+"""Environment variable with the folder of the socket and of the records of starts."""
 PYTHON_VARIABLE = "PERDURE_WARM_PYTHON"
-"""The interpreter that would be started without us."""
+"""Environment variable with the interpreter that torchrun would start otherwise."""
 LISTENING_VARIABLE = "PERDURE_WARM_LISTENING"
-"""For the warm interpreter and for standbys: the descriptor on which they are asked for ranks."""
+"""Environment variable of the warm interpreter and of standbys: the descriptor on which they receive requests."""
 STANDBY_VARIABLE = "PERDURE_WARM_STANDBY"
-"""For a standby: the local rank that it is for."""
+"""Environment variable of a standby: its local rank."""
 EXECUTABLE_VARIABLE = "PYTHON_EXEC"
-"""What torchrun starts ranks with."""
+"""Environment variable with the executable with which torchrun starts ranks."""
 
 OURS = (FOLDER_VARIABLE, PYTHON_VARIABLE, EXECUTABLE_VARIABLE)
 
@@ -23,19 +23,19 @@ SOCKET = "socket"
 PID = "pid"
 """A file with the warm interpreter's process ID."""
 REFUSAL = "refusal"
-"""A file that says why there is no warm interpreter."""
+"""A file with the reason why there is no warm interpreter."""
 
 LEARNED = "learned"
-"""A file that says what was imported ahead because ranks import it, and what could not be, as JSON."""
+"""A JSON file with the report of the imports that were made in advance, and of those that could not be."""
 
 STANDBYS = "standbys"
-"""A file that says which standbys there are, and why, as JSON."""
+"""A JSON file with the available standbys, and why they exist."""
 
 ALL_COLD = "all-cold"
-"""A file that says why no rank goes through the stand-in."""
+"""A file with the reason why no rank is started through the shim."""
 
 START_PREFIX = "start-"
-"""Files that say how each local rank was started last."""
+"""Prefix of the files that record each local rank's last start."""
 
 WARM = "warm"
 STARTED = "started"
@@ -43,8 +43,8 @@ COLD = "cold"
 ENDED = "ended"
 
 DEVICES = frozenset({"CUDA_VISIBLE_DEVICES"})
-"""Read when CUDA is initialised, and by some packages when they are imported. With torchrun's --virtual-local-rank each
-rank has its own."""
+"""Variables that CUDA reads at its initialization, and some packages when they are imported. With torchrun's
+--virtual-local-rank they differ between ranks."""
 
 PLACES_THAT_STAY = frozenset(
     {
@@ -52,16 +52,16 @@ PLACES_THAT_STAY = frozenset(
         *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     }
 )
-"""What a rank that is started again finds as before, unless its world has changed."""
+"""Variables that keep their values when a rank is restarted, unless its world has changed."""
 
 _OF_ONE_RANK = frozenset(
     {
         *PLACES_THAT_STAY,
         *("MASTER_ADDR", "MASTER_PORT"),
-        # Set by torchrun for each rank, read when a process group is made.
+        # Set by torchrun for each rank, and read when a process group is created.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
         *DEVICES,
-        # A shell's own bookkeeping, where one stands in between.
+        # Set by a shell between torchrun and the rank.
         *("_", "PWD", "OLDPWD", "SHLVL"),
         *OURS,
     }
@@ -70,12 +70,14 @@ _OF_ONE_RANK_PREFIXES = ("TORCHELASTIC_", "PERDURE_")
 
 
 def of_one_rank(variable: str) -> bool:
-    """Whether a variable places a rank in a world: it differs between ranks, and nothing may read it while imported."""
+    """Returns whether a variable depends on the rank or its world: it differs between ranks, so no import may read
+    it."""
     return variable in _OF_ONE_RANK or variable.startswith(_OF_ONE_RANK_PREFIXES)
 
 
 def record_start(folder: str, *, warm: bool, standby: bool = False, reason: str = "") -> None:
-    """Writes down how this process's rank was started; best effort, as nothing may keep a rank from starting."""
+    """Records how this process's rank was started. Errors are ignored, since they must not keep a rank from
+    starting."""
     generation = os.environ.get("PERDURE_GENERATION", "")
     start = {
         "generation": int(generation) if generation.isdecimal() else 0,

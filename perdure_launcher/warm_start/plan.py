@@ -1,7 +1,7 @@
-"""What a warm interpreter stands for: the command line and the environment of the ranks that it will be asked for.
+"""The plan of a warm interpreter: the command line and environment of the ranks that it can start.
 
-It is not written down anywhere: the interpreter is started with just these, and they are read back from its process, so
-that no secret of the environment reaches a disk.
+It is not stored anywhere: the interpreter is started with exactly these, and they are read back from its process, so
+that no secret of the environment is written to disk.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from .names import FOLDER_VARIABLE, LISTENING_VARIABLE, OURS, STANDBY_VARIABLE, 
 from .proc_environ import GENERATION_VARIABLE, ROOM
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""torch's own: whether `import torch` loads the plugins of devices, and ours."""
+"""torch's variable that controls whether `import torch` loads device plugins, including ours."""
 
 START = "start"
-"""The folder that stands first on the interpreter's path, and that ranks must not see."""
+"""The folder that is first on the interpreter's path, and that ranks must not see."""
 
 _USERS_AUTOLOAD_VARIABLE = "PERDURE_WARM_AUTOLOAD"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The ranks' Python, but for what places them in a world."""
+    """The ranks' Python command line and environment, without the variables that depend on the rank."""
 
     arguments: tuple[str, ...]
-    """Options, script, the script's own."""
+    """Python's options, the script, and the script's arguments."""
     environment: Mapping[str, str]
 
     @classmethod
     def of_ranks(cls, arguments: Sequence[str], environment: Mapping[str, str]) -> Plan:
-        """For ranks that will be started so."""
+        """Creates the plan for ranks with these arguments and this environment."""
         return cls(tuple(arguments), {name: value for name, value in environment.items() if name not in OURS})
 
     @classmethod
     def of_process(cls, pid: int) -> Plan:
-        """What a warm interpreter was started for.
+        """Reads the plan that a warm interpreter was started with.
 
         Raises:
             OSError: if the process is gone.
@@ -59,13 +59,13 @@ class Plan:
         return cls(tuple(map(os.fsdecode, words)), environment)
 
     def starting_environment(self, folder: Path, *, listening: int) -> dict[str, str]:
-        """What the interpreter is started with."""
+        """Returns the environment to start the interpreter with."""
         path = self.environment.get("PYTHONPATH")
         start = str(folder / START)
         environment = {
             **self.environment,
             "PYTHONPATH": f"{start}{os.pathsep}{path}" if path else start,
-            # Plugins are loaded by each rank: they may look at its place, or start threads.
+            # Each rank loads plugins itself: they may read its rank variables, or start threads.
             AUTOLOAD_VARIABLE: "0",
             FOLDER_VARIABLE: str(folder),
             LISTENING_VARIABLE: str(listening),
@@ -77,20 +77,21 @@ class Plan:
 
     @property
     def script_index(self) -> int:
-        """Of the script or the module in `arguments`."""
+        """The index of the script or module in `arguments`."""
         return next((index for index, word in enumerate(self.arguments) if not word.startswith("-")), 0)
 
     @property
     def script(self) -> str | None:
-        """The script's path; None for a module or a text."""
+        """The script's path; None for `-m` and `-c`."""
         index = self.script_index
         return None if {"-m", "-c"}.intersection(self.arguments[:index]) else self.arguments[index]
 
     def difference(
         self, arguments: Sequence[str], environment: Mapping[str, str], *, read: Collection[str] = ()
     ) -> str:
-        """What a rank with these has that this plan has not; empty where it can be forked. The script's own arguments
-        may differ, as it has not looked at them yet, and variables of one rank's place that were not read."""
+        """Describes how a rank with these arguments and this environment differs from the plan; empty if it can be
+        forked. The script's own arguments may differ, because it has not read them yet, and so may rank variables that
+        no import read."""
         script = self.script_index
         expected, asked = self.arguments[: script + 1], tuple(arguments[: script + 1])
         if asked != expected:

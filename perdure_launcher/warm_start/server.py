@@ -1,6 +1,6 @@
-"""Starts a rank per request, passes signals to it and its end back, all in one thread.
+"""Serves requests for ranks: starts each, forwards signals to it and its exit status back, all in one thread.
 
-Where a rank comes from is not its matter: `standbys` has one that waits, or `forks` makes one.
+A rank is either a waiting standby (`standbys`) or a fork (`forks`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class _Rank:
     pid: int
     connection: socket.socket
     abandoned: bool = False
-    """Its stand-in is gone: it was killed."""
+    """Whether its shim is gone, that is, was killed."""
 
 
 class Server:
-    """Serves until the process is killed, and returns in forked ranks only."""
+    """Serves requests until the process is killed, and returns in forked ranks only."""
 
     def __init__(
         self,
@@ -50,21 +50,21 @@ class Server:
         """Creates the server.
 
         Args:
-            plan: What ranks it starts.
-            folder: Where it records what it has learned.
+            plan: The plan of the ranks that it starts.
+            folder: The folder for its reports.
             listening: Its socket.
-            imports: What this process has imported.
-            traces: What that has left behind.
-            unfit_for_forks: Why this process cannot be forked; empty where it can.
+            imports: The imports of this process.
+            traces: The side effects of those imports.
+            unfit_for_forks: Why this process cannot be forked; empty if it can.
         """
         self._plan = plan
         self._context = process_context()
         self._listening = listening
         self._ranks: dict[int, _Rank] = {}
-        """By pidfd."""
+        """Ranks by pidfd."""
         self._requests: list[Request] = []
         self._unfit = ""
-        """Why no rank is started from here any more."""
+        """Why this process starts no more ranks."""
         self._loop = Loop()
         self._forks = Forks(
             folder=folder,
@@ -81,10 +81,10 @@ class Server:
         self._loop.watch(listening.fileno(), self._accept)
 
     def serve(self) -> Request:
-        """Returns in forked ranks, with the request that led to each."""
+        """Serves requests. Returns in forked ranks, with the request that led to each."""
         while True:
             self._loop.attend(None if self._requests else self._standbys.due_in)
-            # A rank that was killed may still hold its device and its ports: the next must not meet it.
+            # A killed rank may still hold its device and its ports until it has ended.
             while self._requests and not any(rank.abandoned for rank in self._ranks.values()):
                 request = self._requests.pop(0)
                 if self._start(request):
@@ -114,7 +114,7 @@ class Server:
             self._requests.append(message)
 
     def _mismatch(self, request: Request) -> str:
-        """Why a rank that this request asks for would differ from one of ours; empty where it would not."""
+        """Returns why the requested rank would differ from ranks of this interpreter; empty if it would not."""
         if found := self._plan.difference(request.arguments, request.environment):
             return found
         if names := difference(self._context, request.context):
@@ -122,7 +122,7 @@ class Server:
         return ""
 
     def _start(self, request: Request) -> bool:
-        """Whether this is the rank that was asked for, forked."""
+        """Starts the requested rank; returns True in the rank, if it is a fork."""
         if has_closed(request.connection):
             request.close()
             return False
@@ -146,7 +146,7 @@ class Server:
         return False
 
     def _release(self) -> None:
-        """In a forked process: what belongs to the server, and to its ranks."""
+        """Closes the files of the server and of its other ranks, in a forked process."""
         self._listening.close()
         self._standbys.release()
         for ended, rank in self._ranks.items():
@@ -156,7 +156,7 @@ class Server:
             request.close()
 
     def _pass_on(self, rank: _Rank) -> None:
-        """Signals for the rank, from its stand-in; one that is gone has been killed, and so is the rank."""
+        """Forwards signals from the shim to the rank. If the shim was killed, kills the rank."""
         try:
             received = rank.connection.recv(4096)
         except OSError:
@@ -181,7 +181,7 @@ class Server:
             rank.connection.close()
 
     def _learn(self, learned: Learned) -> None:
-        """A rank has made its first step: what it has imported is imported for the ranks after it."""
+        """Handles the report that a rank sends at its first step: prepares its imports for later ranks."""
         if reason := self._forks.contradicted_by(learned):
             self._unfit = reason
             self._standbys.give_up(reason)
@@ -199,10 +199,10 @@ class Server:
 
 
 def _signal(pid: int, number: int) -> None:
-    """To the rank and its process group, as torchrun signals its own children."""
+    """Signals the rank and its process group, as torchrun signals its own children."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
-        # It has not made its group yet.
+        # The rank has not created its process group yet.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -1,7 +1,7 @@
-"""What torchrun starts instead of Python: has a rank made of what was imported ahead, and stands in for it.
+"""The shim: the executable that torchrun starts instead of Python. It requests a warm rank and represents it.
 
-It lives as long as the rank, passes signals on, and ends as the rank has ended. Where there is no warm interpreter to
-be had it becomes the Python that torchrun would have started. It runs once per rank and start, so it imports little.
+It lives as long as the rank, forwards signals to it, and ends with its exit status. If there is no warm interpreter, it
+executes the Python that torchrun would have started. It runs once per rank and start, so it imports little.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .context import process_context
 from .names import COLD, ENDED, FOLDER_VARIABLE, OURS, PYTHON_VARIABLE, REFUSAL, SOCKET, STARTED, record_start
 
 _PATIENCE_S = 30.0
-"""For an answer: the warm interpreter may still be importing, which takes as long as it would here."""
+"""Seconds to wait for an answer: the warm interpreter may still be importing, which takes as long as it would here."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _LOST = 71
 
 
 class NotWarm(Exception):
-    """The rank must be started in the ordinary way; the message says why."""
+    """The rank must be started cold; the message says why."""
 
 
 def main() -> None:
-    """Does not return."""
+    """Runs the shim. Does not return."""
     arguments, environment = sys.argv[1:], dict(os.environ)
     folder, python = environment[FOLDER_VARIABLE], environment[PYTHON_VARIABLE]
     for name in OURS:
@@ -45,14 +45,14 @@ def main() -> None:
 
 
 class _Passing:
-    """Passes signals on to the rank. From before there is one: it may be quicker than we are."""
+    """Forwards signals to the rank, from before it exists: the rank may start before the shim reads the answer."""
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
         self._passed: list[signal.Signals] = []
 
     def begin(self, connection: socket.socket) -> None:
-        """To be called when all of the request is sent, and with signals blocked since before that."""
+        """Starts forwarding. Call it after the whole request was sent, with signals blocked since before that."""
 
         def pass_on(number: int, _: FrameType | None) -> None:
             self._passed.append(signal.Signals(number))
@@ -63,7 +63,8 @@ class _Passing:
             self._before[number] = signal.signal(number, pass_on)
 
     def stop(self) -> None:
-        """There will be no rank but this process. Ends it where it was told to end meanwhile."""
+        """Stops forwarding, because this process becomes the rank itself. Applies the signals that arrived
+        meanwhile."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         for number in self._passed:
@@ -72,13 +73,13 @@ class _Passing:
 
 
 def _ask(folder: str, arguments: list[str], environment: dict[str, str], passing: _Passing) -> socket.socket:
-    """Has the rank made, and signals passed on to it.
+    """Requests the rank, and begins to forward signals to it.
 
     Raises:
-        NotWarm: if it was not, and never will be.
+        NotWarm: if the rank was not started warm and never will be.
     """
     if len(os.listdir("/proc/self/fd")) > 4:
-        # Standard input, output and error, and the folder that is being listed.
+        # Expected: standard input, output and error, and the folder that is being listed.
         raise NotWarm("files beyond standard input, output and error were passed on to it")
     request = {"arguments": arguments, "environment": environment, "context": process_context()}
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -119,7 +120,7 @@ def _stand_in(connection: socket.socket) -> None:
     except OSError:
         word, status = "", ""
     if word != ENDED:
-        # The warm interpreter is gone, and its ranks with it.
+        # The warm interpreter has ended, and its ranks with it.
         _die_of(signal.SIGKILL)
     code = int(status)
     if code < 0:
@@ -128,7 +129,8 @@ def _stand_in(connection: socket.socket) -> None:
 
 
 def _die_of(number: int) -> None:
-    """Ends as the rank has, for those who look at our status. The core, if any, is the rank's."""
+    """Ends with the signal that ended the rank, so that torchrun reads the same status. Writes no core: the rank's, if
+    any, counts."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -140,7 +142,7 @@ def _die_of(number: int) -> None:
 
 
 def _line(connection: socket.socket) -> str:
-    """One line, or what there was of it when the other side closed."""
+    """Reads one line, or the part of it that was received when the other side closed."""
     received = b""
     while not received.endswith(b"\n"):
         piece = connection.recv(1)

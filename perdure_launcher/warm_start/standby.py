@@ -1,6 +1,7 @@
-"""A standby: Python, stopped in its own start with all imported that its rank imports, which becomes that rank.
+"""A standby: Python, stopped during its own start-up with its rank's modules imported, which becomes that rank.
 
-The warm interpreter tells it its rank's place and what to import, and later passes a stand-in's request on to it.
+The warm interpreter sends it the rank's variables and the modules to import, and later passes a shim's request on to
+it.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ _FIRST_TO_GO = "1000"
 def wait_for_request(
     plan: Plan, control: socket.socket, traces: Traces, leave_path: Callable[[], None]
 ) -> tuple[Request, str]:
-    """Imports, and waits until this process is wanted. Ends the process where it never will be.
+    """Imports modules, and waits for a request. Ends the process if none will come.
 
     Args:
-        plan: What it was started for.
+        plan: The plan that it was started with.
         control: The socket to the warm interpreter.
-        traces: Keep what imports leave behind.
-        leave_path: Takes our folder off the path, before anything is imported.
+        traces: Records the side effects of imports.
+        leave_path: Removes our folder from the path, before anything is imported.
 
     Returns:
-        The request, and why a standby answers it.
+        The request, and why the rank is started from a standby.
     """
     order, _ = receive(control)
     if not order:
         os._exit(0)
-    # Not in what the kernel shows of this process's environment: it is no rank yet.
+    # Not written to /proc's view of this process's environment: it is no rank yet.
     os.environ.update(order["place"])
     imports = Imports(plan, STANDBY)
     try:
@@ -52,7 +53,7 @@ def wait_for_request(
         _give_up(control, {"refused": {"package": refused.package, "reason": str(refused)}})
     except Unfit as unfit:
         _give_up(control, {"failure": str(unfit)})
-    # A driver that was woken has read them too.
+    # A driver that was initialized has read them, too.
     read = imports.read_of_place | DEVICES if holds_devices() else imports.read_of_place
     with _first_to_go():
         send(control, {"read": sorted(read)})
@@ -71,7 +72,7 @@ def _give_up(control: socket.socket, why: dict[str, object]) -> None:
 
 @contextlib.contextmanager
 def _first_to_go() -> Generator[None]:
-    """Where memory runs out meanwhile, it is this process that the kernel ends, and no rank that trains."""
+    """Makes the kernel's OOM killer prefer this process to ranks that train."""
     with open(_SCORE, encoding="ascii") as file:
         own = file.read()
     with open(_SCORE, "w", encoding="ascii") as file:

@@ -1,7 +1,7 @@
-"""Keeps a standby per rank: started while ranks train, never while they are started again, and used once.
+"""Keeps a standby per rank. It is started while ranks train, never while they are restarted, and is used once.
 
-They are children of the warm interpreter and in its process group, so they end with it, and with the torchrun or the
-launcher that keeps it, as ranks do. One is started at a time: each import takes a core that ranks may want.
+Standbys are children of the warm interpreter and in its process group, so they end with it, and with the torchrun or
+launcher that supervises it, as ranks do. Only one is started at a time: its imports use a core that ranks may need.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .plan import Plan
 from .start_method import STANDBY
 
 _SETTLING = timedelta(seconds=60)
-"""After ranks were started, where none of them tells of its first step."""
+"""Time after a start of ranks until standbys are started, if no rank reports its first step."""
 _NO_ROOM_YET = timedelta(seconds=60)
 _ORDER_TIMEOUT = timedelta(seconds=5)
 _MOST_REFUSALS = 8
 _MOST_DEATHS = 3
-"""Of standbys that were never used. What dies again and again (the node's memory, say) is not started again forever."""
+"""Maximum number of consecutive standbys that die before use. It ends a loop of deaths, from lack of memory, say."""
 _ROOM = 3
-"""How many times the interpreter's own memory must be free: a standby takes about one, and ranks may still grow."""
+"""Factor of the interpreter's own memory that must be free: a standby takes about one, and ranks may still grow."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -42,41 +42,41 @@ class _Standby:
     pid: int
     local_rank: str
     plan: Plan
-    """What it stands for, with its rank's place."""
+    """Its plan, with its rank's variables."""
     control: socket.socket
     ended: int
     """Its pidfd."""
     read: frozenset[str] | None = None
-    """Variables of its place that its imports have read; None while it imports."""
+    """Rank variables that its imports have read; None while it imports."""
     discarded: bool = False
 
 
 @dataclass(kw_only=True)
 class Standbys:
-    """All of a node. There are none before they are `wanted`."""
+    """All standbys of a node. There are none until `want` is called."""
 
     plan: Plan
     folder: str
     loop: Loop
     _places: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
-    """By local rank: the variables of its place, as it was started last."""
+    """The rank variables of each local rank's last start."""
     _alive: list[_Standby] = field(default_factory=list[_Standby])
     _learned: Learned | None = None
     _reason: str = ""
     _failure: str = ""
-    """Why none is started any more."""
+    """Why no more standbys are started."""
     _left_out: dict[str, str] = field(default_factory=dict[str, str])
     _deaths: int = 0
     _due: float = 0.0
-    """When the next one may be started, on the monotonic clock."""
+    """The monotonic time at which the next standby may be started."""
 
     def want(self, learned: Learned, *, reason: str, without: Mapping[str, str] | None = None) -> None:
-        """Has standbys kept from now on.
+        """Keeps standbys from now on.
 
         Args:
-            learned: What they are to import.
-            reason: Why ranks are not just forked.
-            without: Packages that no process may import ahead, and why.
+            learned: The modules that they import.
+            reason: Why forks do not suffice.
+            without: Packages that no process may import in advance, and why.
         """
         self._learned, self._reason = learned, reason
         self._left_out.update(without or {})
@@ -88,22 +88,22 @@ class Standbys:
         return self._learned is not None
 
     def replenish(self, learned: Learned) -> None:
-        """The ranks have made their first steps: what recovery has taken may be started again."""
+        """Replaces used standbys, after the ranks have made their first steps."""
         if self._learned is not None and learned.changed.keys() - self._learned.changed.keys():
-            # What they have imported may be what such a script prepares in its own way.
+            # Their imports may include those for which such a script sets variables.
             self._discard_all()
         self.want(learned, reason=self._reason)
 
     def give_up(self, reason: str) -> None:
-        """Ends them all, for good."""
+        """Ends all standbys and starts no more."""
         self._fail(reason)
         self._discard_all()
 
     def hand_over(self, request: Request) -> int | None:
-        """Makes a standby the rank that is asked for.
+        """Turns a standby into the requested rank.
 
         Returns:
-            Its process, which is the caller's now; None where there is none that would be the same as a started one.
+            The rank's PID, which the caller now has to wait for; None if no standby is equivalent to a started rank.
         """
         self._due = time.monotonic() + _SETTLING.total_seconds()
         self._places[request.local_rank] = {
@@ -112,7 +112,7 @@ class Standbys:
         found: _Standby | None = None
         for standby in self._alive:
             if standby.read is None:
-                # Its imports would take a core from ranks that are starting.
+                # Its imports would take CPU time from ranks that are starting.
                 self._discard(standby)
             elif standby.local_rank == request.local_rank and not standby.discarded:
                 found = standby
@@ -134,11 +134,11 @@ class Standbys:
 
     @property
     def due_in(self) -> float | None:
-        """Seconds until `advance` has something to do; None where only an event can tell."""
+        """Seconds until `advance` has something to do; None if it only waits for events."""
         return None if self._next() is None else max(0.0, self._due - time.monotonic())
 
     def advance(self) -> None:
-        """Starts the next one, where it is time."""
+        """Starts the next standby if it is due."""
         local_rank = self._next()
         if local_rank is None or self._learned is None or time.monotonic() < self._due:
             return
@@ -152,13 +152,13 @@ class Standbys:
             self._fail(f"a standby cannot be started: {error}")
 
     def release(self) -> None:
-        """In a fork: closes what it shall not have."""
+        """Closes the standbys' files, in a forked process."""
         for standby in self._alive:
             standby.control.close()
             os.close(standby.ended)
 
     def _next(self) -> str | None:
-        """The local rank whose standby is to be started next; none while another one imports."""
+        """Returns the local rank whose standby is started next; None while another standby imports."""
         if self._learned is None or self._failure or any(standby.read is None for standby in self._alive):
             return None
         present = {standby.local_rank for standby in self._alive if not standby.discarded}
@@ -175,7 +175,7 @@ class Standbys:
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-        # Only this class waits for it: Popen's own bookkeeping must not warn.
+        # This class waits for the process itself; without a return code Popen would warn.
         process.returncode = 0
         standby = _Standby(
             pid=process.pid,
@@ -195,13 +195,13 @@ class Standbys:
             self._discard(standby)
 
     def _hear(self, standby: _Standby) -> None:
-        """What its imports have come to."""
+        """Handles the standby's report of its imports."""
         try:
             said, _ = receive(standby.control)
         except (OSError, ValueError):
             said = {}
         if not said:
-            # It has ended, or is no good.
+            # The standby has ended, or its report is invalid.
             self.loop.forget(standby.control.fileno())
             standby.control.close()
         elif refused := said.get("refused"):
@@ -229,7 +229,7 @@ class Standbys:
         self._leave_word()
 
     def _discard(self, standby: _Standby) -> None:
-        """Ends it; its end is noticed later."""
+        """Kills a standby; its end is handled later."""
         standby.discarded = True
         os.kill(standby.pid, signal.SIGKILL)
 
@@ -250,7 +250,7 @@ class Standbys:
         log(f"no more standbys: {reason}")
 
     def _leave_word(self) -> None:
-        """Says for others which there are, and why."""
+        """Writes the available standbys, and why they exist, to a file for other processes."""
         waiting = [standby for standby in self._alive if standby.read is not None and not standby.discarded]
         ready = {standby.local_rank: standby.pid for standby in waiting}
         content = {"reason": self._reason, "ready": ready, "left_out": self._left_out, "failure": self._failure}
@@ -258,7 +258,7 @@ class Standbys:
 
 
 def _no_room() -> str:
-    """Why the node's memory does not allow for another standby; empty where it does."""
+    """Returns why the node's memory does not allow another standby; empty if it does."""
     wanted = _ROOM * resident_bytes(os.getpid())[0]
     free = [size for size in (available_bytes(), MemoryController().free_bytes) if size is not None]
     if free and min(free) < wanted:

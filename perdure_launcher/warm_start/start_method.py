@@ -1,9 +1,9 @@
-"""The two ways to a rank that need not import any more, and when the dearer one is taken.
+"""Start methods of warm ranks: fork or standby, and when the more expensive one is used.
 
-A *fork* of the warm interpreter shares its memory, is there at once and as often as it is wanted, but has lost every
-thread of that interpreter, and its devices. A *standby* is a process of its own, started ahead for one rank and used
-once: nothing is lost, since nothing is forked, and it imports with the place that its rank had the last time. It shares
-no memory, and each use is followed by another start. So ranks are forked, unless that would leave something out.
+A *fork* of the warm interpreter shares its memory, is available at once and any number of times, but lacks the
+interpreter's threads and devices. A *standby* is a separate process, started in advance for one rank and used once. It
+lacks nothing, because nothing is forked, and it imports with the variables that its rank had the last time. But it
+shares no memory, and each use requires another start. So ranks are forked, unless a fork would lack something.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 from .names import DEVICES, PLACES_THAT_STAY
 
 _DEVICE_FILES = ("nvidia[0-9]*", "kfd")
-"""Of NVIDIA's driver, and of AMD's."""
+"""Device files of NVIDIA's driver, and of AMD's."""
 _NO_DEVICE = ("", "-1")
 
 
 @dataclass(frozen=True)
 class Way:
-    """What a rank has of the process that imports for it."""
+    """A start method: what a rank inherits from the process that imported for it."""
 
     same_process: bool
-    """It is that process: with its threads, its open files and what it has made of devices."""
+    """Whether the rank is that process, with its threads, open files and device state."""
     places: frozenset[str]
-    """Variables of one rank's place that imports may read: a rank whose own are others does not come this way."""
+    """Rank variables that imports may read. A rank with other values of these is not started by this method."""
 
 
 FORK = Way(same_process=False, places=DEVICES)
@@ -34,7 +34,8 @@ STANDBY = Way(same_process=True, places=DEVICES | PLACES_THAT_STAY)
 
 
 def has_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> bool:
-    """Whether ranks with this environment may use GPUs. Asks no driver: to wake one here would spoil every fork."""
+    """Returns whether ranks with this environment may use GPUs. It calls no driver: an initialized driver would break
+    every fork."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in _NO_DEVICE:
         return False
@@ -42,12 +43,12 @@ def has_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> 
 
 
 def why_standbys(*, devices: bool, lost_by_forks: Mapping[str, str]) -> str:
-    """Why ranks are to have standbys; empty where forks do as well.
+    """Returns why ranks need standbys; empty if forks suffice.
 
     Args:
-        devices: Whether ranks may use GPUs. What is imported beside torch may wake their driver without a trace that
-            Python can see, and no fork can use it then.
-        lost_by_forks: Packages that only a fork cannot carry over, and why.
+        devices: Whether ranks may use GPUs. Imports may initialize their driver without a trace that Python can see,
+            and no fork could use it then.
+        lost_by_forks: Packages that only forks cannot carry over, and why.
     """
     if devices:
         return "the node has GPUs, whose driver no fork survives"

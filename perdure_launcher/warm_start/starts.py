@@ -1,4 +1,4 @@
-"""How each rank of this node was started last, read back for `explain`."""
+"""Reads the records of how each rank of this node was last started, for `perdure explain`."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from .names import ALL_COLD, STANDBYS, START_PREFIX
 
 @dataclass(frozen=True)
 class Start:
-    """One rank's start."""
+    """The start of one rank."""
 
     generation: int
     pid: int
-    """The rank's own; torchrun knows that of the stand-in."""
+    """The PID of the rank itself; torchrun knows that of the shim."""
     warm: bool
     reason: str = ""
-    """Why it was not warm, or why it was a standby."""
+    """Why the start was cold, or why it used a standby."""
     standby: bool = False
-    """It was started ahead, and not forked."""
+    """Whether the rank was a standby and not a fork."""
 
 
 def say_all_cold(folder: Path, reason: str) -> None:
-    """Writes down why ranks are started without the stand-in, which would report it for each."""
+    """Records why ranks are started without the shim, which would otherwise record it for each rank."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ALL_COLD).write_text(well_formed(reason), encoding="utf-8")
 
 
 def read_why_all_cold(folder: Path) -> str:
-    """Empty where ranks are started through the stand-in, or warm starts are turned off."""
+    """Returns why ranks are started without the shim; empty if they use it, or warm starts are disabled."""
     try:
         return (folder / ALL_COLD).read_text(encoding="utf-8")
     except OSError:
@@ -41,7 +41,7 @@ def read_why_all_cold(folder: Path) -> str:
 
 
 def read_start(folder: Path, local_rank: int) -> Start | None:
-    """How a rank was started last; None where it was not through the stand-in."""
+    """Returns a rank's last start; None if it was not started through the shim."""
     try:
         start = Start(**json.loads((folder / f"{START_PREFIX}{local_rank}").read_text(encoding="utf-8")))
         return replace(start, reason=well_formed(start.reason))
@@ -50,7 +50,7 @@ def read_start(folder: Path, local_rank: int) -> Start | None:
 
 
 def lacks_standbys(folder: Path, *, processes: int) -> bool:
-    """Whether some of so many ranks are to have standbys that do not wait yet."""
+    """Returns whether some of this many ranks need standbys that are not ready yet."""
     try:
         said = json.loads((folder / STANDBYS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -59,6 +59,6 @@ def lacks_standbys(folder: Path, *, processes: int) -> bool:
 
 
 def read_starts(folder: Path, *, generation: int, processes: int) -> list[Start]:
-    """The starts of this generation's local ranks, as far as they are written."""
+    """Returns the recorded starts of this generation's local ranks."""
     starts = (read_start(folder, local_rank) for local_rank in range(processes))
     return [start for start in starts if start is not None and start.generation == generation]

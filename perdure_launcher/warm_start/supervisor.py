@@ -1,5 +1,5 @@
-"""Keeps one warm interpreter beside the process that starts ranks: torchrun's rendezvous handler, or the launcher
-itself."""
+"""Supervises the warm interpreter on behalf of the process that starts ranks: torchrun's rendezvous handler, or the
+launcher itself."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from .plan import START, Plan
 logger = logging.getLogger(__name__)
 
 PREPARATION = timedelta(seconds=30)
-"""How long a node may prepare before it joins an elastic job; the others train on meanwhile."""
+"""The time that a node may prepare before it joins an elastic job; the other nodes continue to train meanwhile."""
 
 _STAND_IN = "python"
 _LOG = "log"
 
 _BACKLOG = 128
 SETTLING = timedelta(seconds=60)
-"""After a start of ranks that do not show their first step, their imports are over."""
+"""The time after a start of ranks that show no first step until their imports are assumed to be over."""
 
 _MOST_STARTS = 3
-"""A warm interpreter that dies again and again (the node's memory, say) is not started again forever."""
+"""Maximum number of starts: a warm interpreter that dies repeatedly, from lack of memory, say, is not restarted."""
 
 _LONGEST_INTERPRETER = 120
-"""Older kernels cut a script's first line off after 127 bytes."""
+"""Maximum length of the interpreter's path: older kernels truncate a script's first line after 127 bytes."""
 _PACKAGE = Path(__file__).parent.parent
 
 _STAND_IN_PROGRAM = """\
@@ -50,7 +50,7 @@ from perdure_launcher.warm_start.shim import main
 main()
 """
 
-# Python itself would continue with the script where this raised, which then ran outside any world.
+# If this raised, Python itself would continue with the script, outside of any world.
 _SITECUSTOMIZE = """\
 try:
     from perdure_launcher.warm_start.interpreter import wait_to_become_a_rank
@@ -66,11 +66,11 @@ except BaseException:
 
 
 def offer(folder: Path, environment: MutableMapping[str, str], *, python: str = sys.executable) -> str:
-    """Has ranks started through the stand-in: by a torchrun with this environment, or by a process that starts its
-    executable.
+    """Makes a torchrun with this environment, or another process that starts its `PYTHON_EXEC`, start ranks through the
+    shim.
 
     Returns:
-        Why that is not possible; empty where it is.
+        Why that is not possible; empty if it is.
     """
     if EXECUTABLE_VARIABLE in environment:
         return f"{EXECUTABLE_VARIABLE} is set in the job's environment"
@@ -91,35 +91,35 @@ def offer(folder: Path, environment: MutableMapping[str, str], *, python: str = 
 
 @dataclass(frozen=True)
 class Preparation:
-    """A warm interpreter that is ready to be started."""
+    """The parameters to start a warm interpreter with."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     listening: int
-    """The descriptor to pass on."""
+    """The descriptor that the interpreter inherits."""
     log: int
     """The descriptor for its output."""
 
 
 class WarmKeeper:
-    """Starts the warm interpreter, and again where it has died.
+    """Starts the warm interpreter, and restarts it after it has died.
 
-    Keepers follow each other in one folder, as the launcher starts ahead what torchrun's handler then keeps: one that
-    finds an interpreter which stands for the same leaves it as it is.
+    Supervisors follow each other in one folder: the launcher starts the interpreter that torchrun's handler later takes
+    over. A supervisor that finds an interpreter with the same plan leaves it running.
     """
 
     def __init__(
         self, *, folder: Path, python: str, plan: Plan, spawn: Callable[[Preparation], int] | None = None
     ) -> None:
-        """Creates the keeper.
+        """Creates the supervisor.
 
         Args:
-            folder: As it was given to `offer`.
-            python: The interpreter that ranks are to run in.
-            plan: What it stands for.
-            spawn: Starts a process and gives its ID, for a caller that looks after it. By default it is a child of the
-                calling thread, which then must outlive the ranks: the kernel ends the interpreter, and with it its
-                ranks, when that thread ends.
+            folder: The folder that `offer` was called with.
+            python: The interpreter that ranks run in.
+            plan: The plan of the ranks.
+            spawn: Starts a process and returns its ID, for a caller that supervises the process. By default the process
+                is a child of the calling thread, which must outlive the ranks: the kernel kills the interpreter, and
+                with it its ranks, when that thread ends.
         """
         self._folder = folder
         self._python = python
@@ -128,10 +128,11 @@ class WarmKeeper:
         self._child: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._due: float | None = None
-        """When one that has died is started again at the latest, on the monotonic clock."""
+        """The monotonic time at which a dead interpreter is restarted at the latest."""
 
     def ensure(self) -> None:
-        """Starts the warm interpreter where none runs; returns before it is warm. Never raises: ranks start anyway."""
+        """Starts the warm interpreter if none runs. Returns before it is warm, and never raises: ranks can start
+        cold."""
         if self._child is not None:
             self._child.poll()
         if self._stands() or self._starts >= _MOST_STARTS or (self._starts and (self._folder / REFUSAL).exists()):
@@ -144,10 +145,10 @@ class WarmKeeper:
             logger.warning("ranks start cold: the warm interpreter cannot be started: %s", error)
 
     def start_ranks(self) -> bool:
-        """To be called before ranks are started again.
+        """Prepares for a restart of ranks; call it before that.
 
-        Where the interpreter has died they start cold at once. A new one would take longer for its imports than a rank
-        does, and beside starting ranks it would compete with them: `follow_ranks` starts it when they are done.
+        If the interpreter has died, they start cold at once. The imports of a new one would take longer than a start of
+        the ranks, and would compete with them for CPU time: `follow_ranks` starts it after the ranks have started.
 
         Returns:
             Whether `follow_ranks` has something to do.
@@ -159,13 +160,13 @@ class WarmKeeper:
         return self._due is not None
 
     def follow_ranks(self, stepped: Callable[[], bool]) -> None:
-        """Starts an interpreter that has died again, once ranks have made their first steps."""
+        """Restarts a dead interpreter after the ranks have made their first steps."""
         if self._due is not None and (time.monotonic() >= self._due or stepped()):
             self._due = None
             self.ensure()
 
     def wait_until_warm(self, patience: timedelta) -> bool:
-        """Waits until ranks can be forked; False where they cannot be, or not within that time."""
+        """Waits until ranks can be started warm; returns False if they cannot be, or not in time."""
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(patience.total_seconds())
@@ -176,14 +177,14 @@ class WarmKeeper:
             return False
 
     def close(self) -> None:
-        """Ends the warm interpreter if it is this keeper's child, and whatever ranks of it are left."""
+        """Ends the warm interpreter if it is this supervisor's child, and with it its remaining ranks."""
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._child.send_signal(signal.SIGKILL)
             self._child.wait()
 
     def _stands(self) -> bool:
-        """Whether an interpreter runs that stands for the same; one that does not is ended."""
+        """Returns whether an interpreter with the same plan runs. Kills one with another plan."""
         try:
             pid = int((self._folder / PID).read_text(encoding="utf-8"))
             process = read_process(pid)
@@ -202,7 +203,7 @@ class WarmKeeper:
         for name in (REFUSAL, LEARNED, SOCKET, PID):
             with contextlib.suppress(FileNotFoundError):
                 (self._folder / name).unlink()
-        # Listening before the interpreter is there to answer, so that the first ranks wait instead of starting cold.
+        # The socket listens before the interpreter runs, so that the first ranks wait instead of starting cold.
         with socket.socket(socket.AF_UNIX) as listening, (self._folder / _LOG).open("ab") as log:
             listening.bind(str(self._folder / SOCKET))
             listening.listen(_BACKLOG)
@@ -226,10 +227,10 @@ class WarmKeeper:
 
 
 def prepare(folder: Path, python: str) -> Path:
-    """Writes the programs of warm starts; returns the stand-in."""
+    """Writes the programs of warm starts; returns the shim's path."""
     start = folder / START
     start.mkdir(parents=True, exist_ok=True)
-    # Whole or not at all: one that was begun early may be reading it, and must never find it empty and continue.
+    # Atomic: an interpreter that is just starting must never read an empty file and continue with the script.
     scratch = start / f"sitecustomize.{os.getpid()}"
     scratch.write_text(_SITECUSTOMIZE, encoding="utf-8")
     scratch.replace(start / "sitecustomize.py")

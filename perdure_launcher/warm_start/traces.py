@@ -1,4 +1,4 @@
-"""What imports leave behind beside modules, and each rank that imports would have: output and variables."""
+"""Side effects of imports that each rank would have had itself: output, and environment variables."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _LARGEST = 1 << 20
 
 
 class Traces:
-    """Keeps them while the warm interpreter imports, and leaves them behind in each rank that is forked."""
+    """Records side effects while the warm interpreter imports, and repeats them in each forked rank."""
 
     def __init__(self) -> None:
         self._written = {1: b"", 2: b""}
-        """By stream; warnings, mostly."""
+        """Output by stream; mostly warnings."""
         self._variables: dict[str, str | None] = {}
-        """Set by imports, or removed."""
+        """Variables that imports have set; None for removed ones."""
 
     @contextlib.contextmanager
     def kept(self) -> Generator[None]:
-        """Keeps what is left behind within, beside what was kept before."""
+        """Records the side effects within the context, in addition to earlier ones."""
         before = dict(os.environ)
         own = {stream: os.dup(stream) for stream in self._written}
         kept = {stream: os.memfd_create("written") for stream in self._written}
@@ -42,7 +42,7 @@ class Traces:
             self._variables.update(changes(before, dict(os.environ)))
 
     def leave(self) -> None:
-        """Leaves them behind in this process too."""
+        """Repeats the recorded side effects in this process."""
         for name, value in self._variables.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -53,7 +53,7 @@ class Traces:
 
 
 def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, str | None]:
-    """The variables that differ, as they are afterwards; None for those that are gone."""
+    """Returns the variables that differ, with their new values; None for removed ones."""
     return {name: after.get(name) for name in {*before, *after} if before.get(name) != after.get(name)}
 
 
