@@ -1,7 +1,7 @@
-"""Specifications of jobs that have started: read as they are, whatever this release would say to them.
+"""Reads the specification of a job that has started, without checks.
 
-A specification is checked once, when its job starts. After that it is data: a later release may allow less, and a job
-that runs must not stop for it. What is left out are checks only: conversions and defaults are the same.
+A specification is checked once, when its job starts. After that it is data: a later release may allow less, and a
+running job must not stop because of that. Only checks are left out; conversions and defaults are the same.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ _NOT_SCHEMA = frozenset({"cls", "default", "expected", "function", "members", "m
 
 
 def read_accepted(data: Any) -> JobSpec:
-    """Reads what a job was started with, and fills `${job.name}` and the like in.
+    """Reads the specification that a job was started with, and fills in `${job.name}` and the like.
 
     Raises:
-        SpecError: if it is no specification at all: a field that has no default is missing, or a value cannot be
-            converted.
+        SpecError: if it is not a specification: a field without a default is missing, or a value cannot be converted.
     """
     try:
         return parse_spec(data)
@@ -47,13 +46,13 @@ def _read(value: Any, checked: ValidatorFunctionWrapHandler) -> JobSpec:
 
 
 AcceptedSpec = Annotated[JobSpec, WrapValidator(_read)]
-"""Of a field: the specification of a job that has started."""
+"""The type of fields that hold the specification of a started job."""
 
 
 @cache
 def _without_checks() -> SchemaValidator:
     schema = cast("CoreSchema", _relaxed(JobSpec.__pydantic_core_schema__))
-    # Those that the models have built for themselves check.
+    # Validators that the models have built for themselves do check.
     return SchemaValidator(schema, _use_prebuilt=False)
 
 

@@ -1,7 +1,7 @@
-"""Which fields have a meaning where, so that none is silently ignored.
+"""Determines the fields that have a meaning on each backend, so that none is silently ignored.
 
-A field that would change what runs (an image, a volume, a secret) is refused where it has no meaning; one that only
-says where or how nicely it runs (a queue, a toleration) is named in a warning.
+A field that would change what runs (an image, a volume, a secret) is refused where it has no meaning; a field that only
+affects where the nodes run or how soon (a queue, a toleration) leads to a warning.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .job import Backend, JobSpec
 
 @dataclass(frozen=True, kw_only=True)
 class SpecWarning:
-    """Something that is allowed, and perhaps not meant."""
+    """A valid setting that is probably not intended."""
 
     location: Location
     message: str
     line: int | None = None
-    """The line of the file, counted from 1, where there is a file."""
+    """The line of the file, counted from 1; None without a file."""
 
     @property
     def path(self) -> str:
@@ -31,7 +31,7 @@ class SpecWarning:
         return format_path(self.location)
 
     def with_line(self, lines: Mapping[Location, int]) -> SpecWarning:
-        """The same warning, with the line of the file that it is about."""
+        """Returns the same warning, with the line of the file that it is about."""
         return replace(self, line=line_of(self.location, lines))
 
     def __str__(self) -> str:
@@ -40,16 +40,16 @@ class SpecWarning:
 
 @dataclass(frozen=True, kw_only=True)
 class FieldSupport:
-    """Where one field has a meaning."""
+    """The backends on which one field has a meaning."""
 
     pattern: Location
     """The field; `*` stands for any name or index."""
     backends: frozenset[Backend] = frozenset(Backend)
-    """The backends that know it."""
+    """The backends that support the field."""
     harmless: bool = False
-    """Whether a job without it still does the same."""
+    """Whether a job without the field still does the same."""
     remedy: str = ""
-    """What to do instead."""
+    """The advice for other backends."""
 
 
 def _field(path: str, *backends: Backend, harmless: bool = False, remedy: str = ""):
@@ -83,11 +83,11 @@ FIELD_SUPPORT: tuple[FieldSupport, ...] = (
     _field("roles.*.tolerations", *_PODS, harmless=True),
     _field("roles.*.topology", *_PODS, harmless=True),
 )
-"""Fields that not every backend knows; all others have a meaning everywhere."""
+"""Fields that only some backends support; all others have a meaning everywhere."""
 
 
 def check_backend(spec: JobSpec) -> tuple[SpecWarning, ...]:
-    """Checks that the job can run on its backend, and returns what is worth saying.
+    """Checks that the job can run on its backend, and returns warnings.
 
     Raises:
         SpecError: if it cannot.
@@ -101,7 +101,7 @@ def check_backend(spec: JobSpec) -> tuple[SpecWarning, ...]:
 def find_unsupported(
     mapping: Mapping[str, Any], *, backend: Backend | None
 ) -> tuple[tuple[SpecProblem, ...], tuple[SpecWarning, ...]]:
-    """The fields of a specification, valid or not, that the backend has no use for; none where it is unknown."""
+    """Finds the fields of a specification, valid or not, that its backend does not support; none if that is unknown."""
     problems: list[SpecProblem] = []
     warnings: list[SpecWarning] = []
     if backend is None:
@@ -125,17 +125,17 @@ def find_unsupported(
                     location=location,
                     value=format_value(path),
                     expected="an absolute path",
-                    hint="relative ones are known only where the specification is a file",
+                    hint="relative paths are resolved only if the specification is a file",
                 )
             )
     return tuple(problems), tuple(warnings)
 
 
 def _without_image(mapping: Mapping[str, Any]) -> Iterator[SpecProblem]:
-    # So may a preset, which is known where the job starts.
+    # A preset may name the image; it is known when the job starts.
     roles = None if mapping.get("runtime") else mapping.get("roles")
     for name, role in cast("Mapping[str, Any]", roles).items() if isinstance(roles, Mapping) else ():
-        # A pod template may name it, for the training container.
+        # A pod template may name the image, for the training container.
         if isinstance(role, Mapping) and not {"image", "pod_template"} & set(cast("Mapping[str, Any]", role)):
             yield SpecProblem(
                 location=("roles", name, "image"),
@@ -145,7 +145,7 @@ def _without_image(mapping: Mapping[str, Any]) -> Iterator[SpecProblem]:
 
 
 def _occurrences(value: Any, pattern: Location, location: Location = ()) -> Iterator[Location]:
-    """Where a pattern leads to a value that says something: all fields of `FIELD_SUPPORT` are empty by default."""
+    """Yields the places that match a pattern and hold a value: all fields of `FIELD_SUPPORT` are empty by default."""
     if not pattern:
         if value not in (None, 0, "", [], {}):
             yield location

@@ -1,7 +1,7 @@
-"""What all parts of the job specification share: the model's strictness, and texts that must look a certain way.
+"""Types that all parts of the job specification share: the strict base model, and texts with a required form.
 
-A specification is refused as a whole or taken as a whole: an unknown field is an error, since a misspelt
-`max_restart` that is ignored costs a night of training.
+A specification is accepted or rejected as a whole. An unknown field is an error, because a misspelled `max_restart`
+that is ignored costs a night of training.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     written_as: ClassVar[str] = "a mapping"
-    """What people write for this section, in the words of an error message."""
+    """The form in which people write this section, for error messages."""
 
     @model_validator(mode="before")
     @classmethod
     def _nothing_is_default(cls, data: Any) -> Any:
-        """Takes a field without a value, as YAML leaves it when its content is commented out, for one left out."""
+        """Treats a field without a value, which YAML leaves when its content is commented out, as a missing field."""
         if not isinstance(data, dict):
             return data
         fields = cast("dict[str, Any]", data)
@@ -43,7 +43,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Matching:
-    """Restricts a text to a pattern, and says in words what that is."""
+    """Restricts a text to a pattern, with a description of the pattern for error messages."""
 
     pattern: str
     expected: str
@@ -122,7 +122,7 @@ def _has_no_nul(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_has_no_nul)]
-"""What an operating system takes as an argument or a variable."""
+"""A text that an operating system accepts as an argument or a variable."""
 
 _TEMPLATE = re.compile(r"\$\{\s*job\.([^}]*?)\s*\}")
 _TEMPLATE_NAMES = ("name", "namespace")
@@ -136,7 +136,7 @@ def _knows_its_names(text: str) -> str:
 
 
 def fill_template(template: str, *, name: str, namespace: str) -> str:
-    """Puts a job's name and namespace where `${job.name}` and `${job.namespace}` stand."""
+    """Replaces `${job.name}` and `${job.namespace}` by the job's name and namespace."""
     values = {"name": name, "namespace": namespace}
     return _TEMPLATE.sub(lambda match: values.get(match[1], match[0]), template)
 

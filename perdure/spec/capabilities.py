@@ -1,4 +1,4 @@
-"""What each backend does with a job: one table that workflows, checks of specifications and commands read.
+"""The capabilities of each backend: one table that workflows, checks of specifications and commands read.
 
 A new backend is a member of `Backend`, an entry here, and its implementation. A backend without an entry fails at
 import.
@@ -17,11 +17,12 @@ class Capabilities:
     """Everything that depends on a backend alone."""
 
     creates_nodes: bool = False
-    """Makes and deletes nodes itself; otherwise nodes join by themselves, and only their own agents can end them."""
+    """The backend creates and deletes nodes; otherwise nodes join by themselves, and only their own agents can end
+    them."""
     chooses_machines: bool = False
-    """Puts a new node on a machine of its choice, and keeps away from those that it is told to avoid."""
+    """The backend chooses the machine of a new node, and can avoid machines."""
     keeps_shared_objects: bool = False
-    """Keeps more of a job than its nodes, which has to be removed when no node is left to take it along."""
+    """The backend keeps objects of a job other than its nodes, which must be removed with the last node or after it."""
     runs_beside_worker: bool = False
     """Nodes are processes of the worker's machine, which is the submitting one unless a server is configured."""
     uploads_workdir: bool = False
@@ -36,7 +37,7 @@ class Capabilities:
 
 
 def complete(table: Mapping[Backend, Capabilities]) -> Mapping[Backend, Capabilities]:
-    """The table itself.
+    """Checks that every backend has an entry, and returns the table.
 
     Raises:
         LookupError: if a backend has no entry.
@@ -61,4 +62,4 @@ CAPABILITIES = complete(
 )
 
 BESIDE_WORKER = tuple(backend for backend, can in CAPABILITIES.items() if can.runs_beside_worker)
-"""For names that may be no backend's: compared, and not looked up."""
+"""For names that may not be a backend's: compared, and not looked up."""

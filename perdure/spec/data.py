@@ -1,4 +1,4 @@
-"""What a job's processes find on their nodes, and where its results go."""
+"""Data of a job: the working directory and volumes of its processes, and the place for its outputs."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ Digest = Annotated[str, Matching(pattern=r"sha256:[0-9a-f]{64}", expected="sha25
 
 
 class WorkdirArchive(Section):
-    """What was uploaded of `path`. Only Perdure's client writes it, when a job is submitted."""
+    """The upload of `path`. Only Perdure's client writes it, when a job is submitted."""
 
     name: Annotated[str, Matching(pattern=r"perdure-workdir-[0-9a-f]{16}", expected="a name that Perdure has given")]
-    """The ConfigMap in the job's namespace that its parts belong to; each submission has its own."""
+    """The ConfigMap in the job's namespace that the parts of the upload belong to; each submission has its own."""
     parts: Integer = Field(ge=1)
-    """How many there are."""
+    """The number of parts."""
     digest: Digest
-    """Of the unpacked tar archive: the same files have the same digest."""
+    """The digest of the unpacked tar archive: the same files have the same digest."""
 
 
 class Workdir(Section):
     """The folder that commands run in, `{path: …}` on the submitting machine."""
 
     path: str
-    """A folder, carried to the nodes where they are elsewhere; relative paths count from the specification's file."""
+    """A folder, copied to the nodes if they are on other machines; relative paths count from the specification's
+    file."""
     exclude: list[str] = Field(default=[])
-    """Patterns as in .gitignore of what is not carried along, beside `.git/`, `.venv/` and `__pycache__/`."""
+    """Patterns as in .gitignore of files that are not copied, in addition to `.git/`, `.venv/` and `__pycache__/`."""
     archive: WorkdirArchive | None = None
-    """What was uploaded of `path`; written by Perdure."""
+    """The upload of `path`; written by Perdure."""
 
 
 class Volume(Section):
     """A persistent volume claim, mounted in every node."""
 
     mount_path: AbsolutePath
-    """Where processes find it."""
+    """The path at which processes find the volume."""
     pvc: str
     """The claim's name, in the job's namespace."""
     read_only: bool = False
@@ -45,7 +46,7 @@ class Volume(Section):
 
 
 class Outputs(Section):
-    """Where what a job leaves behind is kept. `${job.name}` and `${job.namespace}` are filled in."""
+    """The place for the job's outputs. `${job.name}` and `${job.namespace}` are filled in."""
 
     logs: Template | None = None
-    """URL of a folder, as fsspec takes it (`s3://…`, `gs://…`, `file:///…`), that the nodes' logs are copied to."""
+    """URL of a folder, as fsspec takes it (`s3://…`, `gs://…`, `file:///…`), to which the nodes' logs are copied."""

@@ -1,4 +1,4 @@
-"""What is wrong with a specification, in words that name the field, the value and the remedy.
+"""Errors in a specification, in texts that name the field, the value and the remedy.
 
 The same texts appear on the command line, in `perdure.Client` and as the failure of a workflow that was started by
 plain JSON, so they are made in one place.
@@ -21,20 +21,20 @@ from .fields import Location, choices_of, expected_of, field_at, is_model, one_o
 
 @dataclass(frozen=True, kw_only=True)
 class SpecProblem:
-    """One thing that is wrong."""
+    """One error in a specification."""
 
     location: Location
-    """Where it is."""
+    """The place of the error."""
     value: str = ""
-    """What is there, as people write it; empty where that says nothing."""
+    """The value as people write it; empty where it explains nothing."""
     message: str = ""
-    """What is wrong, where it is not the value alone."""
+    """The error, unless the value alone shows it."""
     expected: str = ""
-    """What would be right."""
+    """A description of a right value."""
     hint: str = ""
-    """What to do."""
+    """The advice to the user."""
     line: int | None = None
-    """The line of the file, counted from 1, where there is a file."""
+    """The line of the file, counted from 1; None without a file."""
 
     @property
     def path(self) -> str:
@@ -60,13 +60,13 @@ class SpecError(ValueError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
     def with_lines(self, lines: Mapping[Location, int]) -> SpecError:
-        """The same error, with the lines of the file that its problems are on, in the file's order."""
+        """Returns the same error, with the lines of the file that its problems are on, in the file's order."""
         placed = [replace(problem, line=line_of(problem.location, lines)) for problem in self.problems]
         return SpecError(sorted(placed, key=lambda problem: problem.line or 0))
 
 
 def line_of(location: Location, lines: Mapping[Location, int]) -> int | None:
-    """The line of a location, or of the nearest thing around it that the file has."""
+    """The line of a location, or of the nearest enclosing location that the file has."""
     return next((lines[location[:end]] for end in range(len(location), -1, -1) if location[:end] in lines), None)
 
 
@@ -82,7 +82,7 @@ def format_path(location: Location) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Writes a value as it stands in a file; long texts and whole mappings are shortened."""
+    """Writes a value as it appears in a file; long texts and whole mappings are shortened."""
     match value:
         case None:
             return "nothing"
@@ -104,16 +104,16 @@ def format_value(value: Any) -> str:
 
 
 def unknown_name(name: str, known: Sequence[str], *, what: str) -> str:
-    """Says that a name does not exist, and which one may have been meant."""
+    """Describes an unknown name, and suggests a similar one."""
     nearest = difflib.get_close_matches(name.lower(), [item.lower() for item in known], n=1, cutoff=0.6)
     if nearest:
         meant = next(item for item in known if item.lower() == nearest[0])
         return f'unknown {what}; did you mean "{meant}"?'
-    return f"unknown {what}; there are {', '.join(known)}"
+    return f"unknown {what}; expected one of {', '.join(known)}"
 
 
 def problem_report(error: ValidationError) -> SpecError:
-    """Puts pydantic's errors about a `JobSpec` into this module's words."""
+    """Describes pydantic's errors about a `JobSpec` in this module's form."""
     return SpecError(_problem(details) for details in error.errors(include_url=False))
 
 

@@ -1,4 +1,4 @@
-"""What fields the specification has, asked of its models: for error messages, editors and the reference."""
+"""The fields of the specification, derived from its models: for error messages, editors and the reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Location = tuple[str | int, ...]
 
 
 def places(model: type[Section] = JobSpec, prefix: Location = ()) -> Iterator[Location]:
-    """Every field of the specification, the nearest to the top first."""
+    """Yields every field of the specification, those nearest to the top first."""
     deeper: list[tuple[type[Section], Location]] = []
     for name, field in model.model_fields.items():
         yield (*prefix, name)
@@ -26,7 +26,7 @@ def places(model: type[Section] = JobSpec, prefix: Location = ()) -> Iterator[Lo
 
 
 def inner_models(annotation: Any) -> Iterator[tuple[type[Section], Location]]:
-    """The section that a field holds, if it does, and how to get from the field to it."""
+    """Yields the section that a field holds, if it holds one, with the path from the field to it."""
     kind = strip(annotation)
     if is_model(kind):
         yield kind, ()
@@ -57,7 +57,7 @@ def field_at(location: Location) -> tuple[Any, str]:
 
 
 def strip(annotation: Any) -> Any:
-    """A type without `Annotated` and `| None`."""
+    """Strips `Annotated` and `| None` from a type."""
     while True:
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]
@@ -82,12 +82,12 @@ def choices_of(annotation: Any) -> list[str]:
 
 
 def one_of(choices: Sequence[str]) -> str:
-    """Joins choices by commas and `or`."""
+    """Joins choices with commas and `or`."""
     return f"{', '.join(choices[:-1])} or {choices[-1]}" if len(choices) > 1 else "".join(choices)
 
 
 def expected_of(annotation: Any) -> str:
-    """What a value of this type looks like, in words."""
+    """Describes a value of this type in words."""
     for item in get_args(annotation) if get_origin(annotation) is Annotated else ():
         if isinstance(item, Matching):
             return item.expected

@@ -1,4 +1,4 @@
-"""The job specification: everything that a person says about a training job.
+"""The job specification: everything that a user specifies about a training job.
 
 Field names are the standard terms of Kubernetes, Kueue, torchrun and Kubeflow. The models import little, since
 workflows read specifications inside Temporal's sandbox.
@@ -21,14 +21,14 @@ from .timing import Timing
 
 
 class Backend(StrEnum):
-    """Where nodes come from."""
+    """The source of a job's nodes."""
 
     LOCAL = "local"
     """Processes on the worker's machine."""
     KUBERNETES = "kubernetes"
     """Pods."""
     JOINED = "joined"
-    """Nodes that someone else started, such as Slurm, and that join by `perdure join`."""
+    """Machines that another system started, such as Slurm, and that join by `perdure join`."""
 
 
 OWN_VARIABLES = frozenset(
@@ -44,7 +44,7 @@ OWN_VARIABLES = frozenset(
         "MASTER_PORT",
     }
 )
-"""What the rendezvous sets for each process, and users may not."""
+"""Variables that the rendezvous sets for each process, and that users may not set."""
 
 
 def _is_not_ours(name: str) -> str:
@@ -71,47 +71,48 @@ class JobSpec(Section):
     """A training job."""
 
     name: JobName
-    """What the job is called; unique in its namespace while it runs."""
+    """The name of the job; unique in its namespace while it runs."""
     namespace: DnsLabel = "default"
     """The tenant: the namespace on Kubernetes, and part of the workflow's ID."""
     labels: dict[LabelKey, LabelValue] = Field(default={})
-    """Labels for finding and accounting; they go to pods, metrics and reports."""
+    """Labels for searching and accounting; they are copied to pods, metrics and reports."""
     backend: Backend = Backend.LOCAL
-    """Where nodes come from. `--backend` on the command line wins over it."""
+    """The source of nodes. `--backend` on the command line overrides it."""
     runtime: DnsLabel | None = None
-    """The name of an administrator's preset, laid under this specification when the job starts."""
+    """The name of an administrator's preset; when the job starts, it fills in fields that this specification leaves
+    out."""
     queue: str | None = None
     """The queue of Kueue or Volcano that admits the job."""
     priority_class: str | None = None
-    """Kubernetes' PriorityClass of the job's pods."""
+    """The Kubernetes PriorityClass of the job's pods."""
     workdir: Workdir | None = None
     """The folder that commands run in."""
     env: dict[Variable, Template] = Field(default={})
     """Environment variables of the job's processes. `${job.name}` and `${job.namespace}` are filled in."""
     secrets: dict[Variable, SecretReference] = Field(default={})
-    """Environment variables whose value is a secret's, as name/key; values never enter Temporal."""
+    """Environment variables whose value is taken from a secret, as name/key; values never enter Temporal."""
     volumes: list[Volume] = Field(default=[])
     """Persistent volume claims, mounted in every node."""
     roles: dict[RoleName, Role]
     """The job's nodes, by the name of their role; this release runs exactly one role."""
     network: Network = Network()
-    """How nodes reach each other."""
+    """The network between nodes."""
     recovery: Recovery = Recovery()
-    """How a lost node is made up for."""
+    """Replacement of lost nodes, and restarts of ranks."""
     retry: Retry = Retry()
-    """How often failures are repaired before the job stops."""
+    """Limits on the number of repairs before the job stops."""
     limits: Limits = Limits()
-    """How long the job and its parts may take."""
+    """Time limits of the job and its parts."""
     outputs: Outputs = Outputs()
-    """Where what the job leaves behind is kept."""
+    """The place for the job's outputs."""
     hold_on_failure: Duration | None = None
-    """How long the nodes of a failed job are kept as they are, for inspection: `perdure shell` opens a shell in one,
-    `perdure cancel` releases them before. Unset: disabled."""
+    """The time for which the nodes of a failed job are kept as they are, for inspection: `perdure shell` opens a shell
+    in one, `perdure cancel` releases them earlier. Unset: disabled."""
     ttl_after_finished: Duration | None = None
-    """How long after its end the TrainingJob object that the job was made of is deleted; unset: never. Of other jobs
-    nothing is left in a cluster."""
+    """The time after the job's end when the TrainingJob object that it was created from is deleted; unset: never. Jobs
+    without such an object leave nothing in a cluster."""
     timing: Timing = Timing()
-    """Intervals, timeouts and graces of Perdure itself."""
+    """Intervals, timeouts and grace periods of Perdure itself."""
 
     @property
     def role(self) -> tuple[str, Role]:

@@ -1,7 +1,7 @@
-"""Reads specifications from files, so that errors name the line, and YAML does not change what was written.
+"""Reads specifications from files, with the lines for error messages, and with YAML values as they were written.
 
-YAML 1.1, which PyYAML follows, reads `nodes: 2:8` as 128, `on` as true and `1e-4` as a text. Specifications are read
-by the rules of YAML 1.2 instead, under which these mean what they look like.
+YAML 1.1, which PyYAML follows, reads `nodes: 2:8` as 128, `on` as true and `1e-4` as a text. Specifications are read by
+the rules of YAML 1.2 instead, under which these values mean what they look like.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class SpecDocument:
     lines: dict[Location, int]
     """The line, counted from 1, on which each key or item stands."""
     folder: Path | None
-    """Of the file; None for a text."""
+    """The folder of the file; None for a text."""
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> SpecDocument:
-        """The same document, with some fields at its top set by the command line or the site."""
+        """Returns the same document, with some top-level fields replaced by the command line's or the site's."""
         if (data := _mapping(self.data)) is None:
             return self
         lines = {place: line for place, line in self.lines.items() if not place or place[0] not in overrides}
         return SpecDocument(data={**data, **overrides}, lines=lines, folder=self.folder)
 
     def with_workdir(self) -> SpecDocument:
-        """The same document, with the local backend's working directory made absolute: the file's own folder where
-        it says nothing."""
+        """Returns the same document, with the local backend's working directory made absolute; the default is the
+        file's own folder."""
         if self.folder is None or (data := _mapping(self.data)) is None:
             return self
         workdir = _mapping(data.get("workdir"))
@@ -67,14 +67,14 @@ def _mapping(value: Any) -> dict[Any, Any] | None:
 
 
 def load_spec(source: str | Path, *, overrides: Mapping[str, Any] | None = None) -> JobSpec:
-    """Reads a specification from a file or a text, in YAML or JSON; says nothing about backends.
+    """Reads a specification from a file or a text, in YAML or JSON, without checking backends.
 
     Args:
         source: A path, or a text (several lines, or JSON).
-        overrides: Fields at the specification's top that replace the file's, such as `{"backend": "local"}`.
+        overrides: Top-level fields that replace the file's, such as `{"backend": "local"}`.
 
     Raises:
-        SpecError: with all that is wrong, and its lines.
+        SpecError: with all errors, and their lines.
         OSError: if the file cannot be read.
     """
     document = read_document(source).with_overrides(overrides or {}).with_workdir()
@@ -87,10 +87,10 @@ def load_spec(source: str | Path, *, overrides: Mapping[str, Any] | None = None)
 def validate_file(
     source: str | Path, *, overrides: Mapping[str, Any] | None = None
 ) -> tuple[JobSpec, tuple[SpecWarning, ...]]:
-    """Reads a specification as `load_spec` does, and checks that this release can run it where it says.
+    """Reads a specification as `load_spec` does, and checks that this release can run it on its backend.
 
     Raises:
-        SpecError: with all that is wrong, and its lines.
+        SpecError: with all errors, and their lines.
         OSError: if the file cannot be read.
     """
     document = read_document(source).with_overrides(overrides or {}).with_workdir()
@@ -102,7 +102,7 @@ def validate_file(
 
 
 def read_document(source: str | Path) -> SpecDocument:
-    """Reads YAML or JSON as plain data, with the lines that it stands on.
+    """Reads YAML or JSON as plain data, with the line of each value.
 
     Raises:
         SpecError: if the text is neither.
@@ -115,7 +115,7 @@ def read_document(source: str | Path) -> SpecDocument:
 
 
 def read_documents(source: str | Path) -> list[SpecDocument]:
-    """Reads all documents of a YAML file, as `---` parts them, without empty ones; of JSON, the one that there is.
+    """Reads all documents of a YAML file, separated by `---`, without empty ones; a JSON file is one document.
 
     Raises:
         SpecError: if the text is neither.
@@ -128,7 +128,7 @@ def read_documents(source: str | Path) -> list[SpecDocument]:
 
 
 def _read_text(source: str | Path) -> tuple[str, Path | None]:
-    """The text, and the folder of its file, where it is in one."""
+    """The text, and the folder of its file if it is in one."""
     if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
         return source, None
     path = Path(source)
@@ -145,7 +145,7 @@ def _read_text(source: str | Path) -> tuple[str, Path | None]:
 
 @contextmanager
 def _syntax_of(text: str) -> Generator[None]:
-    """Says in this module's words why a text is not YAML."""
+    """Turns YAML's errors into errors of this module."""
     try:
         yield
     except yaml.YAMLError as error:
@@ -155,12 +155,12 @@ def _syntax_of(text: str) -> Generator[None]:
 
 
 def _read_json(text: str) -> tuple[Any, dict[Location, int]]:
-    """Reads JSON, or else the YAML that begins with a brace."""
+    """Reads JSON; if that fails, YAML that begins with a brace."""
     try:
         data = json.loads(text)
     except json.JSONDecodeError:
         return _read_yaml(text)
-    # YAML finds lines and doubled keys in JSON, too, once tabs are gone, which JSON allows between tokens only.
+    # YAML also finds lines and duplicate keys in JSON once tabs are removed, which JSON allows between tokens only.
     return data, _read_yaml(text.replace("\t", " "))[1]
 
 
@@ -204,7 +204,7 @@ def _find_lines(node: yaml.Node, location: Location, lines: dict[Location, int])
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with the scalars of version 1.2, and without doubled keys."""
+    """YAML with the scalars of version 1.2, and without duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         first: dict[str, yaml.Node] = {}
@@ -252,7 +252,7 @@ def _syntax_problem(error: yaml.YAMLError, text: str) -> SpecProblem:
     if not isinstance(error, yaml.MarkedYAMLError) or (mark := error.problem_mark or error.context_mark) is None:
         return SpecProblem(location=(), message=f"not valid YAML: {error}")
     rows = text.splitlines()
-    # A mark may stand behind the last line.
+    # A mark may point behind the last line.
     row, begin = ("".join(rows[m.line : m.line + 1]).strip() for m in (mark, error.context_mark or mark))
     problem = error.problem or error.context or "cannot be read"
     hint = f"there: {row}" if row else ""

@@ -1,4 +1,4 @@
-"""How the nodes of a job reach each other, where a network does not let everything pass."""
+"""The network between a job's nodes, for sites whose network does not let everything pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pydantic import AfterValidator
 from .base import Matching, Section
 
 FEWEST_PORTS = 8
-"""A node holds several at a time, and a generation must not meet the port of the one before."""
+"""The fewest ports that a range may have: a node holds several at a time, and a generation must not reuse the port of
+the one before."""
 
 
 def _is_port_range(text: str) -> str:
@@ -27,7 +28,7 @@ PortRange = Annotated[
     Matching(pattern=r"[0-9]{1,5}-[0-9]{1,5}", expected="a range of ports such as 29500-29599"),
     AfterValidator(_is_port_range),
 ]
-"""Ports from one to another, both included."""
+"""A range of ports, both ends included."""
 
 
 def read_ports(text: str) -> range:
@@ -37,9 +38,9 @@ def read_ports(text: str) -> range:
 
 
 class Network(Section):
-    """How nodes reach each other."""
+    """The network between nodes."""
 
     store_ports: PortRange | None = None
-    """The ports that the store of a world may listen on, such as `29500-29599`, where a firewall stands between nodes;
-    unset: any free ports. Each generation takes the next one, and nodes that share a machine share them. The
-    ranks' own connections (gloo, NCCL) take ports as the system gives them out."""
+    """The ports that the store of a world may listen on, such as `29500-29599`, for a firewall between nodes; unset:
+    any free ports. Each generation takes the next port, and nodes on the same machine share the range. The ranks' own
+    connections (gloo, NCCL) use ports that the system chooses."""

@@ -1,4 +1,4 @@
-"""The nodes of a job: how many, what runs on them and what they need."""
+"""The nodes of a job: their number, their command and the resources they need."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pydantic_core import CoreSchema
 from .base import DnsLabel, Integer, Quantity, Section, Template
 
 MAX_NODES = 2_000
-"""Of one role: twice the largest job that was run. The state of one of 5,000 nodes continues as new, too, at 0.5 MB of
-the 2 MB that the server takes."""
+"""The most nodes of one role: twice the largest job that was run. The state of a job of 5,000 nodes can continue as
+new, too, with 0.5 MB of the 2 MB that the server accepts."""
 
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?")
 
 
 class NodeCount(Section):
-    """How many nodes train together. Also written `16` (fixed) or `"2:8"` (min and max)."""
+    """The number of nodes that train together. Also written `16` (fixed) or `"2:8"` (min and max)."""
 
     min: Integer = Field(ge=1, le=MAX_NODES)
-    """The fewest nodes that a world is formed with."""
+    """The fewest nodes that form a world."""
     max: Integer = Field(ge=1, le=MAX_NODES)
-    """The nodes that are requested, and the most that a world is formed with. More than `min` makes the job elastic:
-    a smaller world has a smaller global batch unless the script adapts."""
+    """The number of nodes that are requested, and the most that form a world. A value above `min` makes the job
+    elastic: a smaller world has a smaller global batch unless the script adapts."""
     unit: Integer = Field(default=1, ge=1)
     """Worlds are formed with a multiple of this many nodes, such as the nodes that hold one model replica."""
 
@@ -40,7 +40,7 @@ class NodeCount(Section):
         return self.min < self.max
 
     def __str__(self) -> str:
-        """As torchrun's `--nnodes` takes it."""
+        """The count in the form of torchrun's `--nnodes`."""
         return f"{self.min}:{self.max}" if self.elastic else str(self.max)
 
     @classmethod
@@ -95,12 +95,12 @@ Processes = Annotated[
 
 
 class RendezvousMode(StrEnum):
-    """How the processes of a node learn of their world."""
+    """How the processes of a node get their world."""
 
     AUTO = "auto"
-    """By torchrun where the command starts it, else by environment variables."""
+    """From torchrun if the command starts it, else from environment variables."""
     TORCHRUN = "torchrun"
-    """The command starts torchrun, which asks Perdure's rendezvous handler."""
+    """The command starts torchrun, which calls Perdure's rendezvous handler."""
     ENV = "env"
     """The command is started once per process, with `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and the like set."""
 
@@ -122,7 +122,7 @@ Amount = Annotated[Quantity, BeforeValidator(_number_to_text, json_schema_input_
 
 
 class Resources(Section):
-    """What one node needs of its machine, in Kubernetes' quantities."""
+    """Resources that one node needs, in Kubernetes' quantities."""
 
     cpu: Amount | None = None
     """CPU cores, such as 96 or 500m."""
@@ -165,10 +165,10 @@ class Toleration(Section):
 
 
 class Topology(Section):
-    """How near to each other the nodes stand, by a level of the cluster's topology such as rack or block."""
+    """The distance between the nodes, by a level of the cluster's topology such as rack or block."""
 
     preferred: str | None = None
-    """Nodes share this level where there is room."""
+    """Nodes share this level if there is room."""
     required: str | None = None
     """Nodes share this level, or wait."""
 
@@ -187,7 +187,7 @@ def _refuse_command_text(value: Any) -> Any:
             words = value.split()
         if not words:
             raise ValueError("expected a list with the program and its arguments")
-        # A shell's syntax is lost in a list of words.
+        # A list of words would lose a shell's syntax.
         if any(re.search(r"[|&;<>()`]|\$[A-Za-z_{(]", word) for word in words):
             words = ["bash", "-c", value]
         raise ValueError(f"expected a list: [{', '.join(_yaml_word(word) for word in words)}]")
@@ -209,30 +209,31 @@ class Role(Section):
     """Nodes that run the same command."""
 
     nodes: NodeCount
-    """How many nodes: `16` is fixed, `"2:8"` or a mapping of min, max and unit is elastic; at most 2,000."""
+    """The number of nodes: `16` is fixed, `"2:8"` or a mapping of min, max and unit is elastic; at most 2,000."""
     nproc_per_node: Processes = "auto"
-    """Processes (ranks) per node, torchrun's term: a number, `gpu` for one per GPU, or `auto` for one per GPU where the
+    """Processes (ranks) per node, torchrun's term: a number, `gpu` for one per GPU, or `auto` for one per GPU if the
     node has any, else 1."""
     command: Command
     """The program and its arguments, such as `[torchrun, train.py]`. No shell reads it."""
     rendezvous: RendezvousMode = RendezvousMode.AUTO
-    """How processes learn of their world: `torchrun`, `env` for commands that read `RANK`, `WORLD_SIZE` and the like
-    themselves, or `auto` to tell by the command."""
+    """How processes get their world: `torchrun`; `env` for commands that read `RANK`, `WORLD_SIZE` and the like
+    themselves; or `auto`, which chooses by the command."""
     python: str | None = None
     """The interpreter for Perdure's launcher inside the image; by default `python3`, else `python`."""
     image: str | None = None
     """The container image; any with Python and PyTorch."""
     image_pull_policy: ImagePullPolicy | None = None
-    """When Kubernetes pulls the image; Kubernetes' own default where none is given."""
+    """When Kubernetes pulls the image; unset: Kubernetes' own default."""
     image_pull_secrets: list[str] = Field(default=[])
-    """Names of the secrets that the image's registry asks for."""
+    """Names of the secrets that the image's registry requires."""
     resources: Resources = Resources()
-    """What one node needs of its machine."""
+    """Resources that one node needs."""
     ports: dict[DnsLabel, Annotated[Integer, Field(ge=1, le=65535)]] = Field(default={})
-    """Ports by name that nodes open for people, such as `{tensorboard: 6006}`."""
+    """Ports, by name, that nodes open for people, such as `{tensorboard: 6006}`."""
     tolerations: list[Toleration] = Field(default=[])
     """Taints of machines that the nodes accept."""
     topology: Topology | None = None
-    """How near to each other the nodes stand."""
+    """The distance between the nodes."""
     pod_template: dict[str, JsonValue] = Field(default={})
-    """Kubernetes' PodTemplateSpec, merged over what Perdure makes, containers by name; for all that has no field."""
+    """Kubernetes' PodTemplateSpec, merged over the one that Perdure makes, containers by name; for everything that has
+    no field."""

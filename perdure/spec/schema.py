@@ -1,4 +1,4 @@
-"""The specification as JSON Schema, so that editors complete field names and show what they mean."""
+"""The JSON Schema of the specification, with which editors complete field names and show their meaning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a job specification: shorthand forms included, as `perdure schema` prints it."""
+    """The JSON Schema of a job specification, with the shorthand forms; `perdure schema` prints it."""
     schema = _unwrap(JobSpec.model_json_schema(schema_generator=_Generator))
     definitions: dict[str, Any] = schema.pop("$defs", {})
     return {
@@ -31,7 +31,7 @@ def json_schema() -> dict[str, Any]:
 
 
 class _Generator(GenerateJsonSchema):
-    """Writes defaults as people write them, and no titles that only repeat a field's name."""
+    """Writes defaults as people write them, and omits titles that only repeat a field's name."""
 
     def encode_default(self, dft: Any) -> Any:
         return format_duration(dft) if isinstance(dft, timedelta) else super().encode_default(dft)
@@ -41,7 +41,7 @@ class _Generator(GenerateJsonSchema):
 
 
 def _unwrap(value: Any) -> Any:
-    """Joins the lines of descriptions, which the source breaks."""
+    """Joins the lines of descriptions, which are wrapped in the source."""
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value).items()
         return {

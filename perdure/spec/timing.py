@@ -1,7 +1,7 @@
-"""Every interval, timeout and grace of Perdure, each with its reason.
+"""Every interval, timeout and grace period of Perdure, each with its reason.
 
-They are knobs of the spec (`timing:`), so that a site can tune one without a release; nothing else in the code
-holds a duration that a user could want to change.
+They are fields of the spec (`timing:`), so that a site can tune one without a release; nothing else in the code holds a
+duration that a user could want to change.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from .durations import Duration
 
 
 class LeaseTiming(Section):
-    """How long a silent node is believed. A lapsed lease means unreachable, never failed."""
+    """Times after which a silent node counts as unreachable. A lapsed lease means unreachable, never failed."""
 
     heartbeat: Duration = timedelta(seconds=2)
-    """How often an agent renews its lease. Billed per call on Temporal Cloud, where 10s is advised."""
+    """The interval at which an agent renews its lease. Temporal Cloud bills each renewal; 10s is advised there."""
     timeout: Duration = timedelta(seconds=6)
     """A lease not renewed for this long lapses: three missed heartbeats."""
     schedule_to_start: Duration = timedelta(seconds=4)
-    """How long a lease may wait for its agent to take it, before the node counts as unreachable."""
+    """The longest time that a lease may wait for its agent to take it, before the node counts as unreachable."""
     heartbeat_per_node: Duration = timedelta(milliseconds=10)
-    """Heartbeat interval per node of the job, where that comes to more: keeps a job within 100 renewals a second, each
-    of them a write of Temporal's database. The other two grow along."""
+    """The heartbeat interval per node of the job, if that is longer in total: it limits a job to 100 renewals a second,
+    each of them a write of Temporal's database. The other two times grow in proportion."""
 
     def of(self, nodes: int) -> LeaseTiming:
-        """What holds for a job of so many nodes: a heartbeat every 2 s up to 200 of them, every 10 s for 1,000."""
+        """The times for a job of this many nodes: a heartbeat every 2 s up to 200 nodes, every 10 s for 1,000."""
         least = nodes * self.heartbeat_per_node
         heartbeat = max(self.heartbeat, least)
         return self.model_copy(
@@ -49,100 +49,105 @@ class LeaseTiming(Section):
 
 
 class SignalTiming(Section):
-    """What telemetry may cost. Signals make history: a group of nodes sends at most two a second."""
+    """Limits on telemetry. Signals add to the history: a group of nodes sends at most two a second."""
 
     heartbeat: Duration = timedelta(seconds=10)
     """The shortest interval of a node's heartbeat signal; larger groups wait longer (nodes x 0.5 s)."""
     heartbeat_per_node: Duration = timedelta(milliseconds=500)
-    """Heartbeat interval per node of the group: keeps a group within two signals a second."""
+    """The heartbeat interval per node of the group: it limits a group to two signals a second."""
     metrics_every: int = Field(default=6, ge=1)
-    """Every how many heartbeats the CPU, memory and GPU figures ride along."""
+    """CPU, memory and GPU figures are sent with every n-th heartbeat."""
     edge_batch: Duration = timedelta(milliseconds=200)
-    """A group gathers its nodes' edges this long before the next message to its job; the first goes at once."""
+    """The time for which a group gathers its nodes' transitions before the next message to its job; the first is sent
+    at once."""
 
     def interval(self, nodes: int) -> timedelta:
-        """Between two heartbeat signals of a node in a group of so many."""
+        """The time between two heartbeat signals of a node in a group of this many."""
         return max(self.heartbeat, nodes * self.heartbeat_per_node)
 
 
 class RendezvousTiming(Section):
-    """How a world is formed."""
+    """Times of forming a world."""
 
     last_call: Duration = timedelta(seconds=5)
-    """Once `min` nodes are ready, how long to wait for more before starting without them."""
+    """The time to wait for more nodes, once `min` nodes are ready, before starting without them."""
     join_timeout: Duration = timedelta(minutes=10)
-    """How long a new job waits for its first `min` nodes before it stops with that reason; time in a queue, or without
-    a machine that has room, does not count (`limits.queue_timeout`), nor does a script's work before its torchrun."""
+    """The time that a new job waits for its first `min` nodes before it stops with that reason. Time in a queue, or
+    without a machine that has room, does not count (`limits.queue_timeout`), nor does a script's work before its
+    torchrun."""
     victim_grace: Duration = timedelta(seconds=1)
-    """Where every report so far says only that a peer went away, how long to wait for the culprit's own report."""
+    """The time to wait for the culprit's report, if every report so far says only that a peer went away."""
     settle_per_node: Duration = timedelta(milliseconds=1)
-    """Where nodes were lost, how long to listen for the loss of more, per node of the world: a rack's machines do not
-    go in one message, and a world that is told to a thousand should not be the wrong one. What comes to less than 0.1 s
-    is not waited for."""
+    """The time, per node of the world, to wait for more losses after nodes were lost: the machines of a rack are not
+    lost in one message, and a world that is sent to a thousand nodes should not be the wrong one. A total below 0.1 s
+    is skipped."""
     enter_timeout: Duration = timedelta(minutes=5)
-    """How long a node may take to enter a world that it was given (0.2 s is usual; a new node must start Python and
-    torch first) before its command is started again, and the next time the node is replaced; 0: no limit."""
+    """The time that a node may take to enter a world that it was given (0.2 s is usual; a new node must start Python
+    and torch first). After it, the node's command is started again; after the second time the node is replaced. 0: no
+    limit."""
 
 
 class CommandTiming(Section):
-    """Commands are short activities on a node's own queue."""
+    """Times of commands to agents, which are short activities on a node's own queue."""
 
     schedule_to_start: Duration = timedelta(seconds=4)
-    """How long a command may wait for its agent to take it (70 ms is usual)."""
+    """The longest time that a command may wait for its agent to take it (70 ms is usual)."""
     schedule_to_start_per_node: Duration = timedelta(milliseconds=30)
-    """The same, per node of the job, where that comes to more: a world is told to all of them at once (1,000 nodes took
-    20 s on a machine of two cores that also was the server)."""
+    """The same, per node of the job, if that is longer in total: a world is sent to all of them at once (1,000 nodes
+    took 20 s on a machine with two cores that also ran the server)."""
     start_to_close: Duration = timedelta(seconds=10)
-    """How long an agent may take to carry a command out."""
+    """The longest time that an agent may take to carry out a command."""
 
     def of(self, nodes: int) -> CommandTiming:
-        """What holds for a job of so many nodes."""
+        """The times for a job of this many nodes."""
         longest = max(self.schedule_to_start, nodes * self.schedule_to_start_per_node)
         return self.model_copy(update={"schedule_to_start": longest})
 
 
 class ProcessTiming(Section):
-    """How processes are stopped on a node."""
+    """Times of stopping processes on a node, and of their logs."""
 
     stop_grace: Duration = timedelta(seconds=2)
-    """From SIGTERM to SIGKILL for ranks of a generation that is over: they have nothing left to save."""
+    """The time from SIGTERM to SIGKILL for ranks of a generation that is over: they have nothing left to save."""
     presumed_gone: Duration = timedelta(seconds=60)
-    """How long after `limits.termination_grace_period` a node's replacement, and after a request the next world,
-    waits for proof that the old node has ended, where nothing reports it: longer than a cluster takes to call a machine
-    silent (40 s is usual)."""
+    """The time beyond `limits.termination_grace_period` for which a node's replacement, and after a request the next
+    world, waits for proof that the old node has ended. It applies if nothing reports the end, and is longer than a
+    cluster takes to call a machine silent (40 s is usual)."""
     orphan_grace: Duration = timedelta(0)
-    """How long training continues when the control plane answers that the job does not exist; 0: indefinitely."""
+    """The time for which training continues after the control plane has answered that the job does not exist; 0:
+    indefinitely."""
     log_max_bytes: int = Field(default=64 * 1024 * 1024, ge=4096)
     """Size in bytes at which a node's log is rotated; four rotated files are kept."""
 
 
 class StallTiming(Section):
-    """When a node that has stepped and no longer does is reported as stalled. Nothing is restarted for it."""
+    """When a node that has stepped and no longer does is reported as stalled. A stall causes no restart."""
 
     after: Duration = timedelta(minutes=2)
-    """How long no rank of the node makes a step, at least; 0 is never. Evaluation and checkpoints are pauses, too."""
+    """The least time without a step of any rank of the node; 0: never reported. Evaluation and checkpoints are pauses,
+    too."""
     steps: int = Field(default=20, ge=1)
-    """At least as long as this many of the node's usual steps, where they are slow."""
+    """The least time without a step, as a multiple of the node's usual step, for nodes with slow steps."""
 
 
 class Timing(Section):
-    """Intervals, timeouts and graces. The defaults were measured; change one at a time."""
+    """Intervals, timeouts and grace periods. The defaults were measured; change one at a time."""
 
     lease: LeaseTiming = LeaseTiming()
-    """How long a silent node is believed."""
+    """Times after which a silent node counts as unreachable."""
     signals: SignalTiming = SignalTiming()
-    """What telemetry may cost."""
+    """Limits on telemetry."""
     rendezvous: RendezvousTiming = RendezvousTiming()
-    """How a world is formed."""
+    """Times of forming a world."""
     commands: CommandTiming = CommandTiming()
-    """Commands to nodes."""
+    """Times of commands to agents."""
     processes: ProcessTiming = ProcessTiming()
-    """How processes are stopped and their logs kept."""
+    """Times of stopping processes, and of their logs."""
     stall: StallTiming = StallTiming()
     """When a node is reported as stalled."""
     owner_check: Duration = timedelta(seconds=30)
-    """How often a group's watch asks whether its job still runs; a closed job means wind down."""
+    """The interval at which a group's watch checks that its job still runs; the group of a closed job winds down."""
 
     def of(self, nodes: int) -> Timing:
-        """What holds for a job of so many nodes."""
+        """The times for a job of this many nodes."""
         return self.model_copy(update={"lease": self.lease.of(nodes), "commands": self.commands.of(nodes)})

@@ -1,6 +1,6 @@
-"""Reads a specification from plain data: what `perdure submit` and a workflow that was started by JSON have in common.
+"""Reads a specification from plain data, for `perdure submit` and for workflows that were started by JSON.
 
-Needs no file and no YAML, and gives the same answer wherever it runs, so workflows may call it.
+It needs no file and no YAML, and gives the same answer wherever it runs, so workflows may call it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from .fields import Location
 from .job import Backend, JobSpec
 
 MAX_BYTES = 16 * 1024
-"""Of a specification as JSON: it rides in the request for each of 128 nodes, within one message to Temporal."""
+"""The largest specification as JSON: it is part of the request for each of 128 nodes, within one message to
+Temporal."""
 
 MAX_DEPTH = 40
 
 
 def parse_spec(data: Any) -> JobSpec:
-    """Reads a specification from mappings, lists and scalars, and fills `${job.name}` and the like in.
+    """Reads a specification from mappings, lists and scalars, and fills in `${job.name}` and the like.
 
-    Says nothing about backends: see `validate_spec`.
+    It does not check backends: see `validate_spec`.
 
     Raises:
-        SpecError: with all that is wrong.
+        SpecError: with all errors.
     """
     if not isinstance(data, Mapping):
         problem = SpecProblem(location=(), value=format_value(data), expected="a mapping with name and roles")
@@ -62,10 +63,10 @@ def parse_spec(data: Any) -> JobSpec:
 
 
 def validate_spec(data: Mapping[str, Any] | JobSpec) -> tuple[JobSpec, tuple[SpecWarning, ...]]:
-    """Reads a specification and checks that this release can run it where it says.
+    """Reads a specification and checks that this release can run it on its backend.
 
     Raises:
-        SpecError: with all that is wrong: fields and values, and what the backend or this release does not know.
+        SpecError: with all errors: fields and values, and those that the backend or this release does not support.
     """
     if isinstance(data, JobSpec):
         return data, check_backend(data)
@@ -77,11 +78,11 @@ def validate_spec(data: Mapping[str, Any] | JobSpec) -> tuple[JobSpec, tuple[Spe
 
 
 def validate_started(data: Any) -> JobSpec:
-    """Checks what a workflow was started with as `validate_spec` does, and that what it needs of the submitting
-    machine has come along.
+    """Checks the specification that a workflow was started with as `validate_spec` does, and that the files it needs
+    from the submitting machine were uploaded.
 
     Raises:
-        SpecError: with all that is wrong.
+        SpecError: with all errors.
     """
     spec, _ = validate_spec(data)
     workdir = spec.workdir
@@ -98,7 +99,7 @@ def validate_started(data: Any) -> JobSpec:
 
 
 def _unsupported(data: Any, error: SpecError) -> list[SpecProblem]:
-    """What can be said about a backend's fields in a specification that is wrong otherwise."""
+    """The errors of a backend's fields in a specification that also has other errors."""
     if not isinstance(data, Mapping):
         return []
     mapping = cast("Mapping[str, Any]", data)
@@ -109,7 +110,7 @@ def _unsupported(data: Any, error: SpecError) -> list[SpecProblem]:
 
 
 def _check_keys(value: Any, location: Location, problems: list[SpecProblem]) -> Any:
-    """A copy whose keys are texts; others become problems, since YAML makes keys of other types by surprise."""
+    """Returns a copy whose keys are texts; others become problems, because YAML silently makes keys of other types."""
     if len(location) > MAX_DEPTH:
         raise SpecError([SpecProblem(location=location, message=f"nested more than {MAX_DEPTH} deep")])
     if isinstance(value, Mapping):
@@ -138,7 +139,7 @@ def _wrong_key(key: Any, location: Location) -> SpecProblem:
 
 
 def fill_templates(spec: JobSpec) -> JobSpec:
-    """The specification with `${job.name}` and the like filled in."""
+    """Returns the specification with `${job.name}` and the like filled in."""
 
     def fill(text: str) -> str:
         return fill_template(text, name=spec.name, namespace=spec.namespace)
@@ -164,21 +165,21 @@ def one_line_spec(
     backend: Backend | str = Backend.LOCAL,
     role: str = "worker",
 ) -> JobSpec:
-    """The specification of `perdure run --nodes 2:4 -- torchrun train.py`.
+    """Builds the specification of `perdure run --nodes 2:4 -- torchrun train.py`.
 
     Args:
         command: The program and its arguments.
-        name: Of the job; by default it is made of the command's script.
+        name: The job's name; by default it is made of the command's script.
         nodes: `4`, or `"2:8"` for min and max.
         nproc_per_node: A number, `gpu`, or none for one per GPU.
-        namespace: Of the job.
+        namespace: The job's namespace.
         workdir: The absolute path that the command runs in.
         env: Environment variables of the processes.
-        backend: Where nodes come from.
-        role: What the nodes are called.
+        backend: The source of nodes.
+        role: The name of the nodes' role.
 
     Raises:
-        SpecError: with all that is wrong.
+        SpecError: with all errors.
     """
     return parse_spec(
         {
@@ -193,16 +194,16 @@ def one_line_spec(
 
 
 def default_name(command: Sequence[str]) -> str:
-    """A name for a job that was given none: its script's, else its program's."""
+    """Makes a name for a job without one: its script's name, else its program's."""
     script = next((word for word in command if word.endswith((".py", ".sh"))), command[0] if command else "")
     name = re.sub(r"[^a-z0-9]+", "-", PurePath(script).stem.lower())[:40].strip("-")
     return name or "job"
 
 
 def to_mapping(spec: JobSpec) -> dict[str, Any]:
-    """The specification as plain data without what is default: what people read, and workflows are started with.
+    """Converts the specification to plain data without defaults, for people and as the argument of workflows.
 
-    Over a preset what was said counts, though it is the default.
+    If a preset is named, fields that were set explicitly are kept even if they equal the default.
     """
     if spec.runtime:
         return json.loads(spec.model_dump_json(exclude_unset=True, exclude_none=True))

@@ -87,7 +87,7 @@ def test_the_user_s_words_lie_over_the_preset_s():
     [
         ({}, {}, 'runtime: got "efa"; there are no presets here'),
         ({"eva": preset()["efa"]}, {}, 'did you mean "eva"?'),
-        ({"h100": preset()["efa"], "a3": preset()["efa"]}, {}, "unknown preset; there are a3, h100"),
+        ({"h100": preset()["efa"], "a3": preset()["efa"]}, {}, "unknown preset; expected one of a3, h100"),
         (preset(job={"nodes": 2}), {}, 'the preset "efa" is wrong: job: Value error, nodes: unknown field of a preset'),
         (
             preset(roles={}),

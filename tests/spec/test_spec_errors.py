@@ -115,7 +115,7 @@ def test_lines_survive_a_file(tmp_path: Path):
         ("x", 'specification: got "x"; expected a mapping with name and roles'),
         (
             {},
-            "name: missing (what the job is called); expected at most 63 lowercase letters, digits and inner hyphens\n",
+            "name: missing (the name of the job); expected at most 63 lowercase letters, digits and inner hyphens\n",
         ),
         ({}, "roles: missing (the job's nodes, by the name of their role); expected a mapping"),
         ({"name": "a", "roles": {}}, "roles: got an empty mapping; expected one role, such as worker"),
@@ -148,7 +148,7 @@ def test_lines_survive_a_file(tmp_path: Path):
         (
             worker(nodes=None),
             (
-                "roles.worker.nodes: missing (how many nodes); expected a number of nodes such as 4, "
+                "roles.worker.nodes: missing (the number of nodes); expected a number of nodes such as 4, "
                 "a range such as 2:8, or a mapping of min, max and unit"
             ),
         ),
@@ -251,10 +251,10 @@ def test_backend_problems_are_named_beside_others():
     ("fields", "text"),
     [
         ({"backend": "ray"}, 'backend: got "ray"; expected local, kubernetes or joined'),
-        ({"workdir": {"path": "/a", "git": "u"}}, "workdir.git: unknown field; there are path, exclude, archive"),
-        ({"recovery": {"spares": 0}}, "recovery.spares: unknown field; there are on_capacity_loss, "),
+        ({"workdir": {"path": "/a", "git": "u"}}, "workdir.git: unknown field; expected one of path, exclude, archive"),
+        ({"recovery": {"spares": 0}}, "recovery.spares: unknown field; expected one of on_capacity_loss, "),
         ({"outputs": {"archive": "s3://x"}}, "outputs.archive: unknown field here; it belongs to workdir"),
-        ({"notifications": []}, "notifications: unknown field; there are name, "),
+        ({"notifications": []}, "notifications: unknown field; expected one of name, "),
     ],
 )
 def test_what_an_earlier_release_had_is_refused_as_any_unknown_field_is(fields: dict[str, object], text: str):

@@ -98,7 +98,7 @@ async def test_a_request_that_comes_with_the_job_counts(temporal_client: Client)
             "scale", request, start_workflow_operation=start, result_type=Accepted
         )
         job = await start.workflow_handle()
-        assert "goes to 3 nodes" in accepted.message
+        assert "changes to 3 nodes" in accepted.message
         await running(job, nodes=3)
         await replay(await job.fetch_history())
         await job.cancel()
