@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -19,7 +20,9 @@ from perdure.state_folder import StateFolder
 from tests.support.command_line import CommandLine, end_nodes
 from workflows.messages import JobPhase
 
-WAITS = "echo started as rank $RANK of $WORLD_SIZE; while [ ! -e finish ]; do sleep 0.1; done; echo finishing"
+STEPS = f"{sys.executable} -c 'from perdure.training import report; report(step=1)'"
+"""A job runs from its first step; without one, when its ranks have lived for some seconds."""
+WAITS = f"{STEPS}; echo started as rank $RANK of $WORLD_SIZE; while [ ! -e finish ]; do sleep 0.1; done; echo finishing"
 """A training of any length, which ends when the file `finish` appears in its folder."""
 
 FAILS_LOUDLY = r"printf '\033]52;c;aGk=\007the data is gone\n' >&2; exit 7"
