@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -17,11 +16,9 @@ import pytest
 from perdure.client.sync import SyncClient
 from perdure.local.control_plane import LocalControlPlane
 from perdure.state_folder import StateFolder
-from tests.support.command_line import CommandLine, end_nodes
+from tests.support.command_line import STEPS, CommandLine, end_nodes
 from workflows.messages import JobPhase
 
-STEPS = f"{sys.executable} -c 'from perdure.training import report; report(step=1)'"
-"""A job runs from its first step; without one, when its ranks have lived for some seconds."""
 WAITS = f"{STEPS}; echo started as rank $RANK of $WORLD_SIZE; while [ ! -e finish ]; do sleep 0.1; done; echo finishing"
 """A training of any length, which ends when the file `finish` appears in its folder."""
 

@@ -17,6 +17,7 @@ from perdure.client.views import JobSnapshot
 from perdure.errors import ExitCode, JobAlreadyRunning, JobNotFound, LogsUnavailable, NoWorker, Refused
 from perdure.spec.errors import SpecError
 from perdure.worker import running_worker
+from tests.support.command_line import STEPS
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from workflows.messages import JobPhase
@@ -88,7 +89,7 @@ async def test_watching_ends_with_the_result(client: Client, job_name: str) -> N
 
 
 async def test_cancelled(client: Client, job_name: str) -> None:
-    await client.submit(job(job_name, "sleep 600"))
+    await client.submit(job(job_name, f"{STEPS}; sleep 600"))
     assert [node.rank for node in (await running(client, job_name)).nodes] == [0]
     await client.cancel(job_name)
     result = await client.wait(job_name)
@@ -98,7 +99,7 @@ async def test_cancelled(client: Client, job_name: str) -> None:
 
 
 async def test_terminated_from_temporal(client: Client, temporal_client: TemporalClient, job_name: str) -> None:
-    await client.submit(job(job_name, "sleep 600"))
+    await client.submit(job(job_name, f"{STEPS}; sleep 600"))
     await running(client, job_name)
     handle = temporal_client.get_workflow_handle(job_workflow_id("default", job_name))
     await handle.terminate(reason="the budget is spent")
@@ -108,7 +109,7 @@ async def test_terminated_from_temporal(client: Client, temporal_client: Tempora
 
 
 async def test_changes_are_accepted_or_refused_in_words(client: Client, job_name: str) -> None:
-    await client.submit(job(job_name, "sleep 600"))
+    await client.submit(job(job_name, f"{STEPS}; sleep 600"))
     await running(client, job_name)
     assert "2" in (await client.scale(job_name, 2)).message
     with pytest.raises(Refused, match="nodes: got"):
@@ -123,7 +124,7 @@ async def test_changes_are_accepted_or_refused_in_words(client: Client, job_name
 
 
 async def test_a_running_name_is_taken(client: Client, job_name: str) -> None:
-    await client.submit(job(job_name, "sleep 600"))
+    await client.submit(job(job_name, f"{STEPS}; sleep 600"))
     with pytest.raises(JobAlreadyRunning, match=job_name) as taken:
         await client.submit(job(job_name, "true"))
     assert f"perdure cancel {job_name}" in taken.value.remedy
