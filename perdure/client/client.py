@@ -1,6 +1,6 @@
-"""Jobs from Python: what `perdure` does on the command line, as an async client and a synchronous face of it.
+"""The Python client: does what `perdure` does on the command line, asynchronously; `sync` has a blocking variant.
 
-A client only asks and tells; jobs run whether or not one exists. All state is the workflows'.
+A client only sends requests and reads answers; jobs run whether or not a client exists. All state is in the workflows.
 """
 
 from __future__ import annotations
@@ -62,29 +62,29 @@ from workflows.messages import (
 from workflows.names import TRAINING_JOB, job_workflow_id
 
 WATCH_INTERVAL = timedelta(seconds=1)
-"""Between two snapshots; agents tell of their progress every two seconds."""
+"""The time between two snapshots; agents report progress every two seconds."""
 
 OUTAGE_LIMIT = timedelta(minutes=10)
-"""How long waiting for a job sits out an outage of the control plane before it says that it does not know."""
+"""The time for which waiting for a job tolerates an outage of the control plane, before it raises an error."""
 
 _GROUPS_TOGETHER = 8
-"""Groups whose nodes the job tells in one answer; of a larger job it is asked group by group."""
+"""The most groups whose nodes a job returns in one answer; a larger job is queried group by group."""
 
 UPDATE_TIMEOUT = timedelta(seconds=10)
-"""For a job to answer a request; it decides in milliseconds, but a worker may be just starting."""
+"""The time that a job has to answer a request; it decides in milliseconds, but a worker may be just starting."""
 
 ResultT = TypeVar("ResultT")
 
 
 class Client:
-    """Submits jobs, watches and changes them.
+    """Submits, watches and changes jobs.
 
         async with Client() as client:
             job = await client.submit("job.yaml")
             result = await client.wait(job.name)
 
-    Every method that names a job takes its `namespace`, too; the client's own is the default. All raise
-    `ControlPlaneUnreachable` where the server does not answer, and `JobNotFound` where the job is unknown.
+    Every method that names a job also takes its `namespace`; the client's own is the default. All raise
+    `ControlPlaneUnreachable` if the server does not answer, and `JobNotFound` if the job is unknown.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class Client:
         endpoint: Endpoint | None = None,
         temporal: TemporalClient | None = None,
     ) -> None:
-        """Makes a client; it connects when it is entered or first used.
+        """Creates a client; it connects when it is entered or first used.
 
         Args:
-            address: Of the Temporal server, as host:port. By default Temporal's environment configuration says, else
-                the local server that `perdure run` started is used.
-            namespace: The jobs' namespace, where a call does not name one.
-            endpoint: A control plane that is known already, such as the one that `LocalControlPlane.ensure` started;
-                used instead of the address.
+            address: The Temporal server, as host:port. The default is Temporal's environment configuration, else the
+                local server that `perdure run` started.
+            namespace: The jobs' namespace, for calls that do not name one.
+            endpoint: A known control plane, such as one that `LocalControlPlane.ensure` started; used instead of the
+                address.
             temporal: A connection to use instead; it must convert data with pydantic's converter.
         """
         self.namespace = namespace
@@ -120,14 +120,14 @@ class Client:
         self._temporal = None
 
     async def connect(self) -> TemporalClient:
-        """Connects where that has not happened yet; the connection is Temporal's own client."""
+        """Connects unless the client is connected; returns Temporal's own client."""
         if self._temporal is None:
             self._temporal = await connect(self.endpoint)
         return self._temporal
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where the control plane is."""
+        """The address and the namespace of the control plane."""
         if self._endpoint is None:
             if self._temporal is not None:
                 config = self._temporal.service_client.config
@@ -136,7 +136,7 @@ class Client:
                 self._endpoint = find_endpoint(self._address)
         return self._endpoint
 
-    # Starting
+    # Starting jobs
 
     async def submit(
         self,
@@ -148,19 +148,19 @@ class Client:
         upload: bool = True,
         report: Report | None = None,
     ) -> Submission:
-        """Starts a job; one whose nodes need a folder of this machine gets it uploaded first.
+        """Starts a job; if its nodes need a folder of this machine, uploads that first.
 
         Args:
             spec: A specification: a model, plain data, a file's path, or a text in YAML or JSON.
             overrides: Top-level fields that replace the file's.
-            again: Whether a name may be used again after its job has ended.
-            memo: What the workflow shows beside itself: for those who start jobs and must know them again.
-            upload: Whether folders of this machine may be sent; a client that submits for others must not send its own.
-            report: Takes lines about the progress, for people.
+            again: Allow a name that an ended job has used.
+            memo: Additional memo of the workflow, by which programs that start jobs can recognize them.
+            upload: Allow sending folders of this machine; a client that submits for others must not send its own.
+            report: Is called with lines about the progress, for people.
 
         Raises:
             SpecError: if the specification is wrong, or the folder cannot be uploaded.
-            JobAlreadyRunning: if a job of that name runs, or has run and may not run again.
+            JobAlreadyRunning: if a job of that name runs, or has run and the name may not be used again.
             NoWorker: if a folder has to be uploaded and no worker takes it.
         """
         if isinstance(spec, str | Path):
@@ -181,9 +181,9 @@ class Client:
             except WorkflowAlreadyStartedError:
                 flag = "" if job.namespace == "default" else f" -n {job.namespace}"
                 raise JobAlreadyRunning(
-                    f'a job named "{job.name}" runs already in the namespace {job.namespace}',
+                    f'a job named "{job.name}" is already running in the namespace {job.namespace}',
                     remedy=f"Watch it: perdure watch {job.name}{flag}. End it: perdure cancel {job.name}{flag} --wait. "
-                    "Or give this one another name (--name, or name: in its file).",
+                    "Or give this job another name (--name, or name: in its file).",
                 ) from None
         run_id = handle.first_execution_run_id or ""
         return Submission(
@@ -195,13 +195,13 @@ class Client:
             warnings=tuple(str(warning) for warning in warnings),
         )
 
-    # Asking
+    # Queries
 
     async def status(self, name: str, *, namespace: str | None = None) -> JobStatus:
-        """Where the job stands.
+        """The job's phase, size, restarts and next action.
 
         Raises:
-            NoWorker: if no worker is there to answer for it.
+            NoWorker: if no worker runs to answer for it.
         """
         return await self._query(name, namespace, "status", JobStatus)
 
@@ -209,7 +209,7 @@ class Client:
         """Every interruption, with its evidence, decision and cost.
 
         Raises:
-            NoWorker: if no worker is there to answer for it.
+            NoWorker: if no worker runs to answer for it.
         """
         return await self._query(name, namespace, "incidents", list[IncidentView])
 
@@ -217,7 +217,7 @@ class Client:
         """The job's nodes, with their latest progress.
 
         Raises:
-            NoWorker: if no worker is there to answer for them.
+            NoWorker: if no worker runs to answer for them.
         """
         status = await self.status(name, namespace=namespace)
         return await self._nodes(name, namespace, status)
@@ -225,13 +225,13 @@ class Client:
     async def list(
         self, *, namespace: str | None = None, everywhere: bool = False, running: bool = False, limit: int = 100
     ) -> list[JobSummary]:
-        """Jobs, the newest first; of a name that was used again, the newest run.
+        """Lists jobs, the newest first; of several runs with one name, the newest.
 
         Args:
-            namespace: Only jobs of this one.
+            namespace: Only jobs of this namespace.
             everywhere: Jobs of all namespaces.
             running: Only jobs that have not closed.
-            limit: At most so many.
+            limit: The most jobs to return.
         """
         query = f"WorkflowType = '{TRAINING_JOB}'"
         if not everywhere:
@@ -251,22 +251,22 @@ class Client:
         return [job.model_copy(update={"task_failure": failing.get(job.workflow_id)}) for job in found.values()]
 
     async def task_failures(self, name: str, *, namespace: str | None = None) -> tuple[TaskFailure, ...]:
-        """What keeps the job or one of its groups from deciding anything: workflow tasks that fail again and again.
+        """Workflow tasks of the job or its groups that fail again and again, and so keep it from making decisions.
 
         Raises:
-            NoWorker: if no worker is there to answer for the job; `WorkflowTaskFails` where that is why.
+            NoWorker: if no worker runs to answer for the job; `WorkflowTaskFails` if failing tasks are the reason.
         """
         status = await self.status(name, namespace=namespace)
         workflows = [job_workflow_id(status.namespace, name), *status.groups]
         return tuple((await failures_among(await self.connect(), workflows)).values())
 
     async def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:
-        """What the server knows about the job by itself: answers without a worker, too."""
+        """The server's own information about the job, which needs no worker."""
         async with map_errors(self, name, namespace):
             handle = await self._handle(name, namespace)
             summary = summary_of(await handle.describe(rpc_timeout=CALL_TIMEOUT))
         if summary is None:
-            raise Refused(f"{handle.id} is no job of Perdure")
+            raise Refused(f"{handle.id} is not a job of Perdure")
         return summary
 
     async def wait(
@@ -275,12 +275,12 @@ class Client:
         """Waits for the job to end.
 
         Args:
-            name: Of the job.
-            namespace: Of the job.
-            outage: How long the control plane may be away; None: without limit.
+            name: The job's name.
+            namespace: The job's namespace.
+            outage: The longest tolerated outage of the control plane; None: no limit.
 
         Raises:
-            ControlPlaneUnreachable: if it is away for longer.
+            ControlPlaneUnreachable: if an outage lasts longer.
             SpecError: if the job was started by plain JSON with a wrong specification.
         """
         away_since: float | None = None
@@ -305,7 +305,8 @@ class Client:
     async def watch(
         self, name: str, *, namespace: str | None = None, interval: timedelta = WATCH_INTERVAL
     ) -> AsyncGenerator[JobSnapshot]:
-        """Snapshots of the job until it ends, through outages of the control plane; the last one holds its result.
+        """Yields snapshots of the job until it ends, through outages of the control plane; the last one holds its
+        result.
 
         Raises:
             JobNotFound: if there is no such job.
@@ -342,19 +343,20 @@ class Client:
         follow: bool = False,
         tail: int | None = None,
     ) -> AsyncGenerator[LogLine]:
-        """Lines of the nodes' output: from files of this machine, else from the nodes' agents while they run, else from
-        where `outputs.logs` has them copied to.
+        """Yields lines of the nodes' output: from files of this machine; else from the nodes' agents while they run;
+        else from the copies at `outputs.logs`.
 
         Args:
-            name: Of the job.
-            namespace: Of the job.
-            node: Only this one's, or these ones'.
-            incarnation: Only this one of each node; by default all that this machine keeps, of others the newest.
+            name: The job's name.
+            namespace: The job's namespace.
+            node: Only logs of this node or these nodes.
+            incarnation: Only this incarnation of each node; by default all that this machine keeps, and the newest of
+                other nodes.
             follow: Continue until the job ends.
-            tail: Begin with so many of the last lines of each node; None is all, of what agents send the last 1,000.
+            tail: Begin with this many of each node's last lines; None: all lines, or the last 1,000 from agents.
 
         Raises:
-            LogsUnavailable: if there is one that cannot be read; after all others.
+            LogsUnavailable: if a log cannot be read; after all others.
         """
         lines = read_logs(
             self,
@@ -368,10 +370,10 @@ class Client:
         async for line in lines:
             yield line
 
-    # Changing
+    # Changing jobs
 
     async def scale(self, name: str, nodes: int | str, *, namespace: str | None = None, reason: str = "") -> Accepted:
-        """Changes how many nodes the job has: `4`, or `"2:8"` for min and max.
+        """Changes the job's number of nodes: `4`, or `"2:8"` for min and max.
 
         Raises:
             Refused: if the job does not accept that.
@@ -379,11 +381,11 @@ class Client:
         return await self._update(name, namespace, "scale", ScaleRequest(nodes=str(nodes), reason=reason))
 
     async def suspend(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
-        """Gives all nodes back; the job keeps its history and can be resumed."""
+        """Releases all nodes; the job keeps its history and can be resumed."""
         return await self._update(name, namespace, "suspend", ReasonRequest(reason=reason))
 
     async def resume(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
-        """Asks for nodes again."""
+        """Requests nodes for a suspended job again."""
         return await self._update(name, namespace, "resume", ReasonRequest(reason=reason))
 
     async def restart(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
@@ -395,7 +397,8 @@ class Client:
         return await self._update(name, namespace, "relaunch_node", RelaunchRequest(rank=rank, reason=reason))
 
     async def cancel(self, name: str, *, namespace: str | None = None, reason: str = "") -> None:
-        """Asks the job to end; its nodes are stopped within their grace. Returns before that has happened."""
+        """Requests that the job ends; its nodes are stopped within their grace period. Returns before that has
+        happened."""
         async with map_errors(self, name, namespace):
             handle = await self._handle(name, namespace)
             description = await handle.describe(rpc_timeout=CALL_TIMEOUT)
@@ -403,7 +406,7 @@ class Client:
                 raise Refused(f"{name} does not run: it has ended as {phase_of(description)}")
             await handle.cancel(reason=reason, rpc_timeout=CALL_TIMEOUT)
 
-    # How
+    # Calls to workflows
 
     async def _handle(self, name: str, namespace: str | None) -> WorkflowHandle[Any, JobResult]:
         temporal = await self.connect()
@@ -430,7 +433,7 @@ class Client:
                 failing = await failing_task(self, name, namespace or self.namespace)
                 raise failing or NoWorker(
                     f"{name} did not answer within {UPDATE_TIMEOUT.total_seconds():.0f} s; no worker seems to run",
-                    remedy="It may still take the request when one does: `perdure doctor`, then look at its status.",
+                    remedy="It may still accept the request when one starts: `perdure doctor`, then check its status.",
                 ) from error
 
     async def _nodes(self, name: str, namespace: str | None, status: JobStatus) -> tuple[NodeView, ...]:
@@ -441,7 +444,7 @@ class Client:
         return merge_nodes(job, views, leases)
 
     async def _nodes_of_job(self, name: str, namespace: str | None, status: JobStatus) -> list[NodeView]:
-        """The job's own view of its nodes, in several answers where one could not carry all."""
+        """The job's own view of its nodes, in several answers if one could not hold all."""
         if len(status.groups) <= _GROUPS_TOGETHER:
             return await self._query(name, namespace, "nodes", list[NodeView])
         indices = [int(group.rpartition("/")[2]) for group in status.groups]
@@ -449,7 +452,7 @@ class Client:
         return [view for views in answers for view in views]
 
     async def _group(self, workflow_id: str) -> tuple[list[NodeView], list[LeaseHeard]]:
-        """A group's table and the words of its leases; nothing of a group that has gone or is too busy to answer."""
+        """A group's table and its leases' latest reports; empty if the group has ended or is too busy to answer."""
         temporal = await self.connect()
         handle = temporal.get_workflow_handle(workflow_id)
         try:

@@ -1,6 +1,6 @@
-"""How a client finds the control plane: Temporal's own environment configuration, else the local default's server.
+"""Finds the control plane: from Temporal's own environment configuration, else the local default's server.
 
-Nothing here is Perdure's own invention, so that a user who can run `temporal workflow list` can run `perdure list`.
+It uses Temporal's own configuration only, so that a user who can run `temporal workflow list` can run `perdure list`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from perdure.state_folder import StateFolder
 from workflows.names import WORKER_TASK_QUEUE
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
-"""A person waits for an answer; a server that is there answers in milliseconds."""
+"""The longest wait for a connection: a person waits, and an available server answers in milliseconds."""
 
 CALL_TIMEOUT = timedelta(seconds=5)
-"""Of one call of a client, retries included."""
+"""The limit of one call of a client, including retries."""
 
 UI_VARIABLE = "PERDURE_UI"
 """Address of the Temporal UI, for control planes other than the local default's, which knows its own."""
@@ -41,7 +41,7 @@ def configured_task_queue() -> str:
 
 
 class LocalServer(BaseModel, frozen=True):
-    """Where the local default's server is; a part of what `temporal/server.json` keeps."""
+    """The address of the local default's server; a part of the content of `temporal/server.json`."""
 
     ip: str = "127.0.0.1"
     port: int
@@ -58,17 +58,17 @@ class LocalServer(BaseModel, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where the control plane is."""
+    """The address of the control plane."""
 
     address: str
     namespace: str = "default"
     """Temporal's namespace, not the job's."""
     task_queue: str = field(default_factory=configured_task_queue)
-    """Where jobs are started, and which workers serve."""
+    """The task queue on which jobs are started, and which workers serve."""
     ui: str = ""
     """Address of the Temporal UI; empty where that is unknown."""
     state: StateFolder | None = None
-    """Of the local default; None where the address was configured."""
+    """The state folder of the local default; None if the address was configured."""
 
     @property
     def is_local_default(self) -> bool:
@@ -83,7 +83,7 @@ class Endpoint:
 
 
 def configured_endpoint(address: str | None = None) -> Endpoint | None:
-    """The endpoint that the command line or Temporal's environment configuration names, if one does."""
+    """The endpoint that the command line or Temporal's environment configuration names; None if neither does."""
     profile = load_profile()
     if not (address or profile.address):
         return None
@@ -135,12 +135,12 @@ def load_profile() -> ClientConfigProfile:
 async def connect(
     endpoint: Endpoint, *, identity: str | None = None, runtime: Runtime | None = None, patient: bool = False
 ) -> TemporalClient:
-    """Connects.
+    """Connects to Temporal.
 
     Args:
-        endpoint: What `find_endpoint` found.
-        identity: As Temporal shows it; the default names process and host.
-        runtime: Of the SDK; the default one logs errors only.
+        endpoint: The result of `find_endpoint`.
+        identity: The name in Temporal; the default names process and host.
+        runtime: The SDK's runtime; the default one logs errors only.
         patient: For a worker: calls are retried for as long as the SDK would by itself.
 
     Raises:
@@ -184,9 +184,13 @@ _runtime: Runtime | None = None
 def unreachable(endpoint: Endpoint, reason: str) -> ControlPlaneUnreachable:
     """The error for a server that does not answer, with what to do about it."""
     if endpoint.is_local_default:
-        remedy = "Running nodes train on without it. `perdure worker --detach` starts it again on its database."
+        remedy = (
+            "Running nodes continue to train without it. `perdure worker --detach` starts it again with its database."
+        )
     else:
-        remedy = "Running nodes train on without it. Check TEMPORAL_ADDRESS, and `temporal operator cluster health`."
+        remedy = (
+            "Running nodes continue to train without it. Check TEMPORAL_ADDRESS and `temporal operator cluster health`."
+        )
     return ControlPlaneUnreachable(
         f"the Temporal server at {endpoint.address} does not answer: {reason}", remedy=remedy
     )

@@ -1,4 +1,4 @@
-"""Turns Temporal's errors into ones that say what is wrong with which job, and what to do."""
+"""Maps Temporal's errors to errors that name the job, the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def map_errors(client: Client, name: str = "", namespace: str | None = None) -> AsyncGenerator[None]:
-    """Explains the errors of what happens inside.
+    """Maps errors that are raised inside.
 
     Raises:
         JobNotFound: if the server knows no such job.
         NoWorker: if the server answers and no worker does.
-        WorkflowTaskFails: if a worker does, and cannot continue the job.
+        WorkflowTaskFails: if a worker answers and cannot continue the job.
         ControlPlaneUnreachable: if the server does not answer, or has no capacity for the call now.
-        NotPermitted: if the server does not let this caller do that.
-        Refused: if either says no.
+        NotPermitted: if the server does not permit the call to this caller.
+        Refused: if the server or the job rejects the call.
     """
     try:
         yield
@@ -51,11 +51,11 @@ async def _explanation(client: Client, name: str, namespace: str, error: RPCErro
                 local = client.endpoint.is_local_default
                 return NoWorker(
                     f"no worker answers for {name or 'jobs'} at {client.endpoint.address}",
-                    remedy="Running nodes train on without one. "
+                    remedy="Running nodes continue to train without one. "
                     f"Start one: perdure worker{' --detach' if local else ''}. See `perdure doctor`.",
                 )
             return unreachable(client.endpoint, "no answer in time")
-        # A server that is short of something takes the same call later.
+        # A server that lacks some resource now takes the same call later.
         case (
             RPCStatusCode.UNAVAILABLE
             | RPCStatusCode.UNKNOWN
@@ -70,7 +70,7 @@ async def _explanation(client: Client, name: str, namespace: str, error: RPCErro
 
 
 async def failing_task(client: Client, name: str, namespace: str) -> WorkflowTaskFails | None:
-    """Whether it is not that there is no worker, but that none can take the job's task."""
+    """The error if workers run but cannot complete the job's workflow task; None if no task fails."""
     try:
         temporal = await client.connect()
         failure = await task_failures.task_failure(temporal, job_workflow_id(namespace, name)) if name else None
@@ -83,7 +83,7 @@ async def failing_task(client: Client, name: str, namespace: str) -> WorkflowTas
 
 
 async def _answers(client: Client) -> bool:
-    """Whether the server itself is there."""
+    """Whether the server itself is available."""
     temporal = await client.connect()
     try:
         return await temporal.service_client.check_health(timeout=CALL_TIMEOUT)

@@ -1,4 +1,4 @@
-"""Reads what agents report through their leases: the latest view of a node, which costs no history and no worker."""
+"""Reads the agents' reports in their leases: the latest view of a node, which needs no history and no worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEASE_ID = re.compile(r"lease/(\d+)/(\d+)/\d+")
 
 
 async def leases_of(temporal: TemporalClient, group: WorkflowExecutionDescription) -> list[LeaseHeard]:
-    """What the agents of a group said last."""
+    """The latest reports of a group's agents."""
     heard = [await _lease(temporal, activity) for activity in group.raw_description.pending_activities]
     return [lease for lease in heard if lease]
 

@@ -1,4 +1,4 @@
-"""What a job came to, however its workflow ended: by itself, cancelled, terminated from Temporal, or out of time."""
+"""The result of a job, however its workflow ended: by itself, cancelled, terminated from Temporal, or timed out."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ async def result_of(error: WorkflowFailureError, handle: WorkflowHandle[Any, Job
 async def _made_up(
     handle: WorkflowHandle[Any, JobResult], phase: JobPhase, exit_code: ExitCode, reason: str
 ) -> JobResult:
-    """A result from what the job last knew, its reason too where none is given; without a worker, from what the server
-    knows."""
+    """Makes a result from the job's last state, including its reason if none is given; without a worker, from what the
+    server knows."""
     now = datetime.now(UTC)
     try:
         description = await handle.describe(rpc_timeout=CALL_TIMEOUT)

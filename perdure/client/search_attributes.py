@@ -1,7 +1,7 @@
-"""The search attributes by which jobs are found, and how they come to exist.
+"""Search attributes by which jobs are found, and their registration.
 
-They are an amenity: a job runs without them, but setting one that does not exist would block its workflow forever.
-So a process that sets them checks first.
+They are optional: a job runs without them, but setting one that does not exist would block its workflow forever. So a
+process that sets them checks first.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _KINDS = {
 
 
 async def missing_search_attributes(client: TemporalClient) -> dict[str, str]:
-    """The ones that the client's namespace lacks, or has as another kind.
+    """The attributes that the client's namespace lacks, or has with another type.
 
     Raises:
-        RPCError: if the server does not say.
+        RPCError: if the server does not answer.
     """
     answer = await client.operator_service.list_search_attributes(
         ListSearchAttributesRequest(namespace=client.namespace)
@@ -44,10 +44,10 @@ async def missing_search_attributes(client: TemporalClient) -> dict[str, str]:
 
 
 async def register_search_attributes(client: TemporalClient) -> str:
-    """Adds what is missing, where that is permitted.
+    """Adds the missing attributes, if that is permitted.
 
     Returns:
-        Why they are not all there; empty where they are.
+        Why attributes are still missing; empty if none are.
     """
     try:
         missing = await missing_search_attributes(client)

@@ -1,6 +1,6 @@
-"""Where a shell in a node is started from: on this machine itself, or by `kubectl exec` in its pod.
+"""Commands that open a shell in a node: on this machine itself, or by `kubectl exec` in the node's pod.
 
-It needs no agent and no worker: it is for the moment when something is wrong.
+They need no agent and no worker, because a shell is for the moment when something is wrong.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _NOT_THERE = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.LOST, NodePhase.
 
 @dataclass(frozen=True)
 class ShellCommand:
-    """What to run here."""
+    """A command to run on this machine."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Set beside what is there."""
+    """Variables that are added to the inherited environment."""
     inherited: Mapping[str, str] | None = None
-    """What is there, where it is not this process's own."""
+    """The inherited environment, if it is not this process's own."""
 
     def __str__(self) -> str:
-        """As a shell takes it."""
+        """The command in a shell's syntax."""
         return shlex.join([*(f"{name}={value}" for name, value in self.environment.items()), *self.words])
 
 
@@ -46,7 +46,7 @@ def node_to_enter(status: JobStatus, nodes: Sequence[NodeView], rank: int | None
     """The requested node; by default the one where the last incident began, else the first.
 
     Raises:
-        Refused: if it is not there.
+        Refused: if the node does not exist.
     """
     there = [node for node in nodes if node.phase not in _NOT_THERE]
     culprit = status.last_incident.culprit if status.last_incident else None
@@ -64,13 +64,13 @@ def node_to_enter(status: JobStatus, nodes: Sequence[NodeView], rank: int | None
 
 
 def shell_command(status: JobStatus, node: NodeView, command: Sequence[str], *, terminal: bool) -> ShellCommand:
-    """What opens a shell in the node, or runs a command there.
+    """Returns the command that opens a shell in the node, or runs a command there.
 
     Args:
-        status: The job's.
-        node: One that is there.
-        command: In place of a shell.
-        terminal: Whether a user sits at it.
+        status: The job's status.
+        node: An existing node.
+        command: The command to run instead of a shell.
+        terminal: Whether a user sits at a terminal.
 
     Raises:
         PerdureError: if the node is on another machine.
@@ -101,12 +101,12 @@ def _on_this_machine(nodes: NodeFolders, status: JobStatus, node: NodeView, comm
             return ShellCommand(words, environment=ours, inherited=_environment_of(folder))
     raise PerdureError(
         f"node {node.rank} of {status.name} is on another machine: {node.host or node.address}",
-        remedy=f"Log in there, and say: perdure shell {status.name} --node {node.rank}",
+        remedy=f"Log in there and run: perdure shell {status.name} --node {node.rank}",
     )
 
 
 def _environment_of(folder: NodeFolder) -> Mapping[str, str] | None:
-    """What the node was started with, as far as the kernel still tells."""
+    """The environment with which the node was started, if the kernel still has it."""
     launcher = folder.launcher
     if launcher is not None and launcher.alive:
         with suppress(psutil.Error):

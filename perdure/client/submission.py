@@ -26,11 +26,11 @@ from workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_OWNER
 async def start_job(
     temporal: Client, job: JobSpec, workflow_id: str, *, task_queue: str, again: bool, memo: Mapping[str, Any]
 ) -> WorkflowHandle[Any, Any]:
-    """Starts the workflow; without search attributes where the namespace does not have them.
+    """Starts the workflow; without search attributes if the namespace does not have them.
 
     Raises:
-        WorkflowAlreadyStartedError: if it runs, or has run and may not run again.
-        RPCError: if the server does not take it.
+        WorkflowAlreadyStartedError: if it runs, or has run and the name may not be used again.
+        RPCError: if the server does not accept it.
     """
     _, role = job.role
     attributes = TypedSearchAttributes(

@@ -21,7 +21,7 @@ ResultT = TypeVar("ResultT")
 
 
 class SyncClient:
-    """`Client`, method for method; each call blocks until its answer is there.
+    """`Client`, method for method; each call blocks until its answer has arrived.
 
     with SyncClient() as client:
         job = client.submit("job.yaml")

@@ -1,7 +1,7 @@
 """Workflow tasks that fail: the server hands such a task out again and again, and the job decides nothing meanwhile.
 
-A worker whose code cannot replay a run fails its task. Temporal records the first failure, and of further attempts only
-the count; a task in that state answers no query, as if there were no worker.
+A worker whose code cannot replay a run fails its task. Temporal records the first failure, and only the number of
+further attempts; a task in that state answers no query, as if there were no worker.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from perdure.client.views import TaskFailure
 from workflows.names import NODE_GROUP, TRAINING_JOB
 
 _RECENT_EVENTS = 20
-"""Among so many of the last ones is the failure: beside it only signals are recorded until the task succeeds."""
+"""The failure is among this many of the last events: until the task succeeds, only signals are recorded after it."""
 
 _SILENT_ATTEMPTS = 3
-"""Attempts that end in a time-out until it counts as a failure: the first two may be a worker that went away."""
+"""Attempts that time out before they count as a failure: the first two may be caused by a worker that ended."""
 
 _AT_ONCE = 16
 _LONGEST_CAUSE = 300
@@ -36,10 +36,10 @@ _NONDETERMINISM = WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_NON_DETERMI
 
 
 async def task_failure(temporal: TemporalClient, workflow_id: str) -> TaskFailure | None:
-    """Why the workflow's task fails; None where it does not, or where the workflow is closed or unknown.
+    """Why the workflow's task fails; None if it does not, or if the workflow is closed or unknown.
 
     Raises:
-        RPCError: if the server does not say.
+        RPCError: if the server does not answer.
     """
     try:
         description = await temporal.get_workflow_handle(workflow_id).describe(rpc_timeout=CALL_TIMEOUT)
@@ -51,7 +51,7 @@ async def task_failure(temporal: TemporalClient, workflow_id: str) -> TaskFailur
 
 
 async def failure_of(temporal: TemporalClient, workflow: WorkflowExecutionDescription) -> TaskFailure | None:
-    """Why the task of a workflow that was described fails; None where it does not."""
+    """Why the task of a described workflow fails; None if it does not."""
     pending = workflow.raw_description.pending_workflow_task
     if workflow.status is not WorkflowExecutionStatus.RUNNING or pending.attempt < 2:
         return None
@@ -89,7 +89,8 @@ def _failure_among(newest_first: list[HistoryEvent]) -> HistoryEvent | None:
 
 
 async def failures_among(temporal: TemporalClient, workflow_ids: list[str]) -> dict[str, TaskFailure]:
-    """Those of some workflows whose tasks fail, by ID; what the server does not say is left out."""
+    """The failures of those of some workflows whose tasks fail, by ID; workflows that the server cannot describe are
+    left out."""
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def one(workflow_id: str) -> TaskFailure | None:
@@ -111,18 +112,18 @@ async def open_workflows(temporal: TemporalClient, *, limit: int) -> AsyncGenera
 
 
 def explain(failure: TaskFailure, *, now: datetime | None = None) -> str:
-    """The failure in a sentence that names the cause."""
+    """Describes the failure in a sentence that names the cause."""
     seconds = max(0, round(((now or datetime.now(UTC)) - failure.since).total_seconds()))
-    cause = failure.cause or "no attempt is finished; the worker's log says why"
+    cause = failure.cause or "no attempt has finished; see the worker's log"
     by = f" by {failure.worker}" if failure.worker else ""
-    return f"its workflow task fails{by}, attempt {failure.attempt} since {seconds} s: {cause}"
+    return f"its workflow task fails{by}, attempt {failure.attempt} in {seconds} s: {cause}"
 
 
 def remedy(failure: TaskFailure) -> str:
-    """What to do about it."""
+    """The advice to the user."""
     if failure.nondeterminism:
         return (
             "The worker's code differs from the code that began this run: start a worker of that release or a newer "
-            "one. The task is tried again by itself; running nodes train on."
+            "one. The task is retried automatically; running nodes continue to train."
         )
-    return "The task is tried again by itself, and another worker may take it; running nodes train on."
+    return "The task is retried automatically, and another worker may take it; running nodes continue to train."

@@ -1,4 +1,4 @@
-"""Carries a job's code to where its nodes will be, before the job starts: see `workflows.workdir_upload`."""
+"""Uploads a job's code for its nodes, before the job starts: see `workflows.workdir_upload`."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from workflows.names import WORKDIR_UPLOAD, job_workflow_id, workdir_workflow_id
 PART_BYTES = 480 * 1024
 """Temporal warns of messages from 512 KiB on, and refuses them from 2 MiB on."""
 PART_TIMEOUT = timedelta(seconds=30)
-"""For one part: over a slow line, and with the API server's repeats."""
+"""The limit for one part: over a slow line, and with retries of the API server."""
 REPORT_INTERVAL = 2.0
 """Seconds between two lines about a long upload."""
 
 Report = Callable[[str], None]
-"""Takes lines about the progress, for people."""
+"""Is called with lines about the progress, for people."""
 
 
 @asynccontextmanager
 async def uploaded(
     temporal: Client, job: JobSpec, *, task_queue: str, report: Report | None = None
 ) -> AsyncGenerator[JobSpec]:
-    """Uploads the job's code where its nodes need that; leaving the context without an error says that the job runs.
+    """Uploads the job's code if its nodes need that; leaving the context without an error means that the job runs.
 
     Yields:
         The specification to start the job with.
 
     Raises:
         SpecError: if the code cannot be packed.
-        Refused: if it is not taken.
+        Refused: if the upload is rejected.
         NoWorker: if no worker takes it.
         RPCError: if the server does not answer.
     """
@@ -82,7 +82,7 @@ async def uploaded(
         workdir = job.workdir.model_copy(update={"archive": archive})
         yield job.model_copy(update={"workdir": workdir})
     except BaseException:
-        # Ctrl-C as well: nothing is to be left. Where this fails, the upload ends by itself.
+        # On Ctrl-C as well: nothing should be left. If this fails, the upload ends by itself.
         with suppress(RPCError):
             await upload.cancel(rpc_timeout=CALL_TIMEOUT)
         raise

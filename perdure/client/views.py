@@ -1,4 +1,4 @@
-"""What a client shows of jobs, put together from the workflows' own answers."""
+"""Views of jobs for clients, assembled from the workflows' answers."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class Submission(View):
     workflow_id: str
     run_id: str
     page: str = ""
-    """In the Temporal UI; empty where its address is unknown."""
+    """The job's page in the Temporal UI; empty if its address is unknown."""
     warnings: tuple[str, ...] = ()
-    """What the specification allows, and perhaps does not mean."""
+    """Settings of the specification that are valid and probably not intended."""
 
 
 class TaskFailure(View):
-    """A workflow task that fails and is tried again; its workflow decides nothing meanwhile."""
+    """A workflow task that fails and is retried; its workflow decides nothing meanwhile."""
 
     workflow_id: str
-    """Of a job, or of one of its groups."""
+    """The workflow of a job, or of one of its groups."""
     attempt: int
     cause: str = ""
-    """The first line of the error; empty where no attempt was finished."""
+    """The first line of the error; empty if no attempt has finished."""
     nondeterminism: bool = False
-    """The worker's code does not do what the code did that began the run."""
+    """The worker's code does not make the commands that the run's history holds."""
     worker: str = ""
-    """Which worker failed it first."""
+    """The worker on which the task failed first."""
     since: datetime
 
 
@@ -55,7 +55,7 @@ class JobSummary(View):
     workflow_id: str
     run_id: str
     phase: JobPhase | None = None
-    """None where the namespace has no search attributes and the job has not closed."""
+    """None if the namespace has no search attributes and the job has not closed."""
     backend: str = ""
     owner: str = ""
     world_size: int | None = None
@@ -63,7 +63,7 @@ class JobSummary(View):
     started_at: datetime
     finished_at: datetime | None = None
     task_failure: TaskFailure | None = None
-    """Set where no worker can take the job's next decision."""
+    """Set if no worker can make the job's next decision."""
 
 
 class JobSnapshot(View):
@@ -75,14 +75,14 @@ class JobSnapshot(View):
     nodes: tuple[NodeView, ...] = ()
     progress: Progress | None = None
     result: JobResult | None = None
-    """Only in the last snapshot."""
+    """Set in the last snapshot only."""
     problem: str = ""
-    """Why this is not fresh: what does not answer."""
+    """Why this snapshot is not fresh: the part that does not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseHeard:
-    """What an agent said last through its lease."""
+    """An agent's latest report in its lease."""
 
     rank: int
     incarnation: int
@@ -92,7 +92,8 @@ class LeaseHeard:
 def merge_nodes(
     job: Iterable[NodeView], groups: Iterable[NodeView], leases: Iterable[LeaseHeard]
 ) -> tuple[NodeView, ...]:
-    """One view per node: the job knows its place in the world, its group the facts, its lease the latest progress."""
+    """Merges the views of each node: the job knows its place in the world, its group the facts, its lease the latest
+    progress."""
     by_group = {(view.rank, view.incarnation): view for view in groups}
     by_lease = {(lease.rank, lease.incarnation): lease.view for lease in leases}
     return tuple(
@@ -120,19 +121,19 @@ def _merged(job: NodeView, group: NodeView | None, lease: LeaseView | None) -> N
 
 
 def nodes_of_ranks(nodes: Iterable[NodeView], ranks: Iterable[int]) -> frozenset[int]:
-    """The nodes that run these ranks of the current world; ranks that it does not have are left out."""
+    """The nodes that run these ranks of the current world; ranks that do not exist are left out."""
     members = sorted((node for node in nodes if node.group_rank is not None), key=lambda node: node.group_rank or 0)
     runs = [node.rank for node in members for _ in range(node.processes)]
     return frozenset(runs[rank] for rank in ranks if rank < len(runs))
 
 
 def comparable(known: Sequence[Progress]) -> Sequence[Progress]:
-    """The ones that count steps alike: those of scripts that report, where any does."""
+    """The reports that count steps in the same way: those of scripts that report, if there are any."""
     return [progress for progress in known if progress.source is ProgressSource.REPORTED] or known
 
 
 def overall_progress(nodes: Sequence[NodeView], status: JobStatus | None) -> Progress | None:
-    """How far the world is: as far as its slowest member; before anything steps, where the job last was."""
+    """The progress of the world: that of its slowest member; before anything steps, the job's last known progress."""
     members = sorted((node for node in nodes if node.group_rank is not None), key=lambda node: node.group_rank or 0)
     known = [node.progress for node in members if node.progress is not None]
     stepping = comparable(known)
@@ -152,13 +153,13 @@ def overall_progress(nodes: Sequence[NodeView], status: JobStatus | None) -> Pro
 
 
 def all_warnings(nodes: Sequence[NodeView], status: JobStatus) -> tuple[str, ...]:
-    """What the job itself warns of, and what only its nodes see."""
+    """Warnings of the job itself, and those that only its nodes' views show."""
     apart = [str(node.rank) for node in nodes if node.group_rank is not None and node.progress and node.progress.apart]
     if not apart:
         return status.warnings
     warning = (
         f"ranks on node{'s' if len(apart) > 1 else ''} {', '.join(apart)} step without a process group: each trains by "
-        "itself, over the same checkpoints. Unless that is meant, call torch.distributed.init_process_group() and wrap "
-        "the model (DDP, FSDP)"
+        "itself, over the same checkpoints. Unless you intend that, call torch.distributed.init_process_group() and "
+        "wrap the model (DDP, FSDP)"
     )
     return (*status.warnings, warning)

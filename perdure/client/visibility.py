@@ -1,4 +1,4 @@
-"""Jobs as Temporal's visibility has them: without asking the job, so also where no worker answers."""
+"""Jobs in Temporal's visibility: read without querying the job, so also if no worker answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLOSED = {
 
 
 def phase_of(execution: WorkflowExecution) -> JobPhase | None:
-    """Where the job stands; None where the namespace has no search attributes and the job has not closed."""
+    """The job's phase; None if the namespace has no search attributes and the job has not closed."""
     if execution.status and (closed := _CLOSED.get(execution.status)):
         return closed
     shown = execution.typed_search_attributes.get(JOB_PHASE)
@@ -29,7 +29,7 @@ def phase_of(execution: WorkflowExecution) -> JobPhase | None:
 
 
 def summary_of(execution: WorkflowExecution) -> JobSummary | None:
-    """The job in a list; None where the workflow is no job."""
+    """The job as an entry of a list; None if the workflow is not a job."""
     match = _JOB_ID.fullmatch(execution.id)
     if not match:
         return None

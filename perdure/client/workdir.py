@@ -1,8 +1,8 @@
 """Packs a folder of code for nodes that cannot see this machine.
 
-The same files make the same archive: times, owners and the order of a folder say nothing. It is meant for code. Data
-and environments belong into the image or on a volume, so a folder that is too large is refused, with the names of what
-makes it so.
+The same files make the same archive: times, owners and the order of a folder have no effect. It is meant for code. Data
+and environments belong in the image or on a volume, so a folder that is too large is refused, with the names of its
+largest parts.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from perdure.spec.errors import SpecError, SpecProblem, format_value
 from perdure.spec.job import JobSpec
 
 MAX_PACKED = 8_000_000
-"""Bytes: every node fetches them from the API server."""
+"""The largest compressed archive, in bytes: every node fetches it from the API server."""
 MAX_UNPACKED = 256_000_000
-"""Bytes: they take space on every node's disk."""
+"""The largest unpacked size, in bytes, because it takes space on every node's disk."""
 
 LEFT_OUT = (".git/", ".venv/", "__pycache__/")
-"""Never meant to run elsewhere, unless `exclude` takes it back (`!.git/`)."""
+"""Folders that are never useful elsewhere, unless `exclude` includes one again (`!.git/`)."""
 
 _LATE_ENOUGH = 315_532_800
 """1980-01-01: the first time that zip files, and so wheels, can hold."""
 _NAMED = 3
-"""As many of the largest files and folders."""
+"""The number of the largest files and folders that an error names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedWorkdir:
-    """A folder as it is sent."""
+    """A folder, packed for sending."""
 
     content: bytes
     """A gzipped tar archive."""
     digest: str
-    """Of the tar archive: how it was compressed does not matter."""
+    """The digest of the tar archive: the compression has no effect on it."""
     files: int
     size: int
-    """Bytes of its files."""
+    """The total size of its files, in bytes."""
 
     def __str__(self) -> str:
         return f"{self.files} files, {decimal(self.size)} ({decimal(len(self.content))} compressed)"
@@ -59,17 +59,17 @@ class PackedWorkdir:
 @dataclass(frozen=True)
 class _Entry:
     path: str
-    """Within the folder, with slashes; a folder's without one at its end."""
+    """The path within the folder, with slashes; a folder's path has no slash at its end."""
     place: str
-    """On this machine."""
+    """The path on this machine."""
     status: os.stat_result
 
 
 def packed_workdir(job: JobSpec) -> PackedWorkdir | None:
-    """The code that has to be carried along, if any has to.
+    """Packs the code that has to be uploaded; None if none has to be.
 
     Raises:
-        SpecError: if it cannot be.
+        SpecError: if it cannot be packed.
     """
     workdir = job.workdir
     if not CAPABILITIES[job.backend].uploads_workdir or workdir is None or workdir.archive:
@@ -81,7 +81,7 @@ def pack_workdir(folder: str | Path, exclude: Sequence[str] = ()) -> PackedWorkd
     """Packs a folder.
 
     Args:
-        folder: That is to be the working directory.
+        folder: The working directory.
         exclude: Patterns as in .gitignore, after those of `LEFT_OUT`.
 
     Raises:
@@ -89,7 +89,7 @@ def pack_workdir(folder: str | Path, exclude: Sequence[str] = ()) -> PackedWorkd
     """
     root = os.path.realpath(folder)
     if not os.path.isdir(root):
-        raise _wrong(format_value(str(folder)), "is no folder on this machine")
+        raise _wrong(format_value(str(folder)), "is not a folder on this machine")
     entries: list[_Entry] = []
     try:
         entries += _walk(root, "", _patterns(exclude))
@@ -131,13 +131,13 @@ def _patterns(exclude: Sequence[str]) -> GitIgnoreSpec:
 
 
 def _walk(root: str, inside: str, patterns: GitIgnoreSpec) -> Iterator[_Entry]:
-    """All that is to be packed, each folder before what is in it."""
+    """Yields everything that is packed, each folder before its content."""
     with os.scandir(os.path.join(root, inside)) as found:
         items = sorted(found, key=lambda item: os.fsencode(item.name))
     for item in items:
         path = f"{inside}/{item.name}" if inside else item.name
         is_folder = item.is_dir(follow_symlinks=False)
-        # As with git, nothing below an excluded folder can be taken back.
+        # As with git, nothing below an excluded folder can be included again.
         if patterns.match_file(f"{path}/" if is_folder else path):
             continue
         status = item.stat(follow_symlinks=False)
@@ -151,7 +151,7 @@ def _walk(root: str, inside: str, patterns: GitIgnoreSpec) -> Iterator[_Entry]:
 
 
 def _check_link(root: str, path: str, place: str) -> None:
-    """A link means elsewhere what it means here only if it stays within the folder."""
+    """Refuses a link that leads out of the folder, because it means something else on other machines."""
     target = os.readlink(place)
     real = os.path.realpath(place)
     if os.path.isabs(target) or not (real == root or real.startswith(f"{root}/")):
@@ -189,11 +189,11 @@ def _write(entries: Sequence[_Entry], root: str, compressed: gzip.GzipFile) -> s
 
 
 class _TooLarge(Exception):
-    """Beyond a limit."""
+    """Signals that a limit is exceeded."""
 
 
 class _Limited(io.BytesIO):
-    """Ends packing where there is too much: it may have been a disk full of data."""
+    """Stops packing at the limit: the folder may hold a disk full of data."""
 
     def write(self, data: bytes, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.tell() + len(data) > MAX_PACKED:
@@ -202,7 +202,7 @@ class _Limited(io.BytesIO):
 
 
 class _Digesting:
-    """Passes on what tarfile writes, and knows its digest."""
+    """Passes on the bytes that tarfile writes, and computes their digest."""
 
     def __init__(self, sink: gzip.GzipFile) -> None:
         self._sink = sink
@@ -231,7 +231,7 @@ def _too_large(folder: str, entries: Sequence[_Entry]) -> SpecError:
     ]
     return _wrong(
         "",
-        f"{folder} is too large to be carried along: {decimal(files.total())} in {len(files)} files; the largest: "
+        f"{folder} is too large to be uploaded: {decimal(files.total())} in {len(files)} files; the largest: "
         + ", ".join(largest),
         "name what the command does not need in workdir.exclude; put data and packages into the image or on a volume",
         expected=f"at most {decimal(MAX_PACKED)} compressed, and {decimal(MAX_UNPACKED)} unpacked",

@@ -1,4 +1,4 @@
-"""Which workers serve: how each names itself to Temporal, and who polls a task queue."""
+"""Workers that serve a task queue: their identities in Temporal, and who polls a queue."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from perdure.client.connection import CALL_TIMEOUT
 
 
 def worker_identity(pid: int) -> str:
-    """How a worker shows in Temporal: which process on which machine."""
+    """The identity of a worker in Temporal: its process and its machine."""
     return f"perdure-worker/{pid}@{socket.gethostname()}"
 
 
 async def pollers(client: TemporalClient, task_queue: str, kind: TaskQueueType.ValueType) -> dict[str, float]:
-    """Who polls a task queue: identities, and when each last asked, in seconds since the epoch."""
+    """The pollers of a task queue: identities, with the time of each one's last poll in seconds since the epoch."""
     request = DescribeTaskQueueRequest(
         namespace=client.namespace, task_queue=TaskQueue(name=task_queue), task_queue_type=kind
     )

@@ -133,7 +133,7 @@ def test_a_job_is_looked_at_from_all_sides(command_line: CommandLine, waiting: s
 def test_a_running_name_is_refused_with_remedies(command_line: CommandLine, waiting: str) -> None:
     again = command_line.run("run", "--name", waiting, "--", "sh", "-c", "true")
     assert again.code == 2, again
-    assert f'a job named "{waiting}" runs already' in again.err
+    assert f'a job named "{waiting}" is already running' in again.err
     assert f"perdure cancel {waiting} --wait" in again.err
     assert "--name" in again.err
 

@@ -1,4 +1,4 @@
-"""What nodes printed, wherever it is: files of this machine, an agent that answers, or copies in object storage."""
+"""Output of nodes, wherever it is: files of this machine, a running agent, or copies in object storage."""
 
 from perdure.client.logs.read import LogLine, read_logs
 

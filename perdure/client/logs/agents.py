@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from perdure.client.client import Client
 
 LINES = 1000
-"""How many of the last lines are read by default: every piece goes through the Temporal server."""
+"""The number of last lines that are read by default: every piece goes through the Temporal server."""
 
 TIMEOUT = timedelta(seconds=20)
-"""For a piece of a log; its agent answers in a tenth of a second, and has 10 s."""
+"""The limit for a piece of a log; its agent answers in a tenth of a second, and has 10 s."""
 
 Ask = Callable[[ReadLog], Awaitable[LogChunk]]
-"""Has the node's agent answer."""
+"""Sends the request to the node's agent, and returns its answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOfJob:
-    """One incarnation, as its agent's task queue is named."""
+    """One incarnation, with the parts of the name of its agent's task queue."""
 
     uid: str
     role: str
@@ -39,7 +39,7 @@ class NodeOfJob:
 
 
 class AgentLog:
-    """Reads one node's log from where it stopped, for as long as its agent answers."""
+    """Reads one node's log from its last position, for as long as its agent answers."""
 
     def __init__(self, ask: Ask, node: NodeOfJob) -> None:
         self._ask = ask
@@ -47,12 +47,12 @@ class AgentLog:
         self._position: LogPosition | None = None
         self._rest = ""
         self._lines = LINES
-        """Where it begins: only so many of the last lines."""
+        """The number of last lines with which reading begins."""
         self.end: LogPosition | None = None
-        """Where the log ends, as the agent's lease says: only where that is elsewhere is there something to ask for."""
+        """The end of the log in the agent's lease: only if it has moved, there is something to request."""
 
     async def old_lines(self, tail: int | None) -> AsyncGenerator[str]:
-        """The last lines.
+        """Yields the last lines.
 
         Raises:
             LogsUnavailable: if the agent does not answer.
@@ -62,7 +62,7 @@ class AgentLog:
             yield line
 
     async def new_lines(self) -> AsyncGenerator[str]:
-        """What was added since the last call, as far as the lease has told; nothing while the agent is silent."""
+        """Yields lines added since the last call, as far as the lease shows; nothing while the agent is silent."""
         if self.end is not None and self.end != self._position:
             try:
                 async for line in self._read():
@@ -71,12 +71,12 @@ class AgentLog:
                 return
 
     def last_line(self) -> str:
-        """What stands behind the last line break."""
+        """The text after the last line break."""
         rest, self._rest = self._rest, ""
         return rest
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: the log holds no resource."""
 
     async def _read(self) -> AsyncGenerator[str]:
         at_end = False
@@ -121,5 +121,5 @@ async def ask_agent(client: Client, job_id: str, request: ReadLog) -> LogChunk:
         raise LogsUnavailable(
             f"the agent of node {request.rank} does not answer",
             remedy="Its node may be gone, or just starting: `perdure nodes`. outputs.logs in the job's specification "
-            "has every log copied to a place of your choice.",
+            "copies every log to a place of your choice.",
         ) from error

@@ -1,4 +1,4 @@
-"""Logs that agents have copied to where `outputs.logs` says: of nodes that are replaced or gone, too."""
+"""Logs that agents have copied to `outputs.logs`, including those of nodes that are replaced or gone."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from perdure.errors import LogsUnavailable
 
 
 class CopiedLog:
-    """One incarnation's log, of which nothing new comes."""
+    """The copied log of one incarnation, which does not grow."""
 
     def __init__(self, folder: str, *, rank: int, incarnation: int) -> None:
-        """Reads nothing yet.
+        """Prepares reading; reads nothing yet.
 
         Args:
             folder: URL of the folder that holds the log's parts.
-            rank: The node's.
-            incarnation: The node's.
+            rank: The node's rank.
+            incarnation: The node's incarnation.
         """
         self._folder = folder
         self._node = f"{rank}.{incarnation}"
 
     async def old_lines(self, tail: int | None) -> AsyncGenerator[str]:
-        """All that was copied, or its last lines.
+        """Yields the whole copy, or its last lines.
 
         Raises:
             LogsUnavailable: if it cannot be read.
@@ -39,7 +39,7 @@ class CopiedLog:
                 remedy="`perdure nodes` shows the newest incarnation of each node.",
             ) from None
         except Exception as error:
-            # Whatever storage is behind the URL has errors of its own.
+            # Each storage behind the URL raises errors of its own.
             raise LogsUnavailable(
                 f"the log of node {self._node} cannot be read from {self._folder}: {error}",
                 remedy="This machine needs the storage's client and credentials, as the nodes do.",
@@ -48,19 +48,19 @@ class CopiedLog:
             yield line.decode(errors="replace")
 
     async def new_lines(self) -> AsyncGenerator[str]:
-        """Nothing."""
+        """Yields nothing."""
         for line in ():
             yield line
 
     def last_line(self) -> str:
-        """Empty: the reader of all lines reads this one, too."""
+        """Empty: reading all lines includes the last one."""
         return ""
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: the log holds no resource."""
 
     def _content(self, tail: int | None) -> bytes:
-        """From the newest part backwards, until there are enough lines."""
+        """Reads from the newest part backwards, until there are enough lines."""
         fsspec: Any = importlib.import_module("fsspec.core")
         files, root = fsspec.url_to_fs(self._folder)
         parts: deque[bytes] = deque()

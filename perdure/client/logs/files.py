@@ -1,4 +1,4 @@
-"""Logs that are files of this machine."""
+"""Logs in files of this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 
 class FileLog:
-    """Reads one log from where it stopped, through rotations."""
+    """Reads one log from its last position, through rotations."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -19,7 +19,7 @@ class FileLog:
         self._rest = b""
 
     async def old_lines(self, tail: int | None) -> AsyncGenerator[str]:
-        """What is there already, rotated files included."""
+        """Yields the existing lines, including those of rotated files."""
         lines: deque[str] = deque(maxlen=tail)
         for path in self._rotated():
             with suppress(FileNotFoundError):
@@ -29,12 +29,12 @@ class FileLog:
             yield line
 
     async def new_lines(self) -> AsyncGenerator[str]:
-        """What was added since the last call."""
+        """Yields the lines added since the last call."""
         for line in self._new_lines():
             yield line
 
     def last_line(self) -> str:
-        """What stands behind the last line break."""
+        """The text after the last line break."""
         rest, self._rest = self._rest, b""
         return _text(rest)
 

@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from perdure.client.client import Client
 
 READ_INTERVAL = timedelta(milliseconds=200)
-"""Between two looks at logs that are followed."""
+"""The time between two reads of logs that are followed."""
 
 NODES_INTERVAL = timedelta(seconds=2)
-"""Between two questions for new nodes, and for what agents say of their logs' ends, while following."""
+"""The time, while following, between two requests for new nodes and for the ends of logs that agents report."""
 
 _SPEAKING = (NodePhase.JOINED, NodePhase.READY)
 _GONE = (NodePhase.LOST, NodePhase.REMOVED)
 
 
 class LogLine(View):
-    """One line that a node printed."""
+    """One line of a node's output."""
 
     node: int
     incarnation: int
@@ -49,30 +49,30 @@ class NodeLog(Protocol):
     """One incarnation's log, wherever it is kept."""
 
     def old_lines(self, tail: int | None) -> AsyncGenerator[str]:
-        """What is there already; called once, and first."""
+        """Yields the existing lines; called once, and first."""
         ...
 
     def new_lines(self) -> AsyncGenerator[str]:
-        """What was added since the last call."""
+        """Yields the lines added since the last call."""
         ...
 
     def last_line(self) -> str:
-        """What stands behind the last line break."""
+        """The text after the last line break."""
         ...
 
     def close(self) -> None:
-        """Releases what it holds."""
+        """Releases the log's resources."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which logs are requested."""
+    """The logs that are requested."""
 
     nodes: frozenset[int] | None = None
-    """By rank; None for all."""
+    """Ranks of the nodes; None for all."""
     incarnation: int | None = None
-    """None for all that are kept on this machine, else the newest of each node."""
+    """None for all incarnations that this machine keeps, else the newest of each node."""
 
     def includes(self, rank: int, incarnation: int) -> bool:
         return (self.nodes is None or rank in self.nodes) and self.incarnation in (None, incarnation)
@@ -122,7 +122,7 @@ async def read_logs(
             if text := log.last_line():
                 yield LogLine(node=rank, incarnation=number, text=text)
         if problems and not follow:
-            # After what could be read: one silent agent must not hide the others.
+            # After all readable logs: one silent agent must not hide the others.
             raise LogsUnavailable("; ".join(map(str, problems)), remedy=problems[0].remedy)
     finally:
         for log in logs.values():
@@ -140,7 +140,7 @@ class _Finder:
         self._ask: Ask = partial(ask_agent, client, job_workflow_id(namespace, name))
 
     async def __call__(self) -> tuple[JobStatus, dict[tuple[int, int], NodeLog], list[LogsUnavailable]]:
-        """The job, its requested logs in the order of their nodes, and why others that were named are not
+        """Finds the job, its requested logs in the order of their nodes, and the reasons why requested logs are not
         among them.
 
         Raises:
@@ -169,7 +169,7 @@ class _Finder:
         return status, dict(sorted(found.items())), [_unavailable(status, missing)] if missing and named else []
 
     def _log_of(self, status: JobStatus, view: NodeView, incarnation: int) -> NodeLog | str | None:
-        """Where an incarnation's log is, or why it cannot be read; None where nothing can have been printed yet."""
+        """Returns an incarnation's log, or why it cannot be read; None if nothing can have been printed yet."""
         newest = incarnation == view.incarnation
         if newest and view.log_path and Path(view.log_path).parent.is_dir():
             return FileLog(Path(view.log_path))
@@ -195,7 +195,7 @@ class _Finder:
 
 
 def _kept_here(status: JobStatus) -> dict[tuple[int, int], Path]:
-    """The logs of nodes of this machine, which stay when the nodes have gone; by rank and incarnation."""
+    """The logs of nodes of this machine, which are kept after the nodes are gone; by rank and incarnation."""
     folders: dict[str, Callable[[], NodeFolders]] = {
         LocalBackend.name: lambda: NodeFolders(state_folder()),
         JoinedBackend.name: joined_nodes,
