@@ -26,7 +26,7 @@ _WITH_RANKS = (
     *("torchrun_worlds", "warm_standbys", "warm_starts"),
 )
 _NEEDS = {
-    "cluster": ("tests/kubernetes/",),
+    "cluster": ("tests/kubernetes/", "tests/security/cluster/"),
     "ranks": ("tests/benchmarks/", "tests/system/", *(f"tests/launcher/test_{name}.py" for name in _WITH_RANKS)),
 }
 """What tests need, by their folders and files: there is one cluster, and ranks import torch again and again, which

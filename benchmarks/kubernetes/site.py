@@ -21,6 +21,7 @@ from perdure.errors import PerdureError
 from perdure.local.control_plane import LocalControlPlane, PodSite
 from perdure.state_folder import StateFolder
 from scripts.cluster.cluster import Cluster
+from scripts.cluster.host_programs import SITE_POLICY
 from scripts.cluster.machine import API_ADDRESS
 
 Found = TypeVar("Found")
@@ -98,8 +99,13 @@ async def site(report: Callable[[str], None]) -> AsyncGenerator[Site]:
     """The site; all of it is gone when the context closes, but for a cluster that ran before."""
     # Sockets live in the state folder, and their paths are limited to 108 bytes.
     with Cluster().used(report) as cluster, tempfile.TemporaryDirectory(prefix="pb-") as folder:
+        policy = Path(folder) / "site-policy.yaml"
+        policy.write_text(SITE_POLICY)
         pods = PodSite(
-            kubeconfig=cluster.kubeconfig, agent_image=cluster.load_perdure_image().reference, ip=API_ADDRESS
+            kubeconfig=cluster.kubeconfig,
+            agent_image=cluster.load_perdure_image().reference,
+            site_policy=policy,
+            ip=API_ADDRESS,
         )
         control_plane = LocalControlPlane(StateFolder(Path(folder)), pods=pods)
         api = await BenchmarkApi.connect(str(cluster.kubeconfig))

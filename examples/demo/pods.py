@@ -12,7 +12,7 @@ from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, ended
 from perdure.local.control_plane import LocalControlPlane, PodSite, Report
 from perdure.state_folder import StateFolder
 from scripts.cluster.cluster import Cluster
-from scripts.cluster.host_programs import with_host_programs
+from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
 from workflows.names import node_name
@@ -49,8 +49,13 @@ async def pods(folder: Path, report: Report) -> AsyncGenerator[Place]:
     (folder / OUT).mkdir()
     with Cluster().used(report) as cluster:
         report("Building an image of this checkout")
+        policy = folder / "site-policy.yaml"
+        policy.write_text(SITE_POLICY)
         site = PodSite(
-            kubeconfig=cluster.kubeconfig, agent_image=cluster.load_perdure_image().reference, ip=API_ADDRESS
+            kubeconfig=cluster.kubeconfig,
+            agent_image=cluster.load_perdure_image().reference,
+            site_policy=policy,
+            ip=API_ADDRESS,
         )
         control_plane = LocalControlPlane(StateFolder(folder / "state"), report=report, pods=site)
         api = await KubernetesApi.connect(str(cluster.kubeconfig))

@@ -107,6 +107,8 @@ class PodSite:
     kubeconfig: Path
     agent_image: str
     """Holds Perdure."""
+    site_policy: Path
+    """What jobs may ask of the cluster, as YAML."""
     ip: str
     """This machine's address as pods reach it. The server then listens on all addresses: the dev server's own parts
     meet on loopback, and it has one option for them and for its clients."""
@@ -287,6 +289,7 @@ class LocalControlPlane:
             environment |= {
                 "KUBECONFIG": str(self._pods.kubeconfig),
                 "PERDURE_KUBERNETES_AGENT_IMAGE": self._pods.agent_image,
+                "PERDURE_KUBERNETES_POLICY_FILE": str(self._pods.site_policy),
             }
         with self.state.map_errors():
             output = self.state.worker / "worker.out"

@@ -13,6 +13,10 @@ _NO_NAMES = {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}
 listens at this address, so each query is refused at once instead of after 10 seconds."""
 
 
+SITE_POLICY = "host_paths: [/]\n"
+"""The site policy that such pods need: they mount folders of the machine."""
+
+
 def with_host_programs(*writable: Path) -> dict[str, Any]:
     """Returns a pod template that mounts this Python environment, read-only, and folders for results."""
     folders = [*((path, True) for path in host_mounts()), *((path, False) for path in writable)]

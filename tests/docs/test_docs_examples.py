@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from activities.nodes.kubernetes.presets import Preset, with_preset
+from activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.spec.validate import validate_spec
 from tests.docs.pages import PAGES, Block
 
@@ -34,6 +35,8 @@ def test_the_example_is_valid(block: Block):
             validate_spec(with_preset({**BASE, "runtime": name}, {name: preset}))
         case {"pod_template": template}:
             validate_spec({**BASE, "roles": {"worker": {**BASE["roles"]["worker"], "pod_template": template}}})
+        case {"sitePolicy": policy}:
+            SitePolicy.model_validate(policy)
         case {"workdir": workdir}:
             validate_spec({**BASE, "workdir": {**workdir, "path": "/"}})
         case _:

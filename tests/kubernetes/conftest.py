@@ -20,8 +20,7 @@ from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Makes the programs that are needed before the first test, since a cold build takes longer than a test may."""
-    ours = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
-    asked = {name for item in ours for name in getattr(item, "fixturenames", ())}
+    asked = {name for item in items for name in getattr(item, "fixturenames", ())}
     sources = tuple(source for name, source in _TOOLS.items() if name in asked)
     if "cluster" in asked and not (os.environ.get("KUBECONFIG") or why_not()):
         sources += binaries.SOURCES

@@ -14,9 +14,10 @@ from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
 from activities.nodes.kubernetes.api import KubernetesApi
 from activities.nodes.kubernetes.gangs import adapter_of
 from activities.nodes.kubernetes.merge import merge
+from activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.spec.job import JobSpec
 from scripts.cluster.cluster import Cluster
-from scripts.cluster.host_programs import with_host_programs
+from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
 from tests.support.waiting import eventually
@@ -42,7 +43,10 @@ class TestCluster:
         self, *, connection: dict[str, str] | None = None, kubeconfig: Path | None = None, gangs: str = ""
     ) -> KubernetesBackend:
         settings = KubernetesSettings(
-            agent_image=self.agent_image, connection=connection or NOWHERE, gangs=adapter_of(gangs)
+            agent_image=self.agent_image,
+            connection=connection or NOWHERE,
+            gangs=adapter_of(gangs),
+            policy=SitePolicy.parse(SITE_POLICY),
         )
         return KubernetesBackend(settings, kubeconfig=str(kubeconfig or self.kubeconfig))
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
+from activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.client.client import Client
 from perdure.worker import running_worker
+from scripts.cluster.host_programs import SITE_POLICY
 from scripts.cluster.machine import API_ADDRESS
 from tests.kubernetes.pods import TestCluster
 from tests.support.temporal_server import DevServer, dev_server
@@ -36,6 +38,7 @@ async def perdure(
     """
     async with dev_server(options=("--ip", "0.0.0.0")) as server:
         connection = {"TEMPORAL_ADDRESS": f"{API_ADDRESS}:{server.port}", "TEMPORAL_NAMESPACE": server.namespace}
+        settings = {"policy": SitePolicy.parse(SITE_POLICY), **settings}
         given = KubernetesSettings(agent_image=cluster.agent_image, connection=connection, **settings)
         backend = _TellingBackend(given, kubeconfig=cluster.kubeconfig)
         backend.made = made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import re
 import secrets
 from contextlib import aclosing
@@ -15,10 +16,12 @@ import yaml
 
 from activities.nodes.kubernetes.api import KubernetesApi, Removed
 from activities.nodes.kubernetes.merge import merge
+from activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
 from scripts.cluster.certificates import Certificates
 from scripts.cluster.cluster import Cluster
+from scripts.cluster.host_programs import SITE_POLICY
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
 from tests.kubernetes.chart import CHART, HelmFailed, Release, helm_says, rendered
@@ -51,6 +54,18 @@ async def test_it_is_without_fault_to_the_linter(helm: Path) -> None:
 async def test_a_wrong_value_is_refused_by_name(helm: Path, values: dict[str, Any], complaint: str) -> None:
     with pytest.raises(HelmFailed, match=re.escape(complaint)):
         await rendered(helm, **values)
+
+
+async def test_its_site_policy_is_the_models_and_reaches_the_worker(helm: Path) -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["sitePolicy"]
+    assert schema["properties"].keys() == SitePolicy.model_fields.keys()
+    policy = {"host_paths": ["/dev/infiniband"], "max_gpus": 64}
+    [content] = [
+        one["data"]["site-policy.yaml"]
+        for one in await rendered(helm, sitePolicy=policy)
+        if one["kind"] == "ConfigMap" and one["metadata"]["name"] == "perdure-worker-site-policy"
+    ]
+    assert SitePolicy.parse(content) == SitePolicy.model_validate(policy)
 
 
 async def test_it_grants_what_the_documentation_says_and_where_the_values_say(helm: Path) -> None:
@@ -154,6 +169,7 @@ def release_values(cluster: TestCluster, address: str) -> dict[str, Any]:
             "secret": "temporal",
         },
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
+        "sitePolicy": yaml.safe_load(SITE_POLICY),
     }
 
 

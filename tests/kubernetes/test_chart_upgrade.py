@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
 from scripts.cluster.cluster import Cluster
-from scripts.cluster.host_programs import with_host_programs
+from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
 from tests.kubernetes.chart import CHART, Release
@@ -60,7 +61,11 @@ async def test_a_job_trains_on_through_the_upgrade_and_is_repaired_during_and_af
             before = await training.running(nodes=2)
             await training.stepping(generation=before.generation, ranks=2)
 
-            upgrade = asyncio.create_task(installed.apply(values(cluster.agent_image, address, job.namespace)))
+            upgrade = asyncio.create_task(
+                installed.apply(
+                    values(cluster.agent_image, address, job.namespace) | {"sitePolicy": yaml.safe_load(SITE_POLICY)}
+                )
+            )
             training.signal(0, "rank")
             repaired = await training.running(nodes=2, after=before.generation)
             await upgrade

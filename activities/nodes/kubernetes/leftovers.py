@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from temporalio.client import Client
 
 from activities.nodes.kubernetes.api import TRANSIENT, KubernetesApi, KubernetesError, Object
-from activities.nodes.kubernetes.naming import UID
+from activities.nodes.kubernetes.naming import OURS, UID, selector
 from agent.job_liveness import JobLiveness, query_job_liveness
 from workflows.names import NODE_GROUP, TRAINING_JOB
 
@@ -83,7 +83,7 @@ async def find_leftovers(
     found: list[Leftover] = []
     for namespace in await _namespaces(client) if namespaces is None else namespaces:
         try:
-            anchors = await api.list(_config_maps(namespace), labels=f"app.kubernetes.io/managed-by=perdure,{UID}")
+            anchors = await api.list(_config_maps(namespace), labels=f"{selector(OURS)},{UID}")
         except (KubernetesError, *TRANSIENT) as error:
             logger.info("the leftovers in namespace %s are unknown: %s", namespace, error or type(error).__name__)
             continue

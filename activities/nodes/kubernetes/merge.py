@@ -3,7 +3,7 @@ name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 _KEYS = {
@@ -59,3 +59,16 @@ def _merge_items(key: str, under: Sequence[Any], over: Sequence[Any]) -> list[An
         name = item.get(key)
         items[name] = merge(items[name], item) if name in items else item
     return list(items.values())
+
+
+def paths(value: Any, path: str = "", field: str = "") -> Iterator[str]:
+    """The paths of all that a template says; what has a name is called by it: spec.containers.training.image."""
+    if isinstance(value, Mapping):
+        for key, item in cast("Mapping[str, Any]", value).items():
+            yield from paths(item, f"{path}.{key}" if path else key, key)
+    elif isinstance(value, list) and (key := key_of(field)):
+        for item in cast("list[Mapping[str, Any]]", value):
+            rest = {name: inner for name, inner in item.items() if name != key}
+            yield from paths(rest, f"{path}.{item.get(key)}") if rest else [f"{path}.{item.get(key)}"]
+    else:
+        yield path

@@ -22,8 +22,9 @@ from activities.nodes.configurations import agent_configuration, launcher_config
 from activities.nodes.containers import SHARED, TRAINING
 from activities.nodes.kubernetes.facts import NO_PYTHON
 from activities.nodes.kubernetes.merge import merge
-from activities.nodes.kubernetes.naming import GROUP, INCARNATION, JOB, RANK, ROLE, UID
+from activities.nodes.kubernetes.naming import GROUP, INCARNATION, JOB, OURS, RANK, ROLE, UID
 from activities.nodes.kubernetes.settings import KubernetesSettings
+from activities.nodes.kubernetes.site_policy import Reserved, violations
 from activities.nodes.kubernetes.workdir import UNPACKED, archive_of, carry
 from perdure.spec.roles import Role
 from workflows.messages import NodeRequest
@@ -35,6 +36,8 @@ PREPARE = "perdure-prepare"
 PRIVATE = "/perdure-agent"
 """The agent's private folder: its configuration contains the incarnation's token."""
 RUN_DIRECTORY = f"{SHARED}/run"
+
+_PRIVATE_VOLUMES = ("perdure-agent",)
 
 BEYOND_GRACE = 10
 """Seconds after the command's grace period in which the launcher sends its shutdown report."""
@@ -52,15 +55,12 @@ _START = (
 )
 
 
-def pod_of(
-    request: NodeRequest, settings: KubernetesSettings, *, anchor: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]:
     """Returns the manifest of a node's pod.
 
     Args:
         request: the node.
         settings: the site's settings.
-        anchor: the owner reference that makes the pod part of its job.
 
     Raises:
         NodeRefused: if no pod can be built from the specification.
@@ -73,8 +73,18 @@ def pod_of(
         pod = merge(merge(suggested, template), _required(request, role, settings))
         if request.avoids and settings.gangs.may_differ(request):
             pod["spec"]["affinity"] = _keeping_away(pod["spec"].get("affinity") or {}, request.avoids)
+        _confine(pod["spec"])
+        reserved = Reserved(
+            containers=(PREPARE, AGENT),
+            agent=AGENT,
+            volumes=_PRIVATE_VOLUMES,
+            secret=settings.connection_secret,
+        )
+        refused = violations(settings.policy, pod, template=template, reserved=reserved)
     except (AttributeError, KeyError, TypeError) as error:
         raise NodeRefused(f"roles.{request.node.role}.pod_template is no PodTemplateSpec: {error!r}") from error
+    if refused:
+        raise NodeRefused("; ".join(map(str, refused)))
     if not next(one for one in pod["spec"]["containers"] if one["name"] == TRAINING).get("image"):
         raise NodeRefused(f"roles.{request.node.role}.image is missing; name an image with Python and PyTorch")
     pod |= {"apiVersion": "v1", "kind": "Pod"}
@@ -82,9 +92,19 @@ def pod_of(
     first = {one["name"]: one for one in pod["spec"]["initContainers"]}
     ours = [first.pop(name) for name in (PREPARE, AGENT)]
     pod["spec"]["initContainers"] = [*first.values(), *ours]
-    if anchor:
-        pod["metadata"]["ownerReferences"] = [anchor]
     return pod
+
+
+def _confine(spec: dict[str, Any]) -> None:
+    """Sets, in each container that does not say otherwise, what Kubernetes leaves open by default."""
+    for container in (*spec["containers"], *spec["initContainers"]):
+        security = container["securityContext"] = dict(container.get("securityContext") or {})
+        if not security.get("privileged"):
+            security.setdefault("allowPrivilegeEscalation", False)
+            security["capabilities"] = {"drop": ["ALL"]} | (security.get("capabilities") or {})
+    security = spec["securityContext"] = dict(spec.get("securityContext") or {})
+    security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
+    spec.setdefault("automountServiceAccountToken", False)
 
 
 def _refuse_command(template: Mapping[str, Any]) -> None:
@@ -249,7 +269,7 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
         "volumeMounts": [shared],
     }
     labels = {
-        "app.kubernetes.io/managed-by": "perdure",
+        **OURS,
         JOB: spec.name,
         UID: node.uid,
         ROLE: node.role,

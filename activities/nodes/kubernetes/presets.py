@@ -13,15 +13,15 @@ history: a later change of the preset affects later jobs only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from pydantic import Field, JsonValue, ValidationError, field_validator
 
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
-from activities.nodes.kubernetes.merge import key_of, merge
+from activities.nodes.kubernetes.merge import merge, paths
 from activities.runtime import PresetRefused
 from perdure.spec.base import Section
 from perdure.spec.errors import format_path, format_value, unknown_name
@@ -142,23 +142,9 @@ def _check_allowed(preset: Preset, content: PresetContent, place: Location, temp
     allowed = content.allow
     if allowed is None:
         return
-    refused = [path for path in _paths(template) if not any(f"{path}.".startswith(f"{one}.") for one in allowed)]
+    refused = [path for path in paths(template) if not any(f"{path}.".startswith(f"{one}.") for one in allowed)]
     if refused:
         raise PresetRefused(
             f"{format_path(place)}: {', '.join(refused)} may not be set with the preset {format_value(preset.name)}, "
             f"which allows {', '.join(allowed) or 'nothing'}; remove it, or ask the administrator of {preset.place}"
         )
-
-
-def _paths(value: Any, path: str = "", field: str = "") -> Iterator[str]:
-    """Yields the path of every field that a template sets; list items are named by their key:
-    spec.containers.training.image."""
-    if isinstance(value, Mapping):
-        for key, item in cast("Mapping[str, Any]", value).items():
-            yield from _paths(item, f"{path}.{key}" if path else key, key)
-    elif isinstance(value, list) and (key := key_of(field)):
-        for item in cast("list[Mapping[str, Any]]", value):
-            rest = {name: inner for name, inner in item.items() if name != key}
-            yield from _paths(rest, f"{path}.{item.get(key)}") if rest else [f"{path}.{item.get(key)}"]
-    else:
-        yield path

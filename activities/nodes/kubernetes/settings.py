@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from activities.nodes.kubernetes.gangs import GangAdapter, OneByOne, adapter_of
+from activities.nodes.kubernetes.site_policy import SitePolicy
 
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -41,6 +42,8 @@ class KubernetesSettings:
     """The number of concurrent requests for pods."""
     gangs: GangAdapter = field(default_factory=OneByOne)
     """The adapter of the site's gang system; by default each pod is admitted by itself."""
+    policy: SitePolicy = field(default_factory=SitePolicy)
+    """What jobs may ask of the cluster."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> KubernetesSettings:
@@ -77,7 +80,18 @@ class KubernetesSettings:
             connection_secret=secret or None,
             presets_namespace=environment.get(f"{VARIABLES}PRESETS_NAMESPACE") or own_namespace(),
             gangs=_gangs(environment),
+            policy=_policy(environment),
         )
+
+
+def _policy(environment: Mapping[str, str]) -> SitePolicy:
+    path = environment.get(f"{VARIABLES}POLICY_FILE")
+    if not path:
+        return SitePolicy()
+    try:
+        return SitePolicy.parse(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{VARIABLES}POLICY_FILE: {error}") from error
 
 
 def _gangs(environment: Mapping[str, str]) -> GangAdapter:

@@ -13,6 +13,7 @@ from typing import Any
 
 from activities.nodes.backend import NodeRefused
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError, Object
+from activities.nodes.kubernetes.naming import OURS
 from perdure.spec.data import WorkdirArchive
 from perdure.spec.job import JobSpec
 from workflows.messages import WorkdirRequest
@@ -23,7 +24,6 @@ pod."""
 
 _PARTS = "/perdure-archive"
 _KEY = "part"
-_LABELS = {"app.kubernetes.io/managed-by": "perdure"}
 
 
 def archive_of(spec: JobSpec) -> WorkdirArchive | None:
@@ -62,7 +62,7 @@ async def keep_part(api: KubernetesApi, request: WorkdirRequest, index: int, con
         "kind": "ConfigMap",
         "metadata": {
             "name": archive.name,
-            "labels": _LABELS,
+            "labels": OURS,
             "annotations": {
                 "perdure.dev/workflow": request.job_id,
                 "perdure.dev/digest": archive.digest,
@@ -80,7 +80,7 @@ async def keep_part(api: KubernetesApi, request: WorkdirRequest, index: int, con
         part: Object = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": _part_name(archive.name, index), "labels": _LABELS, "ownerReferences": [owner]},
+            "metadata": {"name": _part_name(archive.name, index), "labels": OURS, "ownerReferences": [owner]},
             "immutable": True,
             "binaryData": {_KEY: base64.b64encode(content).decode()},
         }

@@ -1,0 +1,356 @@
+"""The site's policy: what the pods of jobs may be, whoever started the workflow.
+
+A job is data that anybody may have written who can reach Temporal, and the worker has rights that its users lack. So
+what a pod may ask of the cluster is decided where the pod is made. All that gives power over a machine, the cluster or
+other users is denied unless the policy allows it; its defaults run ordinary training jobs.
+
+    namespaces: ["team-*"]
+    service_accounts: [default, training]
+    capabilities: [IPC_LOCK]              # RDMA
+    host_paths: [/dev/infiniband]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import Any, Literal, cast
+
+import yaml
+from pydantic import Field, ValidationError
+
+from activities.nodes.kubernetes.merge import paths
+from perdure.spec.base import Section
+from perdure.spec.errors import format_path, format_value
+
+_Patterns = tuple[str, ...]
+
+ORDINARY_FIELDS = (
+    *("metadata.labels", "metadata.annotations"),
+    *("spec.containers", "spec.initContainers", "spec.volumes", "spec.resourceClaims", "spec.imagePullSecrets"),
+    *("spec.affinity", "spec.nodeSelector", "spec.tolerations", "spec.topologySpreadConstraints"),
+    *("spec.schedulerName", "spec.priorityClassName", "spec.dnsConfig", "spec.dnsPolicy", "spec.hostAliases"),
+    *("spec.securityContext", "spec.serviceAccountName", "spec.automountServiceAccountToken"),
+    *("spec.runtimeClassName", "spec.hostNetwork", "spec.hostPID", "spec.hostIPC"),
+)
+"""Fields of a pod template that a job may set. Rules on values restrict some of them further. Among those left out are
+`nodeName`, which evades the scheduler, and `shareProcessNamespace`, which shows training code the agent's processes."""
+
+AGENT_MOUNTS = "/mnt"
+"""The folder of the agent's container beneath which a job may mount volumes: nothing runs from there."""
+
+ORDINARY_VOLUMES = ("configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret")
+"""Volumes of the job's own namespace. PodSecurity's level `restricted` allows the same, and `csi`, which may carry
+credentials of its own."""
+
+
+class SitePolicy(Section):
+    """What jobs may ask of the cluster.
+
+    Names are glob patterns, such as `team-*`; one that begins with `!` takes out again what others let in.
+    """
+
+    namespaces: _Patterns = ("*", "!kube-*")
+    """Namespaces that jobs may use."""
+    images: _Patterns = ("*",)
+    """Images of all containers, such as `images.example/ml/*`."""
+    template_fields: tuple[str, ...] = ORDINARY_FIELDS
+    """Fields of `pod_template` that a job may set, with all below them: `spec.nodeSelector`,
+    `spec.containers.training.env`."""
+    service_accounts: _Patterns = ("default",)
+    """Service accounts of pods."""
+    service_account_tokens: bool = False
+    """Pods may mount tokens for the API server."""
+    secrets: _Patterns = ("*",)
+    """Secrets of the job's namespace that a pod may use, in variables, volumes, or to pull images. The worker's own
+    connection Secret is never among them."""
+    volumes: _Patterns = ORDINARY_VOLUMES
+    """Types of volumes, besides `hostPath`."""
+    host_paths: _Patterns = ()
+    """Folders and files of the machine that a pod may mount. Each allows all below it."""
+    host_namespaces: tuple[Literal["network", "pid", "ipc"], ...] = ()
+    """The machine's namespaces that a pod may share. `network` includes its ports."""
+    privileged: bool = False
+    """Containers may be privileged, gain privileges, and run without seccomp and AppArmor."""
+    capabilities: _Patterns = ()
+    """Capabilities that a container may add, such as `IPC_LOCK`."""
+    sysctls: _Patterns = ()
+    """Kernel parameters that a pod may set."""
+    runtime_classes: _Patterns = ()
+    """Runtime classes that a pod may name."""
+    agent_variables: _Patterns = ("AWS_*", "AZURE_*", "GOOGLE_*", "GCS_*", "S3_*", "FSSPEC_*", "*_PROXY", "*_proxy")
+    """Variables that a job may give its agents, which copy logs to its storage. One that makes Python load other code
+    hands the agent over to the job."""
+    max_nodes: int | None = Field(default=None, ge=1)
+    """Nodes in one namespace at the same time; unset: no limit."""
+    max_gpus: int | None = Field(default=None, ge=0)
+    """GPUs of all nodes in one namespace at the same time; unset: no limit."""
+
+    @classmethod
+    def parse(cls, text: str) -> SitePolicy:
+        """Reads a policy from YAML.
+
+        Raises:
+            ValueError: if it is no policy; the message names each field and what is wrong with it.
+        """
+        try:
+            return cls.model_validate(yaml.safe_load(text) or {})
+        except ValidationError as error:
+            why = "; ".join(f"{format_path(one['loc'])}: {one['msg']}" for one in error.errors(include_url=False))
+        except yaml.YAMLError as error:
+            why = " ".join(str(error).split())
+        raise ValueError(f"the site policy is wrong: {why}")
+
+    def shortage(self, pods: Sequence[Mapping[str, Any]]) -> str:
+        """Names the first limit that these pods of one namespace exceed together; empty where they exceed none."""
+        if self.max_nodes is not None and len(pods) > self.max_nodes:
+            return f"{len(pods)} nodes, and the site's policy allows {self.max_nodes} (max_nodes)"
+        gpus = sum(map(_gpus, pods))
+        if self.max_gpus is not None and gpus > self.max_gpus:
+            return f"{gpus} GPUs, and the site's policy allows {self.max_gpus} (max_gpus)"
+        return ""
+
+
+def is_over(pod: Mapping[str, Any]) -> bool:
+    """Tells whether a pod has ended and uses nothing any more."""
+    return _section(pod, "status").get("phase") in ("Succeeded", "Failed")
+
+
+def _gpus(pod: Mapping[str, Any]) -> int:
+    """Counts devices of all vendors that call them `VENDOR/gpu`."""
+    containers = cast("Sequence[Mapping[str, Any]]", pod["spec"]["containers"])
+    limits = (_section(_section(container, "resources"), "limits") for container in containers)
+    return sum(int(count) for one in limits for name, count in one.items() if name.endswith("/gpu"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Violation:
+    """A field of a job or of its pod that the policy does not allow."""
+
+    field: str
+    value: str
+    rule: str
+    """The policy's field that decides, and what it allows."""
+
+    def __str__(self) -> str:
+        return f"{self.field}: got {self.value}; the site's policy allows {self.rule}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reserved:
+    """Parts of each pod that are Perdure's own: no job may change or use them."""
+
+    containers: tuple[str, ...] = ()
+    agent: str = ""
+    """The one among them that a job may give the credentials of its storage."""
+    volumes: tuple[str, ...] = ()
+    """Volumes that only reserved containers mount."""
+    secret: str | None = None
+    """The Secret with the worker's own connection."""
+
+
+def violations(
+    policy: SitePolicy, pod: Mapping[str, Any], *, template: Mapping[str, Any], reserved: Reserved = Reserved()
+) -> tuple[Violation, ...]:
+    """Checks the pod of a job against the policy.
+
+    Args:
+        policy: The site's.
+        pod: The whole manifest, with everything that the template added to it.
+        template: The job's `pod_template`.
+        reserved: Perdure's own parts of the pod.
+    """
+    found = [
+        *_of_template(policy, template, reserved),
+        *_of_pod(policy, pod),
+        *_of_volumes(policy, pod["spec"], reserved),
+    ]
+    for field, container in _containers(pod["spec"]):
+        is_own = container["name"] in reserved.containers
+        found += _of_secrets(policy, field, container, "" if is_own else reserved.secret)
+        if not is_own:
+            found += _of_container(policy, field, container, reserved)
+    return tuple(found)
+
+
+def violation_of_namespace(policy: SitePolicy, namespace: str) -> Violation | None:
+    """Tells why no job may use a namespace; None where jobs may."""
+    if matches(policy.namespaces, namespace):
+        return None
+    return Violation(field="namespace", value=format_value(namespace), rule=_rule("namespaces", policy.namespaces))
+
+
+def matches(patterns: Sequence[str], name: str) -> bool:
+    """Tells whether glob patterns let a name in: one does, and none that begins with `!` takes it out."""
+    refused = any(fnmatchcase(name, one[1:]) for one in patterns if one.startswith("!"))
+    return not refused and any(fnmatchcase(name, one) for one in patterns if not one.startswith("!"))
+
+
+def _rule(name: str, allowed: Sequence[str]) -> str:
+    return f"{', '.join(allowed) if allowed else 'none'} ({name})"
+
+
+def _of_template(policy: SitePolicy, template: Mapping[str, Any], reserved: Reserved) -> Iterator[Violation]:
+    own = [
+        *(f"spec.{kind}.{name}" for kind in _CONTAINER_LISTS for name in reserved.containers),
+        *(f"spec.volumes.{name}" for name in reserved.volumes),
+    ]
+    for path in paths(template):
+        field = f"pod_template.{path}"
+        if any(f"{path}.".startswith(f"{one}.") for one in own):
+            if not _suits_agent(policy, path.removeprefix(f"spec.initContainers.{reserved.agent}.")):
+                rule = f"only resources, mounts beneath {AGENT_MOUNTS} and variables of agent_variables"
+                yield Violation(field=field, value="a change of Perdure's own parts", rule=rule)
+        elif not any(f"{path}.".startswith(f"{one}.") for one in policy.template_fields):
+            yield Violation(field=field, value="a value", rule="only the fields of template_fields")
+
+
+def _suits_agent(policy: SitePolicy, path: str) -> bool:
+    """Tells whether a job may add this to its agents: what they need to write logs to the job's own storage."""
+    kind, _, rest = path.partition(".")
+    match kind:
+        case "resources":
+            return True
+        case "env":
+            return matches(policy.agent_variables, rest.partition(".")[0])
+        case "volumeMounts":
+            return _is_beneath(rest.removesuffix(".name").removesuffix(".readOnly"), (AGENT_MOUNTS,))
+        case _:
+            return False
+
+
+def _of_pod(policy: SitePolicy, pod: Mapping[str, Any]) -> Iterator[Violation]:
+    spec: Mapping[str, Any] = pod["spec"]
+    namespace = pod["metadata"]["namespace"]
+    if refused := violation_of_namespace(policy, namespace):
+        yield refused
+    account = spec.get("serviceAccountName") or spec.get("serviceAccount") or "default"
+    if not matches(policy.service_accounts, account):
+        rule = _rule("service_accounts", policy.service_accounts)
+        yield Violation(field="spec.serviceAccountName", value=format_value(account), rule=rule)
+    if spec.get("automountServiceAccountToken", True) and not policy.service_account_tokens:
+        yield Violation(field="spec.automountServiceAccountToken", value="true", rule="none (service_account_tokens)")
+    for field, kind in (("hostNetwork", "network"), ("hostPID", "pid"), ("hostIPC", "ipc")):
+        if spec.get(field) and kind not in policy.host_namespaces:
+            rule = _rule("host_namespaces", policy.host_namespaces)
+            yield Violation(field=f"spec.{field}", value=format_value(spec[field]), rule=rule)
+    runtime = spec.get("runtimeClassName")
+    if runtime and not matches(policy.runtime_classes, runtime):
+        rule = _rule("runtime_classes", policy.runtime_classes)
+        yield Violation(field="spec.runtimeClassName", value=format_value(runtime), rule=rule)
+    security: Mapping[str, Any] = spec.get("securityContext") or {}
+    for sysctl in security.get("sysctls") or ():
+        if not matches(policy.sysctls, sysctl["name"]):
+            rule = _rule("sysctls", policy.sysctls)
+            yield Violation(field="spec.securityContext.sysctls", value=format_value(sysctl["name"]), rule=rule)
+    yield from _of_confinement(policy, "spec.securityContext", security)
+
+
+_CONTAINER_LISTS = ("initContainers", "containers", "ephemeralContainers")
+
+
+def _containers(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for kind in _CONTAINER_LISTS:
+        for container in cast("Sequence[Mapping[str, Any]]", spec.get(kind) or ()):
+            yield f"spec.{kind}.{container['name']}", container
+
+
+def _of_container(
+    policy: SitePolicy, field: str, container: Mapping[str, Any], reserved: Reserved
+) -> Iterator[Violation]:
+    image = container.get("image") or ""
+    if not matches(policy.images, image):
+        yield Violation(field=f"{field}.image", value=format_value(image), rule=_rule("images", policy.images))
+    security: Mapping[str, Any] = container.get("securityContext") or {}
+    if not policy.privileged:
+        for name in ("privileged", "allowPrivilegeEscalation"):
+            if security.get(name):
+                yield Violation(field=f"{field}.securityContext.{name}", value="true", rule="none (privileged)")
+        if (kind := security.get("procMount")) not in (None, "Default"):
+            rule = "Default alone (privileged)"
+            yield Violation(field=f"{field}.securityContext.procMount", value=format_value(kind), rule=rule)
+    capabilities: Mapping[str, Any] = security.get("capabilities") or {}
+    for name in capabilities.get("add") or ():
+        if not policy.privileged and not matches(policy.capabilities, str(name).removeprefix("CAP_")):
+            rule = _rule("capabilities", policy.capabilities)
+            yield Violation(field=f"{field}.securityContext.capabilities.add", value=format_value(name), rule=rule)
+    yield from _of_confinement(policy, f"{field}.securityContext", security)
+    for port in cast("Sequence[Mapping[str, Any]]", container.get("ports") or ()):
+        if port.get("hostPort") and "network" not in policy.host_namespaces:
+            rule = _rule("host_namespaces", policy.host_namespaces)
+            yield Violation(field=f"{field}.ports.hostPort", value=format_value(port["hostPort"]), rule=rule)
+    for mount in cast("Sequence[Mapping[str, Any]]", container.get("volumeMounts") or ()):
+        if mount.get("name") in reserved.volumes:
+            rule = "no use of Perdure's own volumes"
+            yield Violation(field=f"{field}.volumeMounts", value=format_value(mount["name"]), rule=rule)
+
+
+def _of_secrets(
+    policy: SitePolicy, field: str, container: Mapping[str, Any], reserved: str | None
+) -> Iterator[Violation]:
+    for variable in cast("Sequence[Mapping[str, Any]]", container.get("env") or ()):
+        if name := _name_in(variable, "valueFrom", "secretKeyRef"):
+            yield from _of_secret(policy, f"{field}.env.{variable['name']}", name, reserved)
+    for source in cast("Sequence[Mapping[str, Any]]", container.get("envFrom") or ()):
+        if name := _name_in(source, "secretRef"):
+            yield from _of_secret(policy, f"{field}.envFrom", name, reserved)
+
+
+def _of_confinement(policy: SitePolicy, field: str, security: Mapping[str, Any]) -> Iterator[Violation]:
+    if policy.privileged:
+        return
+    for name in ("seccompProfile", "appArmorProfile"):
+        if _section(security, name).get("type") == "Unconfined":
+            yield Violation(field=f"{field}.{name}.type", value='"Unconfined"', rule="no such type (privileged)")
+    if _section(security, "windowsOptions").get("hostProcess"):
+        yield Violation(field=f"{field}.windowsOptions.hostProcess", value="true", rule="none (privileged)")
+
+
+def _of_volumes(policy: SitePolicy, spec: Mapping[str, Any], reserved: Reserved) -> Iterator[Violation]:
+    for volume in cast("Sequence[Mapping[str, Any]]", spec.get("volumes") or ()):
+        field = f"spec.volumes.{volume['name']}"
+        for kind in volume.keys() - {"name"}:
+            if kind == "hostPath":
+                path = str(volume[kind].get("path"))
+                if not _is_beneath(path, policy.host_paths):
+                    rule = _rule("host_paths", policy.host_paths)
+                    yield Violation(field=f"{field}.hostPath.path", value=format_value(path), rule=rule)
+            elif not matches(policy.volumes, kind):
+                yield Violation(field=field, value=format_value(kind), rule=_rule("volumes", policy.volumes))
+        if name := _name_in(volume, "secret", key="secretName"):
+            yield from _of_secret(policy, f"{field}.secret", name, reserved.secret)
+        for source in cast("Sequence[Mapping[str, Any]]", _section(volume, "projected").get("sources") or ()):
+            if name := _name_in(source, "secret"):
+                yield from _of_secret(policy, f"{field}.projected.sources.secret", name, reserved.secret)
+            if "serviceAccountToken" in source and not policy.service_account_tokens:
+                place = f"{field}.projected.sources.serviceAccountToken"
+                yield Violation(field=place, value="a token", rule="none (service_account_tokens)")
+    for reference in cast("Sequence[Mapping[str, Any]]", spec.get("imagePullSecrets") or ()):
+        yield from _of_secret(policy, "spec.imagePullSecrets", str(reference.get("name")), reserved.secret)
+
+
+def _of_secret(policy: SitePolicy, field: str, name: str, reserved: str | None) -> Iterator[Violation]:
+    if name == reserved:
+        yield Violation(field=field, value=format_value(name), rule="no use of the worker's own connection Secret")
+    elif not matches(policy.secrets, name):
+        yield Violation(field=field, value=format_value(name), rule=_rule("secrets", policy.secrets))
+
+
+def _section(content: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    return content.get(field) or {}
+
+
+def _name_in(content: Mapping[str, Any], *fields: str, key: str = "name") -> str:
+    for field in fields:
+        content = _section(content, field)
+    return str(content.get(key) or "")
+
+
+def _is_beneath(path: str, allowed: Sequence[str]) -> bool:
+    """Tells whether a path of the machine is one of these, or below one; `..` would lead out of it."""
+    place = PurePosixPath(path)
+    if ".." in place.parts or not place.is_absolute():
+        return False
+    return any(place.is_relative_to(one) for one in allowed)

@@ -1,0 +1,73 @@
+"""Generates the reference of the site policy, `docs/site-policy.md`, from its model."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+
+from activities.nodes.kubernetes.site_policy import ORDINARY_FIELDS, SitePolicy
+
+_INTRODUCTION = """\
+# The site policy
+
+A job describes its pods, and the worker creates them with rights that the job's user may not have. The site policy
+limits what a pod may request. The worker checks the complete pod at the moment when it would create it, so the policy
+holds for each job, whoever started its workflow. A job that exceeds the policy fails once, with a reason that names
+each field, its value and the rule:
+
+```
+spec.hostPID: got true; the site's policy allows none (host_namespaces)
+```
+
+Everything that gives power over a machine, the cluster or other users is denied unless the policy allows it. The
+defaults run ordinary training jobs. A site that uses RDMA, for example, sets in the chart's values:
+
+```yaml
+sitePolicy:
+  capabilities: [IPC_LOCK]
+  host_paths: [/dev/infiniband]
+```
+
+Outside the chart, `PERDURE_KUBERNETES_POLICY_FILE` names a YAML file with these fields for the worker. A worker does
+not start with a policy that it cannot read. Names are glob patterns, such as `team-*`; a pattern that begins with `!`
+excludes what others include.
+
+Whatever the policy says, no job may change Perdure's own containers and volumes, except for what its agents need to
+copy logs to the job's storage: `resources`, mounts beneath `/mnt`, and the variables of `agent_variables`. No job may
+use the Secret with the worker's own connection.
+
+| Field | Default | Meaning |
+|-|-|-|
+"""
+
+_FIELDS = """
+By default `template_fields` has these fields of a pod template: {fields}.
+"""
+
+
+def reference() -> str:
+    """Returns the page's content."""
+    rows = (
+        f"| `{name}` | {_default(name, field)} | {_meaning(field)} |" for name, field in SitePolicy.model_fields.items()
+    )
+    fields = ", ".join(f"`{field}`" for field in ORDINARY_FIELDS)
+    return _INTRODUCTION + "\n".join(rows) + "\n" + _FIELDS.format(fields=fields)
+
+
+def _default(name: str, field: FieldInfo) -> str:
+    if name == "template_fields":
+        return "see below"
+    value = to_jsonable_python(field.get_default())
+    if isinstance(value, list):
+        return ", ".join(f"`{one}`" for one in value) or "none"
+    return "unset" if value is None else f"`{str(value).lower()}`"
+
+
+def _meaning(field: FieldInfo) -> str:
+    text = " ".join((field.description or "").split())
+    (inner, *_) = get_args(field.annotation) or (None,)
+    if get_origin(inner) is Literal:
+        text += f" One or more of {', '.join(f'`{one}`' for one in get_args(inner))}."
+    return text.replace("|", "\\|")

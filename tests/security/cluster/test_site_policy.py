@@ -1,0 +1,97 @@
+"""Jobs that ask a real cluster for more than its site allows, started past every check of the client."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import pytest
+
+from activities.nodes.backend import NodeNotYet, NodeRefused
+from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
+from activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.client.client import Client
+from tests.kubernetes.pods import PodJob, TestCluster
+from tests.kubernetes.site import perdure
+from tests.support.temporal_server import DevServer
+from workflows.messages import JobPhase, JobResult
+from workflows.names import WORKER_TASK_QUEUE, job_workflow_id
+
+ESCAPE = {
+    "spec": {
+        "hostPID": True,
+        "containers": [
+            {
+                "name": "training",
+                "securityContext": {"privileged": True},
+                "volumeMounts": [{"name": "disk", "mountPath": "/disk"}],
+            }
+        ],
+        "volumes": [{"name": "disk", "hostPath": {"path": "/"}}],
+    }
+}
+"""What reads the machine's disk, with every Secret and key on it."""
+
+
+async def started(server: DevServer, namespace: str, role: dict[str, Any]) -> JobResult:
+    """What becomes of a job that somebody starts who reaches Temporal."""
+    temporal, name = await server.client(), f"attack-{secrets.token_hex(3)}"
+    spec = {
+        "name": name,
+        "namespace": namespace,
+        "backend": "kubernetes",
+        "roles": {"worker": {"nodes": 1, "image": "localhost/none", "command": ["sh", "-c", "id"], **role}},
+    }
+    workflow_id = job_workflow_id(namespace, name)
+    await temporal.start_workflow("TrainingJob", spec, id=workflow_id, task_queue=WORKER_TASK_QUEUE)
+    async with Client(address=server.address, namespace=namespace) as client:
+        return await client.wait(name)
+
+
+async def test_a_privileged_pod_with_the_hosts_disk_is_refused_once_by_name(cluster: TestCluster, job: PodJob) -> None:
+    async with perdure(cluster, job.namespace, policy=SitePolicy()) as (server, client):
+        result = await started(server, job.namespace, {"pod_template": ESCAPE})
+        assert result.phase is JobPhase.FAILED
+        assert "spec.hostPID: got true; the site's policy allows none (host_namespaces)" in result.reason
+        assert "spec.containers.training.securityContext.privileged: got true" in result.reason
+        assert 'spec.volumes.disk.hostPath.path: got "/"; the site\'s policy allows none (host_paths)' in result.reason
+        assert result.restarts == 0, "what is refused for good is not tried again"
+        assert await job.nothing_left()
+        assert client
+
+
+async def test_the_clusters_own_namespace_is_never_touched(cluster: TestCluster, job: PodJob) -> None:
+    async with perdure(cluster, "kube-system", policy=SitePolicy()) as (server, _):
+        result = await started(server, "kube-system", {})
+        assert result.phase is JobPhase.FAILED
+        assert 'namespace: got "kube-system"; the site\'s policy allows *, !kube-* (namespaces)' in result.reason
+        ours = "app.kubernetes.io/managed-by=perdure"
+        for kind in ("pods", "configmaps"):
+            assert await job.api.list(f"/api/v1/namespaces/kube-system/{kind}", labels=ours) == []
+
+
+async def test_a_namespace_has_room_for_so_many_nodes(cluster: TestCluster, job: PodJob) -> None:
+    policy = SitePolicy(host_paths=("/",), max_nodes=1)
+    backend = KubernetesBackend(
+        KubernetesSettings(agent_image=cluster.agent_image, policy=policy), kubeconfig=cluster.kubeconfig
+    )
+    try:
+        await backend.create(job.request(0))
+        await backend.create(job.request(0))
+        with pytest.raises(NodeNotYet, match=r"have 2 nodes, and the site's policy allows 1 \(max_nodes\)"):
+            await backend.create(job.request(1))
+        await backend.delete(job.ref(0))
+        await backend.create(job.request(1))
+        await backend.delete(job.ref(1))
+        larger = job.request(2).model_copy(
+            update={"spec": job.spec.model_copy(update={"roles": {"worker": _with_nodes(job, 2)}})}
+        )
+        with pytest.raises(NodeRefused, match="the job needs 2 nodes"):
+            await backend.create(larger)
+    finally:
+        await backend.close()
+
+
+def _with_nodes(job: PodJob, nodes: int) -> Any:
+    _, role = job.spec.role
+    return type(role).model_validate({**role.model_dump(exclude_unset=True), "nodes": nodes})
