@@ -1,11 +1,11 @@
-"""Keeps distributed PyTorch training running: a training job as a durable Temporal workflow.
+"""Keeps distributed PyTorch training running: a training job is a durable Temporal workflow.
 
     import perdure
 
     async with perdure.Client() as client:
         await client.submit(perdure.load_spec("job.yaml"))
 
-Nothing is imported before it is asked for: `perdure.training` is used in training scripts, which need none of it.
+Attributes are imported on first use: training scripts import `perdure.training` and need none of the others.
 """
 
 from __future__ import annotations

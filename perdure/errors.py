@@ -1,4 +1,4 @@
-"""What can go wrong between a user and a job, as types: scripts branch on them, and exit codes follow them."""
+"""Errors of the client, as types that scripts can handle, and the exit codes that follow from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What `perdure` exits with, so that CI can tell a bug in the script from a cluster that broke."""
+    """Exit codes of `perdure`, by which CI can tell a bug in the script from a failure of the cluster."""
 
     OK = 0
     USER_CODE = 1
@@ -14,7 +14,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     """The command line or the job specification is wrong."""
     INFRASTRUCTURE = 3
-    """The machines, and not the script, kept the job from succeeding."""
+    """The machines, not the script, kept the job from succeeding."""
     CANCELLED = 4
     DEADLINE = 5
     UNREACHABLE = 6
@@ -24,7 +24,7 @@ class ExitCode(IntEnum):
 
 
 class PerdureError(Exception):
-    """Base of all errors of the client; the message says what is wrong, the remedy what to do about it."""
+    """Base of all errors of the client; the message names the error, the remedy what to do about it."""
 
     exit_code = ExitCode.USAGE
 
@@ -38,16 +38,16 @@ class JobNotFound(PerdureError):
 
 
 class JobAlreadyRunning(PerdureError):
-    """A job's name is its identity while it runs."""
+    """A job of that name is running or, if the name may not be used again, has run."""
 
 
 class Refused(PerdureError):
-    """The job, or the control plane, said no to a request that was understood."""
+    """The job or the control plane rejected a valid request."""
 
 
 class NotPermitted(Refused):
-    """The control plane does not let this caller do that, or does not yet: a server that starts may not know its
-    callers' rights for a moment."""
+    """The control plane does not permit the call to this caller, or not yet: a server that is starting may not know its
+    callers' permissions for a moment."""
 
 
 class JoinRefused(Refused):
@@ -79,6 +79,6 @@ class StateFolderError(ControlPlaneUnreachable):
 
 
 class LogsUnavailable(PerdureError):
-    """The log of a node is not where this machine can read it."""
+    """This machine cannot read the log of a node."""
 
     exit_code = ExitCode.INFRASTRUCTURE

@@ -1,8 +1,7 @@
-"""The worker process: runs the workflows' decisions and touches the world for them.
+"""The worker process: runs the workflows' decisions, and the activities that carry them out.
 
-It holds nothing that matters: it can die or be replaced at any time, and jobs continue where they were. Two task
-queues, each with a Worker of its own: watches last for as long as their groups, and would starve short activities of
-slots.
+It keeps no state: it can end or be replaced at any time, and jobs continue where they were. It serves two task queues,
+each with a Worker of its own: watches last for as long as their groups, and would starve short activities of slots.
 """
 
 from __future__ import annotations
@@ -41,19 +40,20 @@ from workflows.training_job import TrainingJob
 from workflows.workdir_upload import WorkdirUpload
 
 WATCH_SLOTS = 2000
-"""Groups that one worker can watch at a time; a waiting watch costs next to nothing."""
+"""Groups that one worker can watch at a time; a waiting watch costs almost nothing."""
 
 SHORT_SLOTS = 1000
-"""Short activities at a time: those that wait for nodes to end must not hold up the signals of another job's repair."""
+"""Short activities at a time: those that wait for nodes to end must not delay the signals of another job's repair."""
 
 SHUTDOWN_GRACE = timedelta(seconds=5)
-"""For short activities to end when the worker is stopped; what is cut off is retried by the next worker."""
+"""The time for short activities to end when the worker is stopped; the next worker retries those that are cut off."""
 
 STICKY_TIMEOUT = timedelta(seconds=5)
-"""How long a decision waits for a worker that may have died; half of the SDK's default, since training waits too."""
+"""The time for which a decision waits for a worker that may have died; half of the SDK's default, because training
+waits too."""
 
 HEARTBEAT_INTERVAL = timedelta(seconds=3)
-"""How often, at most, short activities let the server know that they live, and hear from it that they are cancelled."""
+"""The longest interval of heartbeats of short activities, by which they also learn that they are cancelled."""
 
 logger = logging.getLogger("perdure.worker")
 
@@ -65,12 +65,12 @@ async def running_worker(
     """Serves both task queues while the context is open; leaving it stops gracefully.
 
     Args:
-        client: Its namespace is served.
-        backends: Where nodes come from; by default this machine, and those that come by themselves.
-        task_queue: Of workflows and short activities; by default the one that the environment names.
+        client: A client of the namespace to serve.
+        backends: Sources of nodes; by default this machine, and nodes that join by themselves.
+        task_queue: The task queue of workflows and short activities; by default the one that the environment names.
 
     Yields:
-        What the worker found out about the client's namespace.
+        The facts that the worker found out about the client's namespace.
     """
     problem = await register_search_attributes(client)
     if problem:
@@ -85,8 +85,8 @@ async def running_worker(
             client,
             task_queue=task_queue,
             workflows=[TrainingJob, NodeGroup, ReadNodeLog, WorkdirUpload],
-            # The sandbox is entered anew for each payload, which takes most of a worker's time where a thousand nodes
-            # speak at once. What it guards against is found before a release: the tests' own workers run in it.
+            # The sandbox is entered anew for each payload, which takes most of a worker's time when a thousand nodes
+            # report at once. Problems that it prevents are found before a release: the tests' own workers run in it.
             workflow_runner=UnsandboxedWorkflowRunner(),
             activities=[
                 *nodes.short,
@@ -111,16 +111,16 @@ async def running_worker(
 
 
 def _local_backend(client: TemporalClient) -> LocalBackend:
-    """Nodes on this machine, whose agents find the server where this worker found it."""
+    """The backend for nodes on this machine, whose agents connect to the worker's server."""
     address = client.service_client.config.target_host
     return LocalBackend(connection={"TEMPORAL_ADDRESS": address, "TEMPORAL_NAMESPACE": client.namespace})
 
 
 def _kubernetes_backend(client: TemporalClient) -> NodeBackend:
-    """Pods, whose agents find the server as the environment says.
+    """The backend for pods, whose agents find the server as the environment configures it.
 
     Raises:
-        Refused: if it does not say enough.
+        Refused: if the environment does not configure enough.
     """
     try:
         from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
@@ -137,7 +137,7 @@ def _kubernetes_backend(client: TemporalClient) -> NodeBackend:
 
 @asynccontextmanager
 async def _answering(port: int | None) -> AsyncGenerator[None]:
-    """Answers `GET /healthz` on a port while the context is open, where one is given: probes hear who serves."""
+    """Answers `GET /healthz` on a port, if one is given, while the context is open, for probes."""
     if port is None:
         yield
         return
@@ -166,10 +166,10 @@ async def serve(
     """Runs a worker until SIGTERM or SIGINT.
 
     Args:
-        address: Of the Temporal server; by default as the environment says.
-        metrics_port: Serves Prometheus metrics.
-        health_port: Answers `GET /healthz` for as long as both task queues are served.
-        backends: Where nodes come from, beside those that come by themselves.
+        address: The Temporal server; by default as the environment configures it.
+        metrics_port: The port that serves Prometheus metrics.
+        health_port: The port that answers `GET /healthz` for as long as both task queues are served.
+        backends: Sources of nodes, in addition to nodes that join by themselves.
 
     Raises:
         ControlPlaneUnreachable: if the server does not answer at the start.
@@ -183,7 +183,7 @@ async def serve(
         endpoint, identity=worker_identity(os.getpid()), runtime=worker_runtime(metrics_port), patient=True
     )
     make = {Backend.LOCAL: _local_backend, Backend.KUBERNETES: _kubernetes_backend}
-    # Places for nodes that come by themselves cost nothing.
+    # Places for nodes that join by themselves cost nothing.
     served = [*(make[backend](client) for backend in dict.fromkeys(backends)), JoinedBackend()]
     async with (
         running_worker(client, backends=served, task_queue=endpoint.task_queue) as facts,

@@ -1,15 +1,16 @@
-"""Jobs as objects of a Kubernetes cluster: each `TrainingJob` becomes a workflow, and its status mirrors it.
+"""The operator: jobs as objects of a Kubernetes cluster. Each `TrainingJob` becomes a workflow, and its status mirrors
+it.
 
-The object is the desired state, and the workflow is the job: the operator between them holds nothing. It can die at any
-time and start again; jobs continue, and it sees what it missed when it is back.
+The object is the desired state, and the workflow is the job; the operator between them keeps no state. It can end at
+any time and start again: jobs continue, and it then handles the changes that it missed.
 
-| module | what it holds |
+| module | content |
 |-|-|
 | `crd`, `structural` | the definition of the resource, generated from the specification's models |
-| `resource`, `status` | the object as it is read, and what its status says |
-| `changes` | what of a running job a new specification would change |
-| `runs` | what is asked of Temporal |
-| `reconcile` | one object and its run brought together |
-| `workqueue`, `operator` | which object is looked at when |
+| `resource`, `status` | the object as it is read, and its status |
+| `changes` | the differences between a running job and a new specification |
+| `runs` | requests to Temporal |
+| `reconcile` | reconciling one object with its run |
+| `workqueue`, `operator` | the order and the time of reconciling |
 | `serve` | the process that `perdure operator` runs |
 """

@@ -1,4 +1,4 @@
-"""What a new specification would change about a job that runs."""
+"""Compares a new specification with that of a running job."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from perdure.spec.fields import Location
 from perdure.spec.job import JobSpec
 
 _NAMED = 5
-"""Fields that a refusal names; a user who changed more knows the others."""
+"""The most fields that a refusal names; a user who changed more knows the others."""
 
 
 def refusal_of_changes(running: JobSpec, wanted: JobSpec) -> str:
-    """Why a running job cannot become another one; empty where only what may change while it runs differs."""
+    """Why a running job cannot follow a new specification; empty if only fields differ that may change while it
+    runs."""
     fields = [format_path(location) for location in _differences(running.model_dump(), wanted.model_dump())]
     fields = [field for field in fields if not _changes_live(field, running)]
     if not fields:

@@ -19,12 +19,12 @@ from perdure.spec.schema import json_schema
 
 _HEAD = "# Generated from the specification's models: python -m perdure.operator.crd deploy/crds/trainingjobs.yaml\n"
 _COLUMNS = (
-    ("Phase", "string", ".status.phase", "Where the job stands."),
+    ("Phase", "string", ".status.phase", "The phase of the job."),
     ("Nodes", "string", ".status.nodes", "Nodes in the world, of those requested."),
     ("World", "integer", ".status.worldSize", "Ranks in the world."),
-    ("Step", "integer", ".status.step", "How far training is."),
+    ("Step", "integer", ".status.step", "The training step."),
     ("Restarts", "integer", ".status.restarts", "Restarts that count against retry.max_restarts."),
-    ("Age", "date", ".metadata.creationTimestamp", "Since the object was made."),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since the object was created."),
 )
 _NAME_IS_SHORT = {
     "rule": "self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')",
@@ -83,9 +83,9 @@ def _spec_schema() -> Schema:
     properties["suspend"] = {
         "type": "boolean",
         "default": False,
-        "description": "Whether the job gives its nodes back, or has not requested any yet; false lets it continue.",
+        "description": "Whether the job releases its nodes, or requests none yet; false lets it continue.",
     }
-    description = "The desired job, as docs/spec.md has it; name and namespace are the object's own."
+    description = "The desired job, as in docs/spec.md; name and namespace are the object's own."
     return structural({**job, "required": ["roles"], "description": description}, job["$defs"])
 
 

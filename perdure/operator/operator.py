@@ -1,4 +1,4 @@
-"""The operator as a whole: follows the objects, watches their runs, and looks at each when something has happened."""
+"""The operator's loops: it follows the objects, watches their runs, and reconciles each one after a change."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from perdure.operator.runs import Runs
 from perdure.operator.workqueue import Workqueue
 
 LOOKS_PER_SECOND = 20.0
-"""Each costs Temporal three calls and the API server one at most: a thousand running jobs are as old as 50 seconds."""
+"""The limit of reconciles per second: each costs Temporal three calls and the API server one at most. The status of a
+thousand running jobs is at most 50 seconds old."""
 LOOKS_AT_ONCE = 8
 ROUND = 3.0
-"""Seconds between two questions which jobs have changed: the server's visibility is about a second behind."""
+"""Seconds between two queries for jobs that have changed: the server's visibility is about a second behind."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Seconds before an object is looked at again for which something did not work; doubles each time."""
+"""Seconds before an object is reconciled again after an error; doubles each time."""
 
 logger = logging.getLogger("perdure.operator")
 
 
 class Operator:
-    """Runs until it is cancelled."""
+    """Serves all objects until it is cancelled."""
 
     def __init__(self, api: KubernetesApi, client: Client, *, namespaces: Sequence[str] = ()) -> None:
-        """Makes an operator.
+        """Creates an operator.
 
         Args:
-            api: Where the objects are.
-            client: Of the Temporal namespace where their jobs run.
-            namespaces: Only objects of these; none is all.
+            api: The API server that holds the objects.
+            client: A client of the Temporal namespace where their jobs run.
+            namespaces: Only objects of these namespaces; empty: of all.
         """
         self._api = api
         self._runs = Runs(client)
@@ -50,7 +51,7 @@ class Operator:
         """Serves the objects.
 
         Raises:
-            KubernetesError: if the API server does not know them, or does not let them be seen.
+            KubernetesError: if the API server does not know the resource, or does not permit watching it.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -91,9 +92,9 @@ class Operator:
         return uid
 
     def _know(self, resource: TrainingJobResource) -> None:
-        """Takes an object from the watch or from the answer to a look, unless a newer one is known.
+        """Takes an object from the watch or from the answer to a reconcile, unless a newer one is known.
 
-        What the operator itself wrote is no news, but the answer may hold a change that the watch has yet to tell.
+        The operator's own writes are not news, but the answer may hold a change that the watch has not delivered yet.
         """
         uid = resource.metadata.uid
         before = self._resources[uid]
@@ -110,7 +111,7 @@ class Operator:
         self._queue.forget(uid)
 
     async def _notice(self) -> None:
-        """Has looked at what has changed in Temporal; one question for all jobs."""
+        """Schedules reconciles for jobs that have changed in Temporal; one query covers all jobs."""
         before: Mapping[str, object] | None = None
         while True:
             await asyncio.sleep(ROUND)
@@ -147,7 +148,7 @@ class Operator:
         try:
             looked = await self._reconciler.look(resource)
         except Exception as error:
-            # One object that cannot be served must not keep the others from it.
+            # An error in one object must not block the others.
             pause = self._pauses[uid] = min(2 * self._pauses.get(uid, FIRST_PAUSE / 2), LONGEST_PAUSE)
             expected = isinstance(error, PerdureError | KubernetesError | OSError | TimeoutError)
             text = f"{error} {getattr(error, 'remedy', '')}".strip() or type(error).__name__

@@ -1,8 +1,8 @@
-"""Brings one object and its run together: starts it, carries changes to it, mirrors it, ends it.
+"""Reconciles one object with its run: starts it, applies changes to it, mirrors its status, ends it.
 
-Everything is decided by what is there now, so it may be repeated, or be cut off at any point. Whether a run is the
-object's is written in the run itself, by the object's uid: neither an operator that starts anew nor an object that is
-made anew mistakes another's run for its own.
+Every decision rests on the current state only, so reconciling may be repeated, or be interrupted at any point. The run
+itself holds the uid of its object. So neither an operator that restarts nor an object that is created again mistakes
+another object's run for its own.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from perdure.spec.errors import SpecError
 from workflows.messages import JobPhase, JobStatus
 
 SOON = 1.0
-"""Seconds until the next look at a job with an operation in progress."""
+"""Seconds until the next reconcile of a job with an operation in flight."""
 REFRESH = 10.0
-"""Seconds until the next look at a job that runs: how old its step may be."""
+"""Seconds until the next reconcile of a running job, which is the age of the step in its status."""
 RETRY = 30.0
-"""Seconds until the next look at what only others can change."""
+"""Seconds until the next reconcile if only others can change the situation."""
 
 _AT_REST = (JobPhase.RUNNING, JobPhase.SUSPENDED, JobPhase.WAITING, JobPhase.HELD)
 
@@ -36,23 +36,23 @@ logger = logging.getLogger("perdure.operator")
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """What a look came to."""
+    """The result of a reconcile."""
 
     resource: TrainingJobResource
-    """As it is now."""
+    """The object after the reconcile."""
     again: float | None = None
-    """Seconds until the next look; None is when something happens."""
+    """Seconds until the next reconcile; None: after the next event."""
 
 
 class Reconciler:
-    """Looks at objects, one at a time or several at once, but never twice at the same one."""
+    """Reconciles objects, one at a time or several at once, but never the same one twice at once."""
 
     def __init__(self, api: KubernetesApi, runs: Runs) -> None:
         self._api = api
         self._runs = runs
 
     async def look(self, resource: TrainingJobResource) -> Looked:
-        """Brings one object and its run together.
+        """Reconciles one object with its run.
 
         Raises:
             KubernetesError: if the API server refuses.
@@ -92,7 +92,7 @@ class Reconciler:
         try:
             submission = await self._runs.start(job, resource)
         except JobAlreadyRunning:
-            # Since it was looked for; perhaps by another operator.
+            # Another process, perhaps another operator, has started it since the query.
             return Looked(resource=resource, again=SOON)
         logger.info("%s: started as run %s", submission.workflow_id, submission.run_id)
         status = statuses.changed(
@@ -127,7 +127,7 @@ class Reconciler:
         return await self._show(resource, status, again=REFRESH if job.phase in _AT_REST else SOON)
 
     async def _judge(self, resource: TrainingJobResource, run: Run, status: ResourceStatus) -> ResourceStatus:
-        """Whether a running job can become what its object says now."""
+        """Sets the condition that says whether the running job can follow its object's current specification."""
         generation, now = resource.metadata.generation, _now()
         try:
             wanted, warnings = resource.job()
@@ -140,7 +140,7 @@ class Reconciler:
         return statuses.accepted(status, message, generation=generation, now=now)
 
     async def _carry(self, resource: TrainingJobResource, job: JobStatus) -> bool:
-        """Changes of a running job what its object says otherwise; returns whether there was anything."""
+        """Applies the object's changes to the running job; returns whether there were any."""
         if job.phase in (JobPhase.HELD, JobPhase.STOPPING):
             return False
         _, role = resource.job()[0].role
@@ -155,7 +155,7 @@ class Reconciler:
         return scales or switches
 
     async def _end(self, resource: TrainingJobResource) -> Looked:
-        """Ends the job of an object that is being deleted; the object goes when its nodes have."""
+        """Ends the job of an object that is being deleted; the object is released when the job's nodes are gone."""
         if FINALIZER not in resource.metadata.finalizers:
             return Looked(resource=resource)
         run = await self._runs.find(resource)
@@ -166,7 +166,7 @@ class Reconciler:
                 return await self._show(resource, status, again=SOON)
             if await self._runs.has_nodes(run):
                 return Looked(resource=resource, again=SOON)
-        logger.info("%s: its object may go", resource.workflow_id)
+        logger.info("%s: its object can be deleted", resource.workflow_id)
         left = tuple(one for one in resource.metadata.finalizers if one != FINALIZER)
         return Looked(resource=await self._with_finalizers(resource, left))
 
@@ -191,7 +191,7 @@ class Reconciler:
     async def _show(
         self, resource: TrainingJobResource, status: ResourceStatus, *, again: float | None = None
     ) -> Looked:
-        """Writes the status, where it says something new."""
+        """Writes the status if it differs from the current one."""
         before = resource.status.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         after = status.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         if before == after:
@@ -200,12 +200,12 @@ class Reconciler:
         return Looked(resource=await self._patch(resource, "/status", {"status": {**after, **gone}}), again=again)
 
     async def _with_finalizers(self, resource: TrainingJobResource, finalizers: tuple[str, ...]) -> TrainingJobResource:
-        """The list is written whole, so the write fails if another process has changed it meanwhile."""
+        """Writes the whole list of finalizers; the write fails if another process has changed it meanwhile."""
         metadata = {"finalizers": list(finalizers), "resourceVersion": resource.metadata.resource_version}
         return await self._patch(resource, "", {"metadata": metadata})
 
     async def _patch(self, resource: TrainingJobResource, part: str, content: dict[str, Any]) -> TrainingJobResource:
-        """The uid keeps an object that was made anew from taking what was meant for the one before."""
+        """Patches the object. The uid in the patch protects an object that was created again under the same name."""
         metadata = {**content.get("metadata", {}), "uid": resource.metadata.uid}
         made = await self._api.patch(f"{resource.path}{part}", {**content, "metadata": metadata})
         return resource if made is None else TrainingJobResource.model_validate(made)
@@ -225,7 +225,7 @@ def _name_taken(resource: TrainingJobResource) -> str:
 
 
 def _time_left(resource: TrainingJobResource) -> float | None:
-    """Seconds for which the object of an ended job still stays; None where it stays indefinitely."""
+    """Seconds for which the object of an ended job is kept; None where it is kept indefinitely."""
     lifetime, finished_at = resource.time_to_live, resource.status.finished_at
     return None if lifetime is None or finished_at is None else (lifetime - (_now() - finished_at)).total_seconds()
 

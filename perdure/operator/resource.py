@@ -1,4 +1,4 @@
-"""A `TrainingJob` object as the API server has it, and the job that it describes."""
+"""A `TrainingJob` object of the API server, and the job that it describes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ KIND = "TrainingJob"
 PLURAL = "trainingjobs"
 
 FINALIZER = f"{GROUP}/job"
-"""Keeps an object until its job has ended and the job's nodes are gone."""
+"""The finalizer that keeps an object until its job has ended and the job's nodes are gone."""
 
 
 class Metadata(Part):
-    """What every object has, as far as it is read here."""
+    """The fields of an object's metadata that the operator reads."""
 
     name: str
     namespace: str
     uid: str
-    """Of the object: one that is deleted and made again has another one."""
+    """The object's UID: an object that is deleted and created again gets another one."""
     resource_version: str = ""
     generation: int = 0
     """Counts the changes of `spec`."""
@@ -40,12 +40,12 @@ class Metadata(Part):
 
     @property
     def version(self) -> int:
-        """Grows with each change of the object; Kubernetes' own clients compare it in this way, too."""
+        """Grows with each change of the object; Kubernetes' own clients compare it in the same way."""
         return int(self.resource_version)
 
 
 class TrainingJobResource(Part):
-    """One object."""
+    """One `TrainingJob` object."""
 
     metadata: Metadata
     spec: dict[str, JsonValue] = Field(default={})
@@ -53,12 +53,12 @@ class TrainingJobResource(Part):
 
     @property
     def path(self) -> str:
-        """Of the object in the API."""
+        """The object's path in the API."""
         return f"{collection(self.metadata.namespace)}/{self.metadata.name}"
 
     @property
     def workflow_id(self) -> str:
-        """Of its job in Temporal."""
+        """The workflow ID of its job in Temporal."""
         return job_workflow_id(self.metadata.namespace, self.metadata.name)
 
     @property
@@ -73,15 +73,15 @@ class TrainingJobResource(Part):
 
     @property
     def time_to_live(self) -> timedelta | None:
-        """How long the object stays once its job has ended; None where it stays indefinitely."""
+        """The time for which the object is kept after its job has ended; None where it is kept indefinitely."""
         try:
             return parse_duration(self.spec.get("ttl_after_finished"))
         except ValueError:
-            # None is given, or one that is refused elsewhere.
+            # It is unset, or its value is wrong and refused elsewhere.
             return None
 
     def job(self) -> tuple[JobSpec, tuple[SpecWarning, ...]]:
-        """The job that it describes, and what is worth saying of it.
+        """The job that the object describes, and warnings about it.
 
         Raises:
             SpecError: if it cannot run, with the text of `perdure validate`.

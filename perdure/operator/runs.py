@@ -1,8 +1,8 @@
-"""What the operator asks of Temporal, and what that costs.
+"""The operator's requests to Temporal, and their cost.
 
-Which jobs have changed is one question to the server's visibility for all of them together. Only a job that has, or
-that was not looked at for a while, is asked itself: one call for its execution, a query, and one call for each group
-of 128 nodes.
+One query to the server's visibility finds all jobs that have changed. Only a job that has changed, or that was not
+reconciled for a while, is queried itself: one call for its execution, a query, and one call for each group of 128
+nodes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MEMO = "perdure.dev/object"
 """Key of the memo that holds the uid of the object which a run was started for."""
 
 EVERY_JOB = 100_000
-"""More than one Temporal namespace is asked to hold."""
+"""A limit above the number of jobs that a Temporal namespace is expected to hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +43,13 @@ class Run:
 
     workflow_id: str
     run_id: str
-    """Of the chain's newest link."""
+    """The run ID of the chain's newest run."""
     first_run_id: str
     object_uid: str
-    """The UID of the object that it was started for; empty where it was started without one."""
+    """The UID of the object that it was started for; empty if it was started without one."""
     open: bool
     page: str
-    """In the Temporal UI; empty where its address is unknown."""
+    """The job's page in the Temporal UI; empty if its address is unknown."""
 
 
 class Runs:
@@ -59,7 +59,7 @@ class Runs:
         self._client = client
 
     async def find(self, resource: TrainingJobResource) -> Run | None:
-        """The latest run of the object's name, however it was started."""
+        """Finds the latest run of the object's name, however it was started."""
         temporal = await self._client.connect()
         async with map_errors(self._client):
             try:
@@ -79,7 +79,7 @@ class Runs:
             )
 
     async def start(self, job: JobSpec, resource: TrainingJobResource) -> Submission:
-        """Starts the job, and has the run know its object.
+        """Starts the job, and stores the object's UID in the run.
 
         Raises:
             JobAlreadyRunning: if a job of that name runs.
@@ -87,7 +87,7 @@ class Runs:
         return await self._client.submit(job, upload=False, memo={MEMO: resource.metadata.uid})
 
     async def spec_of(self, run: Run) -> JobSpec:
-        """What the run was started with."""
+        """The specification that the run was started with."""
         temporal = await self._client.connect()
         request = GetWorkflowExecutionHistoryRequest(
             namespace=temporal.namespace,
@@ -101,7 +101,7 @@ class Runs:
         return read_accepted(given)
 
     async def status(self, resource: TrainingJobResource) -> JobStatus:
-        """Where the job stands.
+        """The job's status.
 
         Raises:
             NoWorker: if no worker answers for it.
@@ -109,13 +109,13 @@ class Runs:
         return await self._client.status(resource.metadata.name, namespace=resource.metadata.namespace)
 
     async def step(self, job: JobStatus) -> int | None:
-        """How far the slowest member of the world is; None where that is not known."""
+        """The step of the slowest member of the world; None if it is not known."""
         temporal = await self._client.connect()
         handles = [temporal.get_workflow_handle(group) for group in job.groups]
         described = await asyncio.gather(
             *(handle.describe(rpc_timeout=CALL_TIMEOUT) for handle in handles), return_exceptions=True
         )
-        # A group that has gone or does not answer says nothing; the others do.
+        # A group that has ended or does not answer is skipped.
         groups = [group for group in described if not isinstance(group, BaseException)]
         leases = [lease for group in groups for lease in await leases_of(temporal, group)]
         known = [one.view.progress for one in leases if one.view.progress and one.view.generation == job.generation]
@@ -123,7 +123,7 @@ class Runs:
         return min(steps) if steps else job.progress.step if job.progress else None
 
     async def result(self, resource: TrainingJobResource) -> tuple[JobResult, JobStatus | None]:
-        """What the job came to, and what it last knew where a worker answers for it."""
+        """The job's result, and its last status if a worker answers for it."""
         name, namespace = resource.metadata.name, resource.metadata.namespace
         try:
             result = await self._client.wait(name, namespace=namespace, outage=timedelta())
@@ -135,18 +135,18 @@ class Runs:
             return result, None
 
     async def scale(self, resource: TrainingJobResource, nodes: str) -> None:
-        """Changes how many nodes the job has."""
+        """Changes the job's number of nodes."""
         name, namespace = resource.metadata.name, resource.metadata.namespace
         await self._client.scale(name, nodes, namespace=namespace, reason="the TrainingJob object was changed")
 
     async def suspend(self, resource: TrainingJobResource, *, suspended: bool) -> None:
-        """Has the job give its nodes back, or ask for them again."""
+        """Makes the job release its nodes, or request them again."""
         name, namespace = resource.metadata.name, resource.metadata.namespace
         change = self._client.suspend if suspended else self._client.resume
         await change(name, namespace=namespace, reason="the TrainingJob object was changed")
 
     async def cancel(self, run: Run) -> None:
-        """Asks the run, and no later one of its name, to end; may be repeated."""
+        """Cancels this run, and no later one of its name; may be repeated."""
         temporal = await self._client.connect()
         handle: WorkflowHandle[Any, Any] = temporal.get_workflow_handle(
             run.workflow_id, first_execution_run_id=run.first_run_id
@@ -159,7 +159,7 @@ class Runs:
                     raise
 
     async def has_nodes(self, run: Run) -> bool:
-        """Whether groups of the run still wind down: those of one that was terminated do that by themselves."""
+        """Whether groups of the run still wind down: those of a terminated run do that by themselves."""
         temporal = await self._client.connect()
         groups = f"{run.workflow_id}/{uid_of(run.first_run_id)}/"
         query = f"WorkflowType = '{NODE_GROUP}' AND ExecutionStatus = 'Running' AND WorkflowId STARTS_WITH '{groups}'"
@@ -167,13 +167,14 @@ class Runs:
             return (await temporal.count_workflows(query, rpc_timeout=CALL_TIMEOUT)).count > 0
 
     async def edges(self) -> Mapping[str, object]:
-        """Of every running job, by its workflow's ID, what is different when something has happened to it."""
+        """A value for every running job, by workflow ID, that differs after something has happened to the job."""
         jobs = await self._client.list(everywhere=True, running=True, limit=EVERY_JOB)
         return {job.workflow_id: (job.run_id, job.phase, job.world_size, job.restarts) for job in jobs}
 
 
 def _never_began(reason: str) -> JobResult:
-    """Of a job whose specification the worker refused, although the operator did not: theirs is another release."""
+    """The result of a job whose specification the worker refused although the operator did not, because their releases
+    differ."""
     now = datetime.now(UTC)
     return JobResult(
         phase=JobPhase.FAILED,

@@ -25,7 +25,7 @@ async def serve(*, address: str | None, namespaces: Sequence[str]) -> None:
 
     Raises:
         ControlPlaneUnreachable: if Temporal does not answer at the start.
-        Refused: if the API server does not let the objects be seen.
+        Refused: if the API server does not permit watching the objects.
     """
     endpoint = find_endpoint(address)
     temporal = await connect(endpoint, identity=f"perdure-operator@{socket.gethostname()}:{os.getpid()}")
@@ -42,6 +42,6 @@ async def serve(*, address: str | None, namespaces: Sequence[str]) -> None:
             await operator
     except KubernetesError as error:
         remedy = "Apply deploy/crds/trainingjobs.yaml." if error.status == 404 else "See docs/kubernetes-resource.md."
-        raise Refused(f"the API server does not let {PLURAL} be followed: {error}", remedy=remedy) from error
+        raise Refused(f"the API server does not permit watching {PLURAL}: {error}", remedy=remedy) from error
     finally:
         await api.close()

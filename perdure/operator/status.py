@@ -1,4 +1,4 @@
-"""What the status of a `TrainingJob` object says: pure functions from what is known to the next status."""
+"""The status of a `TrainingJob` object: pure functions from known facts to the next status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFUSED = "REFUSED"
 
 
 class Part(BaseModel):
-    """A part of an object: named as Kubernetes names fields, and tolerant of what others write beside it."""
+    """A part of an object, with Kubernetes' field names; fields of other writers are ignored."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -30,7 +30,7 @@ class Part(BaseModel):
 
 
 class Truth(StrEnum):
-    """What a condition says."""
+    """The value of a condition."""
 
     TRUE = "True"
     FALSE = "False"
@@ -43,76 +43,76 @@ class Condition(Part):
     type: str
     """Accepted, Running, Succeeded or Failed."""
     status: Truth
-    """Whether it is so."""
+    """Whether the condition holds."""
     reason: str
-    """Why, in one word."""
+    """The reason, in one word."""
     message: str = ""
-    """Why, in words for people."""
+    """The reason, for people."""
     observed_generation: int = 0
-    """The generation of the object that this is about."""
+    """The generation of the object that this condition is about."""
     last_transition_time: datetime
     """When `status` changed last."""
 
 
 class ResourceStatus(Part):
-    """How the job is, as far as the operator knows; `perdure status` and `perdure explain` tell more."""
+    """The job's state as far as the operator knows; `perdure status` and `perdure explain` show more."""
 
     observed_generation: int = 0
-    """The newest generation of the object that was looked at."""
+    """The newest generation of the object that the operator has reconciled."""
     phase: str = ""
     """STARTING, WAITING, RENDEZVOUS, RUNNING, RECOVERING, SUSPENDED, HELD, STOPPING, SUCCEEDED, FAILED or CANCELLED;
-    REFUSED where it never became a job."""
+    REFUSED if no job was started."""
     nodes: str = ""
-    """Nodes in the current world, of the most that it may have: 14/16."""
+    """Nodes in the current world, and the most that it may have, such as 14/16."""
     world_size: int | None = None
     """Ranks in the current world."""
     step: int | None = None
-    """How far the job has come: the furthest step of its slowest rank, as the script reports, else the most steps that
-    its processes made since they started. A restart does not take it back."""
+    """The job's progress: the furthest step of its slowest rank, as the script reports it, else the most steps that its
+    processes made since they started. A restart does not reduce it."""
     generation: int | None = None
-    """Of the world: counts every time that it was formed."""
+    """The generation of the world, which counts how often it was formed."""
     restarts: int | None = None
     """Restarts that count against `retry.max_restarts`; all of them, once the job has ended."""
     last_incident: str = ""
-    """The latest interruption; `perdure explain` has its story."""
+    """The latest interruption; `perdure explain` describes it."""
     started_at: datetime | None = None
     """When the job started."""
     finished_at: datetime | None = None
     """When the job ended."""
     workflow_id: str = ""
-    """Of the job in Temporal."""
+    """The workflow ID of the job in Temporal."""
     run_id: str = ""
-    """The workflow's first run: what tells this job from others of its name."""
+    """The workflow's first run, which tells this job from others of its name."""
     uid: str = ""
-    """What the job's pods are labelled with, as `perdure.dev/uid`."""
+    """The value of the label `perdure.dev/uid` of the job's pods."""
     page: str = ""
-    """In the Temporal UI, where its address is known."""
+    """The job's page in the Temporal UI, if its address is known."""
     conditions: tuple[Condition, ...] = ()
     """Accepted, Running, and in the end Succeeded or Failed."""
 
     @property
     def finished(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the status is final."""
         return self.phase in FINAL_PHASES
 
     def condition(self, kind: str) -> Condition | None:
         return next((one for one in self.conditions if one.type == kind), None)
 
     def accepts(self, generation: int) -> bool:
-        """Whether the object, as it is in this generation, was found to be right."""
+        """Whether the object was accepted in this generation."""
         accepted = self.condition("Accepted")
         return self.observed_generation == generation and accepted is not None and accepted.status is Truth.TRUE
 
 
 def changed(status: ResourceStatus, **fields: Any) -> ResourceStatus:
-    """The status with other values."""
+    """Returns the status with other values."""
     return status.model_copy(update=fields)
 
 
 def with_condition(
     status: ResourceStatus, kind: str, truth: Truth, reason: str, message: str, *, generation: int, now: datetime
 ) -> ResourceStatus:
-    """The status with one condition set; its time stays where it says what it said before."""
+    """Returns the status with one condition set; the condition keeps its time unless its value changes."""
     before = status.condition(kind)
     since = before.last_transition_time if before and before.status is truth else now.replace(microsecond=0)
     condition = Condition(
@@ -128,33 +128,33 @@ def with_condition(
 
 
 def accepted(status: ResourceStatus, message: str, *, generation: int, now: datetime) -> ResourceStatus:
-    """The object is right as it is."""
+    """The status of an object that is valid."""
     status = changed(status, observed_generation=generation)
     return with_condition(status, "Accepted", Truth.TRUE, "Valid", message, generation=generation, now=now)
 
 
 def refused(status: ResourceStatus, reason: str, message: str, *, generation: int, now: datetime) -> ResourceStatus:
-    """The object is wrong as it is; a job that runs continues unchanged."""
+    """The status of an object that is not valid; a running job continues unchanged."""
     status = changed(status, observed_generation=generation, phase=status.phase if status.run_id else REFUSED)
     return with_condition(status, "Accepted", Truth.FALSE, reason, message, generation=generation, now=now)
 
 
 def held(status: ResourceStatus, *, generation: int, now: datetime) -> ResourceStatus:
-    """The object was suspended before it became a job."""
+    """The status of an object that was suspended before its job was started."""
     status = changed(status, phase=JobPhase.SUSPENDED.value)
     message = "it has not been started; set spec.suspend to false"
     return with_condition(status, "Running", Truth.FALSE, "Suspended", message, generation=generation, now=now)
 
 
 def unknown(status: ResourceStatus, reason: str, message: str, *, generation: int, now: datetime) -> ResourceStatus:
-    """No worker answers for the job, which probably continues: the rest is as it was last known."""
+    """The status while no worker answers for the job, which probably continues: other fields keep their last values."""
     return with_condition(status, "Running", Truth.UNKNOWN, reason, message, generation=generation, now=now)
 
 
 def running(
     status: ResourceStatus, job: JobStatus, *, step: int | None, generation: int, now: datetime
 ) -> ResourceStatus:
-    """The job as its workflow tells of it."""
+    """The status of a running job, from its workflow's answer."""
     status = changed(
         _counted(status, job),
         phase=job.phase.value,
@@ -178,13 +178,13 @@ _REASONS: dict[int, str] = {
 def ended(
     status: ResourceStatus, result: JobResult, job: JobStatus | None, *, generation: int, now: datetime
 ) -> ResourceStatus:
-    """The job has ended.
+    """The status of a job that has ended.
 
     Args:
-        status: As it was.
-        result: What it came to.
-        job: What its workflow last knew, where a worker answers for it.
-        generation: Of the object.
+        status: The status before.
+        result: The job's result.
+        job: The last status of its workflow, if a worker answers for it.
+        generation: The object's generation.
         now: The time.
     """
     status = changed(

@@ -1,8 +1,8 @@
-"""Turns pydantic's JSON Schema into a structural schema, the only kind that an API server takes.
+"""Turns pydantic's JSON Schema into a structural schema, the only kind that an API server accepts.
 
-It has no references and no unions but one of integer and text, and every field has a type. Unknown fields are kept
-rather than pruned, so that the operator can refuse them by name: a misspelt `max_restart` that vanishes on its way
-costs a night of training. What a structural schema cannot say, the operator checks.
+It has no references and no unions except that of integer and text, and every field has a type. Unknown fields are kept
+rather than pruned, so that the operator can refuse them by name: a misspelled `max_restart` that vanishes on its way
+costs a night of training. The operator checks what a structural schema cannot express.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ _LIMITS = ("pattern", "minimum", "maximum", "maxLength", "minItems", "format")
 
 
 def structural(schema: Mapping[str, Any], definitions: Mapping[str, Any], *, by_users: bool = True) -> Schema:
-    """The structural schema of a JSON Schema.
+    """Converts a JSON Schema to a structural schema.
 
     Args:
-        schema: As pydantic makes it.
-        definitions: What its `$ref`s lead to.
-        by_users: Whether people write it: unknown fields are kept to be refused, and defaults are said.
+        schema: A schema that pydantic made.
+        definitions: The targets of its `$ref`s.
+        by_users: Whether people write the value: unknown fields are then kept, to be refused, and defaults are
+            described.
     """
     forms = list(_forms(schema, definitions))
     present = [form for form in forms if form.get("type") != "null"]
@@ -63,7 +64,7 @@ def _single(form: Mapping[str, Any], definitions: Mapping[str, Any], *, by_users
                 **({_KEEP_UNKNOWN: True} if by_users else {}),
             }
         case "object":
-            # A key that does not match is refused by the operator: the API server knows no patterns of keys.
+            # The operator refuses a key that does not match: the API server supports no patterns for keys.
             (value,) = form.get("patternProperties", {"": form.get("additionalProperties", True)}).values()
             if value is True or next(_forms(value, definitions)) == {}:
                 return {"type": "object", _KEEP_UNKNOWN: True}
@@ -76,7 +77,7 @@ def _single(form: Mapping[str, Any], definitions: Mapping[str, Any], *, by_users
 
 
 def _union(forms: list[Mapping[str, Any]]) -> Schema:
-    """One schema for values of several kinds: each limit speaks of one kind, and leaves the others alone."""
+    """Merges several schemas into one: each limit applies to one type of value only."""
     kinds = {form.get("type", "string") for form in forms}
     limits = {name: form[name] for form in forms for name in _LIMITS if name in form}
     if choices := [choice for form in forms for choice in form.get("enum", ())]:
@@ -89,7 +90,8 @@ def _union(forms: list[Mapping[str, Any]]) -> Schema:
 
 
 def _default(schema: Mapping[str, Any]) -> str:
-    """Says the default instead of setting it: what is written into an object would outlive the release's own."""
+    """Describes the default instead of setting it: a value that is written into an object would outlive the release's
+    default."""
     match schema.get("default"):
         case bool(value):
             return f" Default: {str(value).lower()}."

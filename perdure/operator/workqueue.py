@@ -1,6 +1,6 @@
-"""Which object is looked at next: the one that is due for longest, so many a second and no more.
+"""The queue of objects to reconcile: the object that is due for longest comes first, and the rate is limited.
 
-With a thousand jobs the ones at rest are looked at less often; one to which something has happened comes before them.
+With a thousand jobs, jobs at rest are reconciled less often; a job to which something has happened comes first.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import asyncio
 from contextlib import suppress
 
 _LEAD = 3600.0
-"""Seconds that what has happened is ahead of what is merely due."""
+"""Seconds by which an event precedes a mere deadline."""
 
 
 class Workqueue:
-    """Keys and the time at which each is due, for several takers of one event loop."""
+    """Keys, with the time at which each is due, for several consumers in one event loop."""
 
     def __init__(self, *, per_second: float) -> None:
         self._pause = 1 / per_second
@@ -24,22 +24,22 @@ class Workqueue:
         self._turn = asyncio.Lock()
 
     def plan(self, key: str, *, after: float | None = None) -> None:
-        """Has the key taken, unless it is planned for earlier; a taken one once it is back.
+        """Schedules the key, unless it is scheduled for earlier; a key in use is scheduled once it is given back.
 
         Args:
-            key: Something has happened to it.
-            after: Or nothing has, and it is due so many seconds from now.
+            key: The key.
+            after: Seconds until it is due; None if something has happened to it.
         """
         due = self._now() + (-_LEAD if after is None else after)
         self._due[key] = min(due, self._due.get(key, due))
         self._news.set()
 
     def forget(self, key: str) -> None:
-        """There is nothing to look at any more."""
+        """Removes the key."""
         self._due.pop(key, None)
 
     async def take(self) -> str:
-        """The key that is due for longest, once one is; no other task gets it until it is given back."""
+        """Takes the key that is due for longest, once one is; no other task gets it until it is given back."""
         async with self._turn:
             while True:
                 self._news.clear()
@@ -56,7 +56,7 @@ class Workqueue:
                         await self._news.wait()
 
     def give_back(self, key: str) -> None:
-        """It may be taken again when it is due."""
+        """Gives the key back, so that it may be taken again when it is due."""
         self._taken.discard(key)
         self._news.set()
 
