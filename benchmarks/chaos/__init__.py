@@ -1,1 +1,1 @@
-"""Random, overlapping faults on programs that know nothing of Perdure: do they end with the right results?"""
+"""Random, overlapping faults on programs that know nothing of Perdure: checks that they end with the right results."""

@@ -1,4 +1,4 @@
-"""`make bench-chaos`: injects faults for a while, lets the programs end, and says what was right and what was not."""
+"""`make bench-chaos`: injects faults for a while, lets the programs end, and checks results and explanations."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from .site import NODES, Job, Site
 
 OUT = Path(__file__).with_name("out")
 SHORTEST_PAUSE, LONGEST_PAUSE = 3.0, 20.0
-"""Seconds between two faults."""
+"""Range of the pause between two faults, in seconds."""
 SAME_JOB = 0.4
-"""How often the next fault hits the job that the last one hit: it is probably being repaired."""
+"""Probability that the next fault hits the same job as the last one, which is probably being repaired."""
 LOOK = 2.0
-"""Seconds between two looks at the jobs."""
+"""Seconds between two queries of the jobs."""
 AWAY = (0.5, 12.0)
-"""Seconds for which a killed worker or server stays away."""
+"""Range of the time until a killed worker or server is restarted, in seconds."""
 FROZEN = (1.0, 15.0)
-"""Seconds for which an agent is frozen."""
+"""Range of the time for which an agent is frozen, in seconds."""
 
 
 class Chaos:
-    """One run."""
+    """One run of the benchmark."""
 
     def __init__(self, site: Site, *, chance: random.Random, console: Console) -> None:
         self.site = site
@@ -49,7 +49,7 @@ class Chaos:
         self._control_plane: asyncio.Task[int] | None = None
 
     async def run(self, *, seconds: float, patience: float) -> None:
-        """Injects faults for that long or until all programs have ended; then waits for these."""
+        """Injects faults for `seconds` or until all programs have ended, then waits for the remaining programs."""
         looking = asyncio.create_task(self._look())
         deadline = time.monotonic() + seconds
         try:
@@ -100,7 +100,7 @@ class Chaos:
         self.console.print(f"{time.monotonic() - self._began:7.1f}s  {line}", markup=False, highlight=False)
 
     def report(self, folder: Path, expected: dict[str, str]) -> dict[str, object]:
-        """Writes what was seen, prints a table, and returns the closing line's keys."""
+        """Writes the observations, prints a table, and returns the values of the closing line."""
         folder.mkdir(parents=True, exist_ok=True)
         lines = (fault.model_dump_json() for fault in self.faults)
         (folder / "faults.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -122,11 +122,11 @@ class Chaos:
             same = "right" if right[-1] else "WRONG"
             table.add_row(job.program.name, str(hit), str(len(incidents)), generations, ended, same, str(len(wrong)))
             if not right[-1]:
-                self.say(f"{job.program.name} made: {made}; right is: {expected[job.program.name]}")
+                self.say(f"{job.program.name} made: {made}; expected: {expected[job.program.name]}")
             for doubt in wrong:
                 self.say(f"{job.program.name} doubted: {doubt}")
         self.console.print(table)
-        self.say(f"what was injected, explained and doubted: {folder}")
+        self.say(f"faults, explanations and doubts: {folder}")
         return {
             "faults": sum(fault.processes > 0 for fault in self.faults),
             "incidents": sum(len(job.incidents) for job in self.site.jobs),
@@ -144,25 +144,25 @@ def _result(job: Job) -> str:
 
 
 def main(
-    minutes: Annotated[float, typer.Option(help="For how long faults are injected.")] = 30,
+    minutes: Annotated[float, typer.Option(help="Minutes for which faults are injected.")] = 30,
     patience: Annotated[float, typer.Option(help="Minutes for the programs to end afterwards.")] = 15,
-    program: Annotated[list[str] | None, typer.Option(help="Only these.")] = None,
-    length: Annotated[float, typer.Option(help="Of the programs, as a factor.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Of the faults; default: another one each time.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for what was seen.")] = None,
+    program: Annotated[list[str] | None, typer.Option(help="Run only these programs.")] = None,
+    length: Annotated[float, typer.Option(help="Factor for the length of the programs.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the faults; by default another one each time.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the observations.")] = None,
 ) -> None:
-    """Trains programs that know nothing of Perdure while its processes and theirs are killed at random."""
+    """Trains programs that know nothing of Perdure, while its processes and theirs are killed at random."""
     chosen = [known for known in PROGRAMS if not program or known.name in program]
     seed = seed if seed is not None else int(time.time())
     console = Console(highlight=False, soft_wrap=True)
-    # Sockets lie below, and their paths are limited to 108 bytes.
+    # The folder contains sockets, whose paths are limited to 108 bytes.
     folder = Path(tempfile.mkdtemp(prefix="pc-"))
     lengths = {known.name: max(1, round(known.length * length)) for known in chosen}
     closing: dict[str, object] = {}
 
     async def run() -> None:
         chaos = Chaos(Site(folder), chance=random.Random(seed), console=console)
-        chaos.say(f"seed {seed}; the programs by themselves, for their right results")
+        chaos.say(f"seed {seed}; running the programs alone for their expected results")
         expected = {known.name: await _expected(known, folder, lengths[known.name]) for known in chosen}
         chaos.say(f"{expected}")
         try:
@@ -178,7 +178,7 @@ def main(
     if all(closing["right"] or [False]):  # pyright: ignore[reportArgumentType]
         shutil.rmtree(folder, ignore_errors=True)
     else:
-        console.print(f"what the programs and nodes left is kept in {folder}")
+        console.print(f"files of the programs and nodes are kept in {folder}")
     print(json.dumps(closing, separators=(",", ":")))
 
 

@@ -1,4 +1,4 @@
-"""Faults of a local site: each kills what it names by SIGKILL, without warning."""
+"""The faults of a local site: each sends SIGKILL to the processes that it names, without warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure_launcher.warm_start.names import LISTENING_VARIABLE
 
 
 class Kind(StrEnum):
-    """What is killed."""
+    """The kind of process that a fault kills."""
 
     RANK = "rank"
     RANKS_OF_TWO_NODES = "ranks of two nodes"
@@ -51,24 +51,24 @@ WEIGHTS = {
 INTERRUPTING = frozenset(
     {Kind.RANK, Kind.RANKS_OF_TWO_NODES, Kind.STAND_IN, Kind.TORCHRUN, Kind.COMMAND, Kind.LAUNCHER, Kind.NODE}
 )
-"""A job that trains is interrupted by each of these."""
+"""The faults that interrupt a job that trains."""
 
 
 class Fault(BaseModel):
-    """One fault as it was injected."""
+    """A fault that was injected."""
 
     model_config = ConfigDict(frozen=True)
 
     kind: Kind
     job: str
-    """Empty where it concerns the control plane, and so every job."""
+    """Empty for a fault of the control plane, which concerns every job."""
     nodes: tuple[int, ...] = ()
     time: float
     """Seconds since the epoch."""
     processes: int
-    """How many were signalled; 0 where nothing of the kind ran."""
+    """The number of signalled processes; 0 if none of this kind ran."""
     phase: str = ""
-    """Of the job, just before."""
+    """The job's phase just before the fault."""
 
 
 def draw(chance: random.Random) -> Kind:
@@ -79,12 +79,12 @@ def inject(kind: Kind, *, uid: str, nodes: tuple[int, ...]) -> tuple[float, list
     """Signals the processes of a kind on these nodes of a job.
 
     Returns:
-        When, in seconds since the epoch, and what was signalled.
+        The time in seconds since the epoch, and the processes that were signalled.
     """
     victims = [process for node in nodes for process in _victims(kind, f"{uid}/worker-{node}/")]
     number = signal.SIGSTOP if kind is Kind.FROZEN_AGENT else signal.SIGKILL
     if kind is Kind.NODE:
-        # At once, as a machine loses its power: nothing of it may report the end of the rest.
+        # At once, like a power loss: no process of the node may report the end of the others.
         for process in victims:
             _signal(process, signal.SIGSTOP)
     when = time.time()
@@ -112,7 +112,8 @@ def _victims(kind: Kind, node: str) -> Iterator[psutil.Process]:
 
 
 def _is_rank(process: psutil.Process, environment: dict[str, str], command: list[str]) -> bool:
-    """A forked rank shows the environment of the interpreter that it was forked from."""
+    """Returns whether this is a rank. A forked rank shows the environment of the interpreter that it was forked
+    from."""
     if LISTENING_VARIABLE in environment:
         parent = process.parent()
         return parent is not None and LISTENING_VARIABLE in parent.environ()
@@ -130,7 +131,7 @@ def _is_torchrun(process: psutil.Process, environment: dict[str, str], command: 
 
 
 def _is_command(process: psutil.Process, environment: dict[str, str], command: list[str]) -> bool:
-    """The child of the launcher: a wrapper, or torchrun itself."""
+    """Returns whether this is the launcher's child: a wrapper, or torchrun itself."""
     parent = process.parent()
     return (
         parent is not None

@@ -1,4 +1,4 @@
-"""What jobs say of their faults, held against what was injected: the faults are known, so each claim can be checked."""
+"""Checks the explanations of jobs against the injected faults: these are known, so each claim can be verified."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from workflows.messages import EvidenceSource, FailureClass, IncidentView
 from .faults import INTERRUPTING, Fault, Kind
 
 BEFORE = 15.0
-"""Seconds from a fault to the first sign of it that an incident shows: a lease takes 10 s to lapse."""
+"""Maximum seconds from a fault to its first evidence in an incident: a lease takes 10 s to lapse."""
 
 SEES = {
     FailureClass.KILLED: {
@@ -25,11 +25,11 @@ SEES = {
     FailureClass.NODE_LOST: {Kind.NODE, Kind.LAUNCHER, Kind.AGENT},
     FailureClass.NODE_UNRESPONSIVE: {Kind.NODE, Kind.AGENT, Kind.FROZEN_AGENT, Kind.LAUNCHER},
 }
-"""What may have been killed where an incident names such a failure."""
+"""The faults that can cause each failure class that an incident names."""
 
 
 def doubts(job: str, incidents: Sequence[IncidentView], faults: Sequence[Fault]) -> list[str]:
-    """Statements of the incidents that the faults do not bear out, in words."""
+    """Returns the claims of incidents that the faults do not support, as messages."""
     ours = [fault for fault in faults if fault.job == job and fault.processes]
     return [
         *(doubt for incident in incidents for doubt in _doubts_of(incident, ours)),
@@ -63,7 +63,7 @@ def _doubts_of(incident: IncidentView, faults: Sequence[Fault]) -> list[str]:
 
 
 def _untold(incidents: Sequence[IncidentView], faults: Sequence[Fault]) -> list[str]:
-    """Faults of a job that trained, of which no incident shows the node."""
+    """Returns the faults of a training job that no incident shows."""
     return [
         f"{fault.kind} of node {node} at {fault.time:.1f}: no incident shows it"
         for fault in faults

@@ -1,4 +1,4 @@
-"""The programs: what each is started with, and how one knows that it ended with the right result."""
+"""The training programs: each one's command, and the check that it ended with the right result."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Program:
 
     name: str
     command: Callable[[Path, int], list[str]]
-    """From the folder that it writes into, and how long it is to train, to its command."""
+    """Returns the command for an output folder and a length."""
     length: int
-    """What it counts differs: epochs, or rounds."""
+    """The default length, in epochs or rounds."""
     result: Callable[[Path], str]
-    """From its folder to a digest of what it made: equal for every right run. Raises OSError where there is none."""
+    """Returns a digest of the output in a folder, equal for every correct run. Raises OSError if there is none."""
     expected: Callable[[int], str] | None = None
-    """From its length to the right result; None where an undisturbed run has to show it."""
+    """Returns the expected result for a length; None if an undisturbed run has to produce it."""
 
 
 def _torchrun(script: str) -> Callable[[Path, int], list[str]]:
@@ -90,10 +90,10 @@ PROGRAMS = (
 
 
 async def undisturbed(program: Program, folder: Path, *, length: int) -> str:
-    """Runs the program by itself, two ranks under plain torchrun, and returns its result.
+    """Runs the program without faults, with two ranks under plain torchrun, and returns its result.
 
     Raises:
-        RuntimeError: if it fails by itself.
+        RuntimeError: if it fails without faults.
     """
     folder.mkdir(parents=True, exist_ok=True)
     environment = {
@@ -108,5 +108,5 @@ async def undisturbed(program: Program, folder: Path, *, length: int) -> str:
             *program.command(folder, length), env=environment, stdout=log, stderr=log, stdin=asyncio.subprocess.DEVNULL
         )
         if await process.wait() != 0:
-            raise RuntimeError(f"{program.name} fails by itself: {folder / 'undisturbed.log'}")
+            raise RuntimeError(f"{program.name} fails without faults: {folder / 'undisturbed.log'}")
     return program.result(folder)

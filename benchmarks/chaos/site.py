@@ -1,4 +1,4 @@
-"""Where the programs run: a control plane of their own, killed and started again as the faults say."""
+"""The environment of the programs: a control plane of their own, which faults kill and which is then restarted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NODES = 2
 
 @dataclass
 class Job:
-    """One program as a job, and what was seen of it."""
+    """One program as a job, and the observations of it."""
 
     program: Program
     out: Path
@@ -34,7 +34,7 @@ class Job:
     uid: str
     status: JobStatus | None = None
     incidents: dict[int, IncidentView] = field(default_factory=dict[int, IncidentView])
-    """By number: the job itself keeps the newest only."""
+    """Incidents by number; the job itself keeps the newest only."""
     result: JobResult | None = None
     ended_at: float | None = None
 
@@ -54,13 +54,13 @@ class Site:
         self.all_ended = asyncio.Event()
 
     async def start(self) -> None:
-        """Starts server and worker where they do not run."""
+        """Starts server and worker if they do not run."""
         endpoint = await self.control_plane.ensure()
         self.client = Client(endpoint=endpoint)
         await self.client.connect()
 
     async def submit(self, program: Program, *, length: int, at: float) -> Job:
-        """Starts a program; its folder says what it has made."""
+        """Starts a program as a job; the program's folder will contain its results."""
         out = self.folder / program.name
         out.mkdir()
         name = f"chaos-{program.name}-{int(at) % 100_000}"
@@ -69,7 +69,7 @@ class Site:
                 "name": name,
                 "env": {**ENVIRONMENT, "PATH": f"{BIN}:/usr/bin:/bin"},
                 "limits": {"termination_grace_period": "5s"},
-                # What is counted here are faults, and a job that gives up tells nothing about the next one.
+                # The benchmark counts faults, and a job that gives up cannot show how it would handle the next one.
                 "retry": {"max_restarts": 10_000, "no_progress_limit": 10_000},
                 "roles": {"worker": {"nodes": str(NODES), "command": program.command(out, length)}},
             }
@@ -79,7 +79,7 @@ class Site:
         return job
 
     async def look(self) -> None:
-        """Asks every job where it stands; while the control plane is away, what was known stays."""
+        """Queries every job's state; while the control plane is away, the last known state stays."""
         for job in self.jobs:
             with suppress(PerdureError, TimeoutError):
                 async with asyncio.timeout(10):
@@ -95,7 +95,7 @@ class Site:
         return [job for job in self.jobs if job.result is None]
 
     async def kill_control_plane(self, kind: Kind, *, away: float) -> int:
-        """Kills the worker or the server, and starts it again after a while."""
+        """Kills the worker or the server, and restarts it after a while."""
         known = self.control_plane.status()
         record = known.worker if kind is Kind.WORKER else known.server
         if record is None:
@@ -107,7 +107,7 @@ class Site:
         return 1
 
     async def end(self) -> None:
-        """Leaves nothing behind."""
+        """Ends all jobs, nodes and services."""
         for job in self.unfinished():
             with suppress(PerdureError, TimeoutError):
                 async with asyncio.timeout(60):

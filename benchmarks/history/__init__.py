@@ -1,1 +1,1 @@
-"""What jobs cost in history, and whether groups lose anything at the end of one."""
+"""Measures the history events of jobs, and whether groups lose signals or leases when they continue as new."""

@@ -1,7 +1,7 @@
-"""`make bench-history`: a job at rest, a flood of signals, and leases held again; ends with one line of JSON.
+"""`make bench-history`: an idle job, a flood of signals, and renewed leases; ends with one line of JSON.
 
-Server, workflows, task queues, leases and signals are real. Nodes are played: each is an agent's worker on the node's
-own queue, without processes, so that 128 of them fit on one machine.
+Server, workflows, task queues, leases and signals are real. Nodes are simulated: each is an agent's worker on the
+node's own queue, without processes, so that 128 of them fit on one machine.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tests.workflows.jobs import node, running
 NODES_AT_REST = 3
 NODES_IN_FLOOD = 40
 HEARTBEAT_SECONDS = 10.0
-"""As often as agents of a small group send theirs."""
+"""The heartbeat interval of agents of a small group."""
 
 
 async def job_events_per_minute(seconds: float) -> float:
-    """How fast the history of an undisturbed job grows."""
+    """Measures the growth of an undisturbed job's history."""
     async with dev_server() as server, running_fleet(await server.client()) as fleet:
         handle, nodes = await _running_job(fleet, NODES_AT_REST)
         await asyncio.sleep(HEARTBEAT_SECONDS)
@@ -46,13 +46,13 @@ async def job_events_per_minute(seconds: float) -> float:
 
 
 async def signals_through_the_boundary(signals: int) -> Flooded:
-    """Floods one group across as many runs as the server's own limits make of it."""
+    """Sends signals to one group, across as many runs as the server's own limits require."""
     async with dev_server() as server:
         return await flood(await server.client(), nodes=NODES_IN_FLOOD, signals_per_node=signals // NODES_IN_FLOOD)
 
 
 async def leases_reheld_seconds(leases: int, *, times: int) -> list[float]:
-    """From the start of a group's next run until every agent holds a lease of it, several times over."""
+    """Measures, several times, the time from the start of a group's next run until every agent holds a lease of it."""
     async with dev_server() as server, running_fleet(await server.client()) as fleet:
         _, nodes = await _running_job(fleet, leases)
         return [await _next_run_seconds(fleet, nodes) for _ in range(times)]
@@ -62,7 +62,7 @@ async def _next_run_seconds(fleet: Fleet, nodes: list[PlayedNode]) -> float:
     group = fleet.client.get_workflow_handle(nodes[0].request.group_id)
     run_id = (await group.describe()).run_id
     before = {played.rank: played.lease_epochs[-1] for played in nodes}
-    # One by one: a storm of signals would be measured with it.
+    # One at a time: a burst of signals would distort the measurement.
     for played in cycle(nodes):
         await played.heartbeat()
         if (await group.describe()).run_id != run_id:
@@ -73,7 +73,7 @@ async def _next_run_seconds(fleet: Fleet, nodes: list[PlayedNode]) -> float:
 
 
 async def _running_job(fleet: Fleet, nodes: int) -> tuple[WorkflowHandle[Any, Any], list[PlayedNode]]:
-    """A job whose nodes all step, and whose agents all hold their leases."""
+    """Starts a job; returns when all its nodes step and all its agents hold their leases."""
     handle = await submit(fleet, job_spec(str(nodes)))
     await running(handle, nodes=nodes, within=300)
     played = [await node(fleet, handle, rank) for rank in range(nodes)]
@@ -82,22 +82,22 @@ async def _running_job(fleet: Fleet, nodes: int) -> tuple[WorkflowHandle[Any, An
 
 
 def quieten() -> None:
-    """Leases that end with their run are worth a warning elsewhere; the SDK prints its own to stdout."""
+    """Silences warnings about leases that end with their run; the SDK prints its own to stdout."""
     logging.getLogger("temporalio").setLevel(logging.ERROR)
     errors_only = TelemetryFilter(core_level="ERROR", other_level="ERROR")
     Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter=errors_only))))
 
 
 def main(
-    seconds: Annotated[float, typer.Option(help="How long the job at rest is watched.")] = 60,
+    seconds: Annotated[float, typer.Option(help="Seconds for which the idle job is observed.")] = 60,
     signals: Annotated[int, typer.Option(help="Signals sent to one group.")] = 20_000,
-    leases: Annotated[int, typer.Option(help="Nodes whose leases are held again.")] = 128,
-    times: Annotated[int, typer.Option(help="How often their group continues as new.")] = 5,
+    leases: Annotated[int, typer.Option(help="Nodes whose leases are renewed.")] = 128,
+    times: Annotated[int, typer.Option(help="Number of times that their group continues as new.")] = 5,
 ) -> None:
-    """Measures what jobs cost in history, and what the end of a history costs."""
+    """Measures the history events of jobs, and the cost of continuing as new."""
     quieten()
     console = Console(highlight=False)
-    console.print(f"bench: a job of {NODES_AT_REST} nodes at rest, {seconds:.0f} s")
+    console.print(f"bench: an idle job of {NODES_AT_REST} nodes, {seconds:.0f} s")
     events = asyncio.run(job_events_per_minute(seconds))
     console.print(f"bench: {signals} signals to one group, a few minutes")
     flooded = asyncio.run(signals_through_the_boundary(signals))
@@ -105,7 +105,7 @@ def main(
     reheld = asyncio.run(leases_reheld_seconds(leases, times=times))
 
     table = Table("what", "measured", "goal", title="History")
-    table.add_row(f"events a minute, job of {NODES_AT_REST} nodes at rest", f"{events:.1f}", "<= 3")
+    table.add_row(f"events a minute, idle job of {NODES_AT_REST} nodes", f"{events:.1f}", "<= 3")
     sent, rate = flooded.signals_sent, flooded.signals_sent / flooded.seconds
     table.add_row(f"signals lost of {sent}, at {rate:.0f}/s", str(flooded.signals_lost), "0")
     table.add_row("runs of the group that took them", str(flooded.runs), "> 1")

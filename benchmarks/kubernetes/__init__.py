@@ -1,5 +1,5 @@
-"""What pods add: how soon a job recovers from what happens in a cluster, and what a thousand nodes of one job cost.
+"""Benchmarks of the Kubernetes backend: time to recover from a cluster's faults, and the cost of a thousand nodes.
 
-`python -m benchmarks.kubernetes --help` tells what can be chosen. It runs on the machine's own cluster, which it starts
-where none runs, since it stops kubelets and kills the API server.
+`python -m benchmarks.kubernetes --help` lists the options. It uses the machine's own cluster, and starts one if none
+runs, since it stops kubelets and kills the API server.
 """

@@ -1,4 +1,4 @@
-"""`make bench-kubernetes`: runs what is left to do, prints the tables, and ends with one line of JSON."""
+"""`make bench-kubernetes`: runs the remaining trials, prints the tables, and ends with one line of JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bench:
         self._console = console
 
     async def run(self, *, faults: list[FaultName], runs: int, large: int, nodes: int, lost: int, hold: float) -> None:
-        """Runs what is not written down yet, and writes down each result at once."""
+        """Runs the trials that have no result yet, and records each result at once."""
         done = self._faults.read(FaultTrial)
         already = {fault: sum(trial.fault is fault for trial in done) for fault in faults}
         left = [(number, fault) for number in range(1, runs + 1) for fault in faults if already[fault] < number <= runs]
@@ -45,7 +45,7 @@ class Bench:
             return
         running = asyncio.current_task()
         assert running
-        # A thousand played machines must not stay in a cluster that others use.
+        # A thousand simulated machines must not stay in a cluster that others use.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
         async with site(self.say) as where:
             for position, (number, fault) in enumerate(left, start=1):
@@ -78,18 +78,20 @@ class Bench:
 
 def main(
     runs: Annotated[int, typer.Option(help="Trials of each fault.")] = 5,
-    large: Annotated[int, typer.Option(help="Large jobs, each beside a bare loop.")] = 3,
+    large: Annotated[int, typer.Option(help="Number of large jobs, each measured beside a bare loop.")] = 3,
     nodes: Annotated[int, typer.Option(help="Nodes of a large job.")] = 1000,
-    lost: Annotated[int, typer.Option(help="Of them, lost at once.")] = 30,
-    hold: Annotated[float, typer.Option(help="Seconds that a large job's leases are held.")] = 600,
-    quick: Annotated[bool, typer.Option("--quick", help="One of each, and leases for half a minute.")] = False,
-    fault: Annotated[list[FaultName] | None, typer.Option(help="Only these. [default: all]")] = None,
+    lost: Annotated[int, typer.Option(help="Nodes of a large job that are lost at once.")] = 30,
+    hold: Annotated[float, typer.Option(help="Seconds for which a large job's leases are held.")] = 600,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One trial of each kind, and leases for half a minute.")
+    ] = False,
+    fault: Annotated[list[FaultName] | None, typer.Option(help="Run only these faults. [default: all]")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds without a step after which a trial has failed.")] = 120,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for results. One that has some is continued, so a cut-off run resumes.")
+        Path | None, typer.Option(help="Folder for results. An interrupted run resumes from the results in it.")
     ] = None,
 ) -> None:
-    """Breaks a job of two pods in every way that clusters know, and makes, hurts and holds one of a thousand."""
+    """Injects a cluster's faults into a job of two pods, and creates, disturbs and observes a job of a thousand."""
     if quick:
         runs, large, hold = min(runs, 1), min(large, 1), min(hold, QUICK_LEASE_SECONDS)
     quieten()

@@ -1,8 +1,8 @@
-"""Plays the agents of pods in which nothing runs: `python -m benchmarks.kubernetes.agents`, a process for many of them.
+"""Simulates the agents of pods in which nothing runs: `python -m benchmarks.kubernetes.agents`, many per process.
 
-Each has a worker and a queue of its own, takes leases and worlds and sends heartbeats at the real agents' pace; what it
-says of processes is made up. It begins when its pod runs and ends, without a word, when its pod is gone. Connections
-are shared by some: a thousand of them would cost the machine that the server runs on as well.
+Each agent has a worker and a queue of its own, takes leases and worlds, and sends heartbeats at the real agents' rate;
+its reports about processes are made up. It starts when its pod runs, and ends without a shutdown report when its pod is
+gone. Several agents share a connection: a thousand connections would burden the machine, which the server uses as well.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CONNECTIONS = 8
 
 @dataclass
 class Tally:
-    """What became of the leases of this process."""
+    """Counts of this process's agents, leases and heartbeats."""
 
     agents: int = 0
     held: int = 0
@@ -61,11 +61,11 @@ class Tally:
     late: int = 0
     heartbeats: int = 0
     sent: dict[str, int] = field(default_factory=dict[str, int])
-    """By rank and incarnation, how many heartbeats were taken."""
+    """Number of accepted heartbeats, by rank and incarnation."""
 
 
 class PlayedAgent:
-    """One incarnation."""
+    """The simulated agent of one incarnation."""
 
     def __init__(self, config: AgentConfig, tally: Tally, client: Client) -> None:
         self._config = config
@@ -84,7 +84,7 @@ class PlayedAgent:
         self._interval = config.first_interval.total_seconds()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs until it is cancelled."""
         self._tally.agents += 1
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -111,7 +111,7 @@ class PlayedAgent:
         if info.attempt > 1:
             self._tally.late += 1
         elif run == info.workflow_run_id and request.epoch > epoch:
-            # A group that continues as new gives all its leases again, in a run of its own.
+            # A group that continues as new grants all its leases again, in a new run.
             self._tally.lost += 1
         self._last = (info.workflow_run_id or "", request.epoch)
         self._turn += 1
@@ -135,7 +135,7 @@ class PlayedAgent:
 
     @activity.defn(name="check_connection")
     async def check_connection(self, command: CheckConnection) -> None:
-        """All of them are on this machine."""
+        """Succeeds: all nodes are on this machine."""
 
     @activity.defn(name="complete_generation")
     async def complete_generation(self, request: CompleteGeneration) -> CommandAnswer:
@@ -150,7 +150,7 @@ class PlayedAgent:
         return CommandAnswer(accepted=True, generation=self._generation)
 
     async def _beat(self) -> None:
-        # Spread, as real agents do.
+        # Spread over the interval, like real agents.
         await asyncio.sleep(random.uniform(0.0, 0.5) * self._interval)
         for number in count(1):
             await asyncio.sleep(self._interval)
@@ -158,7 +158,7 @@ class PlayedAgent:
             self._say(Heartbeat, generation=self._generation, progress=progress)
 
     def _say(self, kind: type[AgentMessage], **facts: Any) -> None:
-        """Through a real agent's outbox, which sends it again, and not at once with all others."""
+        """Sends a message through a real agent's outbox, which retries, and spreads messages over time."""
         self._outbox.put(kind(**envelope(self._config.node), **facts))
 
     async def _send(self, signal: str, message: AgentMessage) -> None:
@@ -170,7 +170,7 @@ class PlayedAgent:
 
 
 async def play(kubeconfig: str, namespace: str, share: int, shares: int, folder: Path) -> None:
-    """Plays the agents of every n-th rank, and says each second how they are."""
+    """Simulates the agents of every n-th rank, and prints their counts each second."""
     tally = Tally()
     playing: dict[str, asyncio.Task[None]] = {}
     connections = itertools.cycle([await _connection() for _ in range(CONNECTIONS)])
@@ -220,7 +220,7 @@ async def _report(tally: Tally) -> None:
 
 
 def _configuration(pod: Object, run_dir: Path) -> AgentConfig:
-    """What the pod's own agent would be given."""
+    """Returns the configuration that the pod's own agent would have."""
     (prepare,) = (one for one in pod["spec"]["initContainers"] if one["name"] == PREPARE)
     (text,) = (one["value"] for one in prepare["env"] if one["name"] == "PERDURE_PREPARE_AGENT_CONFIG")
     config = AgentConfig.model_validate_json(text)

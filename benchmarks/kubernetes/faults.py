@@ -1,4 +1,4 @@
-"""What happens in clusters, done to a job of two nodes on two real kubelets."""
+"""Faults of a cluster, injected into a job of two nodes on two real kubelets."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ SETTLE_SECONDS = 2.0
 API_SERVER_AWAY = 3.0
 WORKER_AWAY = 10.0
 AFTERWARDS = 10.0
-"""How long training is looked at beyond a fault that need not interrupt it."""
+"""Seconds for which training is observed after a fault that need not interrupt it."""
 LONGEST_PAUSE = 2.0
-"""Between two steps of about 50 ms; two ranks share two cores with all else."""
+"""Longest acceptable pause between two steps of about 50 ms; two ranks share two cores with everything else."""
 
 
 @dataclass
 class Victim:
-    """A job that steps, and what a fault needs to know of it."""
+    """A stepping job, with the access to it that faults need."""
 
     site: Site
     name: str
@@ -52,7 +52,7 @@ class Victim:
     folder: Path
 
     async def pod(self) -> Object:
-        """Of the node that the fault hits."""
+        """Returns the pod of the node that the fault hits."""
         labels = f"perdure.dev/uid={self.uid},perdure.dev/rank={VICTIM}"
         pods = await self.site.api.list(self.site.pods_path, labels=labels)
         return max(pods, key=lambda pod: pod["metadata"]["creationTimestamp"])
@@ -61,7 +61,7 @@ class Victim:
         await self.site.api.delete(f"{self.site.pods_path}/{(await self.pod())['metadata']['name']}")
 
     async def incident(self, after: int) -> IncidentView | None:
-        """The first one with a higher number that is decided."""
+        """Returns the first decided incident with a higher number."""
         for incident in await self.site.client.incidents(self.name):
             if incident.number > after and incident.decided_at is not None:
                 return incident
@@ -76,7 +76,7 @@ async def pod_deleted(victim: Victim) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def container_killed(victim: Victim) -> AsyncGenerator[None]:
-    """Its first process is the launcher; all others of the container end with it."""
+    """Kills the container's first process, the launcher; all others of the container end with it."""
     processes = node_processes(f"{victim.uid}/{ROLE}-{VICTIM}/")
     (first,) = (process for process in processes if _is_first_of_its_container(process))
     kill([first])
@@ -91,13 +91,15 @@ async def out_of_memory(victim: Victim) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def kubelet_stopped(victim: Victim) -> AsyncGenerator[None]:
-    """Until the control plane has called the machine NotReady, and on."""
+    """Stops the kubelet until the control plane has marked the machine NotReady, and during the trial."""
     machine = (await victim.pod())["spec"]["nodeName"]
     (node,) = (node for node in victim.site.cluster.nodes() if node.name == machine)
     await asyncio.to_thread(node.kill_kubelet)
     try:
         await eventually(
-            lambda: _readiness(victim.site, machine, "Unknown"), seconds=120, otherwise=f"{machine} was not given up on"
+            lambda: _readiness(victim.site, machine, "Unknown"),
+            seconds=120,
+            otherwise=f"{machine} was not marked NotReady",
         )
         yield
     finally:
@@ -109,7 +111,7 @@ async def kubelet_stopped(victim: Victim) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def machine_drained(victim: Victim) -> AsyncGenerator[None]:
-    """As `kubectl drain` does it: no new pods, and evictions."""
+    """Drains the machine like `kubectl drain`: cordons it, and evicts pods."""
     api, pod = victim.site.api, await victim.pod()
     machine, name = f"/api/v1/nodes/{pod['spec']['nodeName']}", pod["metadata"]["name"]
     await api.set_spec(machine, unschedulable=True)
@@ -123,7 +125,7 @@ async def machine_drained(victim: Victim) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def worker_killed(victim: Victim) -> AsyncGenerator[None]:
-    """Away for a while; a Deployment would start it sooner."""
+    """Kills the worker and restarts it after a while; a Deployment would do so sooner."""
     control_plane = victim.site.control_plane
     await asyncio.to_thread(control_plane.kill_worker)
     await asyncio.sleep(WORKER_AWAY)
@@ -133,7 +135,7 @@ async def worker_killed(victim: Victim) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def api_server_restarted(victim: Victim) -> AsyncGenerator[None]:
-    """As soon as the job has decided what to do about a deleted pod."""
+    """Restarts the API server as soon as the job has decided how to repair a deleted pod."""
     before = await last_incident(victim)
     await victim.delete_pod()
     await eventually(lambda: victim.incident(before), seconds=60, otherwise="the job did not notice")
@@ -152,11 +154,11 @@ FAULTS: dict[FaultName, Callable[[Victim], AbstractAsyncContextManager[None]]] =
     FaultName.WORKER_KILLED: worker_killed,
     FaultName.API_SERVER_RESTARTED: api_server_restarted,
 }
-"""Entering does it; leaving puts the cluster right again."""
+"""The faults as contexts: entering one injects the fault, leaving it restores the cluster."""
 
 
 async def run_fault(site: Site, fault: FaultName, *, number: int, folder: Path, timeout_seconds: float) -> FaultTrial:
-    """One trial; a failure to recover is a result, not an exception."""
+    """Runs one trial; a failure to recover is a result, not an exception."""
     trial = FaultTrial(fault=fault, number=number, ok=False)
     name = f"fault-{secrets.token_hex(3)}"
     log = StepLog(folder)
@@ -221,7 +223,7 @@ async def _recovery(
             "action": incident.action,
         }
     )
-    # Ranks are told apart by when they stepped: their PIDs are their containers' own, and begin anew with each.
+    # Ranks are distinguished by the time of their steps: their PIDs are those in their containers, and are used again.
     try:
         world = await eventually_seen(
             lambda: find_world(log.refresh(), world_size=NODES, after=decided),
@@ -247,7 +249,7 @@ async def _undisturbed(trial: FaultTrial, victim: Victim, log: StepLog, before: 
 
 
 def longest_pause(steps: list[Step], *, since: float, until: float) -> float:
-    """Seconds of the longest pause of any rank."""
+    """Returns the longest pause of any rank, in seconds."""
     longest = 0.0
     for rank in range(NODES):
         times = [step.time for step in steps if step.rank == rank and since <= step.time <= until]
@@ -256,7 +258,7 @@ def longest_pause(steps: list[Step], *, since: float, until: float) -> float:
 
 
 async def last_incident(victim: Victim) -> int:
-    """Its number; 0 where there was none."""
+    """Returns the number of the newest incident; 0 if there is none."""
     return max((incident.number for incident in await victim.site.client.incidents(victim.name)), default=0)
 
 

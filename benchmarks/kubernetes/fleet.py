@@ -1,7 +1,7 @@
-"""A thousand pods on machines that only exist in the API: KWOK plays their kubelets, and their pods run at once.
+"""A thousand pods on machines that exist only in the API: KWOK simulates their kubelets, and their pods run at once.
 
-Nothing runs in such a pod, so its agent is played as well (`agents.py`), from the very configuration that a real one
-would be given. Job, backend, API server, scheduler, Temporal server and worker are real.
+Nothing runs in such a pod, so its agent is simulated as well (`agents.py`), with the configuration of a real one. Job,
+backend, API server, scheduler, Temporal server and worker are real.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ KWOK = "kwok.x-k8s.io/node"
 AT_ONCE = KubernetesSettings(agent_image="").creates_at_once
 LOOK_SECONDS = 600.0
 PODS_EACH = 8
-"""Of a played machine. A machine renews its lease every ten seconds, and the API server's machine is ours."""
+"""Pods per simulated machine. Each machine renews its lease every ten seconds, and the API server runs on this one."""
 
 SPARE_MACHINES = 8
-"""For replacements, which come before what they replace is gone."""
+"""Additional machines for replacements, which start before the pods that they replace are gone."""
 
 
 @asynccontextmanager
 async def played_machines(api: BenchmarkApi, pods: int) -> AsyncGenerator[None]:
-    """Machines for so many played pods, closed to all others."""
+    """Creates simulated machines for this many pods, tainted against all other pods."""
     nodes = "/api/v1/nodes"
     count = -(-pods // PODS_EACH) + SPARE_MACHINES
     try:
@@ -47,7 +47,7 @@ async def played_machines(api: BenchmarkApi, pods: int) -> AsyncGenerator[None]:
 
 
 def large_job(name: str, namespace: str, nodes: int) -> dict[str, Any]:
-    """A job whose pods land on played machines."""
+    """Returns a job whose pods are scheduled to simulated machines."""
     return {
         "name": name,
         "namespace": namespace,
@@ -68,7 +68,7 @@ def large_job(name: str, namespace: str, nodes: int) -> dict[str, Any]:
 
 
 async def post_job(site: Site, name: str, nodes: int) -> Posted:
-    """From the submission of a job until all its pods run."""
+    """Measures the time from the submission of a job until all its pods run."""
     began = time.monotonic()
     watched = asyncio.create_task(_posted(site, nodes, began))
     await site.client.submit(large_job(name, site.namespace, nodes))
@@ -76,7 +76,7 @@ async def post_job(site: Site, name: str, nodes: int) -> Posted:
 
 
 async def post_bare(site: Site, nodes: int) -> Posted:
-    """The same pods from a loop that does nothing else. They are gone when it returns."""
+    """Measures the same for a loop that only creates the same pods, and deletes them."""
     settings = KubernetesSettings(agent_image=site.pods.agent_image, connection={"TEMPORAL_ADDRESS": site.address})
     spec = JobSpec.model_validate(large_job("bare", site.namespace, nodes))
     pods = [pod_of(_request(spec, rank), settings) for rank in range(nodes)]
@@ -102,7 +102,7 @@ async def _posted(site: Site, nodes: int, began: float) -> Posted:
 
 
 async def at_once(calls: Iterable[Awaitable[Any]]) -> None:
-    """Makes calls as parallel as the backend makes its own."""
+    """Makes calls with the backend's own parallelism."""
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(call: Awaitable[Any]) -> None:
@@ -133,7 +133,7 @@ def _machine_name(number: int) -> str:
 
 def _machine(number: int) -> Object:
     name = _machine_name(number)
-    # A little more than the training of so many pods asks for: each has a sidecar.
+    # A little more than the training in this many pods requests, because each has a sidecar.
     capacity = {"cpu": str(17 * PODS_EACH), "memory": f"{65 * PODS_EACH}Gi", "pods": str(2 * PODS_EACH)}
     return {
         "apiVersion": "v1",

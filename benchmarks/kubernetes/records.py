@@ -1,4 +1,4 @@
-"""What the benchmark writes down: as JSON, so that a cut-off run can continue where it was."""
+"""The benchmark's results: written as JSON, so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Record(BaseModel):
 
 
 class FaultName(StrEnum):
-    """What is done to a job of two nodes, each on a kubelet of its own."""
+    """A fault of a job with two nodes, each on a kubelet of its own."""
 
     POD_DELETED = "pod deleted"
     CONTAINER_KILLED = "training container killed"
@@ -26,41 +26,41 @@ class FaultName(StrEnum):
 
     @property
     def interrupts(self) -> bool:
-        """Whether training must stop for it; the loss of what only watches over training must not stop it."""
+        """Whether the fault interrupts training; the loss of a component that only watches training must not."""
         return self not in (FaultName.KUBELET_STOPPED, FaultName.WORKER_KILLED)
 
 
 class FaultTrial(Record):
-    """One fault, and what came of it. Seconds count from the fault."""
+    """One fault and its consequences. Seconds count from the fault."""
 
     fault: FaultName
     number: int = Field(ge=1)
     ok: bool
-    """All ranks step again; where nothing had to stop, nothing did."""
+    """Whether all ranks step again or, if the fault need not interrupt training, never stopped."""
     noticed: float | None = None
-    """Until the job learned of it; None where there is nothing that it should do."""
+    """Until the job detected it; None if it need not react."""
     decided: float | None = None
     stepping: float | None = None
-    """Until all ranks of the new world stepped; where nothing had to stop, the longest pause between two steps."""
+    """Until all ranks of the new world stepped; without an interruption, the longest pause between two steps."""
     title: str = ""
-    """What the job took it for."""
+    """The title of the job's incident."""
     action: str = ""
-    """What it did."""
+    """The job's action."""
     error: str = ""
 
 
 class Posted(Record):
-    """So many pods, from the word until they run. Seconds."""
+    """The times until a number of pods run, in seconds."""
 
     nodes: int
     requested: float
-    """Until the API server has them all."""
+    """Until the API server has all pods."""
     running: float
-    """Until all are running, at the pace of scheduler and (played) kubelets."""
+    """Until all pods run, at the rate of scheduler and (simulated) kubelets."""
 
 
 class Relaunched(Record):
-    """Nodes that were lost at once. Seconds from their loss."""
+    """The recovery of nodes that were lost at once. Seconds from their loss."""
 
     nodes: int
     of: int
@@ -71,38 +71,38 @@ class Relaunched(Record):
 
 
 class Held(Record):
-    """Leases that were held for a while, each by a worker of its own."""
+    """Leases that were held for some time, each by a worker of its own."""
 
     leases: int
     seconds: float
     lost: int
-    """Leases that lapsed, and were given again within the same run of their group."""
+    """Leases that lapsed and were granted again within the same run of their group."""
     late: int
-    """Leases whose heartbeat came too late, so that the server offered them anew, and their holder took them again."""
+    """Leases whose heartbeat came too late, so that the server rescheduled them, and their holder took them again."""
     heartbeats: int
     """Signals that were sent."""
     heartbeats_lost: int
     unreachable: int
-    """Nodes that the job calls unreachable at the end."""
+    """Nodes that are unreachable at the end."""
     worker_cpu_percent: float
-    """Of one core."""
+    """Percent of one core."""
     worker_rss_mb: float
     server_cpu_percent: float
     server_rss_mb: float
 
 
 class Thousand(Record):
-    """One large job on nodes that KWOK plays."""
+    """The measurements of one large job on nodes that KWOK simulates."""
 
     bare: Posted
-    """A loop that makes the same pods with the same parallelism, and nothing else."""
+    """A loop that only creates the same pods, with the same parallelism."""
     job: Posted
     relaunched: Relaunched | None = None
     held: Held | None = None
 
     @property
     def ratio(self) -> float:
-        """How much longer the job takes until all its pods run."""
+        """The job's time until all its pods run, relative to the bare loop's."""
         return self.job.running / self.bare.running
 
 
@@ -110,7 +110,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 class ResultFile:
-    """Records of one kind, a line each."""
+    """A file with records of one kind, one per line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""The tables: for the terminal, and as Markdown for the documentation."""
+"""Prepares the tables for the terminal, and as Markdown for the documentation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FaultFigures(BaseModel):
     noticed_s: float | None
     stepping_s: float | None
     ok: bool
-    """All of them."""
+    """Whether all trials succeeded."""
 
 
 class Headline(BaseModel):
@@ -41,7 +41,7 @@ class Headline(BaseModel):
 
 
 def headline(trials: Sequence[FaultTrial], thousands: Sequence[Thousand]) -> Headline:
-    """Medians of the trials; of the large jobs the medians, and the worst of what may not happen at all."""
+    """Summarizes the trials: medians, and the worst values of figures that should be zero."""
     relaunched = [one.relaunched for one in thousands if one.relaunched]
     held = [one.held for one in thousands if one.held]
     return Headline(
@@ -116,19 +116,19 @@ def thousand_grid(thousands: Sequence[Thousand]) -> Grid:
 
 
 def grids(trials: Sequence[FaultTrial], thousands: Sequence[Thousand]) -> list[Grid]:
-    """All tables that there is something to put into."""
+    """Returns the tables for which there are results."""
     found = [fault_grid(trials)] if trials else []
     return [*found, thousand_grid(thousands)] if thousands else found
 
 
 def markdown(trials: Sequence[FaultTrial], thousands: Sequence[Thousand]) -> str:
-    """The tables for the documentation."""
+    """Returns the tables as Markdown for the documentation."""
     tables = "\n".join(grid.markdown() for grid in grids(trials, thousands))
     return f"Measured by `make bench-kubernetes` on {machine()}.\n\n{tables}"
 
 
 def print_report(console: Console, trials: Sequence[FaultTrial], thousands: Sequence[Thousand]) -> None:
-    """The tables, what went wrong, and the headline as one line of JSON."""
+    """Prints the tables, the errors, and the headline as one line of JSON."""
     for grid in grids(trials, thousands):
         console.print(grid.draw())
     for trial in trials:
@@ -138,7 +138,7 @@ def print_report(console: Console, trials: Sequence[FaultTrial], thousands: Sequ
 
 
 def machine() -> str:
-    """What it was measured on."""
+    """Describes the machine and software of the measurement."""
     memory = psutil.virtual_memory().total / 2**30
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "temporalio"))
     return (

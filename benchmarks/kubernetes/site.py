@@ -1,4 +1,4 @@
-"""Where the benchmark runs: the machine's own cluster, with a Temporal server and a worker beside it."""
+"""The benchmark's environment: the machine's own cluster, with a Temporal server and a worker beside it."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from scripts.cluster.machine import API_ADDRESS
 Found = TypeVar("Found")
 
 CANCEL_SECONDS = 60.0
-"""For a job to end by itself; what is left then is removed."""
+"""Seconds for a job to end by itself; its remaining pods are then deleted."""
 
 
 class BenchmarkApi(KubernetesApi):
-    """The client, with what only the benchmark needs."""
+    """The API client, with calls that only the benchmark needs."""
 
     async def count(self, path: str, *, fields: str = "") -> int:
-        """How many objects a collection has, without having them sent; with `fields`, whether one matches."""
+        """Counts the objects of a collection without fetching them; with `fields`, reports whether one matches."""
         query = {"limit": "1"} | ({"fieldSelector": fields} if fields else {})
         found = await self._request("GET", path, query=query)
         return len(found["items"]) + found["metadata"].get("remainingItemCount", 0)
 
     async def set_spec(self, path: str, **fields: Any) -> None:
-        """Changes fields of an object's spec, whatever else happens to the object."""
+        """Changes fields of an object's spec, regardless of concurrent changes."""
         thing = await self._request("GET", path)
         thing["spec"] |= fields
         del thing["metadata"]["resourceVersion"]
@@ -64,7 +64,7 @@ class Site:
 
     @property
     def address(self) -> str:
-        """Of the Temporal server, for this machine and for pods."""
+        """The address of the Temporal server, for this machine and for pods."""
         return self.client.endpoint.address
 
     @property
@@ -76,7 +76,7 @@ class Site:
         return _alive(self.control_plane.status().server)
 
     async def pod_count(self) -> int:
-        """Of the namespace, asked for in a way that costs the API server little."""
+        """Counts the pods of the namespace, at little cost for the API server."""
         return await self.api.count(self.pods_path)
 
     async def end(self, job: str) -> None:
@@ -87,7 +87,7 @@ class Site:
                 await self.client.wait(job)
 
     async def clear(self) -> None:
-        """Removes all pods of the namespace, whatever made them."""
+        """Deletes all pods of the namespace, regardless of their creator."""
         await self.api.delete(self.pods_path, grace=0)
         await eventually(
             lambda: _none_left(self), seconds=CANCEL_SECONDS, otherwise="pods of the last measurement stayed"
@@ -96,8 +96,8 @@ class Site:
 
 @asynccontextmanager
 async def site(report: Callable[[str], None]) -> AsyncGenerator[Site]:
-    """The site; all of it is gone when the context closes, but for a cluster that ran before."""
-    # Sockets live in the state folder, and their paths are limited to 108 bytes.
+    """Provides the site, and removes it when the context closes, except for a cluster that ran before."""
+    # The state folder contains sockets, whose paths are limited to 108 bytes.
     with Cluster().used(report) as cluster, tempfile.TemporaryDirectory(prefix="pb-") as folder:
         policy = Path(folder) / "site-policy.yaml"
         policy.write_text(SITE_POLICY)
@@ -129,16 +129,16 @@ async def site(report: Callable[[str], None]) -> AsyncGenerator[Site]:
 async def eventually(
     look: Callable[[], Awaitable[Found | None]], *, seconds: float, otherwise: str, pause: float = 0.05
 ) -> Found:
-    """Asks again and again until there is an answer.
+    """Polls until there is a result.
 
     Args:
-        look: Asks once.
-        seconds: How long to repeat.
-        otherwise: What is the matter then.
-        pause: Seconds between two questions.
+        look: Queries once.
+        seconds: The time limit.
+        otherwise: The message of the error.
+        pause: Seconds between two queries.
 
     Raises:
-        TrialFailed: with `otherwise`, if there is none for that long.
+        TrialFailed: with `otherwise`, if there is no result within the limit.
     """
     deadline = time.monotonic() + seconds
     while not (found := await look()):

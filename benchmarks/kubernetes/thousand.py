@@ -1,4 +1,4 @@
-"""One job of a thousand nodes: made, hurt, and held."""
+"""Measures one job of a thousand nodes: its creation, the loss of nodes, and the cost of its leases."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from .site import Site, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYERS = 2
-"""Processes that play agents: one for each core of a small machine."""
+"""Number of processes that simulate agents: one for each core of a small machine."""
 FORMED_SECONDS = 300.0
 WHOLE_PAUSE = 1.0
-"""Seconds between two questions whether all are in the world: each costs the worker that is measured."""
+"""Seconds between two queries of whether all nodes are in the world: each query costs the measured worker."""
 SETTLE_SECONDS = 20.0
 LAST_HEARTBEATS_SECONDS = 5.0
 
@@ -41,7 +41,8 @@ LAST_HEARTBEATS_SECONDS = 5.0
 async def measure_thousand(
     site: Site, *, nodes: int, lost: int, lease_seconds: float, say: Callable[[str], None]
 ) -> Thousand:
-    """Makes the same pods by a bare loop and by a job, loses some of the job's, and has the leases held for a while."""
+    """Creates the same pods with a bare loop and with a job, deletes some of the job's, and holds its leases for a
+    while."""
     name = f"thousand-{secrets.token_hex(3)}"
     async with played_machines(site.api, nodes):
         bare = await post_bare(site, nodes)
@@ -74,13 +75,13 @@ async def measure_thousand(
 
 @dataclass
 class Players:
-    """The processes that play agents, and what each said last."""
+    """The processes that simulate agents, with the last report of each."""
 
     processes: list[asyncio.subprocess.Process] = field(default_factory=list[asyncio.subprocess.Process])
     said: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
 
     def total(self, what: str) -> int:
-        """Of a figure that all report."""
+        """Returns the sum of a figure over all processes."""
         return sum(said[what] for said in self.said.values())
 
     @property
@@ -91,11 +92,11 @@ class Players:
 
 @asynccontextmanager
 async def played_agents(site: Site) -> AsyncGenerator[Players]:
-    """Agents for all pods that run or will; they end without a word."""
+    """Runs agents for all current and future pods; they end without a shutdown report."""
     players = Players()
     command = [sys.executable, "-m", "benchmarks.kubernetes.agents", str(site.pods.kubeconfig), site.namespace]
     listening: list[asyncio.Task[None]] = []
-    # The agents' own, each in a folder named after its pod.
+    # The agents' files, each agent's in a folder named after its pod.
     folder = tempfile.mkdtemp(prefix="pb-agents-")
     try:
         for share in range(PLAYERS):
@@ -124,10 +125,10 @@ async def _listen(players: Players, share: int, process: asyncio.subprocess.Proc
 
 
 async def _whole(site: Site, name: str, nodes: int, *, after: int = 0) -> JobStatus:
-    """The job's status once all its nodes are in one world, of a later generation than the one given."""
+    """Waits until all nodes are in one world of a later generation than `after`; returns the job's status."""
 
     async def whole() -> JobStatus | None:
-        # A worker that hears a thousand agents at once may not get to answering within a call's time.
+        # A worker that receives messages of a thousand agents at once may not answer a query in time.
         with suppress(NoWorker):
             status = await site.client.status(name)
             running = status.phase is JobPhase.RUNNING and status.generation > after
@@ -139,7 +140,7 @@ async def _whole(site: Site, name: str, nodes: int, *, after: int = 0) -> JobSta
 
 
 async def _lose(site: Site, name: str, *, nodes: int, lost: int) -> Relaunched:
-    """Nodes of all groups at once: their pods are deleted without grace, and their agents end with them."""
+    """Loses nodes of all groups at once: deletes their pods without grace; their agents end with them."""
     generation = (await site.client.status(name)).generation
     ranks = sorted({round(number * nodes / lost) for number in range(lost)})
     pods = f"{RANK} in ({','.join(map(str, ranks))})"
@@ -151,7 +152,7 @@ async def _lose(site: Site, name: str, *, nodes: int, lost: int) -> Relaunched:
         there = {pod["metadata"]["name"] for pod in await site.api.list(site.pods_path, labels=pods)}
         return len(there - victims) >= lost
 
-    await eventually(requested, seconds=120, otherwise=f"{lost} lost nodes were not asked for again")
+    await eventually(requested, seconds=120, otherwise=f"{lost} lost nodes were not requested again")
     requested_after = time.monotonic() - began
     await losing
     await _whole(site, name, nodes, after=generation)
@@ -159,7 +160,7 @@ async def _lose(site: Site, name: str, *, nodes: int, lost: int) -> Relaunched:
 
 
 async def _hold(site: Site, players: Players, name: str, *, nodes: int, seconds: float) -> Held:
-    """Nothing but leases and heartbeats, for as long as was asked."""
+    """Measures a period with leases and heartbeats only."""
     await asyncio.sleep(SETTLE_SECONDS)
     lost, late = players.total("lost"), players.total("late")
     processes: dict[str, psutil.Process] = {"worker": site.worker, "server": site.server}
@@ -192,7 +193,8 @@ async def _hold(site: Site, players: Players, name: str, *, nodes: int, seconds:
 
 
 async def _most_held(players: Players, nodes: int) -> int:
-    """Within a few seconds: a group that continues as new gives its leases again."""
+    """Returns the most leases held at once within a few seconds: a group that continues as new grants its leases
+    again."""
     most = 0
     for _ in range(round(LAST_HEARTBEATS_SECONDS)):
         most = max(most, players.total("held"))
@@ -203,7 +205,7 @@ async def _most_held(players: Players, nodes: int) -> int:
 
 
 async def _heartbeats_taken(site: Site, name: str) -> dict[str, int]:
-    """By rank and incarnation, the newest that the groups know: each says how many there were."""
+    """Returns the number of the newest heartbeat that the groups know, by rank and incarnation."""
     temporal = await site.client.connect()
     found: dict[str, int] = {}
     for group in (await site.client.status(name)).groups:

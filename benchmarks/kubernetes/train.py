@@ -1,7 +1,7 @@
-"""The job of `benchmarks.recovery`, with a rank that takes more and more memory once it is told to.
+"""The job of `benchmarks.recovery`, with a rank that allocates more and more memory on request.
 
-The word is a file `allocate-<rank>` in the folder of the results. It is gone before the memory is taken, so that the
-rank's successor does not do the same.
+The request is a file `allocate-<rank>` in the results folder. The rank deletes it before it allocates memory, so that
+its successor does not do the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHUNK = 64 * 2**20
 
 
 def allocate_when_told(word: Path) -> None:
-    """Takes memory until the kernel says no."""
+    """Waits for the request, then allocates memory until the kernel ends the process."""
     while True:
         with suppress(FileNotFoundError):
             word.unlink()
@@ -25,7 +25,7 @@ def allocate_when_told(word: Path) -> None:
         time.sleep(0.05)
     held: list[bytes] = []
     while True:
-        # Written to: untouched pages take no memory.
+        # The pages are written, because untouched pages use no memory.
         held.append(b"x" * CHUNK)
 
 

@@ -1,5 +1,5 @@
-"""How long a killed training job is stopped: plain torchrun, DLRover and Perdure, side by side in one run.
+"""Measures how long a killed training job is interrupted: plain torchrun, DLRover and Perdure, side by side in one run.
 
-A claim of being faster is worth something only where the others run beside it, on the same machine, with the same
-script and the same faults. `python -m benchmarks.recovery --help` tells what can be chosen.
+A claim of being faster needs the others to run beside it, on the same machine, with the same script and the same
+faults. `python -m benchmarks.recovery --help` lists the options.
 """

@@ -42,25 +42,25 @@ class Bench:
         self.unavailable: dict[SystemName, str] = {}
         self._dlrover = Path()
         self._planes: dict[bool, ControlPlane] = {}
-        """By whether evidence is withheld."""
+        """Control planes by whether they withhold evidence."""
 
     async def find_out_what_is_available(self, systems: set[SystemName]) -> None:
-        """Prepares the peers, or notes why one cannot take part."""
+        """Prepares the peers, or records why one is unavailable."""
         if systems & set(PEERS) and not await pid_namespaces_work():
             for system in systems & set(PEERS):
                 self.unavailable[system] = "needs a PID namespace: `unshare --pid` is refused here"
         elif SystemName.DLROVER in systems:
-            self.say("preparing DLRover (the first time a minute or two)")
+            self.say("preparing DLRover (a minute or two the first time)")
             try:
                 self._dlrover = await ensure_dlrover()
             except NotAvailable as reason:
                 self.unavailable[SystemName.DLROVER] = str(reason)
 
     async def run(self, trials: list[PlannedTrial], *, steady_seconds: float) -> None:
-        """Runs what is left to do, and writes down each result at once."""
+        """Runs the trials, and records each result at once."""
         async with AsyncExitStack() as stack:
             if steady_seconds and not self.steady_file.exists():
-                self.say(f"cost at rest: one undisturbed job for {steady_seconds:.0f} s")
+                self.say(f"idle cost: one undisturbed job for {steady_seconds:.0f} s")
                 plane = await self._plane(SystemName.PERDURE, stack)
                 steady = await measure_steady(plane, seconds=steady_seconds)
                 self.steady_file.write_text(steady.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -105,7 +105,7 @@ class Bench:
         )
 
     async def _plane(self, system: SystemName, stack: AsyncExitStack) -> ControlPlane:
-        """The control plane for a system's trials, started for the first of them."""
+        """Returns the control plane for a system's trials; starts it for the first of them."""
         withhold = system is SystemName.PERDURE_WITHHELD
         if withhold not in self._planes:
             self._planes[withhold] = await stack.enter_async_context(control_plane(withhold_evidence=withhold))
@@ -128,7 +128,7 @@ class Bench:
 def wanted_trials(
     *, systems: set[SystemName], scenarios: list[Scenario], runs: int, peer_runs: int, lease_only_runs: int
 ) -> dict[tuple[SystemName, Scenario], int]:
-    """How many trials of each kind."""
+    """Returns the number of trials of each kind."""
     wanted = {(peer, scenario): peer_runs for peer in PEERS if peer in systems for scenario in scenarios}
     if SystemName.PERDURE in systems:
         wanted |= {(SystemName.PERDURE, scenario): runs for scenario in scenarios}
@@ -147,17 +147,17 @@ def main(
     peer_runs: Annotated[int, typer.Option(help="Trials of each peer, and of cold starts, per scenario.")] = 5,
     lease_only_runs: Annotated[int, typer.Option(help="Trials of Perdure with the backend's evidence withheld.")] = 5,
     trials_a: Annotated[
-        int, typer.Option(help="Only so many trials of Perdure in (a), for its spread; 0 for everything.")
+        int, typer.Option(help="Run only this many trials of Perdure in (a), for its spread; 0 for everything.")
     ] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="One trial of each.")] = False,
     system: Annotated[
-        list[SystemName] | None, typer.Option(help="Only these; default: torchrun, DLRover and Perdure.")
+        list[SystemName] | None, typer.Option(help="Run only these systems; default: torchrun, DLRover and Perdure.")
     ] = None,
-    scenario: Annotated[list[Scenario] | None, typer.Option(help="Only these.")] = None,
+    scenario: Annotated[list[Scenario] | None, typer.Option(help="Run only these scenarios.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds without a step after which a trial has failed.")] = 120,
-    steady: Annotated[float, typer.Option(help="Seconds to measure the cost at rest for; 0 for not at all.")] = 30,
+    steady: Annotated[float, typer.Option(help="Seconds for which the idle cost is measured; 0 to skip that.")] = 30,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for results. One that has some is continued, so a cut-off run resumes.")
+        Path | None, typer.Option(help="Folder for results. An interrupted run resumes from the results in it.")
     ] = None,
 ) -> None:
     """Kills workers and nodes under torchrun, DLRover and Perdure, and compares how soon training continues."""

@@ -1,4 +1,4 @@
-"""A worker whose backend never tells that a node has gone, so that leases and peers have to do.
+"""A worker whose backend never reports the loss of a node, so that leases and peers are the only evidence.
 
 Everything else is the product's own: the same workflows, activities and local nodes.
 """
@@ -18,7 +18,7 @@ from workflows.messages import NodeEvent, NodeEventKind, NodeRef, WatchRequest
 
 
 class DeafBackend(LocalBackend):
-    """Makes and deletes nodes as ever, and takes each for running until it is deleted."""
+    """Creates and deletes nodes as usual, and reports each as running until it is deleted."""
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:
         event = await super().describe(node)

@@ -1,4 +1,5 @@
-"""DLRover in an environment of its own: its dependencies are not ours, and one copy serves all checkouts."""
+"""Installs DLRover into an environment of its own: its dependencies conflict with Perdure's, and all checkouts share
+it."""
 
 from __future__ import annotations
 
@@ -11,20 +12,20 @@ from scripts.setup import CACHE, SetupFailed, find_uv
 
 VERSION = "0.6.1"
 UNDECLARED = ("protobuf",)
-"""What it imports and does not ask for."""
+"""Packages that DLRover imports without declaring them."""
 MODULES = ("dlrover.python.master.local_master", "dlrover.trainer.torch.elastic_run")
-"""What its two commands load: if these import, they start."""
+"""Modules of DLRover's two commands: if they can be imported, the commands start."""
 
 
 class NotAvailable(Exception):
-    """The message says why it cannot be measured here."""
+    """DLRover cannot be measured here; the message says why."""
 
 
 async def ensure() -> Path:
-    """The `bin` folder of an environment with DLRover and the torch that we run ourselves.
+    """Returns the `bin` folder of an environment with DLRover and the torch release that Perdure's ranks use.
 
     Raises:
-        NotAvailable: if it does not install or does not import.
+        NotAvailable: if DLRover cannot be installed or imported.
     """
     torch = importlib.metadata.version("torch")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"

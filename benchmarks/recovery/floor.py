@@ -1,4 +1,4 @@
-"""What no supervisor can beat by starting processes: the same ranks, started bare, from nothing to their first step."""
+"""The lower bound for any supervisor that starts processes: the same ranks without one, from start to first step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRAIN = Path(__file__).with_name("train.py")
 
 
 async def run_floor(scenario: Scenario, *, number: int, folder: Path, nodes: int = 2) -> TrialRecord:
-    """Starts as many ranks as the scenario ends with."""
+    """Starts the number of ranks that the scenario ends with."""
     record = TrialRecord(system=SystemName.FLOOR, scenario=scenario, number=number, size=nodes, recovered=False)
     size = scenario.world_size_after(nodes)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}

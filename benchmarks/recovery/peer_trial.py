@@ -1,4 +1,4 @@
-"""One trial of a peer as a process, so that it can be put into a PID namespace. Prints the record as JSON."""
+"""Runs one trial of a peer as a process, so that it can have its own PID namespace. Prints the record as JSON."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .records import Scenario, SystemName, TrialRecord
 from .trial import START_TIMEOUT, run_trial
 
 OVERHEAD_SECONDS = 60.0
-"""Beyond starting and recovering, what a trial may take before it is given up."""
+"""Seconds beyond starting and recovering after which a trial is given up."""
 
 
 class PeerTrial(BaseModel):
-    """The one argument of this program, as JSON."""
+    """The single argument of this program, as JSON."""
 
     system: SystemName
     scenario: Scenario
@@ -37,7 +37,7 @@ class PeerTrial(BaseModel):
 
 
 async def run_isolated(trial: PeerTrial) -> TrialRecord:
-    """Runs a trial in a PID namespace of its own; whatever the peer does, nothing is left of it."""
+    """Runs a trial in a PID namespace of its own, so that no process of the peer remains."""
     command = [sys.executable, "-m", __spec__.name, trial.model_dump_json()]
     failed = TrialRecord(
         system=trial.system, scenario=trial.scenario, number=trial.number, size=trial.size, recovered=False

@@ -1,4 +1,4 @@
-"""The others: plain torchrun with its c10d rendezvous, and DLRover's local mode. Each node is one launcher process."""
+"""The peers: plain torchrun with its c10d rendezvous, and DLRover's local mode. Each node is one launcher process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESTARTS = "10"
 
 @dataclass
 class PeerJob(ABC):
-    """What the peers have in common: nodes are processes of ours, and what dies is ours to start again."""
+    """Common base of the peers: nodes are child processes, which the benchmark itself restarts."""
 
     scenario: Scenario
     folder: Path
@@ -31,7 +31,7 @@ class PeerJob(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Starts everything that the system consists of."""
+        """Starts all processes of the system."""
 
     def alive(self) -> bool:
         return any(node.returncode is None for node in self._nodes.values())
@@ -40,7 +40,7 @@ class PeerJob(ABC):
         return tree(self._nodes[node].pid)
 
     async def forbid_replacement(self) -> None:
-        """Nothing to do: only this benchmark would start one."""
+        """Does nothing: only this benchmark starts replacements."""
 
     async def replace(self, node: int) -> None:
         await self._nodes[node].wait()
@@ -62,7 +62,7 @@ class PeerJob(ABC):
 
     @abstractmethod
     def _node_command(self, node: int) -> tuple[Sequence[str | Path], Mapping[str, str]]:
-        """The command of a node, and what it needs in its environment."""
+        """Returns the command of a node, and the variables that it needs."""
 
 
 @dataclass
@@ -70,12 +70,12 @@ class TorchrunJob(PeerJob):
     """`torchrun --rdzv-backend=c10d`, as PyTorch's documentation has it."""
 
     own_store: bool = False
-    """Workers get a store of their own instead of the launcher's, whose keys outlive a restart."""
+    """Whether workers get a store of their own instead of the launcher's, whose keys outlive a restart."""
     _port: int = field(default_factory=free_port)
 
     async def start(self) -> None:
         await self._start_node(0)
-        # The first one listening hosts the store; a second that looks too early would take the port for its own.
+        # The first node to listen hosts the store; a second one that looks too early would take the port itself.
         await eventually(self._store_answers, seconds=60, otherwise="torchrun's store did not open")
         for node in range(1, self.size):
             await self._start_node(node)
@@ -96,7 +96,7 @@ class DLRoverJob(PeerJob):
     """A master and one `dlrover-run` per node."""
 
     binaries: Path = Path()
-    """The `bin` folder of the environment that holds DLRover."""
+    """The `bin` folder of DLRover's environment."""
     _port: int = field(default_factory=free_port)
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Ours: a control plane of its own for the benchmark, and one job per trial, through the client that users have."""
+"""Perdure's trials: a control plane of the benchmark's own, and one job per trial, through the public client."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ TORCHRUN = Path(sys.executable).with_name("torchrun")
 ROLE = "worker"
 
 CAPACITY_FILE = "capacity"
-"""In the state folder: how many nodes this machine can hold."""
+"""The file in the state folder that limits the number of nodes on this machine."""
 
 INCIDENT_SECONDS = 15.0
-"""The job learns of the first step a moment after the step."""
+"""Seconds to wait for the job's incident: the job learns of the first step shortly after the step."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class ControlPlane:
 
 @asynccontextmanager
 async def control_plane(*, withhold_evidence: bool = False) -> AsyncGenerator[ControlPlane]:
-    """A control plane in a folder of its own, gone when the context is left.
+    """Runs a control plane in a folder of its own while the context is open.
 
     Args:
-        withhold_evidence: The backend never tells that a node has gone.
+        withhold_evidence: Whether the backend withholds the loss of nodes.
     """
-    # Sockets live in here, and their paths are limited to 108 bytes.
+    # The folder contains sockets, whose paths are limited to 108 bytes.
     with tempfile.TemporaryDirectory(prefix="pb-") as folder:
         path = Path(folder)
         local = LocalControlPlane(StateFolder(path))
@@ -78,7 +78,7 @@ async def control_plane(*, withhold_evidence: bool = False) -> AsyncGenerator[Co
 
 
 async def start_deaf_worker(state: Path, address: str) -> DaemonRecord:
-    """Starts `deaf_worker`; it polls its queues within a second or two, and the first job waits that long."""
+    """Starts `deaf_worker`. It polls its queues within a second or two; the first job waits for that."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("TEMPORAL_")},
         "TEMPORAL_ADDRESS": address,
@@ -92,9 +92,9 @@ async def start_deaf_worker(state: Path, address: str) -> DaemonRecord:
 
 
 def node_processes(prefix: str) -> list[psutil.Process]:
-    """Every process of local nodes whose `PERDURE_NODE` begins so: agents, launchers, commands and ranks.
+    """Returns every process of local nodes whose `PERDURE_NODE` has this prefix: agents, launchers, commands and ranks.
 
-    The prefix begins with a job's uid: other jobs of this machine are not ours to touch.
+    The prefix begins with a job's uid, so that other jobs of this machine are not touched.
     """
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
@@ -107,7 +107,7 @@ def node_processes(prefix: str) -> list[psutil.Process]:
 
 @dataclass
 class PerdureJob:
-    """One job; its nodes are whatever the local backend makes of it."""
+    """A trial's job of Perdure, on the local backend."""
 
     scenario: Scenario
     folder: Path
@@ -153,7 +153,7 @@ class PerdureJob:
         (self.plane.state / CAPACITY_FILE).write_text(f"{self.size - 1}\n", encoding="utf-8")
 
     async def replace(self, node: int) -> None:
-        """The job sees to it itself."""
+        """Does nothing: the job replaces nodes itself."""
 
     async def compose(self, killed_at: float) -> Composition:
         deadline = asyncio.get_running_loop().time() + INCIDENT_SECONDS
@@ -186,7 +186,7 @@ class PerdureJob:
 
 
 def compose_incident(incident: IncidentView, killed_at: float) -> Composition:
-    """The incident's times, counted from the kill."""
+    """Returns the incident's times, in seconds since the kill."""
 
     def since_kill(name: str) -> float | None:
         time = getattr(incident, name)

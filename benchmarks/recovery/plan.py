@@ -1,4 +1,4 @@
-"""In which order trials run, and how long that will take."""
+"""Plans the order of trials, and forecasts their duration."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ USUAL_SECONDS: Mapping[SystemName, Mapping[Scenario, float]] = {
     SystemName.FLOOR: {Scenario.WORKER: 4, Scenario.NODE_REPLACED: 4, Scenario.NODE_LOST: 3},
     SystemName.PERDURE_WITHHELD: {Scenario.NODE_REPLACED: 25},
 }
-"""How long a trial takes on two cores, hangs included; only for the forecast."""
+"""Usual duration of a trial on two cores, including hangs; used only for the forecast."""
 
 
 def plan(
     wanted: Mapping[tuple[SystemName, Scenario], int], *, size: int = 2, done: Iterable[TrialRecord] = ()
 ) -> list[PlannedTrial]:
-    """What is left to do, interleaved: each system is spread evenly over the run, so that the machine's mood is too."""
+    """Returns the remaining trials, interleaved: each system is spread evenly over the run, as are changes of the
+    machine's load."""
     already = count_trials(record for record in done if record.size == size)
     trials = [
         ((number - 0.5) / runs, PlannedTrial(system, scenario, number, size))

@@ -1,4 +1,4 @@
-"""Processes of a trial: started apart, found by descent, ended for good."""
+"""Processes of a trial: starts them in sessions of their own, finds descendants, and kills them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Found = TypeVar("Found")
 POLL_SECONDS = 0.02
 
 QUIET_NETWORK = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-"""For every system alike: no thread pool fights over the cores, and gloo does not look for the host's name."""
+"""Variables for all systems: thread pools do not compete for the cores, and gloo does not resolve the hostname."""
 
 
 class TrialFailed(Exception):
-    """The job did not get as far as it had to; the message says how far it came."""
+    """The job did not reach the expected state; the message says how far it came."""
 
 
 def free_port() -> int:
@@ -33,7 +33,7 @@ def free_port() -> int:
 
 
 async def start(command: Sequence[str | Path], *, env: Mapping[str, str], log: Path) -> asyncio.subprocess.Process:
-    """Starts a process in a session of its own, its output in a file."""
+    """Starts a process in a session of its own, with its output in a file."""
     with log.open("ab") as output:
         return await asyncio.create_subprocess_exec(
             *map(str, command),
@@ -46,7 +46,7 @@ async def start(command: Sequence[str | Path], *, env: Mapping[str, str], log: P
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """A process and all its descendants, parents first."""
+    """Returns a process and all its descendants, parents first."""
     try:
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -55,7 +55,7 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def kill(processes: Iterable[psutil.Process]) -> float:
-    """SIGKILL to all, as close together as can be. Returns when, in seconds since the epoch."""
+    """Sends SIGKILL to all processes in quick succession. Returns the time, in seconds since the epoch."""
     victims = list(processes)
     when = time.time()
     for process in victims:
@@ -67,10 +67,10 @@ def kill(processes: Iterable[psutil.Process]) -> float:
 
 
 async def eventually(look: Callable[[], Found | None], *, seconds: float, otherwise: str) -> Found:
-    """Looks again and again until there is something.
+    """Polls until there is a result.
 
     Raises:
-        TrialFailed: with `otherwise`, if there is nothing for that long.
+        TrialFailed: with `otherwise`, if there is no result within the limit.
     """
     deadline = time.monotonic() + seconds
     while (found := look()) is None:
@@ -81,10 +81,10 @@ async def eventually(look: Callable[[], Found | None], *, seconds: float, otherw
 
 
 def in_pid_namespace(command: Sequence[str | Path]) -> list[str]:
-    """Wraps a command so that it sees no process but its own, and none of them outlives it.
+    """Wraps a command so that it sees only its own processes, and none of them outlives it.
 
-    DLRover's agents kill whatever looks like an orphaned worker anywhere on the machine. The shell between is the
-    namespace's first process, which has to reap what the killed leave behind.
+    DLRover's agents kill every process on the machine that looks like an orphaned worker. The shell is the namespace's
+    first process and reaps orphans.
     """
     isolate = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""What one trial gives: written as a line of JSON, so that a cut-off run can continue where it was."""
+"""The result of one trial: written as a line of JSON, so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 BALLAST_MB = 4096
-"""The kernel takes a second or two to take so much memory from a process that was killed."""
+"""Memory of a rank in MB: the kernel needs a second or two to free it when the process is killed."""
 
 
 class Scenario(StrEnum):
-    """What is killed, with SIGKILL, in a job whose nodes have one rank each."""
+    """The processes that are killed, with SIGKILL, in a job with one rank per node."""
 
     WORKER = "a"
     """The second node's rank."""
     NODE_REPLACED = "b"
-    """All of the second node; a replacement comes. `--nodes 2:2` where there are two."""
+    """All processes of the second node, which is replaced. `--nodes 2:2` for two nodes."""
     NODE_LOST = "c"
-    """All of the second node; no replacement can come. `--nodes 1:2`."""
+    """All processes of the second node, which cannot be replaced. `--nodes 1:2`."""
     RANK_DURING_REPAIR = "d"
-    """All of the second node, and while that is repaired the first node's new rank."""
+    """All processes of the second node and, during the repair, the first node's new rank."""
     SLOW_TO_DIE = "e"
-    """Both torchruns; the last rank holds so much memory that its own end takes a second or two."""
+    """Both torchruns; the last rank has so much memory that its own end takes a second or two."""
 
     @property
     def title(self) -> str:
@@ -39,11 +39,11 @@ class Scenario(StrEnum):
 
     @property
     def environment(self) -> dict[str, str]:
-        """For the training script, beside what every trial's has."""
+        """Additional environment variables of the training script."""
         return {"BENCH_BALLAST_MB": str(BALLAST_MB)} if self is Scenario.SLOW_TO_DIE else {}
 
     def nodes(self, size: int) -> str:
-        """In torchrun's words, for a job of this many nodes."""
+        """Returns torchrun's `--nnodes` for a job of this many nodes."""
         return f"{size - 1}:{size}" if self is Scenario.NODE_LOST else f"{size}:{size}"
 
     def world_size_after(self, size: int) -> int:
@@ -51,19 +51,19 @@ class Scenario(StrEnum):
 
 
 class SystemName(StrEnum):
-    """Who keeps the job running."""
+    """The system that keeps the job running."""
 
     TORCHRUN = "torchrun"
     TORCHRUN_OWN_STORE = "torchrun, own store"
-    """With TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: a way around torchrun's worst, for those who know of it."""
+    """torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: a workaround for its worst case, for users who know it."""
     DLROVER = "dlrover"
     PERDURE = "perdure"
     PERDURE_COLD = "perdure, cold starts"
-    """With `recovery.warm_starts: false`: every rank imports torch anew."""
+    """Perdure with `recovery.warm_starts: false`: every rank imports torch."""
     PERDURE_WITHHELD = "perdure, lease only"
-    """The backend says nothing: leases and peers must do."""
+    """Perdure without evidence from the backend: leases and peers only."""
     FLOOR = "bare processes"
-    """No system: the ranks alone, from nothing to their first step."""
+    """No system: the ranks alone, from start to first step."""
 
 
 OURS = (SystemName.PERDURE, SystemName.PERDURE_COLD, SystemName.PERDURE_WITHHELD)
@@ -75,46 +75,46 @@ class Record(BaseModel):
 
 
 class Composition(Record):
-    """What the seconds consist of, each counted from the kill."""
+    """The phases of a recovery, each in seconds since the kill."""
 
     happened: float | None = None
-    """The first sign of it on a node, or at the backend."""
+    """The first evidence of it on a node, or at the backend."""
     noticed: float | None = None
-    """The job learned of it."""
+    """The job received the evidence."""
     decided: float | None = None
     commanded: float | None = None
-    """The last surviving agent had the new world."""
+    """The last surviving agent received the new world."""
     entered: float | None = None
     """The last member's rendezvous returned."""
     process_started: float | None = None
-    """The last new rank's interpreter reached its script."""
+    """The interpreter of the last new rank reached its script."""
     imported: float | None = None
-    """... had imported torch."""
+    """The last new rank had imported torch."""
     grouped: float | None = None
-    """... had its process group."""
+    """The last new rank had created its process group."""
     stepped: float | None = None
 
 
 class TrialRecord(Record):
-    """One kill, and what came of it."""
+    """One kill and its consequences."""
 
     system: SystemName
     scenario: Scenario
     number: int = Field(ge=1)
     size: int = 2
-    """Nodes of the job, of one rank each."""
+    """The number of nodes of the job, with one rank each."""
     recovered: bool
     seconds: float | None = None
     """From the kill to the first step of all ranks of the new world."""
     start_seconds: float | None = None
-    """From nothing to the first step of all ranks."""
+    """From the job's start to the first step of all ranks."""
     steps_redone: int | None = None
     error: str = ""
     composition: Composition = Composition()
 
 
 class ResultFile:
-    """The trials of one run, a line each."""
+    """A file with the trials of one run, one per line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

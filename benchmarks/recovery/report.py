@@ -1,4 +1,4 @@
-"""The tables: for the terminal, and as Markdown for the documentation."""
+"""Prepares the tables for the terminal, and as Markdown for the documentation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GOALS = {Scenario.WORKER: 0.5, Scenario.NODE_REPLACED: 0.5, Scenario.NODE_LOST: 
 
 @dataclass(frozen=True)
 class Grid:
-    """One table, however it is drawn."""
+    """A table, independent of its rendering."""
 
     title: str
     columns: tuple[str, ...]
@@ -98,7 +98,7 @@ def steady_grid(steady: Steady) -> Grid:
         for cost in steady.costs
     )
     return Grid(
-        f"Cost at rest, over {steady.seconds:.0f} s of undisturbed training on two nodes",
+        f"Idle cost, over {steady.seconds:.0f} s of undisturbed training on two nodes",
         ("process", "% of a core", "resident MB"),
         rows,
         note=f"TrainingJob's history grew by {steady.job_events_per_minute:.1f} events a minute.",
@@ -106,7 +106,7 @@ def steady_grid(steady: Steady) -> Grid:
 
 
 def machine() -> str:
-    """What it was measured on."""
+    """Describes the machine and software of the measurement."""
     memory = psutil.virtual_memory().total / 2**30
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "temporalio"))
     return (
@@ -117,7 +117,7 @@ def machine() -> str:
 
 
 def grids(records: Sequence[TrialRecord], steady: Steady | None, unavailable: Mapping[SystemName, str]) -> list[Grid]:
-    """All tables that there is something to put into."""
+    """Returns the tables for which there are results."""
     found = [recovery_grid(records, unavailable)]
     if any(record.system in OURS for record in records):
         found.append(composition_grid(records))
@@ -127,7 +127,7 @@ def grids(records: Sequence[TrialRecord], steady: Steady | None, unavailable: Ma
 
 
 def markdown(records: Sequence[TrialRecord], steady: Steady | None, unavailable: Mapping[SystemName, str]) -> str:
-    """The tables for the documentation."""
+    """Returns the tables as Markdown for the documentation."""
     tables = "\n".join(grid.markdown() for grid in grids(records, steady, unavailable))
     return f"Measured by `make bench-recovery` on {machine()}.\n\n{tables}"
 
@@ -135,7 +135,7 @@ def markdown(records: Sequence[TrialRecord], steady: Steady | None, unavailable:
 def print_report(
     console: Console, records: Sequence[TrialRecord], steady: Steady | None, unavailable: Mapping[SystemName, str]
 ) -> None:
-    """The tables, what went wrong, and the headline as one line of JSON."""
+    """Prints the tables, the errors, and the headline as one line of JSON."""
     for grid in grids(records, steady, unavailable):
         console.print(grid.draw())
     for system, reason in unavailable.items():

@@ -1,4 +1,4 @@
-"""What the control plane costs while a job trains and nothing happens."""
+"""Measures the cost of the control plane while a job trains undisturbed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .summary import Steady, SteadyCost
 from .trial import START_TIMEOUT
 
 SETTLE_SECONDS = 15.0
-"""Imports, first polls and the first metrics are start-up, not rest."""
+"""Seconds to wait before the measurement: imports, first polls and first metrics belong to the start."""
 MEGABYTE = 1e6
 
 
 def role_of(process: psutil.Process) -> str | None:
-    """Which of ours a node's process is; None for the user's."""
+    """Returns the role of a process among Perdure's own in a node; None for the user's."""
     if is_warm_interpreter(process):
         return "warm interpreter"
     words = process.cmdline()
@@ -39,7 +39,7 @@ def role_of(process: psutil.Process) -> str | None:
 
 
 def is_warm_interpreter(process: psutil.Process) -> bool:
-    """Its forks, the ranks, show the same environment as it does."""
+    """Returns whether this is the warm interpreter; its forks, the ranks, show the same environment."""
     parent = process.parent()
     return LISTENING_VARIABLE in process.environ() and (parent is None or LISTENING_VARIABLE not in parent.environ())
 
@@ -56,7 +56,7 @@ async def history_length(plane: ControlPlane, name: str) -> int:
 
 
 async def measure_steady(plane: ControlPlane, *, seconds: float) -> Steady:
-    """Runs one job of two nodes undisturbed, and reads what each of our processes uses."""
+    """Runs one job of two nodes undisturbed, and measures the usage of each of Perdure's processes."""
     with tempfile.TemporaryDirectory(prefix="pb-steady-") as folder:
         job = PerdureJob(Scenario.WORKER, Path(folder), plane, name=f"steady-{secrets.token_hex(3)}")
         log = StepLog(Path(folder))

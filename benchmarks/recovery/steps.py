@@ -1,4 +1,4 @@
-"""When did the world step again? The ranks' own log answers, the same way for every system."""
+"""Determines when the world stepped again from the ranks' own log, in the same way for every system."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 STEPS_THAT_COUNT = 5
-"""A world that steps once and dies has not recovered; one that continues this far has."""
+"""Number of steps of a recovered world: one that steps once and dies has not recovered."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Step:
 
 @dataclass(frozen=True)
 class ProcessStart:
-    """One line of `starts.log`: a rank's way to its first step. Seconds since the epoch."""
+    """One line of `starts.log`: the phases of a rank's start, in seconds since the epoch."""
 
     pid: int
     rank: int
@@ -34,18 +34,18 @@ class ProcessStart:
 
 @dataclass(frozen=True)
 class WorldStart:
-    """All ranks of one world stepped, and continued."""
+    """A world of which all ranks stepped and continued."""
 
     time: float
-    """When the last of them made its first step."""
+    """The time at which the last rank made its first step."""
     pids: dict[int, int]
-    """By rank."""
+    """PIDs by rank."""
     first_step: int
-    """The lowest step that one of them began with."""
+    """The lowest number of a rank's first step."""
 
 
 def parse_steps(text: str) -> list[Step]:
-    """Reads whole lines; a line that is still being written is left out."""
+    """Parses complete lines; ignores a line that is still being written."""
     found: list[Step] = []
     for line in text.splitlines(keepends=True):
         words = line.split()
@@ -56,7 +56,7 @@ def parse_steps(text: str) -> list[Step]:
 
 
 def parse_starts(text: str) -> list[ProcessStart]:
-    """Reads whole lines of `starts.log`."""
+    """Parses complete lines of `starts.log`."""
     found: list[ProcessStart] = []
     for line in text.splitlines(keepends=True):
         words = line.split()
@@ -73,7 +73,7 @@ def find_world(
     without: Collection[int] = (),
     count: int = STEPS_THAT_COUNT,
 ) -> WorldStart | None:
-    """The first world of this size, made of processes not in `without`, whose every rank made `count` steps."""
+    """Returns the first world of this size without processes in `without` whose ranks all made `count` steps."""
     made: dict[tuple[int, int], list[Step]] = {}
     complete: dict[int, list[Step]] = {}
     for step in steps:
@@ -95,14 +95,14 @@ def find_world(
 
 @dataclass
 class StepLog:
-    """Follows `steps.log` while it grows."""
+    """Reads `steps.log` while it grows."""
 
     folder: Path
     steps: list[Step] = field(default_factory=list[Step])
     _offset: int = 0
 
     def refresh(self) -> list[Step]:
-        """All steps so far."""
+        """Returns all steps so far."""
         path = self.folder / "steps.log"
         if path.exists():
             with path.open("rb") as file:
@@ -114,6 +114,6 @@ class StepLog:
         return self.steps
 
     def starts(self) -> list[ProcessStart]:
-        """All processes that have reached a process group so far."""
+        """Returns all processes that have created a process group so far."""
         path = self.folder / "starts.log"
         return parse_starts(path.read_text(encoding="utf-8")) if path.exists() else []

@@ -1,4 +1,4 @@
-"""From trials to the figures that are claimed: medians, success rates, ratios to the better peer."""
+"""Computes the published figures from the trials: medians, success rates, ratios to the better peer."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ class Cell:
     trials: int
     recovered: int
     median_seconds: float | None
-    """Of those that recovered: a hang has no length."""
+    """The median of the trials that recovered; a hang has no duration."""
     slowest_seconds: float | None
     errors: tuple[str, ...] = ()
 
 
 class SteadyCost(BaseModel):
-    """One kind of process while a job runs undisturbed."""
+    """The cost of one kind of process while a job runs undisturbed."""
 
     what: str
     processes: int
     cpu_percent: float
-    """Of one core, per process."""
+    """Percent of one core, per process."""
     rss_mb: float
-    """Per process."""
+    """Resident memory per process."""
 
 
 class Steady(BaseModel):
-    """What the control plane costs while nothing happens."""
+    """The cost of the control plane while a job runs undisturbed."""
 
     seconds: float
     costs: tuple[SteadyCost, ...]
     job_events_per_minute: float
-    """History events of TrainingJob."""
+    """History events of the TrainingJob workflow."""
 
     def cost_of(self, what: str) -> SteadyCost | None:
         return next((cost for cost in self.costs if cost.what == what), None)
@@ -60,9 +60,9 @@ class Headline(BaseModel):
     agent_cpu_pct: float | None
     decision_ms_p50: float | None
     a_p95_s: float | None = None
-    """Of Perdure's trials of (a) that recovered."""
+    """The 95th percentile of Perdure's trials of (a) that recovered."""
     d_recovered: tuple[bool, ...] = ()
-    """Perdure's trials, one by one."""
+    """The result of each of Perdure's trials of (d)."""
     e_recovered: tuple[bool, ...] = ()
 
 
@@ -72,7 +72,7 @@ def median_of(values: Iterable[float | None]) -> float | None:
 
 
 def summarize(records: Sequence[TrialRecord], system: SystemName, scenario: Scenario) -> Cell | None:
-    """One cell of the table; None where nothing was tried."""
+    """Returns one cell of the table; None if there are no trials."""
     trials = [record for record in records if (record.system, record.scenario) == (system, scenario)]
     if not trials:
         return None
@@ -87,7 +87,7 @@ def summarize(records: Sequence[TrialRecord], system: SystemName, scenario: Scen
 
 
 def ratio_to_better_peer(records: Sequence[TrialRecord], scenario: Scenario) -> float | None:
-    """Perdure's median over the smallest median of a peer; peers that never recovered have none."""
+    """Returns Perdure's median divided by the smallest median of a peer; peers that never recovered have none."""
     ours = summarize(records, SystemName.PERDURE, scenario)
     theirs = [
         cell.median_seconds
@@ -100,16 +100,16 @@ def ratio_to_better_peer(records: Sequence[TrialRecord], scenario: Scenario) -> 
 
 
 def median_composition(records: Iterable[TrialRecord]) -> Composition:
-    """The median of each part, over the trials that know it."""
+    """Returns the median of each phase over the trials that measured it."""
     parts = [record.composition for record in records if record.recovered]
     return Composition(**{name: median_of(getattr(part, name) for part in parts) for name in Composition.model_fields})
 
 
 def decision_seconds(records: Iterable[TrialRecord]) -> list[float]:
-    """What the control plane adds, where there is nothing to wait for: a rank was killed.
+    """Returns the time that the control plane adds when there is nothing to wait for: after a rank was killed.
 
-    From the exit, as the node's launcher saw it, until the last surviving agent holds the next world: agent, Temporal
-    server, decision and back. The decision alone takes no time that the workflow's own clock could show.
+    It counts from the exit, as the node's launcher observed it, until the last surviving agent has the next world:
+    agent, Temporal server, decision and back. The decision alone is too short for the workflow's own clock.
     """
     parts = [
         record.composition
@@ -122,19 +122,19 @@ def decision_seconds(records: Iterable[TrialRecord]) -> list[float]:
 
 
 def seconds_of(records: Iterable[TrialRecord], scenario: Scenario) -> list[float]:
-    """Perdure's, of trials that recovered."""
+    """Returns the seconds of Perdure's trials that recovered."""
     ours = (record for record in records if (record.system, record.scenario) == (SystemName.PERDURE, scenario))
     return [record.seconds for record in ours if record.recovered and record.seconds is not None]
 
 
 def recoveries(records: Iterable[TrialRecord], scenario: Scenario) -> tuple[bool, ...]:
-    """Of each of Perdure's trials, whether it recovered."""
+    """Returns whether each of Perdure's trials recovered."""
     ours = (record for record in records if (record.system, record.scenario) == (SystemName.PERDURE, scenario))
     return tuple(record.recovered for record in ours)
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least this share of all do not exceed."""
+    """Returns the smallest value that is not exceeded by at least this share of all."""
     return sorted(values)[max(0, ceil(share * len(values)) - 1)] if values else None
 
 

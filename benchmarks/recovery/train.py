@@ -1,4 +1,4 @@
-"""The job that every system runs: small, so that what is measured is the restart and not the training.
+"""The job that every system runs: small, so that the restart dominates the measurement and not the training.
 
 It knows nothing of the system that started it: DDP over gloo, about 50 ms a step, a checkpoint every 20 steps. Each
 rank appends a line per step, `time step rank world_size pid`, to `steps.log`, and one per process to `starts.log`,
@@ -60,7 +60,7 @@ def main() -> None:
             time.sleep(STEP_SECONDS)
             steps.write(f"{time.time():.4f} {step} {rank} {world_size} {pid}\n")
             if ballast is None and rank == world_size - 1 and "BENCH_BALLAST_MB" in os.environ:
-                # Touched page by page, and by the first world alone: the next must not be slow to start for it.
+                # Written page by page, and by the first world only, so that the next one does not start more slowly.
                 ballast = b"" if held.exists() else b"x" * (int(os.environ["BENCH_BALLAST_MB"]) << 20)
                 held.touch()
             if rank == 0 and step % CHECKPOINT_EVERY == 0:

@@ -1,4 +1,5 @@
-"""One trial: start a job, wait until it steps, kill, and wait until it steps again. The same for every system."""
+"""Runs one trial: starts a job, waits until it steps, kills, and waits until it steps again; the same for every
+system."""
 
 from __future__ import annotations
 
@@ -17,51 +18,51 @@ from .steps import ProcessStart, StepLog, WorldStart, find_world
 
 START_TIMEOUT = 180.0
 SETTLE_SECONDS = 2.0
-"""Between stepping and the kill: elections, keep-alives and caches of all systems have come to rest."""
+"""Seconds between the first steps and the kill, in which elections, keep-alives and caches of all systems settle."""
 REPAIR_TIMEOUT = 90.0
-"""For a node that was left to start its rank again; torchrun's agents end the job after 75 s."""
+"""Seconds for a surviving node to restart its rank; torchrun's agents end the job after 75 s."""
 SINGLE_FAULTS = (Scenario.WORKER, Scenario.NODE_REPLACED, Scenario.NODE_LOST)
 VICTIM_NODE = 1
-"""Not the node that was started first: torchrun never survives the loss of that one."""
+"""The node that faults hit. It is not the first one, whose loss torchrun never survives."""
 
 
 class Job(Protocol):
     """One training job, run by one system."""
 
     size: int
-    """Nodes, of one rank each."""
+    """The number of nodes, with one rank each."""
 
     async def start(self) -> None:
-        """Starts it; returns before it steps."""
+        """Starts the job. Returns before it steps."""
         ...
 
     def alive(self) -> bool:
-        """False once the job has ended and cannot recover any more."""
+        """Returns False if the job has ended and cannot recover any more."""
         ...
 
     def processes(self, node: int) -> list[psutil.Process]:
-        """All of one node, its ranks included."""
+        """Returns all processes of one node, including its ranks."""
         ...
 
     async def forbid_replacement(self) -> None:
-        """From now on no node can be added."""
+        """Prevents new nodes from now on."""
         ...
 
     async def replace(self, node: int) -> None:
-        """Starts a replacement at once, where the system leaves that to others."""
+        """Starts a replacement at once if the system does not do that itself."""
         ...
 
     async def compose(self, killed_at: float) -> Composition:
-        """What the system itself knows about where the time went."""
+        """Returns the phases of the recovery that the system itself knows."""
         ...
 
     async def stop(self) -> None:
-        """Ends it and all its processes."""
+        """Ends the job and all its processes."""
         ...
 
 
 def torchruns(job: Job) -> list[psutil.Process]:
-    """The torchrun of every node, where something else keeps it running."""
+    """Returns the torchrun of every node, for systems that supervise one."""
     found: list[psutil.Process] = []
     for node in range(job.size):
         for process in job.processes(node):
@@ -72,7 +73,7 @@ def torchruns(job: Job) -> list[psutil.Process]:
 
 
 def new_rank(job: Job, node: int, *, without: Collection[int]) -> psutil.Process | None:
-    """The rank that a node has started again: its youngest process without children that runs the script."""
+    """Returns the rank that a node has restarted: its youngest process without children that runs the script."""
     found: list[tuple[float, psutil.Process]] = []
     for process in job.processes(node):
         with suppress(psutil.NoSuchProcess):
@@ -84,17 +85,18 @@ def new_rank(job: Job, node: int, *, without: Collection[int]) -> psutil.Process
 
 
 async def kill_during_repair(job: Job, *, without: Collection[int]) -> tuple[float, int]:
-    """Kills the rank that the first node has started again, which waits for the lost node's. Returns when and which."""
+    """Kills the rank that the first node has restarted, which waits for the lost node's. Returns the time and the
+    PID."""
     rank = await eventually(
         lambda: new_rank(job, 0, without=without),
         seconds=REPAIR_TIMEOUT,
-        otherwise="the node that was left did not start its rank again",
+        otherwise="the surviving node did not restart its rank",
     )
     return kill([rank]), rank.pid
 
 
 def victims(job: Job, scenario: Scenario, world: WorldStart) -> list[psutil.Process]:
-    """What the scenario kills."""
+    """Returns the processes that the scenario kills."""
     if scenario is Scenario.SLOW_TO_DIE:
         return torchruns(job)
     node = job.processes(VICTIM_NODE)
@@ -104,7 +106,7 @@ def victims(job: Job, scenario: Scenario, world: WorldStart) -> list[psutil.Proc
 
 
 def compose_starts(composition: Composition, starts: list[ProcessStart], world: WorldStart, killed_at: float):
-    """Adds what the ranks of the new world said about their own start."""
+    """Adds the phases that the ranks of the new world recorded about their start."""
     new = [start for start in starts if start.pid in world.pids.values()]
     if not new:
         return composition
@@ -145,7 +147,7 @@ async def run_trial(
 
         targets = victims(job, scenario, first)
         if not targets:
-            raise TrialFailed("nothing was there to kill: the first world had gone before")
+            raise TrialFailed("there was nothing to kill: the first world had already ended")
         last_step = log.refresh()[-1].step
         killed_at = kill(targets)
         old = set(first.pids.values())
@@ -165,7 +167,7 @@ async def run_trial(
             return world
 
         world = await eventually(stepping_again, seconds=timeout_seconds, otherwise="not stepping again")
-        # Of two faults at once the job may tell in one incident, whose times count from the first.
+        # The job may report two faults as one incident, whose times count from the first.
         told = await job.compose(killed_at) if scenario in SINGLE_FAULTS else Composition()
         composition = compose_starts(told, log.starts(), world, killed_at)
         return record.model_copy(

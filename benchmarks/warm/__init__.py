@@ -1,1 +1,2 @@
-"""How soon killed ranks train again when they start warm, for all kinds of scripts, and what that costs."""
+"""Measures how soon killed ranks train again with warm starts, for all kinds of scripts, and the cost of warm
+starts."""

@@ -49,14 +49,14 @@ class WarmBench:
         return StepTimes.model_validate_json(self._step_file.read_text(encoding="utf-8"))
 
     def time_steps(self, *, pairs: int, blocks: int) -> None:
-        """Measures the step time, unless that is done."""
+        """Measures the step time, unless there is a result."""
         if pairs and self.step_times() is None:
-            self.kills.say(f"step times: {pairs} pairs of a forked and a started rank that step in turn")
+            self.kills.say(f"step times: {pairs} pairs of a forked and a started rank that step alternately")
             times = measure_step_times(pairs=pairs, blocks=blocks)
             self._step_file.write_text(times.model_dump_json(), encoding="utf-8")
 
     async def kill_in_scripts(self, wanted: dict[str, int]) -> None:
-        """Runs what is left of the trials of scripts, in turn, and writes down each result at once."""
+        """Runs the remaining trials of scripts, alternating between kinds, and records each result at once."""
         done = self.script_trials()
         already = {script: sum(trial.script == script for trial in done) for script in wanted}
         left = [
@@ -93,17 +93,17 @@ def main(
     peer_runs: Annotated[int, typer.Option(help="Trials of each peer, and of cold starts, per scenario.")] = 3,
     script_runs: Annotated[int, typer.Option(help="Trials of each kind of script.")] = 10,
     step_pairs: Annotated[int, typer.Option(help="Pairs of a forked and a started rank to time steps in.")] = 15,
-    step_blocks: Annotated[int, typer.Option(help="Blocks of steps that each of them takes.")] = 100,
+    step_blocks: Annotated[int, typer.Option(help="Blocks of steps that each of them runs.")] = 100,
     quick: Annotated[bool, typer.Option("--quick", help="One trial of each.")] = False,
     size: Annotated[list[int] | None, typer.Option(help="Nodes per job. [default: 2 and 4]")] = None,
-    script: Annotated[list[str] | None, typer.Option(help="Only these kinds of scripts. [default: all]")] = None,
-    scenario: Annotated[list[Scenario] | None, typer.Option(help="Only these kills. [default: all]")] = None,
+    script: Annotated[list[str] | None, typer.Option(help="Run only these kinds of scripts. [default: all]")] = None,
+    scenario: Annotated[list[Scenario] | None, typer.Option(help="Run only these scenarios. [default: all]")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds without a step after which a trial has failed.")] = 120,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for results. One that has some is continued, so a cut-off run resumes.")
+        Path | None, typer.Option(help="Folder for results. An interrupted run resumes from the results in it.")
     ] = None,
 ) -> None:
-    """Kills ranks and nodes where ranks start warm, start cold, and under torchrun and DLRover; kills a rank in each
+    """Kills ranks and nodes with warm starts, with cold starts, and under torchrun and DLRover; kills a rank in each
     kind of script; compares the step time of forked ranks with that of started ones."""
     if quick:
         runs, peer_runs, script_runs = (min(n, QUICK_RUNS) for n in (runs, peer_runs, script_runs))

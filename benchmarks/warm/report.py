@@ -1,4 +1,4 @@
-"""The tables: for the terminal, and as Markdown for the documentation."""
+"""Prepares the tables for the terminal, and as Markdown for the documentation."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def grids(
     step_times: StepTimes | None,
     unavailable: Mapping[SystemName, str],
 ) -> list[Grid]:
-    """All tables that there is something to put into."""
+    """Returns the tables for which there are results."""
     found: list[Grid] = []
     for size in sorted({record.size for record in records}):
         of_size = [record for record in records if record.size == size]
         grid = recovery_grid(of_size, unavailable)
-        # Its last row holds the goals of bench-recovery.
+        # The last row of the grid contains the goals of bench-recovery.
         rows = (*grid.rows[:-1], ("Perdure / bare processes", number(ratio_to_floor(of_size), digits=2), "", ""), GOALS)
         found.append(Grid(f"{size} nodes. {grid.title}", grid.columns, rows))
     if script_trials:
@@ -62,7 +62,7 @@ def markdown(
     step_times: StepTimes | None,
     unavailable: Mapping[SystemName, str],
 ) -> str:
-    """The tables for the documentation."""
+    """Returns the tables as Markdown for the documentation."""
     tables = "\n".join(grid.markdown() for grid in grids(records, script_trials, step_times, unavailable))
     return f"Measured by `make bench-warm` on {machine()}.\n\n{tables}"
 
@@ -74,7 +74,7 @@ def print_report(
     step_times: StepTimes | None,
     unavailable: Mapping[SystemName, str],
 ) -> None:
-    """The tables, what went wrong, and the headline as one line of JSON."""
+    """Prints the tables, the errors, and the headline as one line of JSON."""
     for grid in grids(records, script_trials, step_times, unavailable):
         console.print(grid.draw())
     for record in records:

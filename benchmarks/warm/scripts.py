@@ -1,4 +1,4 @@
-"""Trainings of many kinds, each in a job of two nodes: a rank is killed, and all must train on, forked."""
+"""Kinds of training scripts, each in a job of two nodes: a rank is killed, and all must continue, from warm starts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ NODES = 2
 START_SECONDS = 180.0
 RECOVER_SECONDS = 120.0
 STEPS = 3
-"""A world that made so many continues."""
+"""Number of steps after which a world counts as recovered."""
 
 
 class ScriptTrial(BaseModel):
-    """One kill of a rank, and what came of it."""
+    """One kill of a rank and its consequences."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -37,9 +37,9 @@ class ScriptTrial(BaseModel):
     number: int = Field(ge=1)
     recovered: bool
     warm: bool = False
-    """All ranks of the new world were forked, or standbys."""
+    """Whether all ranks of the new world were forks or standbys."""
     learned: bool = False
-    """... of an interpreter that had imported what the script imports."""
+    """Whether the warm interpreter had imported the script's modules before the kill."""
     seconds: float | None = None
     """From the kill to the first step of all ranks."""
     start_seconds: float | None = None
@@ -47,12 +47,12 @@ class ScriptTrial(BaseModel):
 
 
 def scripts() -> list[str]:
-    """The kinds there are."""
+    """Returns the kinds of scripts."""
     return sorted(path.stem for path in SCRIPTS.glob("*.py"))
 
 
 class ScriptJob:
-    """One job, observed through what its ranks write for the agent."""
+    """One job, observed through the progress files that its ranks write for the agent."""
 
     def __init__(self, script: str, folder: Path, plane: ControlPlane, *, warm_starts: bool = True) -> None:
         self._script = script
@@ -83,7 +83,7 @@ class ScriptJob:
         self._uid = uid_of(submission.run_id)
 
     def world(self, *, after: int, steps: int) -> dict[int, RankProgress] | None:
-        """By rank, where all have made so many steps in one generation after this."""
+        """Returns the progress by rank if all ranks have made this many steps in one generation after `after`."""
         found: dict[int, RankProgress] = {}
         for rank in range(NODES):
             progress = self._progress(rank)
@@ -96,7 +96,7 @@ class ScriptJob:
         return [read_start(folder / "warm", 0) for _, folder in sorted(self._run_directories.items())]
 
     def has_learned(self) -> bool:
-        """Whether all nodes have imported ahead what their ranks told them."""
+        """Returns whether all nodes have imported in advance the modules that their ranks reported."""
         folders = [folder / "warm" for folder in self._run_directories.values()]
         return all((folder / LEARNED).exists() and not lacks_standbys(folder, processes=1) for folder in folders)
 
@@ -134,7 +134,7 @@ async def run_script_trial(script: str, *, number: int, folder: Path, plane: Con
         )
         record = record.model_copy(update={"start_seconds": time.time() - began})
         with suppress(TrialFailed):
-            # A node fails every few hours, not in its first seconds: what was learned is imported by then.
+            # A real node fails after hours, not in its first seconds, so the reported modules are imported by then.
             await eventually(lambda: job.has_learned() or None, seconds=30, otherwise="nothing was learned")
         learned = job.has_learned()
         victim, generation = first[NODES - 1], first[0].generation
@@ -144,7 +144,9 @@ async def run_script_trial(script: str, *, number: int, folder: Path, plane: Con
         )
         seconds = time.time() - killed_at
         await eventually(
-            lambda: job.world(after=generation, steps=STEPS), seconds=RECOVER_SECONDS, otherwise="not stepping on"
+            lambda: job.world(after=generation, steps=STEPS),
+            seconds=RECOVER_SECONDS,
+            otherwise="did not continue to step",
         )
         warm = all(start is not None and start.warm for start in job.starts())
         return record.model_copy(update={"recovered": True, "seconds": seconds, "warm": warm, "learned": learned})

@@ -1,8 +1,8 @@
-"""What warm starts cost while nothing fails: the step time of a forked rank, and the memory of the interpreter.
+"""Measures the cost of warm starts while nothing fails: the step time of a forked rank, and the interpreter's memory.
 
-A difference of half a percent drowns in the moods of a shared machine. So a forked and a started rank live at the same
-time and step in turn, a few dozen milliseconds each, and each block is compared with its neighbour alone. Where a
-process's memory happens to lie matters, too, so there are many such pairs.
+A difference of half a percent is smaller than the load changes of a shared machine. So a forked and a started rank run
+at the same time and step alternately, a few dozen milliseconds each, and each block is compared only with its neighbor.
+The placement of a process's memory matters as well, so there are many such pairs.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from perdure_launcher.warm_start.supervisor import WarmKeeper, offer
 SCRIPT = Path(__file__).with_name("steps.py")
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "PERDURE_GENERATION": "1"}
 STEPS = 25
-"""Of a block."""
+"""The number of steps in a block."""
 LEAVE_SECONDS = 60
 
 
 class Pair(BaseModel):
-    """A started and a forked rank that stepped in turn: the seconds of each one's blocks, neighbour by neighbour."""
+    """A started and a forked rank that stepped alternately: the seconds of each one's blocks, in order."""
 
     started: tuple[float, ...]
     forked: tuple[float, ...]
 
     @property
     def ratio(self) -> float:
-        """Forked over started: the median of neighbours' ratios."""
+        """The forked rank's time divided by the started one's: the median over neighboring blocks."""
         return median(forked / started for forked, started in zip(self.forked, self.started, strict=True))
 
 
 class StepTimes(BaseModel):
-    """All pairs."""
+    """The measurements of all pairs."""
 
     pairs: tuple[Pair, ...]
     interpreter_mb: float
@@ -54,29 +54,29 @@ class StepTimes(BaseModel):
 
     @property
     def ratio(self) -> float:
-        """Forked over started: the median of the pairs' ratios."""
+        """The forked ranks' time divided by the started ones': the median of the pairs' ratios."""
         return median(pair.ratio for pair in self.pairs)
 
     @property
     def started_seconds(self) -> float:
-        """A started rank's step: the median of all."""
+        """The median step time of started ranks."""
         return median(seconds for pair in self.pairs for seconds in pair.started) / STEPS
 
     @property
     def forked_seconds(self) -> float:
-        """A forked rank's."""
+        """The median step time of forked ranks."""
         return median(seconds for pair in self.pairs for seconds in pair.forked) / STEPS
 
 
 def measure_step_times(*, pairs: int, blocks: int) -> StepTimes:
-    """Times the same steps in started and in forked processes.
+    """Measures the same steps in started and in forked processes.
 
     Args:
-        pairs: how many of each kind, one pair after the other.
-        blocks: of each process.
+        pairs: the number of pairs, which run one after the other.
+        blocks: the number of blocks of each process.
 
     Raises:
-        TrialFailed: if a process that was to be forked was not, or one ended early.
+        TrialFailed: if a process was not forked although it should have been, or if one ended early.
     """
     arguments = ["-u", str(SCRIPT), str(STEPS)]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
@@ -98,14 +98,14 @@ def measure_step_times(*, pairs: int, blocks: int) -> StepTimes:
                 found.append(_step_in_turn(started, forked, blocks))
                 start = read_start(folder, 0)
                 if start is None or not start.warm:
-                    raise TrialFailed(f"a run was not forked: {start.reason if start else 'nothing is known of it'}")
+                    raise TrialFailed(f"a run was not forked: {start.reason if start else 'its start is unknown'}")
         finally:
             keeper.close()
     return StepTimes(pairs=tuple(found), interpreter_mb=memory)
 
 
 class _Rank:
-    """A rank that steps when it is told to."""
+    """A rank that runs a block of steps on request."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
@@ -113,24 +113,24 @@ class _Rank:
         self._ask, self._answer = process.stdin, process.stdout
 
     def block(self) -> float:
-        """Has it take its steps; returns the seconds."""
+        """Runs a block of steps; returns the seconds."""
         print(file=self._ask, flush=True)
         return float(self.line())
 
     def line(self) -> str:
-        """What it says next.
+        """Reads the rank's next line.
 
         Raises:
-            TrialFailed: if it ends instead.
+            TrialFailed: if the rank ends instead.
         """
         line = self._answer.readline()
         if not line:
-            raise TrialFailed("a rank ended before its time")
+            raise TrialFailed("a rank ended early")
         return line
 
 
 class _Kind:
-    """How ranks of one kind start."""
+    """A kind of rank: how it is started."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
         self._command = command
@@ -138,14 +138,14 @@ class _Kind:
 
     @contextmanager
     def rank(self) -> Iterator[_Rank]:
-        """One that is ready to step; ends with the context."""
+        """Provides a rank that is ready to step; ends it with the context."""
         with subprocess.Popen(
             self._command,
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # As torchrun's ranks: a shell may have had us ignore signals in the background.
+            # Like torchrun's ranks: in the background a shell may have made this process ignore signals.
             preexec_fn=begin_child,  # noqa: PLW1509 - system calls only
         ) as process:
             try:
@@ -162,14 +162,14 @@ def _step_in_turn(started: _Kind, forked: _Kind, blocks: int) -> Pair:
     with ExitStack() as stack:
         ranks = [stack.enter_context(kind.rank()) for kind in (started, forked)]
         for number in range(blocks):
-            # Who goes first changes, so that neither gains by it.
+            # The order alternates, so that neither kind gains an advantage.
             for which in (0, 1) if number % 2 else (1, 0):
                 times[which].append(ranks[which].block())
     return Pair(started=tuple(times[0]), forked=tuple(times[1]))
 
 
 def proportional_set_mb(pid: int) -> float:
-    """As the kernel counts it."""
+    """Returns the proportional set size of a process, as counted by the kernel."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     found = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
     return int(found[1]) * 1024 / 1e6 if found else 0.0

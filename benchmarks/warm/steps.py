@@ -1,6 +1,6 @@
-"""One rank that trains when it is told to: for each line it reads it times a block of steps, in seconds.
+"""A rank that trains on request: for each line that it reads it times a block of steps, in seconds.
 
-Run both forked and started; the comparison has them step in turn.
+It runs both forked and started; the comparison makes the two step alternately.
 """
 
 import os

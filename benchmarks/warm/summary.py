@@ -1,4 +1,4 @@
-"""From trials to the figures that are claimed."""
+"""Computes the published figures from the trials."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Headline(BaseModel):
     """The last line of the output."""
 
     warm_ratio_peer: float | None
-    """A killed rank: Perdure's median over that of the better peer, at the number of nodes where it is worst."""
+    """Perdure's median divided by the better peer's for a killed rank, at the number of nodes where it is worst."""
     warm_ratio_floor: float | None
-    """... over that of bare processes from nothing to their first step."""
+    """The same, divided by the median of bare processes from start to first step."""
     recovered: int
     runs: int
     step_ratio: float | None
@@ -40,7 +40,7 @@ class ScriptRow(BaseModel):
 
 
 def script_rows(trials: Sequence[ScriptTrial]) -> list[ScriptRow]:
-    """One row per kind, in order of name."""
+    """Returns one row per kind, in order of name."""
     rows: list[ScriptRow] = []
     for script in sorted({trial.script for trial in trials}):
         found = [trial for trial in trials if trial.script == script]
@@ -61,7 +61,7 @@ def script_rows(trials: Sequence[ScriptTrial]) -> list[ScriptRow]:
 
 
 def ratio_to_floor(records: Sequence[TrialRecord]) -> float | None:
-    """Of a killed rank, warm, to bare processes that start from nothing."""
+    """Returns Perdure's median for a killed rank, started warm, divided by that of bare processes."""
     ours = summarize(records, SystemName.PERDURE, Scenario.WORKER)
     floor = summarize(records, SystemName.FLOOR, Scenario.WORKER)
     if not (ours and floor and ours.median_seconds and floor.median_seconds):
@@ -72,7 +72,7 @@ def ratio_to_floor(records: Sequence[TrialRecord]) -> float | None:
 def headline(
     records: Sequence[TrialRecord], script_trials: Sequence[ScriptTrial], step_times: StepTimes | None
 ) -> Headline:
-    """The figures of all trials."""
+    """Returns the figures of all trials."""
     by_size = [[record for record in records if record.size == size] for size in sorted({r.size for r in records})]
     peer = [ratio for group in by_size if (ratio := ratio_to_better_peer(group, Scenario.WORKER)) is not None]
     floor = [ratio for group in by_size if (ratio := ratio_to_floor(group)) is not None]

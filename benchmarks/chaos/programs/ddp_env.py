@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 PACE = float(os.environ.get("STEP_SECONDS", "0.05"))
-"""A step's share that stands for the compute of a larger model."""
+"""Seconds of sleep per step, which simulate the compute of a larger model."""
 
 
 def load_data() -> TensorDataset:

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 PACE = float(os.environ.get("STEP_SECONDS", "0.05"))
-"""A step's share that stands for the compute of a larger model."""
+"""Seconds of sleep per step, which simulate the compute of a larger model."""
 
 
 class Tokens(torch.utils.data.Dataset):

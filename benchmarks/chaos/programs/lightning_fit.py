@@ -12,7 +12,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from torch.utils.data import DataLoader
 
 PACE = float(os.environ.get("STEP_SECONDS", "0.05"))
-"""A step's share that stands for the compute of a larger model."""
+"""Seconds of sleep per step, which simulate the compute of a larger model."""
 
 
 class Model(BoringModel):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Pretrains, fine-tunes from what that left, and exports: two torchruns and an end in one command.
+# Pretrains, fine-tunes the result, and exports it: two torchruns and a final step in one command.
 set -euo pipefail
 out=$1 epochs=$2 here=$(dirname "$0")
 mkdir -p "$out/pretrain" "$out/finetune"
