@@ -1,7 +1,7 @@
-"""What `perdure join` does: keeps this machine in a job as one of its nodes until the job has ended.
+"""The loop of `perdure join`: keeps this machine in a job as one of its nodes until the job has ended.
 
-The job decides who gets which place; the processes on this machine are the same as on every other backend. Between them
-stands this loop: it asks for a place, stays there, sends a departure notice, and asks again where the job continues.
+The job assigns places; the processes on this machine are the same as on every other backend. Between them runs this
+loop: it requests a place, stays there, sends a departure notice, and requests another place if the job continues.
 """
 
 from __future__ import annotations
@@ -55,11 +55,13 @@ from workflows.names import job_workflow_id
 _SOON = 0.2
 """Seconds until a place that is being prepared is requested again: its group and its backend are quick."""
 _LATER = 2.0
-"""Seconds between two requests for what must come from elsewhere: a server, a job, a place."""
+"""Seconds between two requests for something that others must provide: a server, a job, a place."""
 _REFUSAL_IS_FINAL = 5.0
-"""Seconds for which a server that denies a permission is asked again: one that starts may not know its callers yet."""
+"""Seconds for which a request is repeated if the server denies a permission: a starting server may not know its callers
+yet."""
 _DEPARTURE_TIMEOUT = timedelta(seconds=10)
-"""How long to try to send the departure notice; without one the lease lapses, and the job learns the same later."""
+"""The time for trying to send the departure notice. Without the notice the lease lapses, and the job learns of the
+departure later."""
 
 ResultT = TypeVar("ResultT")
 
@@ -71,24 +73,24 @@ class JoinOptions:
     job: str
     namespace: str = "default"
     command: tuple[str, ...] | None = None
-    """To be run; None for whatever the job runs."""
+    """The command to run; None for the job's own."""
     create: JobSpec | None = None
-    """The job to start where there never was one of that name."""
+    """The job to start if there never was one of that name."""
     wait: bool = False
-    """Whether to wait for whatever is missing, a server, the job or a place, until the job has ended."""
+    """Whether to wait for a missing server, job or place, until the job has ended."""
 
 
 class MachineInJob:
-    """One machine's part in one job."""
+    """The membership of one machine in one job."""
 
     def __init__(self, client: Client, machine: Machine, options: JoinOptions, *, say: Callable[[str], None]) -> None:
-        """Prepares; `run` joins.
+        """Prepares the membership; `run` joins.
 
         Args:
-            client: of the job's control plane.
-            machine: this one.
-            options: what is to be joined, and how.
-            say: tells a person what happens, a line at a time.
+            client: A client of the job's control plane.
+            machine: This machine.
+            options: The user's request.
+            say: Prints a line for people.
         """
         self._client = client
         self._machine = machine
@@ -99,12 +101,12 @@ class MachineInJob:
         self._started_at = datetime.now(UTC)
         self._node_sessions = 0
         self._was_in = False
-        """It has been a node of the job."""
+        """This machine has been a node of the job."""
         self._node_session: NodeSession | None = None
         self._signal: signal.Signals | None = None
 
     async def run(self) -> int:
-        """Returns the job's exit code; 128 + n after signal n; 0 where the job has sent this machine home.
+        """Joins, and returns the job's exit code; 128 + n after signal n; 0 if the job has released this machine.
 
         Raises:
             JoinRefused: if the job has no place for it, and waiting was not requested or does not help.
@@ -142,19 +144,19 @@ class MachineInJob:
             if ending.exit_code == 0 and not self._options.wait:
                 self._say(f"{self._options.job} continues without this machine: {ending.reason}")
                 return ExitCode.OK
-            self._say(f"node {place.node.rank} is over: {ending.reason}; asking for a place again")
+            self._say(f"node {place.node.rank} is over: {ending.reason}; requesting a place again")
 
     async def _create(self) -> None:
-        """Starts the job where none has been started; of many machines that try at once, one does."""
+        """Starts the job if none has been started; of many machines that try at once, one succeeds."""
         assert self._options.create is not None
         with contextlib.suppress(JobAlreadyRunning):
             await self._client.submit(self._options.create, again=False)
             self._say(f"started the job {self._options.job}")
 
-    # Getting a place
+    # Requesting a place
 
     async def _take_place(self) -> NodeRequest | JobResult:
-        """A place in the job, or how it has ended."""
+        """Returns a place in the job, or the job's result if it has ended."""
         self._node_sessions += 1
         while True:
             try:
@@ -176,10 +178,10 @@ class MachineInJob:
                 await self._wait(answer.reason, _SOON)
 
     async def _ask(self) -> JoinAnswer | JobResult:
-        """Asks once.
+        """Requests a place once.
 
         Raises:
-            JoinRefused: if the job says no.
+            JoinRefused: if the job refuses.
             NoWorker: if no worker answers for it.
         """
         options, machine = self._options, self._machine
@@ -220,10 +222,10 @@ class MachineInJob:
                 remedy="`perdure worker` runs one, on any machine that reaches the Temporal server.",
             ) from error
 
-    # Being there, and leaving
+    # Staying and leaving
 
     async def _run_as(self, place: NodeRequest) -> Ending:
-        """Returns when this machine is no node of the job any more, and has reported it."""
+        """Runs the node; returns when this machine is no longer a node of the job, and has reported that."""
         self._was_in = True
         endpoint, node = self._client.endpoint, place.node
         connection = {"TEMPORAL_ADDRESS": endpoint.address, "TEMPORAL_NAMESPACE": endpoint.namespace}
@@ -245,7 +247,7 @@ class MachineInJob:
         return f"`perdure join` on {self._machine.host} got {self._signal.name if self._signal else 'no signal'}"
 
     async def _report_departure(self, place: NodeRequest, ending: Ending) -> None:
-        """Reports to the group what a backend's watch would: that nothing of the node runs any more."""
+        """Reports to the group what a backend's watch would report: that no process of the node runs any more."""
         gone = NodeEvent(
             kind=NodeEventKind.GONE,
             rank=place.node.rank,
@@ -270,7 +272,7 @@ class MachineInJob:
                     await asyncio.sleep(_SOON)
 
     async def _result(self, place: NodeRequest) -> JobResult | None:
-        """How the job that gave the place has ended, or is ending; None where it continues."""
+        """The result of the job that gave the place, if it has ended or is ending; None if it continues."""
         options = self._options
         temporal = await self._client.connect()
         handle = temporal.get_workflow_handle(place.job_id, run_id=place.job_first_run_id, result_type=JobResult)
@@ -294,7 +296,7 @@ class MachineInJob:
     # Waiting
 
     async def _patiently(self, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Repeats a call that gets no answer: a machine that was in the job outlasts an outage, with or without
+        """Repeats a call that gets no answer: a machine that was in the job tolerates an outage, with or without
         `wait`."""
         loop = asyncio.get_running_loop()
         patience = math.inf if self._options.wait else OUTAGE_LIMIT.total_seconds() if self._was_in else 0
@@ -320,7 +322,7 @@ class MachineInJob:
 
 
 _REMEDIES: dict[str, str] = {
-    JoinRefusal.NO_PLACE: "With --wait this machine is held ready until there is one; `perdure scale` makes more.",
+    JoinRefusal.NO_PLACE: "With --wait this machine stays ready until there is one; `perdure scale` makes more.",
     JoinRefusal.OTHER_COMMAND: "Leave the command out, or join a job of another name.",
     JoinRefusal.DISPLACED: "Give machines that run at the same time different --node-id.",
 }

@@ -1,6 +1,6 @@
-"""Tells one state of Perdure's code from another, so that a worker of an older one is replaced.
+"""Identifies the version of Perdure's code, so that a worker with older code is replaced.
 
-The release number is not enough: in a checkout the code changes under it.
+The release number is not enough: in a checkout the code changes without it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PACKAGES = ("perdure", "workflows", "activities", "agent", "perdure_launcher")
 
 @cache
 def code_version() -> str:
-    """The release, and a digest of where the code lies and when each file of it last changed."""
+    """The release, and a digest of the code's location and of each file's time of change."""
     root = Path(perdure.__file__).resolve().parent.parent
     digest = hashlib.sha256(str(root).encode())
     for package in _PACKAGES:
@@ -30,7 +30,7 @@ def code_version() -> str:
 def is_of_newer_release(code: str) -> bool:
     """Whether a worker of this code is of a later release than this command.
 
-    It can continue what this release began; this release could not continue what it has begun.
+    Such a worker can continue what this release began; this release could not continue what that worker has begun.
     """
     return _release(code) > _release(perdure.__version__)
 

@@ -37,27 +37,29 @@ from perdure.state_folder import StateFolder, users_own_path
 from workflows.names import WORKER_TASK_QUEUE, watch_task_queue
 
 START_TIMEOUT = timedelta(seconds=60)
-"""A server or worker that is not up by then will not come up; both usually take a second or two."""
+"""The longest start: a server or worker that does not answer by then will not; both usually take a second or two."""
 
 FIRST_PORT = 7233
-"""Temporal's own default, with the UI 1,000 above it, for the user's own state folder; the 999 after it are for others.
+"""Temporal's own default, with the UI 1,000 above it, for the user's own state folder; the 999 ports after it are for
+others.
 
-Never one of the operating system's ephemeral ports: while the server is away, a client that retries such a port on
-loopback ends up connected to itself, and holds it."""
+These are never ephemeral ports of the operating system: while the server is away, a client that retries such a port on
+loopback ends up connected to itself, and holds the port.
+"""
 
 SERVER_OPTIONS = (
     # One frontend's limit of open long polls per namespace; 1,200 by default, and every agent needs some.
     ("--dynamic-config-value", "frontend.namespaceCount=20000"),
     ("--dynamic-config-value", "system.enableActivityEagerExecution=true"),
-    # 20 reads a second of each task queue by default: on the dev server's one shard that delays every step of a
-    # recovery by up to 50 ms (an activity's round trip 101 ms, without the limit 18 ms).
+    # By default, reads of each task queue are limited to 20 a second. On the dev server's single shard that delays
+    # every step of a recovery by up to 50 ms (an activity's round trip 101 ms, without the limit 18 ms).
     ("--dynamic-config-value", "history.transferProcessorMaxPollRPS=1000"),
     ("--dynamic-config-value", "history.timerProcessorMaxPollRPS=1000"),
-    # A timer may fire no earlier than this after its start, 1 s by default, but groups gather reports for 0.2 s: from a
-    # rank's death to its next world the workflows alone took 1.0 s, with 100 ms 0.2 s.
+    # A timer may not fire earlier than this after its start. The default is 1 s, but groups gather reports for 0.2 s:
+    # from a rank's death to its next world the workflows alone took 1.0 s, with 100 ms 0.2 s.
     ("--dynamic-config-value", 'history.timerProcessorMaxTimeShift="100ms"'),
-    # Every node has a queue of its own with one poller: with four partitions of each, the default, the server
-    # of a thousand nodes took 3 GB, with one 1.1 GB.
+    # Every node has a task queue of its own with one poller. With four partitions of each, the default, the server of a
+    # thousand nodes took 3 GB, with one 1.1 GB.
     ("--dynamic-config-value", "matching.numTaskqueueReadPartitions=1"),
     ("--dynamic-config-value", "matching.numTaskqueueWritePartitions=1"),
     # Metrics of each node's queue took a twentieth of that server's time, and nothing reads them here.
@@ -65,7 +67,7 @@ SERVER_OPTIONS = (
     # A write-ahead log survives a kill of the server as the default journal does, and halves that again.
     ("--sqlite-pragma", "journal_mode=WAL"),
     ("--sqlite-pragma", "synchronous=NORMAL"),
-    # Lines of a failing server would otherwise repeat without end; what stops it from starting is printed anyway.
+    # Lines of a failing server would otherwise repeat without end; an error that prevents its start is printed anyway.
     ("--log-level", "never"),
 )
 
@@ -73,24 +75,24 @@ Report = Callable[[str], None]
 
 
 class ServerRecord(LocalServer, DaemonRecord, frozen=True):
-    """The local default's server, as `temporal/server.json` keeps it."""
+    """The local default's server, as stored in `temporal/server.json`."""
 
     binary: str
 
 
 class WorkerRecord(DaemonRecord, frozen=True):
-    """The local default's worker, as `worker/worker.json` keeps it."""
+    """The local default's worker, as stored in `worker/worker.json`."""
 
     code: str
-    """Version of the code that it runs."""
+    """The version of the code that it runs."""
     address: str
-    """Of the server that it polls."""
+    """The address of the server that it polls."""
     python: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalStatus:
-    """What runs from a state folder now."""
+    """The processes that run from a state folder now."""
 
     server: ServerRecord | None
     worker: WorkerRecord | None
@@ -102,16 +104,16 @@ class LocalStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class PodSite:
-    """A cluster beside this machine, where nodes are pods and not processes."""
+    """A cluster beside this machine, whose pods are the nodes."""
 
     kubeconfig: Path
     agent_image: str
     """Holds Perdure."""
     site_policy: Path
-    """What jobs may ask of the cluster, as YAML."""
+    """An image that contains Perdure."""
     ip: str
-    """This machine's address as pods reach it. The server then listens on all addresses: the dev server's own parts
-    meet on loopback, and it has one option for them and for its clients."""
+    """This machine's address for pods. The server then listens on all addresses: the dev server's own parts connect on
+    loopback, and it has one option for them and for its clients."""
 
 
 class LocalControlPlane:
@@ -129,9 +131,9 @@ class LocalControlPlane:
         """Opens the state folder.
 
         Args:
-            state: the folder; by default the user's own.
-            report: hears what is being started.
-            pods: a cluster whose pods the worker makes, instead of processes.
+            state: The folder; by default the user's own.
+            report: Is called with lines about processes that are started.
+            pods: A cluster whose pods the worker creates, instead of processes.
         """
         self.state = (state or StateFolder()).open()
         self._report = report
@@ -167,10 +169,10 @@ class LocalControlPlane:
             return endpoint
 
     async def ensure_worker(self) -> WorkerRecord:
-        """Makes sure that a worker of this very code runs, or of a newer release, and returns when it polls its queues.
+        """Makes sure that a worker of this code, or of a newer release, runs, and returns when it polls its queues.
 
         Raises:
-            NoWorker: if it does not come up; with the end of its log.
+            NoWorker: if it does not start; with the end of its log.
         """
         async with self.state.lock():
             server = self.state.read_record(self.state.server_record, ServerRecord)
@@ -236,7 +238,7 @@ class LocalControlPlane:
         return record
 
     async def _start_first_server(self, binary: Path) -> ServerRecord:
-        """Starts the server on free ports, and on others where another process was quicker."""
+        """Starts the server on free ports; tries others if another process takes them first."""
         while True:
             port, ui_port = _choose_ports(first=self.state.path == users_own_path())
             record = self._spawn_server(binary, port, ui_port)
@@ -246,7 +248,7 @@ class LocalControlPlane:
                 return record
             except ControlPlaneUnreachable:
                 self.state.server_record.unlink(missing_ok=True)
-                # Whatever it says: a server that loses its port in the middle of its start crashes without a reason.
+                # The log does not matter: a server that loses its port during its start crashes without a reason.
                 if record.alive or (_is_free(port) and _is_free(ui_port)):
                     raise
 
@@ -318,7 +320,7 @@ class LocalControlPlane:
                 client = await connect(endpoint)
                 request = DescribeNamespaceRequest(namespace=endpoint.namespace)
                 await client.workflow_service.describe_namespace(request, timeout=CONNECT_TIMEOUT)
-                # Of two that start at once, on the same free port, one hears the other's server.
+                # If two start at once on the same free port, one of them reaches the other's server.
                 if _listens(record):
                     return client
                 reason = "another server answers there"
@@ -372,10 +374,10 @@ async def _polls_both_queues(client: TemporalClient, pid: int) -> bool:
 
 
 def _choose_ports(*, first: bool) -> tuple[int, int]:
-    """Ports of a new server: Temporal's own default, if it may be the `first`, else any of the others.
+    """Chooses the ports of a new server: Temporal's own default, if it may be the `first`, else any of the others.
 
-    Whatever works for a server that is away asks for it at its port. Were all folders to begin with the same port, the
-    worker and the agents of one would sooner or later meet the server of another.
+    Clients of a server that is away continue to connect to its port. If all folders began with the same port, the
+    worker and the agents of one would sooner or later connect to the server of another.
     """
     others = list(range(FIRST_PORT + 1, FIRST_PORT + 1000))
     random.shuffle(others)
@@ -389,7 +391,7 @@ def _choose_ports(*, first: bool) -> tuple[int, int]:
 
 
 def _listens(record: ServerRecord) -> bool:
-    """Whether it is this server that listens on its port."""
+    """Whether this server, and not another process, listens on its port."""
     process = record.process
     if process is None:
         return False
@@ -402,7 +404,7 @@ def _listens(record: ServerRecord) -> bool:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As the server itself binds: connections of a server that was killed may still linger.
+        # Binds as the server itself does: connections of a server that was killed may still linger.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

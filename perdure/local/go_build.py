@@ -1,4 +1,4 @@
-"""Has Go build a program from its module, and reports how far it is: minutes of silence look like a hang."""
+"""Builds a program from its module with Go, and reports progress, because minutes of silence look like a hang."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import IO
 
 PROGRESS_INTERVAL = timedelta(seconds=15)
-"""Between two lines about a build that continues."""
+"""The time between two lines about a build that continues."""
 
 _COUNTED = {"get": "modules fetched", "mod": "modules fetched", "build": "packages compiled"}
-"""What the lines that a subcommand prints stand for. Packages that are in Go's cache are not printed."""
+"""The meaning of a subcommand's output lines. Packages in Go's cache are not printed."""
 
 Report = Callable[[str], None]
-"""Takes lines about what is being done, for people."""
+"""Is called with lines about the build, for people."""
 
 
 class GoFailed(Exception):
@@ -29,15 +29,15 @@ class GoFailed(Exception):
 def run_go(
     go: str, subcommand: str, *arguments: str, folder: Path, report: Report, interval: timedelta = PROGRESS_INTERVAL
 ) -> str:
-    """Runs one subcommand in a folder that holds a `go.mod`, and returns what it prints.
+    """Runs one subcommand in a folder that holds a `go.mod`, and returns its output.
 
     Args:
         go: The toolchain.
-        subcommand: Such as `get` or `build`.
-        arguments: Of the subcommand.
-        folder: Where it runs.
-        report: Takes a line after each interval: how long it has run, and what it has done.
-        interval: Between two reports.
+        subcommand: The subcommand, such as `get` or `build`.
+        arguments: The subcommand's arguments.
+        folder: The folder in which it runs.
+        report: Is called after each interval with a line about the elapsed time and the progress.
+        interval: The time between two reports.
 
     Raises:
         GoFailed: if it fails.

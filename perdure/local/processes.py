@@ -1,6 +1,6 @@
-"""Processes that outlive the command that started them, found again by what was written down about them.
+"""Processes that outlive the command that started them, and that later commands find by their record.
 
-A process ID alone may have been given to another process since; with the time at which its process began it has not.
+The system may have reused a process ID; together with the process's start time the ID is unique.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import psutil
 from pydantic import BaseModel
 
 STOP_GRACE = timedelta(seconds=15)
-"""From SIGTERM to SIGKILL: the worker lets short activities end, the server closes its database."""
+"""The time from SIGTERM to SIGKILL: the worker lets short activities end, the server closes its database."""
 
 
 class DaemonRecord(BaseModel, frozen=True):
-    """One process, recognisable."""
+    """The record of one process, by which it is recognized."""
 
     pid: int
     created: float
-    """As the operating system counts it."""
+    """The start time, as the operating system reports it."""
 
     @property
     def process(self) -> psutil.Process | None:
-        """The process; None where it has ended, or its ID is another's now."""
+        """The process; None if it has ended, or another process has its ID now."""
         try:
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.created) < 0.05
@@ -42,13 +42,13 @@ class DaemonRecord(BaseModel, frozen=True):
         return self.process is not None
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would; returns when it is gone."""
+        """Sends SIGKILL, as a crash would; returns when the process is gone."""
         if process := self.process:
             process.kill()
             _wait(process, timeout=None)
 
     async def stop(self) -> None:
-        """SIGTERM, the grace, SIGKILL; returns when it is gone."""
+        """Sends SIGTERM, and SIGKILL after the grace period; returns when the process is gone."""
         if process := self.process:
             process.terminate()
             if not await asyncio.to_thread(_wait, process, timeout=STOP_GRACE.total_seconds()):
@@ -59,7 +59,7 @@ def spawn(command: Sequence[str], *, output: Path, folder: Path, environment: Ma
     """Starts a process in a session of its own, so that neither Ctrl-C nor a closed terminal reaches it.
 
     Returns:
-        Its ID, and the time at which it began.
+        Its ID and its start time.
     """
     with output.open("ab") as log:
         child = subprocess.Popen(
@@ -71,13 +71,13 @@ def spawn(command: Sequence[str], *, output: Path, folder: Path, environment: Ma
             env=dict(environment),
             start_new_session=True,
         )
-    # Our own exit must not wait for it, nor warn that it still runs.
+    # This command's exit must not wait for the process, nor warn that it still runs.
     child.returncode = 0
     return child.pid, psutil.Process(child.pid).create_time()
 
 
 def _wait(process: psutil.Process, *, timeout: float | None) -> bool:
-    """Whether the process ended in time; also where its parent, another command of ours, has not reaped it."""
+    """Whether the process ended in time; a process that its parent, another command, has not reaped counts as ended."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:

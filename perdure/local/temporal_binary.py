@@ -1,4 +1,4 @@
-"""Finds Temporal's command line and dev server, or makes it: the embedded default must not begin with a manual.
+"""Finds Temporal's CLI with its dev server, or installs it, so that the embedded default needs no manual steps.
 
 In this order: the `PERDURE_TEMPORAL` environment variable, `temporal` on PATH, the cache, the official download, a
 build from the Go module. The result is cached per version outside any checkout.
@@ -28,14 +28,14 @@ from typing import TextIO
 from perdure.local.go_build import GoFailed, Report, run_go
 
 VERSION = "1.8.2"
-"""Of Temporal's CLI; its server is 1.31.2."""
+"""The version of Temporal's CLI; its server is 1.31.2."""
 
 OLDEST_SERVER = (1, 28)
-"""The oldest server inside a CLI found on PATH that is used rather than passed over."""
+"""The oldest server in a CLI found on PATH that is used."""
 
 _DOWNLOAD = "https://temporal.download/cli/archive/v{version}?platform={platform}&arch={arch}"
 _CONNECT_TIMEOUT = timedelta(seconds=10)
-"""A machine without internet should come to the Go build soon."""
+"""The timeout of the download's connection: a machine without internet should soon proceed to the Go build."""
 
 BUILD_TAKES = "on 2 cores 3 to 8 minutes"
 """Measured with an empty cache of Go's: on a machine that does nothing else, and beside test runs (6 to 8)."""
@@ -51,7 +51,7 @@ replace github.com/temporalio/cli/cliext => github.com/temporalio/cli/cliext v0.
 
 
 class TemporalBinaryMissing(Exception):
-    """None could be found or made; the message says what was tried and how to help."""
+    """Temporal's CLI could not be found or installed; the message names the attempts and the remedy."""
 
 
 def cache_folder() -> Path:
@@ -67,7 +67,7 @@ def find() -> Path | None:
     if named := os.environ.get("PERDURE_TEMPORAL"):
         if not os.access(named, os.X_OK) or not Path(named).is_file():
             raise TemporalBinaryMissing(
-                f"PERDURE_TEMPORAL is {named!r}, which is no executable file. Point it at Temporal's CLI, or unset it."
+                f"PERDURE_TEMPORAL is {named!r}, which is not executable. Point it at Temporal's CLI, or unset it."
             )
         return Path(named)
     on_path = shutil.which("temporal")
@@ -78,10 +78,10 @@ def find() -> Path | None:
 
 
 def ensure(report: Report = lambda _: None) -> Path:
-    """The binary; downloaded or built where there is none.
+    """Returns the binary; downloads or builds it if there is none.
 
     Raises:
-        TemporalBinaryMissing: if all ways fail.
+        TemporalBinaryMissing: if all attempts fail.
     """
     if found := find():
         return found
@@ -102,14 +102,14 @@ def ensure(report: Report = lambda _: None) -> Path:
             else:
                 return target
     raise TemporalBinaryMissing(
-        "Temporal's CLI is needed and could not be had: "
+        "Temporal's CLI is needed and could not be found or installed: "
         + "; ".join(failures)
         + ". Put `temporal` on PATH, set PERDURE_TEMPORAL to it, or install Go and try again."
     )
 
 
 class _Failed(Exception):
-    """One of the ways did not work."""
+    """One of the attempts failed."""
 
 
 def _server_version(binary: Path) -> tuple[int, int]:
@@ -143,7 +143,7 @@ def _download(target: Path, report: Report) -> None:
                         shutil.copyfileobj(content, file)
                     break
             else:
-                raise _Failed("the downloaded archive holds no `temporal`")
+                raise _Failed("the downloaded archive does not contain `temporal`")
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise _Failed(f"the download failed ({reason})") from error
@@ -171,18 +171,19 @@ def _build(target: Path, report: Report) -> None:
 
 @contextmanager
 def _installed(target: Path) -> Generator[Path]:
-    """A place beside `target` to write it; moved there when it is known to run, so that no half file is ever used."""
+    """Yields a temporary path to write the binary to; moves it to `target` after it has run, so that no incomplete file
+    is used."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as name:
         made = Path(name) / "temporal"
         yield made
         made.chmod(0o755)
         if _server_version(made) < OLDEST_SERVER:
-            raise _Failed("what was made does not run here")
+            raise _Failed("the new binary does not run here")
         made.replace(target)
 
 
 def main() -> int:
-    """Prints the binary's path; what is being done goes to stderr."""
+    """Prints the binary's path; progress goes to stderr."""
     try:
         path = ensure(lambda line: _say(sys.stderr, line))
     except (TemporalBinaryMissing, OSError) as error:

@@ -1,8 +1,8 @@
-"""For training scripts: says exactly how far the training is.
+"""Reports the exact progress of training, from training scripts.
 
-Optional. Without it Perdure counts optimizer steps, which tells that a rank is alive but not how far it is: counts
-start at 0 in every process. Needs the standard library only, costs about a microsecond a call, and does nothing in a
-process that Perdure did not start.
+Optional. Without it Perdure counts optimizer steps, which show that a rank is alive but not the training's progress:
+counts start at 0 in every process. It needs the standard library only, costs about a microsecond a call, and does
+nothing in a process that Perdure did not start.
 
     from perdure.training import report
 
@@ -45,7 +45,7 @@ class _Reporter:
                 self._file.write(step=step, total=total, loss=loss)
 
     def number(self, loss: SupportsFloat) -> float | None:
-        """The loss as a number; None where reading it would make the program wait for a GPU."""
+        """The loss as a number; None if reading it would make the program wait for a GPU."""
         device = getattr(getattr(loss, "device", None), "type", "cpu")
         if device == "cpu":
             return float(loss)
@@ -74,18 +74,18 @@ _reporter = _Reporter()
 
 
 def report(*, step: SupportsIndex, total: SupportsIndex | None = None, loss: SupportsFloat | None = None) -> None:
-    """Says how far this rank is. Call it once per step, on every rank: the slowest one counts.
+    """Reports this rank's progress. Call it once per step, on every rank: the slowest one counts.
 
     May be called by any thread. Never fails because of the disk or of Perdure.
 
     Args:
         step: The step just done, counted over the whole training: after a restart it continues from the checkpoint.
-        total: How many steps are intended, once known; stays until another one is given.
-        loss: A number, or a tensor in main memory; stays until another one is given. A tensor on a GPU is ignored,
-            since reading it would make the program wait for the GPU.
+        total: The planned number of steps, once known; kept until another one is given.
+        loss: A number, or a tensor in main memory; kept until another one is given. A tensor on a GPU is ignored, since
+            reading it would make the program wait for the GPU.
 
     Raises:
-        TypeError: if `step` or `total` is no whole number, or `loss` no number.
+        TypeError: if `step` or `total` is not a whole number, or `loss` not a number.
         ValueError: if `step` is negative or `total` less than 1.
     """
     step_number = operator.index(step)

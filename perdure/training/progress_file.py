@@ -1,7 +1,7 @@
-"""The file through which a rank tells its node's agent how far it is: 64 bytes, written through a memory map.
+"""The file through which a rank reports progress to its node's agent: 64 bytes, written through a memory map.
 
-The layout is the one of docs/node-protocol.md. It is written down here once more, because this package is installed
-with the user's script and must work beside a launcher of another release.
+The layout is described in docs/node-protocol.md. It is defined here once more, because this package is installed with
+the user's script and must work beside a launcher of another release.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _STEP_AT, _TOTAL_AT, _LOSS_AT, _TIME_AT = 24, 32, 40, 48
 
 
 class ProgressFile:
-    """One rank's file. Takes it over from the step counter, which then stops."""
+    """One rank's file. Opening it takes it over from the step counter, which then stops."""
 
     def __init__(self, path: Path, *, generation: int) -> None:
         """Opens the file.
 
         Raises:
-            OSError: if it cannot be made.
+            OSError: if it cannot be created.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -44,7 +44,7 @@ class ProgressFile:
         self._map[: _LAYOUT.size] = _LAYOUT.pack(MAGIC, REPORTED, generation, os.getpid(), 0, 0, math.nan, 0.0)
 
     def write(self, *, step: int, total: int | None, loss: float | None) -> None:
-        """Writes a step; the time before the step, so that a reader never sees a step with an older time."""
+        """Writes a step. It writes the time first, so that a reader never sees a step with an older time."""
         if total is not None:
             _NUMBER.pack_into(self._map, _TOTAL_AT, total)
         if loss is not None:
@@ -54,15 +54,15 @@ class ProgressFile:
 
 
 def own_progress_file(environment: Mapping[str, str]) -> ProgressFile | None:
-    """Opens this process's file; None where Perdure did not start it as a rank.
+    """Opens this process's file; None if Perdure did not start it as a rank.
 
     Raises:
-        OSError: if the file cannot be made.
-        ValueError: if the environment is not as the launcher leaves it.
+        OSError: if the file cannot be created.
+        ValueError: if the environment is not as the launcher sets it.
     """
     directory, rank = environment.get("PERDURE_PROGRESS_DIR"), environment.get("RANK")
     run_id = environment.get("PERDURE_RUN_ID")
-    # A torchrun that a rank starts for purposes of its own has other ranks by the same numbers.
+    # A torchrun that a rank starts for purposes of its own has other ranks with the same numbers.
     if not directory or rank is None or environment.get("TORCHELASTIC_RUN_ID", run_id) != run_id:
         return None
     return ProgressFile(

@@ -74,7 +74,7 @@ async def test_a_launcher_killed_has_its_machine_ask_for_a_place_again(site: Sit
     job.signal(1, "launcher")
     await job.running(nodes=2, after=1)
     assert sorted(node.incarnation for node in await site.client.nodes(job.name)) == [1, 2]
-    assert sum("asking for a place again" in node.text for node in nodes) == 1
+    assert sum("requesting a place again" in node.text for node in nodes) == 1
 
 
 @pytest.mark.long("joining")
