@@ -1,7 +1,8 @@
-"""Inside the training container: starts the user's command, owns all that descends from it, and forms its worlds.
+"""The launcher, which runs inside the training container: starts the user's command, owns all its descendants, and
+forms its worlds.
 
-The package is copied into users' images under this one name, and runs with whatever Python they hold. So it needs
-nothing but the standard library, and torch only in the modules that torch itself loads (`steps`, `rendezvous`).
+The package is copied into users' images under this one name, and runs with their Python. So it needs only the standard
+library, and torch only in the modules that torch itself loads (`rank_plugins`, `rendezvous`).
 """
 
 __version__ = "0.2.0"

@@ -19,10 +19,10 @@ _CRASHED = 70
 
 
 def main() -> int:
-    """Runs the launcher to its end; called with `shell`, becomes a shell beside it.
+    """Runs the launcher to its end; with the argument `shell`, becomes a shell in the node instead.
 
     Returns:
-        The exit code: 0 when the agent released it, 128 + n after signal n, else one of sysexits.h.
+        The exit code: 0 after the agent released it, 128 + n after signal n, else one of sysexits.h.
     """
     if sys.argv[1:2] == ["shell"]:
         try:

@@ -1,4 +1,4 @@
-"""What the launcher is told when it starts: one JSON file, checked here, so that nothing fails later with a riddle."""
+"""Configuration of the launcher: one JSON file, validated at the start so that errors name the wrong field."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherConfig:
-    """One node's command and how to treat it."""
+    """One node's command, and how to run it."""
 
     command: tuple[str, ...]
     run_id: str
     run_directory: Path
-    """The folder that agent and launcher share."""
+    """The run directory, which agent and launcher share."""
     workdir: Path | None = None
-    """Where the command starts; the launcher's own where None."""
+    """The command's working directory; None for the launcher's own."""
     env: Mapping[str, str]
-    """Added to the command's environment."""
+    """Variables added to the command's environment."""
     min_nodes: int = 1
     max_nodes: int = 1
     processes: int | None = None
     """Ranks per node; None for one per GPU, or one where there is none."""
     rendezvous: Rendezvous = "auto"
     address: str = "127.0.0.1"
-    """Where other nodes reach this one."""
+    """The address at which other nodes reach this one."""
     store_ports: range | None = None
-    """The ports that the store of a world may listen on; None for any that are free."""
+    """The ports that a world's store may listen on; None for any free port."""
     stop_grace: timedelta = timedelta(seconds=2)
-    """From SIGTERM to SIGKILL for ranks of a generation that is over."""
+    """Time from SIGTERM to SIGKILL for ranks of a generation that is over."""
     termination_grace: timedelta = timedelta(seconds=30)
-    """From SIGTERM to SIGKILL when the command is to end for good."""
+    """Time from SIGTERM to SIGKILL when the command ends for good."""
     log_max_bytes: int = 64 * 1024 * 1024
     """Size at which the log is rotated."""
     warm_starts: bool = True
-    """Ranks start from a process that has already imported torch, where that makes no difference to them."""
+    """Whether ranks start from a process that has already imported torch, if that makes no difference to them."""
     stdout: bool = False
-    """Also copy the command's output to the launcher's own stdout."""
+    """Whether the command's output is also copied to the launcher's own stdout."""
 
     @property
     def nodes(self) -> str:
-        """As torchrun's `--nnodes` takes it."""
+        """The node count in the format of torchrun's `--nnodes`."""
         return str(self.max_nodes) if self.min_nodes == self.max_nodes else f"{self.min_nodes}:{self.max_nodes}"
 
     @property
@@ -85,7 +85,7 @@ def load_config(environment: Mapping[str, str] = os.environ) -> LauncherConfig:
     """Reads the file that `PERDURE_LAUNCHER_CONFIG` names.
 
     Raises:
-        ConfigError: if there is none, or a field is wrong.
+        ConfigError: if there is no such file, or a field is wrong.
     """
     path = environment.get(CONFIG_VARIABLE)
     directory = environment.get(RUN_DIRECTORY_VARIABLE)
@@ -103,7 +103,7 @@ def load_config(environment: Mapping[str, str] = os.environ) -> LauncherConfig:
 
 
 def parse_config(fields: dict[str, Any], *, run_directory: Path) -> LauncherConfig:
-    """Checks the fields. Unknown ones are ignored: a newer backend may stand beside an older launcher.
+    """Validates the fields. Unknown fields are ignored: a newer backend may start an older launcher.
 
     Raises:
         ConfigError: if a field is missing or wrong.

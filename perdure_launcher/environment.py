@@ -1,7 +1,7 @@
-"""What the command finds in its environment: torchrun reads its options there, and Python finds our plugins.
+"""Builds the environment of the command: torchrun's options, and the path on which Python finds Perdure's plugins.
 
-Only one folder is added to the user's path, and it holds only this package: whatever else is installed beside Perdure
-must not shadow what the user has installed.
+Only one folder is added to the user's path, and it contains only this package: nothing else that is installed beside
+Perdure may shadow the user's packages.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .system.interfaces import interface_of
 from .system.processes import pid_namespace
 
 TORCHRUN_VARIABLE = "PERDURE_TORCHRUN"
-"""For the rendezvous handler; gone from the environment of ranks."""
+"""Variable with the settings for the rendezvous handler; ranks do not inherit it."""
 GENERATION_VARIABLE = "PERDURE_GENERATION"
 PROGRESS_VARIABLE = "PERDURE_PROGRESS_DIR"
 RUN_ID_VARIABLE = "PERDURE_RUN_ID"
 STORE_VARIABLE = "PERDURE_STORE"
-"""Where the ranks of the generation meet: address and port, also where a script overwrites MASTER_ADDR."""
+"""Variable with address and port of the generation's store, which a script that sets MASTER_ADDR does not change."""
 PARENT_VARIABLE = "PERDURE_RANK_PARENT"
-"""The process whose children the ranks are, and the namespace that its number belongs to: they end with it."""
+"""Variable with the PID of the ranks' parent and its PID namespace: ranks end with that process."""
 
 _HIDDEN = (CONFIG_VARIABLE, "PERDURE_AGENT_CONFIG")
 _INJECTED = "inject"
@@ -48,7 +48,7 @@ _ENTRY_POINTS = f"""\
 
 @dataclass(frozen=True)
 class TorchrunSettings:
-    """What the launcher tells the handler, through `PERDURE_TORCHRUN`."""
+    """Settings that the launcher passes to the handler in `PERDURE_TORCHRUN`."""
 
     run_directory: str
     run_id: str
@@ -56,11 +56,11 @@ class TorchrunSettings:
     processes: int
     max_nodes: int
     store_ports: tuple[int, int] | None
-    """The first and the last port that a store may listen on; None for any that are free."""
+    """The first and the last port that a store may listen on; None for any free port."""
     stop_grace_s: float
     warm_starts: bool
     exported: tuple[str, ...]
-    """The variables that are ours to take out of the ranks' environment again."""
+    """The variables that the handler removes from the ranks' environment."""
 
     @property
     def warm_folder(self) -> Path:
@@ -82,9 +82,9 @@ class TorchrunSettings:
 
 
 def inject(run_directory: Path) -> Path:
-    """Makes the folder for PYTHONPATH: a copy of this package, and the entry points by which torch finds it.
+    """Creates the folder for PYTHONPATH: a copy of this package, and the entry points by which torch finds it.
 
-    A copy, so that an upgrade of what the launcher was started from cannot break ranks that start later.
+    It is a copy so that an upgrade of the launcher's own package cannot break ranks that start later.
 
     Raises:
         OSError: if the run directory cannot be written.
@@ -102,10 +102,10 @@ def inject(run_directory: Path) -> Path:
 
 
 def base_environment(config: LauncherConfig, injected: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """For every process of the command, whatever its mode."""
+    """Returns the environment of every process of the command, in both modes."""
     environment = {name: value for name, value in inherited.items() if name not in _HIDDEN}
     environment.update(config.env)
-    # Output that waits in a buffer is lost with the process, and with it the reason of its end.
+    # Buffered output would be lost when a process dies, and with it the reason of its death.
     environment.setdefault("PYTHONUNBUFFERED", "1")
     if interface := interface_of(config.address):
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -115,14 +115,15 @@ def base_environment(config: LauncherConfig, injected: Path, inherited: Mapping[
 
 
 def torchrun_environment(config: LauncherConfig, base: Mapping[str, str], *, processes: int) -> dict[str, str]:
-    """For a command that starts torchrun: its options as `PET_*`, which flags of the command itself override."""
+    """Returns the environment of a command that starts torchrun: options as `PET_*`, which the command's own flags
+    override."""
     options = {
         "PET_RDZV_BACKEND": BACKEND,
         "PET_RDZV_ENDPOINT": "localhost:0",
         "PET_RDZV_ID": config.run_id,
         "PET_NNODES": config.nodes,
         "PET_NPROC_PER_NODE": str(processes),
-        # Budgets belong to the job: a node that restarts as the victim of another one would use its own up.
+        # The job has the restart budget: torchrun's own would also count restarts as the victim of another node.
         "PET_MAX_RESTARTS": str(UNLIMITED_RESTARTS),
     }
     settings = TorchrunSettings(
@@ -137,7 +138,7 @@ def torchrun_environment(config: LauncherConfig, base: Mapping[str, str], *, pro
         exported=(*options, TORCHRUN_VARIABLE),
     )
     environment = {**base, **options, TORCHRUN_VARIABLE: settings.dump()}
-    # Without it torchrun kills ranks after 30 s, whatever grace the job gives them to save.
+    # By default torchrun kills ranks after 30 s, regardless of the job's grace period.
     environment.setdefault(
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(max(1, math.ceil(config.termination_grace.total_seconds())))
     )
@@ -145,18 +146,18 @@ def torchrun_environment(config: LauncherConfig, base: Mapping[str, str], *, pro
 
 
 def foreseen_environment(torchrun: Mapping[str, str], *, processes: int) -> dict[str, str]:
-    """What ranks will find of a torchrun's environment, but for what places them in a world."""
+    """Returns the environment that torchrun's ranks will have, without the variables that depend on the rank."""
     environment = {
         name: value for name, value in torchrun.items() if not name.startswith("PET_") and name != TORCHRUN_VARIABLE
     }
     if processes > 1:
-        # As torchrun does, so that the ranks of a node do not fight for its cores.
+        # torchrun does the same, so that the ranks of a node do not compete for its cores.
         environment.setdefault("OMP_NUM_THREADS", "1")
     return environment
 
 
 def generation_environment(*, generation: int, progress: Path, run_id: str, parent: int) -> dict[str, str]:
-    """For the ranks of one generation."""
+    """Returns the variables of the ranks of one generation."""
     return {
         GENERATION_VARIABLE: str(generation),
         PROGRESS_VARIABLE: str(progress),

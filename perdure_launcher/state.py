@@ -1,7 +1,7 @@
-"""What survives torchrun: its handler's process, the newest generation entered, and how far the command is.
+"""State that survives torchrun: the handler's PID, the newest generation entered, and the command's stage.
 
-A torchrun that is started again must not enter the generation in which the last one died, so the number is kept in a
-small file of the run directory. Its bytes are allocated when the launcher starts, so that a full disk cannot lose it.
+A restarted torchrun must not enter the generation in which the last one died, so the number is kept in a small file of
+the run directory. Its bytes are allocated when the launcher starts, so that a full disk cannot prevent an update.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ NAME = "rendezvous-state"
 @dataclass(frozen=True)
 class RendezvousState:
     handler_pid: int = 0
-    """Of the torchrun that last created a handler; 0 for none yet."""
+    """The PID of the torchrun that last created a handler; 0 for none yet."""
     generation: int = 0
-    """The newest one entered; 0 for none yet."""
+    """The newest generation entered; 0 for none yet."""
     stage: int = 0
-    """How many torchruns of the running command have ended with 0: the number of the next one, from 0."""
+    """The number of torchruns of the running command that have ended with 0, and so the index of the current one."""
     launch: int = 0
     """Identifies the command line of the torchrun that entered a world in this stage; 0 for none yet."""
 
@@ -53,7 +53,8 @@ class StateFile:
             return RendezvousState()
 
     def write(self, state: RendezvousState) -> None:
-        """Overwrites in place; best effort, since the agent hears the same through its socket."""
+        """Overwrites the file in place. Errors are ignored, since the agent also receives the state through its
+        socket."""
         with contextlib.suppress(OSError):
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
             try:

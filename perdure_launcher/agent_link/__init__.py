@@ -1,1 +1,1 @@
-"""Talks to the agent of this node: reports that must arrive, and the state that it desires."""
+"""The launcher's connection to its node's agent: reports that must arrive, and the desired state."""

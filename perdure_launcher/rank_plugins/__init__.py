@@ -1,1 +1,1 @@
-"""What `import torch` loads in every rank: counts steps, and reports how far the rank is."""
+"""Plugins that `import torch` loads in every rank: they count steps and report progress."""

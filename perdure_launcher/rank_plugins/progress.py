@@ -1,6 +1,7 @@
-"""Progress files: how far each rank is, written without a system call per step and read by the agent at its leisure.
+"""Progress files: each rank's progress, written without a system call per step and polled by the agent.
 
-64 bytes, little endian. `time` is written before `step`, so a reader that sees a step sees a time not older than it.
+A file has 64 bytes, little endian. `time` is written before `step`, so a reader that sees a step sees a time that is
+not older.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class RankProgress:
     total: int | None
     loss: float | None
     time: float
-    """Of the last step."""
+    """The time of the last step."""
 
     @property
     def reported(self) -> bool:
@@ -45,12 +46,12 @@ class RankProgress:
 
 
 def progress_path(directory: Path, rank: int) -> Path:
-    """Where the rank of this global number writes."""
+    """Returns the path of a global rank's progress file."""
     return directory / f"rank-{rank}"
 
 
 def read_progress(path: Path) -> RankProgress | None:
-    """Reads a file; None if it is not there, or not complete yet."""
+    """Reads a progress file; None if it does not exist or is incomplete."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -72,13 +73,13 @@ def read_progress(path: Path) -> RankProgress | None:
 
 
 def steps(directory: Path, rank: int, *, generation: int) -> bool:
-    """Whether a rank has made a step in this generation."""
+    """Returns whether a rank has made a step in this generation."""
     progress = read_progress(progress_path(directory, rank))
     return progress is not None and progress.generation == generation and progress.time > 0
 
 
 def mark_apart(directory: Path, *, generation: int) -> None:
-    """Says that a rank of this node steps without a process group, although there are several ranks.
+    """Records that a rank of this node steps without a process group, although there are several ranks.
 
     Raises:
         OSError: if it cannot be written.
@@ -87,7 +88,7 @@ def mark_apart(directory: Path, *, generation: int) -> None:
 
 
 def is_apart(directory: Path, *, generation: int) -> bool:
-    """Whether that was said in this generation."""
+    """Returns whether `mark_apart` was called in this generation."""
     try:
         return (directory / _APART).read_text(encoding="utf-8") == str(generation)
     except OSError:
@@ -98,15 +99,15 @@ class ProgressWriter:
     """One rank's progress file, mapped into memory."""
 
     def __init__(self, path: Path, *, generation: int, pid: int, source: int) -> None:
-        """Opens the file, and takes it over from the process that wrote it before.
+        """Opens the file, and takes it over from the previous process.
 
         Raises:
-            OSError: if the file cannot be made.
+            OSError: if the file cannot be created.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            # Written, not truncated: a mapped hole on a full disk would end the process with SIGBUS.
+            # The bytes are written: a mapped hole on a full disk would end the process with SIGBUS.
             if os.fstat(descriptor).st_size < SIZE:
                 os.pwrite(descriptor, bytes(SIZE), 0)
             self._map = mmap.mmap(descriptor, SIZE)

@@ -1,8 +1,8 @@
-"""Loaded by `import torch` in every rank: counts optimizer steps, and keeps what the rank died of.
+"""Plugin that `import torch` loads in every rank: counts optimizer steps, and records uncaught exceptions.
 
-Nothing of the user's code is touched, and nothing here may fail: torch turns an exception of a plugin into a failure
-of `import torch`. Counts are relative (0 after each start) and say that a rank is alive, not how far the training is;
-`perdure.training.report` says that.
+It does not touch the user's code, and must not fail: torch turns an exception of a plugin into a failure of `import
+torch`. Counts are relative (0 after each start): they show that a rank is alive, not the progress of the training,
+which `perdure.training.report` reports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 
 def autoload() -> None:
-    """The entry point, in the group `torch.backends`."""
+    """Installs the plugin; the entry point in the group `torch.backends`."""
     with contextlib.suppress(Exception):
         if is_rank(os.environ):
             _stay_with_parent()
@@ -35,7 +35,7 @@ def autoload() -> None:
 
 
 def is_rank(environment: Mapping[str, str]) -> bool:
-    """Whether this process is a rank of ours, and not of a torchrun that a rank started."""
+    """Returns whether this process is a rank of the job, and not of a torchrun that a rank started."""
     return (
         "RANK" in environment
         and PROGRESS_VARIABLE in environment
@@ -46,9 +46,9 @@ def is_rank(environment: Mapping[str, str]) -> bool:
 class StepCounter:
     """Counts the steps of this process's optimizers into its progress file.
 
-    Several optimizers that step in turn (a GAN, or one per layer) count as one: the count is that of the furthest. One
-    that is made later continues where the others are, so that the count never stalls for long. Steps inside a graph
-    of `torch.compile` are not seen: to count them would break the graph.
+    Several optimizers that step alternately (a GAN, or one per layer) count as one: the highest count is used. An
+    optimizer that is created later continues from that count, so that it never stalls for long. Steps inside a graph of
+    `torch.compile` are not counted: that would break the graph.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,8 @@ class StepCounter:
         self._writer: ProgressWriter | None = None
         self._step = 0
         self._stopped = False
-        """Instead of removing the hook: torch walks through them meanwhile, and the user's step would fail."""
+        """Whether counting has stopped. The hook stays: torch may be iterating over its hooks, and the user's step
+        would fail."""
         self._compiling: Any = None
 
     def install(self) -> None:
@@ -70,7 +71,7 @@ class StepCounter:
         os.register_at_fork(after_in_child=self._stop)
 
     def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """After each optimizer step."""
+        """Counts one optimizer step; the hook that torch calls after it."""
         if self._compiling() or self._stopped:
             return
         try:
@@ -85,7 +86,7 @@ class StepCounter:
         self._step = max(self._step, step)
         writer = self._writer
         if writer is None:
-            # Only here: what is loaded with torch delays every start.
+            # Imported here: imports at the top would delay every start.
             from ..warm_start import learning
 
             learning.tell()
@@ -102,7 +103,7 @@ class StepCounter:
 
 
 def _keep_uncaught_exceptions() -> None:
-    """Writes an uncaught exception where torch's own `@record` would, for scripts that do not use it."""
+    """Writes an uncaught exception to the file that torch's own `@record` uses, for scripts without it."""
     path = os.environ.get(_ERROR_FILE_VARIABLE)
     if not path or path == os.devnull:
         return
@@ -115,7 +116,7 @@ def _keep_uncaught_exceptions() -> None:
                 from ..agent_link.rank_exits import error_content
 
                 callstack = "".join(traceback.format_exception(kind, error, trace))
-                # Ranks are ended while they write, when a peer has failed, and torchrun fails at half a file.
+                # When a peer has failed, ranks are killed while they write, and torchrun fails on a partial file.
                 scratch = Path(f"{path}.new")
                 scratch.write_text(json.dumps(error_content(error, callstack)), encoding="utf-8")
                 scratch.replace(path)
@@ -125,7 +126,7 @@ def _keep_uncaught_exceptions() -> None:
 
 
 def _stay_with_parent() -> None:
-    """A rank whose torchrun is gone must not train on: nothing would stop it, or learn of it."""
+    """Makes this rank end with its torchrun: without torchrun, no process would stop the rank or report its end."""
     from ..system.processes import die_with_parent, pid_namespace, read_process
 
     number, _, namespace = os.environ.get(PARENT_VARIABLE, "").partition(" ")
@@ -133,7 +134,7 @@ def _stay_with_parent() -> None:
         return
     if int(number) == os.getppid():
         die_with_parent()
-    # It may have died before, while this process was importing.
+    # The parent may have died before, while this process was importing.
     parent = read_process(int(number))
     if parent is None or parent.zombie:
         os.kill(os.getpid(), signal.SIGKILL)

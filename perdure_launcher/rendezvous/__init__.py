@@ -1,7 +1,8 @@
-"""The plugin that torchrun loads: takes the rendezvous's place, also where the command's own flags name another one.
+"""The plugin that torchrun loads: replaces the rendezvous, even if the command's own flags name another one.
 
-`torchrun --standalone`, `--rdzv-backend=c10d` and accelerate's `static` win over the environment. On several nodes each
-would be a training of its own, all writing to the same checkpoints; so our handler answers to those names as well.
+The flags `torchrun --standalone`, `--rdzv-backend=c10d` and accelerate's `static` override the environment. With them
+each of several nodes would train by itself, all writing to the same checkpoints; so the handler is registered under
+those names as well.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """The entry point, in the group `torchrun.handlers`; torch's own handlers are registered by then."""
+    """Registers the handler; the entry point in the group `torchrun.handlers`, called after torch's own
+    registrations."""
     text = os.environ.get(TORCHRUN_VARIABLE)
     if text is not None:
         _take_over()
@@ -38,10 +40,10 @@ def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
 
 
 def create(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Makes the handler, and takes the launcher's variables out of the environment that ranks will inherit.
+    """Creates the handler, and removes the launcher's variables from the environment that ranks inherit.
 
     Raises:
-        RendezvousError: if no launcher of ours started this torchrun.
+        RendezvousError: if torchrun was not started by Perdure's launcher.
     """
     from torch.distributed.elastic.rendezvous.api import RendezvousError
 
@@ -69,7 +71,8 @@ def _take_over() -> None:
 
 
 def _warm_keeper(settings: TorchrunSettings, launch: Launch | None) -> WarmKeeper | None:
-    """Where ranks are started through our stand-in; it needs the environment that they will inherit."""
+    """Returns the supervisor of the warm interpreter if ranks start through the shim. Call it when the environment is
+    as ranks will inherit it."""
     stand_in, python = os.environ.pop(EXECUTABLE_VARIABLE, None), os.environ.get(PYTHON_VARIABLE)
     if python is None or stand_in is None:
         return None

@@ -1,4 +1,4 @@
-"""Reads and changes what torchrun tells no handler, where torchrun has it: in the frames above us."""
+"""Reads and changes settings that torchrun does not pass to handlers, in the stack frames of its callers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEEPEST_FRAME = 12
 
 @dataclass(frozen=True)
 class Launch:
-    """What torchrun is about to start, from its flags; those of the command win over what we asked for."""
+    """The processes that torchrun is about to start, from its flags, which override the launcher's options."""
 
     processes: int
     entrypoint: Any
@@ -30,7 +30,7 @@ class Launch:
 
 
 def current_launch() -> Launch | None:
-    """What the torchrun that asks for a handler is about to start."""
+    """Returns the launch of the torchrun that requests a handler."""
     for frame in _callers():
         if frame.f_code.co_name == "launch_agent":
             found = frame.f_locals
@@ -43,11 +43,11 @@ def current_launch() -> Launch | None:
 
 
 def let_the_job_decide(handler: RendezvousHandler) -> None:
-    """Frees the torchrun that asks this handler for a world of what belongs to the job.
+    """Removes torchrun's own settings that conflict with the job's control.
 
-    With `--rdzv-backend=static`, which is also what accelerate asks for, torchrun takes the master's address from its
-    own flags: a world could neither move nor be formed again on another port. And accelerate never restarts ranks
-    unless it is told to; a number that stands in the command is left alone.
+    With `--rdzv-backend=static`, which accelerate uses as well, torchrun takes the master's address from its own flags,
+    so a world could neither move nor form again on another port. And accelerate by default never restarts ranks; a
+    number of restarts in the command itself is kept.
     """
     for frame in _callers():
         spec: Any = frame.f_locals.get("spec")

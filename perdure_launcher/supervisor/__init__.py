@@ -1,1 +1,1 @@
-"""Starts the user's command, keeps it in the state that the agent desires, and leaves none of its processes behind."""
+"""Starts the user's command, keeps it in the state that the agent desires, and leaves no process behind."""

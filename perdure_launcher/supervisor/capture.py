@@ -1,7 +1,8 @@
-"""Takes the command's output: into rotated files, and never in the command's way.
+"""Writes the command's output to rotated files without ever blocking the command.
 
-A full or hanging disk must not stop training, so the pipe is always read. A disk that is merely busy is waited for,
-once and for a moment; what cannot be written then is dropped and counted, and the log says where how much is missing.
+A full or hanging disk must not stop training, so the pipe is always read. The command waits once, for a moment, for a
+disk that is merely busy. Output that cannot be written then is dropped and counted, and the log says how much is
+missing where.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 KEPT_FILES = 4
 BUFFER_BYTES = 1 << 20
-"""What may wait for a slow disk before output is dropped."""
+"""Size of the buffer for a slow disk; output beyond it is dropped."""
 PATIENCE = timedelta(seconds=1)
-"""How long the command may have to wait for a disk, until that has taken something again."""
+"""Longest time for which the command waits for a disk. It does not wait again until the disk has accepted output."""
 TAIL_BYTES = 16384
 TAIL_CHARACTERS = 4000
 _PIPE_BYTES = 1 << 20
@@ -32,7 +33,7 @@ _F_SETPIPE_SZ = 1031
 
 
 class PartlyWritten(OSError):
-    """The disk took only the first bytes."""
+    """The disk accepted only the first bytes."""
 
     def __init__(self, error: OSError, written: int) -> None:
         super().__init__(error.errno, error.strerror)
@@ -50,10 +51,10 @@ class RotatingFile:
         self._size = 0
 
     def write(self, data: bytes) -> None:
-        """Writes all of it.
+        """Writes all bytes.
 
         Raises:
-            PartlyWritten: if the disk does not take it.
+            PartlyWritten: if the disk does not accept them.
         """
         written = 0
         while written < len(data):
@@ -74,7 +75,7 @@ class RotatingFile:
             self._size += count
 
     def _end_of_line(self, data: bytes, start: int, room: int) -> int:
-        """Where to stop so that a line is not torn over two files, unless it fills a whole one."""
+        """Returns where to split the data so that no line spans two files, unless it fills a whole one."""
         if len(data) - start <= room:
             return len(data)
         end = data.rfind(b"\n", start, start + room) + 1
@@ -88,7 +89,7 @@ class RotatingFile:
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        # The agent may be another user: the mode must hold whatever the umask is.
+        # The agent may run as another user: the mode must not depend on the umask.
         os.fchmod(self._file, 0o644)
         self._size = os.fstat(self._file).st_size
 
@@ -108,7 +109,7 @@ class RotatingFile:
 
 
 class Sink(threading.Thread):
-    """Writes in the background what it is offered, and drops what does not fit its buffer."""
+    """Writes data in the background, and drops data that does not fit its buffer."""
 
     def __init__(self, write: Callable[[bytes], None], *, name: str, capacity: int = BUFFER_BYTES) -> None:
         super().__init__(name=name, daemon=True)
@@ -117,9 +118,9 @@ class Sink(threading.Thread):
         self._waiting = bytearray()
         self._busy = False
         self._unsaid = 0
-        """Lost since the last notice, by a disk that did not take it."""
+        """Bytes lost since the last notice because of write errors."""
         self._overflowed = 0
-        """Lost behind what waits."""
+        """Bytes lost after the buffered data, because the buffer was full."""
         self._stuck = False
         self._dropped = 0
         self._changed = threading.Condition()
@@ -131,7 +132,7 @@ class Sink(threading.Thread):
             return self._dropped
 
     def offer(self, data: bytes) -> None:
-        """Blocks for `PATIENCE` at most, and for no time where that was in vain before."""
+        """Adds data to the buffer. Blocks for `PATIENCE` at most, and not at all if the last wait was in vain."""
         with self._changed:
             if not self._has_room(data) and not self._stuck:
                 self._stuck = not self._changed.wait_for(lambda: self._has_room(data), PATIENCE.total_seconds())
@@ -149,7 +150,7 @@ class Sink(threading.Thread):
         return len(self._waiting) + len(data) <= self._capacity
 
     def flush(self, timeout: timedelta) -> bool:
-        """Waits until nothing waits; False if that took too long."""
+        """Waits until the buffer is written; returns False on a timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout.total_seconds())
 
@@ -190,7 +191,7 @@ def _notice(lost: int) -> bytes:
 
 
 class Capture:
-    """Where the output of every attempt goes."""
+    """The destination of every attempt's output."""
 
     def __init__(self, *, logs: Path, max_bytes: int, stdout: bool) -> None:
         self._sinks = [Sink(RotatingFile(logs / "output.log", max_bytes=max_bytes).write, name="log")]
@@ -215,14 +216,14 @@ class Capture:
             sink.flush(timeout)
 
     def open(self) -> Output:
-        """A pipe for one attempt; its write end is for the command, and for the caller to close."""
+        """Opens a pipe for one attempt. Its write end is for the command; the caller closes its own copy."""
         output = Output(self)
         output.start()
         return output
 
 
 class Output(threading.Thread):
-    """The output of one attempt: read to its end, its last part kept."""
+    """Reads the output of one attempt to its end, and keeps its last part."""
 
     def __init__(self, capture: Capture) -> None:
         super().__init__(name="output", daemon=True)
@@ -242,25 +243,25 @@ class Output(threading.Thread):
         os.close(self._read_end)
 
     def note(self, data: bytes) -> None:
-        """Adds to the log, from the command or about it."""
+        """Adds text to the log, from the command or about it."""
         with self._lock:
             self._tail += data
             del self._tail[:-TAIL_BYTES]
         self._capture.write(data)
 
     def close_write_end(self) -> None:
-        """To be called when the command has its copy: the end of the output is seen only then."""
+        """Closes the write end after the command has inherited it; otherwise the output would never end."""
         if self.write_end >= 0:
             os.close(self.write_end)
             self.write_end = -1
 
     def drain(self, timeout: timedelta) -> None:
-        """Waits for the output's end; it may stay away if a process outside the tree holds the pipe."""
+        """Waits for the output's end, which may not come if a process outside of the tree holds the pipe."""
         self.join(timeout.total_seconds())
 
     @property
     def tail(self) -> str:
-        """The last lines, at most 4,000 characters."""
+        """The last lines of the output, at most 4,000 characters."""
         with self._lock:
             content = bytes(self._tail)
         text = codecs.decode(content, "utf-8", "replace")

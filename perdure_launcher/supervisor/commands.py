@@ -1,4 +1,4 @@
-"""Reads the user's command: does it start torchrun, or must the launcher give each rank its place itself?"""
+"""Parses the user's command: decides whether it starts torchrun, or the launcher itself must start the ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BACKEND = "perdure"
 _DEEPSPEED = frozenset({"deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner", "deepspeed.launcher.launch"})
 _LAUNCHERS = frozenset({"torchrun", "accelerate", "accelerate-launch", "deepspeed"})
 _LIGHTNINGS = frozenset({"fabric", "lightning"})
-"""Their `run` ends in torchrun."""
+"""Commands whose `run` subcommand starts torchrun."""
 _MODULES = frozenset(
     {
         *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
@@ -42,10 +42,10 @@ _DEEPSPEED_OPTIONS_OF_TORCHRUN = {"--module": "-m", "--no_python": "--no-python"
 
 
 def starts_torchrun(command: Sequence[str], *, workdir: Path) -> bool:
-    """Whether the command starts torchrun, or another launcher that ends in torchrun's machinery.
+    """Returns whether the command starts torchrun, or another launcher that uses torchrun's machinery.
 
-    Understood are the launchers themselves (also behind `uv run`, `env` and the like), `python -m
-    torch.distributed.run`, and shell scripts that name one of them. What a Python program does is not looked into.
+    It recognizes the launchers themselves (also after `uv run`, `env` and the like), `python -m torch.distributed.run`,
+    and shell scripts that name one of them. It does not look into Python programs.
     """
     words = list(_before_script(command))
     names = [os.path.basename(word) for word in words]
@@ -59,7 +59,7 @@ def starts_torchrun(command: Sequence[str], *, workdir: Path) -> bool:
 
 
 def begins_with_torchrun(command: Sequence[str]) -> bool:
-    """Whether nothing but torchrun, or another launcher, is started: a script may do other work first."""
+    """Returns whether the command starts nothing but torchrun or another launcher; a script may do other work first."""
     words = list(_before_script(command))
     names = [os.path.basename(word) for word in words]
     if names and names[0] in _SHELLS:
@@ -68,9 +68,9 @@ def begins_with_torchrun(command: Sequence[str]) -> bool:
 
 
 def instead_of_deepspeed(command: Sequence[str]) -> str:
-    """What to write instead of this command, where it is DeepSpeed's own launcher; else nothing.
+    """Returns the command to use instead of DeepSpeed's own launcher; empty for other commands.
 
-    That launcher gives its ranks fixed places in a world of its own, on this machine or over ssh.
+    That launcher assigns its ranks in a world of its own, on this machine or over ssh.
     """
     words = list(command)
     if words and os.path.basename(words[0]).startswith("python"):
@@ -97,18 +97,18 @@ def instead_of_deepspeed(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class RankCommand:
-    """What torchrun will start as each rank."""
+    """The command that torchrun will start as each rank."""
 
     python: str
     arguments: tuple[str, ...]
     processes: int | None
-    """Ranks per node, where the command gives a number."""
+    """Ranks per node, if the command sets a number."""
 
 
 def foreseen_ranks(command: Sequence[str], *, path: str, workdir: Path) -> RankCommand | None:
-    """What a torchrun command will start, read from the command alone; None where that takes more than reading.
+    """Predicts from the command alone what torchrun will start; None if the command does not determine it.
 
-    To be used as a guess: torchrun's own handler knows better, later.
+    The result is a guess; torchrun's own handler determines the launch later.
     """
     if not command or (program := shutil.which(command[0], path=path)) is None:
         return None
@@ -147,7 +147,7 @@ def _ranks_of(python: str, options: Sequence[str]) -> RankCommand | None:
 
 
 def _interpreter_of(program: str) -> str | None:
-    """The interpreter in a script's first line."""
+    """Returns the interpreter in a script's first line."""
     try:
         with open(program, "rb") as file:
             first_line = file.readline(_SCRIPT_BYTES)
@@ -160,7 +160,7 @@ def _interpreter_of(program: str) -> str | None:
 
 
 def _before_script(command: Sequence[str]) -> Iterable[str]:
-    """The words up to the Python program: what follows are its own arguments."""
+    """Yields the words before the Python program; later words are the program's own arguments."""
     for word in command:
         if word.endswith(".py") and " " not in word:
             return
@@ -178,7 +178,7 @@ def _shell_texts(arguments: Sequence[str], workdir: Path) -> Iterable[str]:
 
 
 def _script_text(path: Path) -> str:
-    """A shell script's text; empty for anything else."""
+    """Returns a shell script's text; empty for other files."""
     try:
         if not path.is_file():
             return ""

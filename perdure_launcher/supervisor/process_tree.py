@@ -1,7 +1,7 @@
-"""The command's process tree: started, ended and reaped here, and never left behind.
+"""The command's process tree: starts, ends and reaps all processes, and leaves none behind.
 
-The launcher is a subreaper, so whatever descends from the command stays below it, daemons included. "Nothing is left"
-is then a fact that the kernel states (no child to wait for), or, beside a companion, the result of a search.
+The launcher is a subreaper, so all descendants of the command stay below it, including daemons. So the kernel reports
+when nothing is left (no child to wait for); beside a companion, a search does.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..system import processes
 logger = logging.getLogger(__name__)
 
 _KILL_AGAIN = timedelta(milliseconds=200)
-"""How often what survives SIGKILL is killed once more: it may have been forking."""
+"""Interval of repeated SIGKILLs: a process may have been forking."""
 _SEARCH_AGAIN = timedelta(milliseconds=20)
-"""How often leftovers are searched for beside a companion: the kernel tells of the launcher's own children only."""
+"""Interval of searches for leftovers beside a companion: the kernel reports only the launcher's own children."""
 _UNKILLABLE = timedelta(seconds=15)
-"""After this, what SIGKILL does not end is stuck in the kernel (a GPU, a network file system)."""
+"""Time after which a process that survives SIGKILL counts as stuck in the kernel (a GPU, a network file system)."""
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -38,7 +38,7 @@ class CommandFailed(Exception):
     def __init__(self, exit_code: int, message: str) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        """As a shell would give it."""
+        """The exit code that a shell would return."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Exit:
 
     pid: int
     code: int
-    """Negative for signals."""
+    """The exit code; negative for signals."""
 
 
 class ProcessTree:
-    """All processes below the launcher. For the launcher's main thread only: children die with the thread."""
+    """All processes below the launcher. Use it in the launcher's main thread only: children die with their thread."""
 
     def __init__(self) -> None:
         self._roots: set[int] = set()
@@ -63,12 +63,12 @@ class ProcessTree:
 
     @property
     def empty(self) -> bool:
-        """Nothing is left but companions, as far as the last `reap` knows; also where what is left cannot be killed."""
+        """Whether only companions are left, according to the last `reap`; also true if the rest cannot be killed."""
         return self._empty
 
     @property
     def roots(self) -> frozenset[int]:
-        """The processes started by `spawn` that still run."""
+        """The running processes that `spawn` started."""
         return frozenset(self._roots)
 
     @property
@@ -87,11 +87,11 @@ class ProcessTree:
     ) -> int:
         """Starts a process in its own session, with stdout and stderr going to `output`.
 
-        A companion stands beside the command, with what it starts in its own process group: it continues when the
-        command ends, until it is dismissed.
+        A companion runs beside the command, with its children in its own process group: it continues when the command
+        ends, until it is dismissed.
 
         Raises:
-            CommandFailed: if it cannot be started.
+            CommandFailed: if the process cannot be started.
         """
         try:
             process = subprocess.Popen(
@@ -107,7 +107,7 @@ class ProcessTree:
             )
         except OSError as error:
             raise _explain(error, command, env=env, workdir=workdir) from error
-        # Only `reap` reaps it: Popen's own bookkeeping must not wait for it, nor warn.
+        # Only `reap` reaps the process: Popen itself must neither wait for it nor warn.
         process.returncode = 0
         if companion:
             self._companions.add(process.pid)
@@ -120,7 +120,7 @@ class ProcessTree:
         return process.pid
 
     def reap(self) -> list[Exit]:
-        """Collects children that ended. To be called after each SIGCHLD."""
+        """Collects children that ended; call it after each SIGCHLD."""
         ended: list[Exit] = []
         while True:
             try:
@@ -140,10 +140,10 @@ class ProcessTree:
         return ended
 
     def terminate(self, grace: timedelta) -> None:
-        """Asks everything to end: SIGTERM once, SIGKILL after the grace. A later call can only shorten the grace.
+        """Ends everything: SIGTERM once, SIGKILL after the grace period. A later call can only shorten the period.
 
-        Only the groups of the processes that we started are asked: torchrun passes the signal on to its ranks, and
-        must not get it twice.
+        Only the process groups of the started processes are signaled: torchrun forwards the signal to its ranks, which
+        must not receive it twice.
         """
         if self._empty:
             return
@@ -153,7 +153,7 @@ class ProcessTree:
         self._kill_after(grace)
 
     def terminate_leftovers(self, grace: timedelta) -> None:
-        """Asks what outlived the processes that we started, daemons and orphans, to end; SIGKILL after the grace."""
+        """Ends daemons and orphans that outlived the started processes: SIGTERM, and SIGKILL after the grace period."""
         if self._empty:
             return
         self._terminating = True
@@ -161,7 +161,7 @@ class ProcessTree:
         self._kill_after(grace)
 
     def kill(self) -> None:
-        """Kills everything, now."""
+        """Kills everything at once."""
         if self._empty:
             return
         if self._killing_since is None:
@@ -177,7 +177,7 @@ class ProcessTree:
         self._companions.clear()
 
     def _left(self) -> list[int]:
-        """What the command has started and left, dead children that were not waited for yet not counted."""
+        """Returns the remaining processes of the command, without zombies."""
         return [
             process.pid
             for process in processes.descendants()
@@ -190,7 +190,7 @@ class ProcessTree:
 
     @property
     def next_step(self) -> float | None:
-        """When `advance` has something to do, on the monotonic clock."""
+        """The monotonic time at which `advance` has something to do."""
         if self._empty:
             return None
         if self._companions and not self._roots:
@@ -200,7 +200,7 @@ class ProcessTree:
         return self._kill_at
 
     def advance(self) -> None:
-        """Does what is due."""
+        """Takes the actions that are due."""
         if self._empty:
             return
         now = time.monotonic()

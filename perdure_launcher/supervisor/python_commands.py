@@ -1,7 +1,7 @@
-"""Reads a command that is a Python program: its interpreter, and what that is given.
+"""Parses a command that is a Python program: its interpreter and arguments.
 
-Only what cannot be misread: a warm interpreter started for it must meet our `sitecustomize` before the script, so
-wrappers in the place of Python, and options that keep it from looking for one, are none of it.
+It accepts only unambiguous commands: a warm interpreter started for one must load our `sitecustomize` before the
+script. So it rejects wrappers in place of Python, and options that keep Python from loading that module.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class PythonCommand:
     python: str
     """The interpreter's path."""
     arguments: tuple[str, ...]
-    """Its options, the script, and the script's own arguments."""
+    """Python's options, the script, and the script's arguments."""
 
 
 def python_command(command: Sequence[str], *, path: str, workdir: Path) -> PythonCommand | None:
-    """Reads the command; None where it is something else, or needs more than reading."""
+    """Parses the command; None if it is no Python program or is ambiguous."""
     if len(command) < 2 or not Path(command[0]).name.startswith("python"):
         return None
-    # With a slash in it, it is looked for where the command starts.
+    # A path with a slash is relative to the command's working directory.
     program = command[0] if "/" in command[0] else shutil.which(command[0], path=path)
     if program is None or not _is_binary(workdir / program):
         return None

@@ -1,6 +1,6 @@
-"""What `perdure shell` starts in a node: a shell, or a command, where the node's command runs and with its environment.
+"""Implements `perdure shell` in a node: a shell or a command in the node's folder and environment.
 
-Nothing of ours is in that environment: what is started there takes no part in the job.
+That environment has none of Perdure's variables, so its processes take no part in the job.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ..config import LauncherConfig, load_config
 
 
 def enter(command: Sequence[str]) -> NoReturn:
-    """Becomes the command, or a shell.
+    """Replaces this process with the command, or with a shell.
 
     Raises:
-        ConfigError: if there is no node here.
-        OSError: if the folder or the command cannot be had.
+        ConfigError: if this is not a node.
+        OSError: if the folder or the command is unavailable.
     """
     config = load_config()
     environment = shell_environment(config, os.environ)
@@ -32,5 +32,5 @@ def enter(command: Sequence[str]) -> NoReturn:
 
 
 def shell_environment(config: LauncherConfig, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The node's own variables and the job's, without those by which its processes are told."""
+    """Returns the variables of the node and of the job, without those that identify processes of the node."""
     return {name: value for name, value in inherited.items() if not name.startswith("PERDURE_")} | dict(config.env)

@@ -1,9 +1,9 @@
-"""Signals as events: whatever the main thread does, none is lost.
+"""Delivers signals as events, without losing any, whatever the main thread does.
 
-Python runs its handlers between two instructions of the main thread. A signal that comes after the last instruction
-before a wait, and before the system call that waits, interrupts nothing: the handler runs after the wait, which may be
-never. A command that ends as soon as it has started meets just that moment. So a thread of its own reads what Python's
-handler in C writes to a socket at once.
+Python runs its handlers between two instructions of the main thread. A signal that arrives after the last instruction
+before a blocking system call does not interrupt it, so the handler runs after the wait, possibly never. A command that
+ends right after its start causes exactly this. So a separate thread reads the socket that Python's C handler writes to
+at once.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable
 
 
 class SignalFeed(threading.Thread):
-    """Hands each signal over; several of one kind that come together may be one."""
+    """Reports each signal; several signals of one kind that arrive together may be reported as one."""
 
     def __init__(self, numbers: Iterable[int], *, on_signal: Callable[[int], None]) -> None:
-        """Changes nothing before `listen`.
+        """Creates the feed; `listen` installs it.
 
         Args:
             numbers: The signals.
-            on_signal: Is called with the number, by this thread.
+            on_signal: Called with the number, in this thread.
         """
         super().__init__(name="signals", daemon=True)
         self._numbers = frozenset(numbers)
@@ -31,8 +31,8 @@ class SignalFeed(threading.Thread):
         self._write_end.setblocking(False)
 
     def listen(self) -> None:
-        """Takes the signals from now on. To be called by the main thread."""
-        # Of signals that find the socket full, there are thousands to be read.
+        """Handles the signals from now on. Call it in the main thread."""
+        # If the socket is full, it already holds thousands of unread signals.
         signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
         for number in self._numbers:
             signal.signal(number, lambda number, _: None)

@@ -1,7 +1,7 @@
-"""Looks for ranks that no rendezvous of ours has placed: several such nodes would be several trainings over one
-checkpoint folder, and each would look healthy.
+"""Detects ranks that were not started through Perdure's rendezvous. On several nodes they would be separate trainings
+over one checkpoint folder, and each would look healthy.
 
-What only the training process itself can know is found by `outside`.
+`in_rank` detects cases that only the training process itself can know.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ _DEEPSPEED = (
 _NO_RESTARTS = "nothing would start them again after a failure"
 
 _LOOKS = 4
-"""A process shows its parent's environment until it has started its own program, so one look is not enough."""
+"""Number of checks per process: it shows its parent's environment until it has executed its own program."""
 
 
 @dataclass(frozen=True)
 class Bypass:
-    """Ranks that no rendezvous of ours has placed, or what is about to start such ranks."""
+    """Ranks that bypass Perdure's rendezvous, or a process that is about to start such ranks."""
 
     processes: list[int]
     explanation: str
-    """What to tell the user about them."""
+    """The message for the user."""
 
 
 class RankGuard:
-    """Remembers which processes it has looked at: after a few looks an environment does not change any more."""
+    """Checks new processes. It checks each only a few times, since an environment does not change after that."""
 
     def __init__(self, *, torchrun: bool, several: bool, environment: Mapping[str, str] = os.environ) -> None:
         """Creates the guard.
 
         Args:
-            torchrun: Whether ranks are expected to come from torchrun, with our rendezvous; else from the launcher.
+            torchrun: Whether ranks are expected to come from torchrun with Perdure's rendezvous, and not from the
+                launcher.
             several: Whether the job may have other nodes.
-            environment: The launcher's own. Variables that are set there already make no process a rank.
+            environment: The launcher's own environment. Its rank variables do not make a process a rank.
         """
         self._torchrun = torchrun
         self._consequence = _IN_CROWD if several else _NO_RESTARTS
@@ -60,7 +61,7 @@ class RankGuard:
         self._looks: dict[tuple[int, int], int] = {}
 
     def look(self) -> Bypass | None:
-        """Looks at the processes that are new."""
+        """Checks the new processes."""
         alive = {(process.pid, process.start_ticks) for process in processes.descendants() if not process.zombie}
         self._looks = {key: self._looks.get(key, 0) + 1 for key in alive}
         new = sorted(pid for (pid, _), looks in self._looks.items() if looks <= _LOOKS)
@@ -82,14 +83,14 @@ class RankGuard:
 
 
 def ranks_up_to(generation: int) -> list[processes.Process]:
-    """Ranks below the launcher, and what they started, that belong to this generation or an older one."""
+    """Returns ranks below the launcher, and their descendants, that belong to this generation or an older one."""
     found: list[processes.Process] = []
     for process in processes.descendants():
         if process.zombie:
             continue
         environment = processes.environment_of(process.pid)
         number = environment.get(GENERATION_VARIABLE, "").strip()
-        # torchrun's own helpers inherit the generation, but no rank. A warm rank has no place but this to show it.
+        # torchrun's helpers inherit the generation, but no rank. A warm rank shows only the generation.
         of_rank = "RANK" in environment or LISTENING_VARIABLE in environment
         if of_rank and number.isdecimal() and int(number) <= generation:
             found.append(process)

@@ -1,8 +1,8 @@
-"""Recognises, in the training process itself, a training that takes no part in the job's world.
+"""Detects, inside a training process, training that takes no part in the job's world.
 
-Several such nodes would be several trainings over one checkpoint folder, and each would look healthy. The launcher sees
-processes from outside; what they are is known here: whether one steps an optimizer although no world gave it a place,
-and with whom a rank forms its process group. Loaded by `import torch` in everything that the command starts.
+On several nodes there would be several trainings over one checkpoint folder, and each would look healthy. The launcher
+sees processes only from outside. This module knows whether a process steps an optimizer although it has no rank in a
+world, and with which peers a rank forms its process group. `import torch` loads it in every process of the command.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from ..rank_plugins.step_counter import is_rank
 _UNPROTECTED = "/v1/launcher/unprotected"
 _PAUSE = 0.5
 _STEPS_BEFORE_A_GROUP = 10
-"""A script may step once for show (to quiet a scheduler's warning, say) before it begins."""
+"""Steps after which a process group is expected: scripts may step once before they begin (to silence a scheduler's
+warning, say)."""
 _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0")
 
 _WITHOUT_PLACE = (
@@ -44,11 +45,11 @@ _WORLD_OF_ITS_OWN = (
 
 
 class TrainingOutsideError(RuntimeError):
-    """The training takes no part in the job's world, and would damage what others write."""
+    """The training takes no part in the job's world, and would corrupt the output of others."""
 
 
 def autoload() -> None:
-    """The entry point, in the group `torch.backends`; torch turns an exception of it into a failed `import torch`."""
+    """Installs the checks; the entry point in the group `torch.backends`. If it raised, `import torch` would fail."""
     with contextlib.suppress(Exception):
         if is_rank(os.environ):
             hold_to_store()
@@ -57,7 +58,7 @@ def autoload() -> None:
 
 
 def watch_unplaced() -> None:
-    """For a process that is no rank, below a command that should start torchrun: its first step is its last."""
+    """Makes the first optimizer step fail in a process that is no rank, below a command that should start torchrun."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     settings = TorchrunSettings.load(os.environ[TORCHRUN_VARIABLE])
@@ -66,16 +67,16 @@ def watch_unplaced() -> None:
         consequence = _ALONE_IN_CROWD if settings.max_nodes > 1 else _ALONE
         _stop(Path(settings.run_directory), _WITHOUT_PLACE.format(consequence=consequence))
 
-    # torchrun itself comes by here too, and steps nothing.
+    # torchrun's own process runs this, too, but steps no optimizer.
     register_optimizer_step_pre_hook(refuse)
 
 
 def hold_to_store() -> None:
-    """For a rank: its first process group is formed where the job says, whatever address the script names."""
+    """Makes a rank's first process group use the job's store, regardless of the address in the script."""
     place = Place.of(os.environ)
     if place is None:
         return
-    # The attribute of this name is a function.
+    # Looked up in sys.modules, since the attribute of this name is a function.
     handlers: dict[str, Callable[..., Any]] = sys.modules["torch.distributed.rendezvous"].__dict__[
         "_rendezvous_handlers"
     ]
@@ -87,7 +88,7 @@ def hold_to_store() -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's, as it was given before any line of the script ran."""
+    """The rank variables that the process had before any line of the script ran."""
 
     address: str
     port: str
@@ -98,7 +99,7 @@ class Place:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place | None:
-        """None where the environment does not say it all."""
+        """Reads the variables; None if one is missing."""
         try:
             address, _, port = environment[STORE_VARIABLE].rpartition(":")
             return cls(
@@ -113,13 +114,13 @@ class Place:
             return None
 
     def corrected(self, url: str) -> str:
-        """Where to meet instead of at this URL, as `init_process_group` understands it.
+        """Returns the URL to use instead of this one, in the format of `init_process_group`.
 
-        A group of the same ranks is ours, and meets at our store. Another one is the script's own affair, unless it
-        can only be a training alone.
+        A group of the same ranks is the job's, and uses the job's store. Any other group is the script's own concern,
+        unless it can only be separate training.
 
         Raises:
-            TrainingOutsideError: if it is that.
+            TrainingOutsideError: if the group can only be separate training.
         """
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query))
@@ -148,7 +149,7 @@ def _held(original: Callable[..., Any], place: Place) -> Callable[..., Any]:
     def rendezvous(url: str, *args: Any, **kwargs: Any) -> Any:
         import torch.distributed as dist
 
-        # Groups that are made later beside the first one are for the script's own purposes.
+        # Groups that are created beside the first one are the script's own concern.
         if not dist.is_initialized():
             corrected = place.corrected(url)
             if corrected != url:
@@ -160,7 +161,7 @@ def _held(original: Callable[..., Any], place: Place) -> Callable[..., Any]:
 
 
 def _watch_for_apart(place: Place) -> None:
-    """Leaves word where the rank has made steps but no process group: a sweep may mean it, a training does not."""
+    """Records that the rank makes steps without a process group: a sweep may intend that, a training does not."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -176,13 +177,13 @@ def _watch_for_apart(place: Place) -> None:
             with contextlib.suppress(OSError):
                 mark_apart(place.progress, generation=int(os.environ.get(GENERATION_VARIABLE, "0")))
 
-    # Never removed again: torch walks through its hooks meanwhile, and the user's step would fail.
+    # Never removed: torch may be iterating over its hooks, and the user's step would fail.
     register_optimizer_step_post_hook(look)
 
 
 def _stop(run_directory: Path, detail: str) -> None:
     """Reports to the agent, and blocks this process until the agent knows."""
-    # Not at the top: every rank imports this module, and next to none needs it.
+    # Not at the top: every rank imports this module, and hardly any needs it.
     from ..agent_link.client import AgentConnection, AgentGone, AgentRefused
 
     _say(detail)
