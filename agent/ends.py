@@ -6,8 +6,10 @@ import signal
 from datetime import UTC, datetime
 from enum import Enum
 
-from agent.protocol import ExitedBody
+from agent.protocol import time_of
 from agent.state import NodeState
+from perdure_launcher.protocol import CommandExit
+from perdure_launcher.protocol import RankExit as ReportedExit
 from workflows.messages import RankExit
 
 _CANNOT_START = (126, 127)
@@ -25,18 +27,18 @@ class Meaning(Enum):
     FAILED = "the command failed, or left although its ranks had not finished"
 
 
-def is_news(state: NodeState, body: ExitedBody) -> bool:
+def is_news(state: NodeState, body: CommandExit) -> bool:
     """Whether the command was still desired when it ended, and no other start of it."""
     return state.leaving is None and state.run and body.attempt >= state.attempt
 
 
-def starts_again(state: NodeState, body: ExitedBody) -> bool:
+def starts_again(state: NodeState, body: CommandExit) -> bool:
     """Whether the command is to be started again at once, for a newer world than it knew."""
     outdated = max(body.generation or state.entered, state.started_for) < state.generation
     return is_news(state, body) and (body.superseded or (outdated and body.exit_code not in _CANNOT_START))
 
 
-def meaning(state: NodeState, body: ExitedBody, generation: int) -> Meaning:
+def meaning(state: NodeState, body: CommandExit, generation: int) -> Meaning:
     """What the end of the command says about this generation."""
     if state.ended_by:
         return Meaning.NODE_ENDED
@@ -48,7 +50,7 @@ def meaning(state: NodeState, body: ExitedBody, generation: int) -> Meaning:
     return Meaning.COMMAND_FINISHED if finished else Meaning.FAILED
 
 
-def command_message(state: NodeState, body: ExitedBody, generation: int) -> str:
+def command_message(state: NodeState, body: CommandExit, generation: int) -> str:
     """One line for people about a command that failed."""
     message = body.message or _end_message("the command", body.exit_code, body.signal)
     if not _was_in(state, body, generation):
@@ -67,14 +69,24 @@ def last_seen(state: NodeState) -> str:
     return "it has not come to the rendezvous"
 
 
-def _was_in(state: NodeState, body: ExitedBody, generation: int) -> bool:
+def _was_in(state: NodeState, body: CommandExit, generation: int) -> bool:
     return max(body.generation, state.entered) >= generation
 
 
-def shortened(rank: RankExit) -> RankExit:
-    """The exit with the last lines of its traceback."""
-    return RankExit.model_validate(
-        rank.model_dump() | {"traceback": rank.traceback[-_TRACEBACK_MAX:] if rank.traceback else None}
+def rank_exits(reported: tuple[ReportedExit, ...]) -> tuple[RankExit, ...]:
+    """The exits as the job gets them, with the last lines of their tracebacks."""
+    return tuple(
+        RankExit(
+            local_rank=rank.local_rank,
+            global_rank=rank.global_rank,
+            pid=rank.pid,
+            exit_code=rank.exit_code,
+            signal=rank.signal,
+            error=rank.error,
+            traceback=rank.traceback[-_TRACEBACK_MAX:] if rank.traceback else None,
+            time=time_of(rank.time),
+        )
+        for rank in reported
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -17,22 +18,24 @@ from agent.ends import Meaning
 from agent.files import LOG_NAME, tail_of
 from agent.notifier import Notifier
 from agent.outbox import envelope
-from agent.protocol import (
-    DesiredBody,
-    EnteredBody,
-    ExitedBody,
-    FinishedBody,
-    HandlerHello,
-    LauncherHello,
-    LeavingBody,
-    ReadyBody,
-    SupersededBody,
-    UnprotectedBody,
-    WorldBody,
-)
+from agent.protocol import time_or_arrival
 from agent.standing import refusal_of, summary_of
 from agent.state import StateFile
 from perdure.spec.durations import format_duration
+from perdure_launcher.protocol import (
+    CommandExit,
+    Desired,
+    EnteredReport,
+    FinishedReport,
+    HandlerHello,
+    LauncherHello,
+    LeavingReport,
+    ReadyReport,
+    SupersededReport,
+    UnmanagedReport,
+    World,
+    WorldAnswer,
+)
 from workflows.messages import (
     AgentMessage,
     ApplyWorld,
@@ -104,7 +107,7 @@ class Node:
 
     def apply_world(self, command: ApplyWorld) -> CommandAnswer:
         """Takes a newer world; has the command started where it is not running."""
-        world = WorldBody.model_validate(command.model_dump(exclude={"node"}))
+        world = World(**command.model_dump(include={field.name for field in fields(World)}))
         state = self.state
         if refusal := self.refusal(command.node) or refusal_of(self.state, world):
             logger.warning("refused generation %d: %s", command.generation, refusal)
@@ -170,30 +173,28 @@ class Node:
         newer = self.world_for(stage).generation > max(after, state.left)
         return newer or state.complete > complete or state.stages_complete > stages
 
-    def world_for(self, stage: int) -> WorldBody:
+    def world_for(self, stage: int) -> WorldAnswer:
         """The newest world that the torchrun of this stage may enter; a negative stage stands for any."""
-        world, state = self.world, self.state
-        if stage >= 0 and world.stage not in (None, stage):
-            return WorldBody(complete=state.complete, stages_complete=state.stages_complete)
-        return world
+        world, state = self._world, self.state
+        if world and stage >= 0 and world.stage not in (None, stage):
+            world = None
+        return WorldAnswer.of(world, complete=state.complete, stages_complete=state.stages_complete)
 
     @property
-    def world(self) -> WorldBody:
-        """The newest world that a handler may enter; generation 0 where there is none."""
-        state = self.state
-        world = state.world if state.world and state.generation > state.left else WorldBody()
-        return world.model_copy(update={"complete": state.complete, "stages_complete": state.stages_complete})
+    def _world(self) -> World | None:
+        """The newest world that a handler may enter."""
+        return self.state.world if self.state.generation > self.state.left else None
 
     @property
-    def desired(self) -> DesiredBody:
+    def desired(self) -> Desired:
         """What the launcher must make true."""
         state = self.state
-        return DesiredBody(
+        return Desired(
             version=state.version,
             run=state.run,
             attempt=state.attempt,
             stop_generation=max(state.generation - 1, 0),
-            world=self.world if state.world and state.generation > state.left else None,
+            world=self._world,
             exit=state.leaving is not None,
             exit_grace_s=state.leaving_grace,
             reason=state.leaving or "",
@@ -215,7 +216,7 @@ class Node:
         asked = self.config.nodes if ":" in self.config.nodes else f"{self.config.nodes}:{self.config.nodes}"
         state = self.state
         self._keep(
-            processes=hello.processes,
+            processes=max(hello.processes, 1),
             command_nodes=None if own == asked else own,
             store_ports=hello.store_ports or state.store_ports,
             handler=hello.pid,
@@ -224,15 +225,15 @@ class Node:
             left=max(state.left, state.entered) if hello.pid != state.handler else state.left,
         )
 
-    def ready(self, body: ReadyBody) -> None:
+    def ready(self, body: ReadyReport) -> None:
         """The node waits for a world; `ranks` say what ended its last one."""
         state = self.state
         if state.ended_by:
             if body.ranks:
-                self._tell_node_ended(body.after_generation, ends.earliest(body.ranks))
+                self._tell_node_ended(body.after_generation, ends.earliest(ends.rank_exits(body.ranks)))
             return
         if body.ranks and state.leaving is None:
-            ranks = tuple(ends.shortened(rank) for rank in body.ranks)
+            ranks = ends.rank_exits(body.ranks)
             self._fail(
                 f"ranks of {state.attempt}/{body.after_generation}: {sorted((rank.pid or 0) for rank in ranks)}",
                 Failure(
@@ -250,10 +251,11 @@ class Node:
             )
         after = max(body.after_generation, state.left)
         passes = body.stage < state.stages_complete
+        processes = max(body.processes, 1)
         self._keep(
             ready_after=after,
             store_ports=body.store_ports,
-            processes=body.processes,
+            processes=processes,
             # A torchrun that has no ranks to run leaves at once, and the command continues with its next line.
             rendezvous_attempt=0 if passes else state.rendezvous_attempt,
         )
@@ -263,18 +265,20 @@ class Node:
                     **envelope(self.config.node),
                     after_generation=after,
                     store_ports=body.store_ports,
-                    processes=body.processes,
+                    processes=processes,
                     command_nodes=state.command_nodes,
                     stage=body.stage,
                 )
             )
 
-    def entered(self, body: EnteredBody) -> None:
+    def entered(self, body: EnteredReport) -> None:
         """The node's rendezvous returned this world."""
         state = self.state
         if body.generation >= state.entered:
             ports = state.store_ports if body.store_ports is None else body.store_ports
-            self._keep(entered=body.generation, entered_at=body.time, ready_after=None, store_ports=ports)
+            self._keep(
+                entered=body.generation, entered_at=time_or_arrival(body.time), ready_after=None, store_ports=ports
+            )
 
     def stepping(self, generation: int, *, counted: bool, starts: RankStarts | None) -> None:
         """All local ranks made a step in this generation, or have stayed alive in it without one."""
@@ -314,16 +318,16 @@ class Node:
             self._keep(stalled=0)
             self._to_group.put(Stall(**envelope(self.config.node), generation=self.state.entered))
 
-    def finished(self, body: FinishedBody) -> None:
+    def finished(self, body: FinishedReport) -> None:
         """All local ranks ended with 0 in this generation."""
         if self.state.ended_by:
             # They were told to end: that they did so in good order completes nothing.
             return
         if body.generation > self.state.finished:
             # Without torchrun the ranks are the command.
-            self._tell_finished(body.generation, body.time, command_runs=self.state.mode != "env")
+            self._tell_finished(body.generation, time_or_arrival(body.time), command_runs=self.state.mode != "env")
 
-    def superseded(self, body: SupersededBody) -> None:
+    def superseded(self, body: SupersededReport) -> None:
         """torchrun cannot start ranks again from the exit barrier, and what follows it in a script must not run."""
         state = self.state
         if max(state.superseded, state.complete) < body.generation < state.generation and state.run:
@@ -340,13 +344,13 @@ class Node:
             )
         )
 
-    def ended_from_outside(self, body: LeavingBody) -> None:
+    def ended_from_outside(self, body: LeavingReport) -> None:
         """As when its pod is deleted. The job is told once its processes have ended: they may save something first."""
         reason = body.reason or "its launcher is being ended"
         logger.warning("this node is being ended: %s", reason)
         self._keep(ended_by=reason)
 
-    def exited(self, body: ExitedBody) -> None:
+    def exited(self, body: CommandExit) -> None:
         """The command ended. The launcher lives on and starts it again when asked to.
 
         That is requested at once where the node was given a newer world than this command knew: no other command of the
@@ -387,22 +391,23 @@ class Node:
             ),
         )
 
-    def _tell_end(self, body: ExitedBody, generation: int, *, starts_again: bool) -> None:
+    def _tell_end(self, body: CommandExit, generation: int, *, starts_again: bool) -> None:
+        ended_at = time_or_arrival(body.time)
         match ends.meaning(self.state, body, generation):
             case Meaning.NODE_ENDED:
-                self._tell_node_ended(generation, body.time)
+                self._tell_node_ended(generation, ended_at)
             case Meaning.RANKS_FINISHED:
-                self.finished(FinishedBody(generation=generation, time=body.time))
+                self.finished(FinishedReport(generation=generation, time=body.time))
             case Meaning.COMMAND_FINISHED:
-                self._tell_finished(generation, body.time, command_runs=False)
+                self._tell_finished(generation, ended_at, command_runs=False)
             case Meaning.FAILED:
                 self._fail(
                     f"command {body.attempt}/{body.generation}",
                     Failure(
-                        **envelope(self.config.node, body.time),
+                        **envelope(self.config.node, ended_at),
                         generation=generation,
                         kind=FailureKind.COMMAND,
-                        ranks=tuple(ends.shortened(rank) for rank in body.ranks),
+                        ranks=ends.rank_exits(body.ranks),
                         exit_code=body.exit_code,
                         signal=body.signal,
                         starts_again=starts_again,
@@ -414,7 +419,7 @@ class Node:
                     ),
                 )
 
-    def unprotected(self, body: UnprotectedBody) -> None:
+    def unprotected(self, body: UnmanagedReport) -> None:
         """Ranks train outside the job's world: stop them before they overwrite the checkpoints of others."""
         state = self.state
         self._fail(
@@ -472,9 +477,9 @@ class Node:
 
     def _keep(self, **changes: object) -> None:
         """Changes the state, keeps it, and wakes those who wait."""
-        before = self.desired.model_copy(update={"version": 0})
+        before = replace(self.desired, version=0)
         self.state = self.state.model_copy(update=changes)
-        if self.desired.model_copy(update={"version": 0}) != before:
+        if replace(self.desired, version=0) != before:
             self.state = self.state.model_copy(update={"version": self.state.version + 1})
         self._file.save(self.state)
         self.changed.fire()

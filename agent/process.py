@@ -20,11 +20,11 @@ from agent.node import Node
 from agent.notifier import Notifier
 from agent.outbox import Outbox, envelope, spread_of
 from agent.progress import ProgressReader
-from agent.protocol import LauncherHello
 from agent.server import NodeServer
 from agent.state import StateFile
 from agent.telemetry import Telemetry
 from agent.transport import ControlPlane, Destination
+from perdure_launcher.protocol import LauncherHello
 from workflows.messages import GroupMissing, Joined
 
 logger = logging.getLogger(__name__)

@@ -13,31 +13,33 @@ from pathlib import Path
 from typing import TypeVar
 
 from aiohttp import web
-from pydantic import ValidationError
+from pydantic_core import to_json
 
 from agent.node import Node
-from agent.protocol import (
-    LONGEST_WAIT,
-    SOCKET_NAME,
-    Body,
-    EnteredBody,
-    ExitedBody,
-    FinishedBody,
-    HandlerHello,
-    LauncherHello,
-    LeaveBody,
-    LeavingBody,
-    ReadyBody,
-    SupersededBody,
-    UnprotectedBody,
-    UsageBody,
-)
+from agent.protocol import LONGEST_WAIT, Malformed, read_body
 from agent.telemetry import Telemetry
+from perdure_launcher.protocol import (
+    PROTOCOL,
+    Body,
+    CommandExit,
+    EnteredReport,
+    FinishedReport,
+    HandlerHello,
+    HelloAnswer,
+    LauncherHello,
+    LeaveRequest,
+    LeavingReport,
+    ReadyReport,
+    SupersededReport,
+    UnmanagedReport,
+    UsageReport,
+    protocol_mismatch,
+)
 
 logger = logging.getLogger(__name__)
 
 _REQUEST_MAX = 4 * 1024 * 1024
-_Said = TypeVar("_Said", bound=Body)
+_Body = TypeVar("_Body", bound=Body)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -48,34 +50,41 @@ class NodeServer:
         self, node: Node, telemetry: Telemetry, run_dir: Path, *, on_hello: Callable[[LauncherHello], None]
     ) -> None:
         self._node = node
-        self._path = run_dir / SOCKET_NAME
+        self._path = run_dir / "agent.sock"
 
-        def hello(body: LauncherHello) -> None:
+        def launcher_hello(body: LauncherHello) -> HelloAnswer:
+            _check_protocol(body)
             node.launcher_hello(body)
             on_hello(body)
+            return HelloAnswer()
 
-        def leave(body: LeaveBody) -> None:
+        def handler_hello(body: HandlerHello) -> HelloAnswer:
+            _check_protocol(body)
+            node.handler_hello(body)
+            return HelloAnswer()
+
+        def leave(body: LeaveRequest) -> None:
             node.leave(body.reason)
 
         app = web.Application(client_max_size=_REQUEST_MAX, middlewares=[_answer_errors])
         app.add_routes(
             [
-                web.post("/v1/launcher/hello", _says(LauncherHello, hello)),
+                web.post("/v1/launcher/hello", _post(LauncherHello, launcher_hello)),
                 web.get("/v1/launcher/desired", self._desired),
-                web.post("/v1/launcher/leaving", _says(LeavingBody, node.ended_from_outside)),
-                web.post("/v1/launcher/exited", _says(ExitedBody, node.exited)),
-                web.post("/v1/launcher/ready", _says(ReadyBody, node.ready)),
-                web.post("/v1/launcher/entered", _says(EnteredBody, node.entered)),
-                web.post("/v1/launcher/finished", _says(FinishedBody, node.finished)),
-                web.post("/v1/launcher/usage", _says(UsageBody, telemetry.usage)),
-                web.post("/v1/launcher/unprotected", _says(UnprotectedBody, node.unprotected)),
-                web.post("/v1/leave", _says(LeaveBody, leave)),
-                web.post("/v1/rendezvous/hello", _says(HandlerHello, node.handler_hello)),
-                web.post("/v1/rendezvous/ready", _says(ReadyBody, node.ready)),
+                web.post("/v1/launcher/leaving", _post(LeavingReport, node.ended_from_outside)),
+                web.post("/v1/launcher/exited", _post(CommandExit, node.exited)),
+                web.post("/v1/launcher/ready", _post(ReadyReport, node.ready)),
+                web.post("/v1/launcher/entered", _post(EnteredReport, node.entered)),
+                web.post("/v1/launcher/finished", _post(FinishedReport, node.finished)),
+                web.post("/v1/launcher/usage", _post(UsageReport, telemetry.usage)),
+                web.post("/v1/launcher/unprotected", _post(UnmanagedReport, node.unprotected)),
+                web.post("/v1/leave", _post(LeaveRequest, leave)),
+                web.post("/v1/rendezvous/hello", _post(HandlerHello, handler_hello)),
+                web.post("/v1/rendezvous/ready", _post(ReadyReport, node.ready)),
                 web.get("/v1/rendezvous/world", self._world),
-                web.post("/v1/rendezvous/entered", _says(EnteredBody, node.entered)),
-                web.post("/v1/rendezvous/finished", _says(FinishedBody, node.finished)),
-                web.post("/v1/rendezvous/superseded", _says(SupersededBody, node.superseded)),
+                web.post("/v1/rendezvous/entered", _post(EnteredReport, node.entered)),
+                web.post("/v1/rendezvous/finished", _post(FinishedReport, node.finished)),
+                web.post("/v1/rendezvous/superseded", _post(SupersededReport, node.superseded)),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
@@ -114,16 +123,20 @@ class _Refused(Exception):
     """The request is wrong; the message says what was expected."""
 
 
-def _says(model: type[_Said], hear: Callable[[_Said], None]) -> Handler:
+def _post(kind: type[_Body], receive: Callable[[_Body], Body | None]) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         try:
-            body = model.model_validate_json(await request.read())
-        except ValidationError as error:
+            body = read_body(kind, await request.read())
+        except Malformed as error:
             raise _Refused(str(error)) from None
-        hear(body)
-        return web.json_response({})
+        return _json(receive(body) or {})
 
     return handle
+
+
+def _check_protocol(hello: LauncherHello | HandlerHello) -> None:
+    if mismatch := protocol_mismatch(launcher=hello.protocol, agent=PROTOCOL):
+        raise _Refused(mismatch)
 
 
 @web.middleware
@@ -155,5 +168,5 @@ def _wait(request: web.Request) -> float:
         raise _Refused(f"wait is {text!r}; expected a number of seconds") from None
 
 
-def _json(body: Body) -> web.Response:
-    return web.Response(text=body.model_dump_json(), content_type="application/json")
+def _json(body: Body | dict[str, object]) -> web.Response:
+    return web.Response(body=to_json(body), content_type="application/json")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from agent.protocol import WorldBody
 from agent.state import NodeState
+from perdure_launcher.protocol import World
 
 
-def refusal_of(state: NodeState, world: WorldBody) -> str:
+def refusal_of(state: NodeState, world: World) -> str:
     """Why a node does not take a world; empty where it does."""
     if state.leaving is not None:
         return f"this node is leaving: {state.leaving}"

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from agent.files import KeptFile
-from agent.protocol import WorldBody
+from perdure_launcher.protocol import World
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class NodeState(BaseModel):
     """Ports on which the handler already listens."""
     ready_after: int | None = None
     """Waiting for a world newer than this one; None while not waiting."""
-    world: WorldBody | None = None
+    world: World | None = None
     """The newest world that this node has received."""
     complete: int = 0
     """The newest generation that every rank of the job finished."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
 from agent.log_reader import end_of_log
 from agent.node import Node, Teller
 from agent.outbox import envelope
 from agent.progress import ProgressReader
-from agent.protocol import UsageBody
-from workflows.messages import Heartbeat, LeaseView, Metrics
+from perdure_launcher.protocol import UsageReport
+from workflows.messages import DeviceUsage, Heartbeat, LeaseView, Metrics
 
 _LOOK = 0.5
 """Seconds between looks at ranks that step."""
@@ -43,7 +44,7 @@ class Telemetry:
         self._signals = node.config.timing.signals
         self._interval = node.config.first_interval
         self._told_ports: tuple[int, ...] = ()
-        self._usage: UsageBody | None = None
+        self._usage: UsageReport | None = None
         self._handed_out = 0
         """The newest generation, and when this agent first saw it: one that was away does not know what it missed."""
         self._handed_out_at = 0.0
@@ -59,7 +60,7 @@ class Telemetry:
         """The group's budget, shared among its nodes, as the newest lease has it."""
         self._interval = interval
 
-    def usage(self, usage: UsageBody) -> None:
+    def usage(self, usage: UsageReport) -> None:
         """Keeps the launcher's newest figures for the next `metrics`."""
         self._usage = usage
 
@@ -175,6 +176,6 @@ class Telemetry:
                     cpu_cores=self._usage.cpu_cores,
                     memory_bytes=self._usage.memory_bytes,
                     memory_limit_bytes=self._usage.memory_limit_bytes,
-                    devices=self._usage.devices,
+                    devices=tuple(DeviceUsage(**asdict(device)) for device in self._usage.devices),
                 )
             )

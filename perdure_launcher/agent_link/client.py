@@ -15,7 +15,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
-from .encoding import encode, essentials
+from ..protocol import PROTOCOL, Body, HelloAnswer, protocol_mismatch
+from .codec import decode, encode, encode_essentials
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +26,6 @@ REQUEST_TIMEOUT = timedelta(seconds=10)
 """After this a silent agent counts as gone, and is asked again on a new connection."""
 SHORTEST_PAUSE = timedelta(milliseconds=50)
 LONGEST_PAUSE = timedelta(seconds=1)
-
-Body = dict[str, Any]
 
 
 class AgentGone(Exception):
@@ -56,30 +55,33 @@ class AgentConnection:
 
     def request(
         self, method: str, path: str, body: Body | None = None, *, timeout: timedelta = REQUEST_TIMEOUT
-    ) -> Body:
+    ) -> dict[str, Any]:
         """Asks once; what the agent cannot parse is sent again without its texts, since they alone come from outside.
+
+        Returns:
+            The answer, for `codec.decode`.
 
         Raises:
             AgentGone: if no answer came.
             AgentRefused: if the answer was an error of ours.
         """
-        status, content = self._exchange(method, path, body, timeout)
+        status, content = self._exchange(method, path, encode(body) if body else None, timeout)
         if body and 400 <= status < 500:
             logger.error(
                 "the agent cannot parse %s, so it gets the report without texts: %s", path, _shortened(content)
             )
-            status, content = self._exchange(method, path, essentials(body), timeout)
+            status, content = self._exchange(method, path, encode_essentials(body), timeout)
         if 400 <= status < 500:
             raise AgentRefused(f"{method} {path}: {status} {_shortened(content)}")
         try:
-            answer = json.loads(content)
+            answer: Any = json.loads(content)
         except ValueError as error:
             raise AgentGone(f"{method} {path}: {status} without JSON") from error
         if status != 200 or not isinstance(answer, dict):
             raise AgentGone(f"{method} {path}: {status} {_shortened(content)}")
-        return cast(Body, answer)
+        return cast("dict[str, Any]", answer)
 
-    def _exchange(self, method: str, path: str, body: Body | None, timeout: timedelta) -> tuple[int, bytes]:
+    def _exchange(self, method: str, path: str, data: bytes | None, timeout: timedelta) -> tuple[int, bytes]:
         """The answer's status and content.
 
         Raises:
@@ -88,7 +90,6 @@ class AgentConnection:
         self._http.timeout = timeout.total_seconds()
         if self._http.sock is not None:
             self._http.sock.settimeout(timeout.total_seconds())
-        data = None if body is None else encode(body)
         try:
             self._http.request(method, path, body=data, headers={"Content-Type": "application/json"} if data else {})
             response = self._http.getresponse()
@@ -137,6 +138,8 @@ class AgentSession:
         """The agent is back, or the session is closed: no request pauses any longer."""
         self._greeting = threading.Lock()
         self._greeted = False
+        self._refusal = ""
+        """Why the last greeting was refused."""
         self._greetings = 0
 
     @property
@@ -159,7 +162,7 @@ class AgentSession:
         body: Body | None = None,
         *,
         timeout: timedelta = REQUEST_TIMEOUT,
-    ) -> Body | None:
+    ) -> dict[str, Any] | None:
         """Asks until there is an answer; None once the session is closed.
 
         Args:
@@ -194,10 +197,16 @@ class AgentSession:
             if self._greeted:
                 return
             try:
-                connection.request("POST", self._hello_path, self._hello())
+                answer = decode(HelloAnswer, connection.request("POST", self._hello_path, self._hello()))
+                if mismatch := protocol_mismatch(launcher=PROTOCOL, agent=answer.protocol):
+                    raise AgentRefused(mismatch)
             except AgentRefused as refused:
-                logger.error("%s", refused)
+                # Asked again and again, since the agent may be replaced; told once.
+                if str(refused) != self._refusal:
+                    self._refusal = str(refused)
+                    logger.error("%s", refused)
                 raise AgentGone("it refused the greeting") from refused
+            self._refusal = ""
             self._greeted = True
             self._greetings += 1
             self._news.set()

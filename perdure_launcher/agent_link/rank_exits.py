@@ -1,4 +1,4 @@
-"""What the launcher and the handler tell the agent about ranks that ended, and where torch's error files say why."""
+"""How a rank ended: from its status and its error file, and kept on disk until the agent has it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
-from .encoding import well_formed
+from ..protocol import RankExit
+from ..system.text import well_formed
+from .codec import Malformed, decode
 
 LONGEST_TRACEBACK = 2000
 LONGEST_ERROR = 500
@@ -21,39 +23,24 @@ SUPERSEDED_EXIT_CODE = 87
 """torchrun leaves with it from the exit barrier of a generation that is over."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankExit:
-    """One rank that ended badly."""
+def rank_exit(
+    *, local_rank: int, global_rank: int, pid: int, code: int, error_file: str | os.PathLike[str] | None
+) -> RankExit:
+    """A rank that ended just now.
 
-    local_rank: int
-    global_rank: int | None = None
-    pid: int | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    error: str | None = None
-    traceback: str | None = None
-    time: float | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Any) -> RankExit | None:
-        """Reads what `as_json` gave, from a file that ranks can write to; None where it is something else."""
-        fields = _fields(content)
-        local_rank = _whole(fields.get("local_rank"))
-        if local_rank is None:
-            return None
-        return cls(
-            local_rank=local_rank,
-            global_rank=_whole(fields.get("global_rank")),
-            pid=_whole(fields.get("pid")),
-            exit_code=_whole(fields.get("exit_code")),
-            signal=_whole(fields.get("signal")),
-            error=_text(fields.get("error")),
-            traceback=_text(fields.get("traceback")),
-            time=_moment(fields.get("time")),
-        )
+    Args:
+        local_rank: Its number on the node.
+        global_rank: Its number in the world.
+        pid: Its process.
+        code: Negative for signals.
+        error_file: Where it says why, if it does.
+    """
+    exit_code, signal_number = split_status(code)
+    ended = with_error(
+        RankExit(local_rank=local_rank, global_rank=global_rank, pid=pid, exit_code=exit_code, signal=signal_number),
+        error_file,
+    )
+    return ended if ended.time else replace(ended, time=time.time())
 
 
 def split_status(code: int) -> tuple[int | None, int | None]:
@@ -62,6 +49,7 @@ def split_status(code: int) -> tuple[int | None, int | None]:
 
 
 def describe_status(exit_code: int | None, signal_number: int | None) -> str:
+    """The status in two words for people."""
     if signal_number is None:
         return f"exit code {exit_code}"
     try:
@@ -70,60 +58,31 @@ def describe_status(exit_code: int | None, signal_number: int | None) -> str:
         return f"signal {signal_number}"
 
 
-@dataclass(frozen=True)
-class RankError:
-    """The content of one error file, in torch's format."""
+def with_error(ended: RankExit, error_file: str | os.PathLike[str] | None) -> RankExit:
+    """The exit with what `torch.distributed.elastic` or our excepthook wrote about it, where there is anything.
 
-    message: str
-    traceback: str | None = None
-    time: float | None = None
-
-
-def read_error_file(path: str | os.PathLike[str] | None) -> RankError | None:
-    """Reads what `torch.distributed.elastic` or our excepthook left; None where there is nothing to read."""
-    if not path:
-        return None
+    The forms are torch's: `{"message": "…"}` and `{"message": {"message": "…", "extraInfo": {…}}}`.
+    """
+    if not error_file:
+        return ended
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8", errors="replace"))
+        content = json.loads(Path(error_file).read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError, RecursionError):
-        return None
-    return parse_error(content)
-
-
-def parse_error(content: Any) -> RankError | None:
-    """Understands torch's forms: `{"message": "…"}` and `{"message": {"message": "…", "extraInfo": {…}}}`."""
+        return ended
     message = _fields(content).get("message")
     if isinstance(message, str):
-        return RankError(_one_line(message))
+        return replace(ended, error=_one_line(message))
     if not isinstance(message, dict):
-        return None
+        return ended
     fields = _fields(message)
     extra = _fields(fields.get("extraInfo"))
-    callstack = _text(extra.get("py_callstack"))
-    return RankError(
-        _one_line(str(fields.get("message", ""))),
-        None if callstack is None else well_formed(callstack[-LONGEST_TRACEBACK:])[-LONGEST_TRACEBACK:],
-        _moment(extra.get("perdure_time")) or _moment(extra.get("timestamp")),
+    callstack = extra.get("py_callstack")
+    return replace(
+        ended,
+        error=_one_line(str(fields.get("message", ""))),
+        traceback=_last_lines(callstack) if isinstance(callstack, str) else None,
+        time=_moment(extra.get("perdure_time")) or _moment(extra.get("timestamp")),
     )
-
-
-def error_content(error: BaseException, callstack: str) -> dict[str, Any]:
-    """The same as torch's own `@record` writes, with the time to the millisecond: it tells culprit from victim."""
-    now = time.time()
-    return {
-        "message": {
-            "message": f"{type(error).__name__}: {_described(error)}",
-            "extraInfo": {"py_callstack": callstack, "timestamp": str(int(now)), "perdure_time": now},
-        }
-    }
-
-
-def _described(error: BaseException) -> str:
-    """The exception's own text, which is code of its class and may fail."""
-    try:
-        return str(error)
-    except Exception:
-        return "<its text cannot be made>"
 
 
 def _one_line(text: str) -> str:
@@ -131,16 +90,12 @@ def _one_line(text: str) -> str:
     return line if len(line) <= LONGEST_ERROR else line[: LONGEST_ERROR - 1] + "…"
 
 
+def _last_lines(callstack: str) -> str:
+    return well_formed(callstack[-LONGEST_TRACEBACK:])[-LONGEST_TRACEBACK:]
+
+
 def _fields(content: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", content) if isinstance(content, dict) else {}
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _moment(value: Any) -> float | None:
@@ -158,22 +113,26 @@ class ExitSpool:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def write(self, *, owner: int, exits: Sequence[RankExit]) -> None:
+    def write(self, exits: Sequence[RankExit]) -> None:
         """Best effort: on a full disk the exits still go through the socket."""
         with contextlib.suppress(OSError):
             scratch = self._path.with_suffix(".new")
-            scratch.write_text(json.dumps({"owner": owner, "exits": [item.as_json() for item in exits]}))
+            scratch.write_text(json.dumps({"exits": [asdict(item) for item in exits]}))
             scratch.replace(self._path)
 
-    def read(self, *, started_after: float) -> list[RankExit]:
-        """The exits that a process since `started_after` left."""
+    def read(self, *, started_after: float) -> tuple[RankExit, ...]:
+        """The exits that a process since `started_after` left. Ranks can write to the file, so it may hold anything."""
         try:
             if self._path.stat().st_mtime < started_after:
-                return []
-            exits = _fields(json.loads(self._path.read_text()))["exits"]
-            return [item for item in map(RankExit.from_json, exits) if item is not None]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return []
+                return ()
+            exits = _fields(json.loads(self._path.read_text())).get("exits")
+        except (OSError, ValueError, RecursionError):
+            return ()
+        found: list[RankExit] = []
+        for item in cast("list[Any]", exits) if isinstance(exits, list) else []:
+            with contextlib.suppress(Malformed):
+                found.append(decode(RankExit, item))
+        return tuple(found)
 
     def clear(self) -> None:
         with contextlib.suppress(OSError):

@@ -113,7 +113,7 @@ def _keep_uncaught_exceptions() -> None:
     def keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with contextlib.suppress(Exception):
             if os.getpid() == owner and not os.path.exists(path):
-                from ..agent_link.rank_exits import error_content
+                from .error_file import error_content
 
                 callstack = "".join(traceback.format_exception(kind, error, trace))
                 # When a peer has failed, ranks are killed while they write, and torchrun fails on a partial file.

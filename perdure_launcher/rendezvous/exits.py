@@ -15,14 +15,14 @@ import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..agent_link.rank_exits import RankExit, read_error_file, split_status
+from ..agent_link.rank_exits import rank_exit
+from ..protocol import RankExit
 from ..warm_start.starts import read_start
 
 _MULTIPROCESSING_LOGGER = "torch.distributed.elastic.multiprocessing.api"
@@ -90,18 +90,13 @@ class ExitWatch(logging.Filter):
         return [self._exit(local_rank, pid, code, error_files.get(local_rank))]
 
     def _exit(self, local_rank: int, pid: int, code: int, error_file: str | None) -> RankExit:
-        exit_code, signal_number = split_status(code)
-        error = read_error_file(error_file)
         start = read_start(self._warm_folder, local_rank)
-        return RankExit(
+        return rank_exit(
             local_rank=local_rank,
             global_rank=self.base_rank + local_rank,
             pid=start.pid if start else pid,
-            exit_code=exit_code,
-            signal=signal_number,
-            error=error.message if error else None,
-            traceback=error.traceback if error else None,
-            time=(error.time if error else None) or time.time(),
+            code=code,
+            error_file=error_file,
         )
 
     def _hurry(self, pid: int) -> None:

@@ -31,14 +31,14 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from ..agent_link.client import AgentSession, Outbox
-from ..agent_link.rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool, RankExit
+from ..agent_link.rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool
 from ..environment import STORE_VARIABLE, TorchrunSettings, generation_environment
+from ..protocol import EnteredReport, FinishedReport, HandlerHello, RankExit, ReadyReport, SupersededReport, World
 from ..rank_plugins.progress import steps
 from ..state import RendezvousState, StateFile
 from ..system.cgroups import MemoryController
 from ..system.ports import PortPool
 from ..warm_start.supervisor import PREPARATION, WarmKeeper
-from ..worlds import World
 from .exits import ExitWatch
 from .store import WorldStore
 from .torchrun import let_the_job_decide
@@ -98,7 +98,7 @@ class PerdureRendezvous(RendezvousHandler):
         self._exits = ExitWatch(
             stop_grace=timedelta(seconds=settings.stop_grace_s),
             warm_folder=settings.warm_folder,
-            on_exits=lambda exits: self._spool.write(owner=os.getpid(), exits=exits),
+            on_exits=self._spool.write,
         )
         self._state.write(replace(known, handler_pid=os.getpid()))
         self._exits.install()
@@ -201,7 +201,7 @@ class PerdureRendezvous(RendezvousHandler):
         self._ports.replenish()
         self._outbox.post(
             "/v1/rendezvous/entered",
-            {"generation": world.generation, "time": time.time(), "store_ports": self._ports.numbers},
+            EnteredReport(generation=world.generation, time=time.time(), store_ports=tuple(self._ports.numbers)),
         )
         store = WorldStore(world, exit_barrier=lambda: self._exit_barrier(world.generation))
         return RendezvousInfo(
@@ -219,7 +219,7 @@ class PerdureRendezvous(RendezvousHandler):
                 here, but the launcher can start torchrun again.
         """
         self._finishing = True
-        self._outbox.post("/v1/rendezvous/finished", {"generation": generation, "time": time.time()})
+        self._outbox.post("/v1/rendezvous/finished", FinishedReport(generation=generation, time=time.time()))
         if self._feed.wait_complete(generation):
             self._leave_stage()
             return
@@ -236,7 +236,7 @@ class PerdureRendezvous(RendezvousHandler):
             raise SystemExit(SUPERSEDED_EXIT_CODE)
 
         signal.signal(signal.SIGTERM, leave)
-        self._outbox.post("/v1/rendezvous/superseded", {"generation": generation})
+        self._outbox.post("/v1/rendezvous/superseded", SupersededReport(generation=generation))
         threading.Event().wait(_COMMAND_ENDS.total_seconds())
 
     def _passing(self) -> SystemExit:
@@ -294,29 +294,29 @@ class PerdureRendezvous(RendezvousHandler):
                 return RankExit(local_rank=0, global_rank=world.base_rank, error=reason, time=time.time())
         return None
 
-    def _hello(self) -> dict[str, Any]:
-        return {
-            "pid": os.getpid(),
-            "torch": str(torch.__version__),
-            "min_nodes": self._parameters.min_nodes,
-            "max_nodes": self._parameters.max_nodes,
-            "processes": self._processes,
-            "run_id": self._settings.run_id,
-            "store_ports": self._ports.numbers,
-        }
+    def _hello(self) -> HandlerHello:
+        return HandlerHello(
+            pid=os.getpid(),
+            torch=str(torch.__version__),
+            min_nodes=self._parameters.min_nodes,
+            max_nodes=self._parameters.max_nodes,
+            processes=self._processes,
+            run_id=self._settings.run_id,
+            store_ports=tuple(self._ports.numbers),
+        )
 
     def _say_ready(self, exits: Sequence[RankExit]) -> None:
         killed = self._memory.out_of_memory_kills > self._out_of_memory_kills
         self._outbox.post(
             _READY,
-            {
-                "after_generation": self._entered,
-                "ranks": [item.as_json() for item in exits],
-                "store_ports": self._ports.numbers,
-                "processes": self._processes,
-                "out_of_memory": killed,
-                "stage": self._stage,
-            },
+            ReadyReport(
+                after_generation=self._entered,
+                ranks=tuple(exits),
+                store_ports=tuple(self._ports.numbers),
+                processes=self._processes,
+                out_of_memory=killed,
+                stage=self._stage,
+            ),
             delivered=self._spool.clear if exits else None,
         )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from ..agent_link.client import LONG_POLL, REQUEST_TIMEOUT, AgentRefused, AgentSession
-from ..worlds import World
+from ..agent_link.codec import Malformed, decode
+from ..protocol import World, WorldAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class WorldFeed(threading.Thread):
         super().__init__(name="worlds", daemon=True)
         self._session = session
         self._prepare = prepare
-        self._heard = after
+        self._known = after
         self._stage = stage
         self._stages_complete = 0
         self._newest: World | None = None
@@ -79,24 +79,23 @@ class WorldFeed(threading.Thread):
             try:
                 body = self._session.call(connection, "GET", self._question, timeout=LONG_POLL + REQUEST_TIMEOUT)
                 if body is not None:
-                    self._hear(body)
-            except (AgentRefused, KeyError, TypeError, ValueError) as error:
+                    self._receive(decode(WorldAnswer, body))
+            except (AgentRefused, Malformed) as error:
                 logger.error("the agent's answer about worlds is not understood: %s: %s", type(error).__name__, error)
                 threading.Event().wait(1)
 
     def _question(self) -> str:
-        known = f"after={self._heard}&complete={self._complete}&stage={self._stage}&stages={self._stages_complete}"
+        known = f"after={self._known}&complete={self._complete}&stage={self._stage}&stages={self._stages_complete}"
         return f"/v1/rendezvous/world?{known}&wait={LONG_POLL.total_seconds():g}"
 
-    def _hear(self, body: dict[str, Any]) -> None:
-        complete = int(body.get("complete") or 0)
-        world = World.from_json(body) if int(body.get("generation") or 0) > self._heard else None
+    def _receive(self, answer: WorldAnswer) -> None:
+        world = answer.world if answer.generation > self._known else None
         if world is not None:
             self._prepare(world)
         with self._changed:
-            self._complete = max(self._complete, complete)
-            self._stages_complete = max(self._stages_complete, int(body.get("stages_complete") or 0))
+            self._complete = max(self._complete, answer.complete)
+            self._stages_complete = max(self._stages_complete, answer.stages_complete)
             if world is not None:
-                self._heard = world.generation
+                self._known = world.generation
                 self._newest = world
             self._changed.notify_all()

@@ -16,17 +16,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from ..agent_link.desired_state import Desired
-from ..agent_link.encoding import well_formed
-from ..agent_link.rank_exits import RankExit, describe_status, read_error_file, split_status
+from ..agent_link.rank_exits import describe_status, rank_exit, split_status
 from ..environment import STORE_VARIABLE, generation_environment
+from ..protocol import CommandExit, Desired, EnteredReport, FinishedReport, RankExit, ReadyReport, World
 from ..rank_plugins.progress import steps
 from ..system.ports import PortPool
+from ..system.text import well_formed
 from ..warm_start.names import EXECUTABLE_VARIABLE
 from ..warm_start.plan import Plan
 from ..warm_start.starts import read_start, say_all_cold
 from ..warm_start.supervisor import PREPARATION, SETTLING, WarmKeeper, offer
-from ..worlds import World
 from .capture import Output
 from .node import Node
 from .process_tree import CommandFailed, Exit
@@ -135,7 +134,7 @@ class EnvMode:
         codes = [current.codes.get(local_rank, -signal.SIGKILL) for local_rank in current.local_ranks.values()]
         if not any(codes):
             self._node.outbox.post(
-                "/v1/rendezvous/finished", {"generation": current.world.generation, "time": time.time()}
+                "/v1/rendezvous/finished", FinishedReport(generation=current.world.generation, time=time.time())
             )
         self._say_exited(current, next((code for code in codes if code), 0))
 
@@ -209,7 +208,7 @@ class EnvMode:
         self._ports.replenish()
         node.outbox.post(
             "/v1/rendezvous/entered",
-            {"generation": world.generation, "time": time.time(), "store_ports": self._ports.numbers},
+            EnteredReport(generation=world.generation, time=time.time(), store_ports=tuple(self._ports.numbers)),
         )
 
     def _rank_environment(self, world: World, local_rank: int) -> dict[str, str]:
@@ -257,23 +256,18 @@ class EnvMode:
         return node.warm_keeper(found.python, plan)
 
     def _failure(self, current: _Ranks, ended: Exit, local_rank: int) -> RankExit:
-        exit_code, signal_number = split_status(ended.code)
         rank = current.world.base_rank + local_rank
-        error = read_error_file(self._node.config.errors / f"rank-{rank}.json")
-        logger.info("rank %s ended with %s", rank, describe_status(exit_code, signal_number))
+        logger.info("rank %s ended with %s", rank, describe_status(*split_status(ended.code)))
         start = read_start(self._node.warm_folder, local_rank)
         if start is not None and start.generation != current.world.generation:
             # It ended before it could be written down.
             start = None
-        return RankExit(
+        return rank_exit(
             local_rank=local_rank,
             global_rank=rank,
             pid=start.pid if start else ended.pid,
-            exit_code=exit_code,
-            signal=signal_number,
-            error=error.message if error else None,
-            traceback=error.traceback if error else None,
-            time=(error.time if error else None) or time.time(),
+            code=ended.code,
+            error_file=self._node.config.errors / f"rank-{rank}.json",
         )
 
     def _say_ready(self, failures: Sequence[RankExit], *, out_of_memory: bool = False) -> None:
@@ -296,28 +290,25 @@ class EnvMode:
     def _post_ready(self, failures: Sequence[RankExit], *, out_of_memory: bool = False) -> None:
         self._node.outbox.post(
             "/v1/launcher/ready",
-            {
-                "after_generation": self._entered,
-                "ranks": [failure.as_json() for failure in failures],
-                "store_ports": self._ports.numbers,
-                "processes": self._node.processes,
-                "out_of_memory": out_of_memory,
-            },
+            ReadyReport(
+                after_generation=self._entered,
+                ranks=tuple(failures),
+                store_ports=tuple(self._ports.numbers),
+                processes=self._node.processes,
+                out_of_memory=out_of_memory,
+            ),
         )
 
     def _say_exited(self, current: _Ranks, code: int) -> None:
         exit_code, signal_number = split_status(code)
         self._node.outbox.post(
             "/v1/launcher/exited",
-            {
-                "attempt": self.attempt,
-                "generation": current.world.generation,
-                "exit_code": exit_code,
-                "signal": signal_number,
-                "ranks": [],
-                "log_tail": current.output.tail,
-                "out_of_memory": False,
-                "time": time.time(),
-                "superseded": False,
-            },
+            CommandExit(
+                attempt=self.attempt,
+                generation=current.world.generation,
+                exit_code=exit_code,
+                signal=signal_number,
+                log_tail=current.output.tail,
+                time=time.time(),
+            ),
         )

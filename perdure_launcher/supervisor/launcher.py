@@ -17,12 +17,12 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from ..agent_link.client import AgentSession, Outbox
-from ..agent_link.desired_state import Desired, DesiredFeed
+from ..agent_link.desired_state import NOTHING_DESIRED, DesiredFeed
 from ..config import LauncherConfig
 from ..environment import base_environment, inject
+from ..protocol import Desired, LauncherHello, LeavingReport, UnmanagedReport
 from ..state import StateFile
 from ..system import processes
 from ..system.cgroups import MemoryController
@@ -39,7 +39,6 @@ from .torchrun_mode import TorchrunMode
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL = 1
 USAGE_INTERVAL = timedelta(seconds=10)
 GUARD_INTERVAL = timedelta(seconds=1)
 """How soon ranks outside our rendezvous are noticed, while no handler has been seen."""
@@ -115,7 +114,7 @@ class Launcher:
             wake=lambda: self._events.put(_Wake()),
         )
         self._mode: Mode = TorchrunMode(node) if _wants_torchrun(config) else EnvMode(node)
-        self._desired = Desired()
+        self._desired = NOTHING_DESIRED
         self._guard = in_node.RankGuard(torchrun=self._mode.name == "torchrun", several=config.max_nodes > 1)
         self._leaving: Leaving | None = None
         self._leaving_grace = config.termination_grace
@@ -171,14 +170,14 @@ class Launcher:
             name = signal.Signals(event.number).name
             self._leaving = Leaving(128 + event.number, f"the launcher got {name}", event.number)
             # Whatever ends from now on ends because its node does.
-            self._outbox.post("/v1/launcher/leaving", {"reason": self._leaving.reason})
+            self._outbox.post("/v1/launcher/leaving", LeavingReport(reason=self._leaving.reason))
 
     def _desire(self, desired: Desired) -> None:
         self._desired = desired
         if desired.exit:
             self._leaving = self._leaving or Leaving(0, desired.reason or "the agent asked for it")
-            if desired.exit_grace is not None:
-                self._leaving_grace = desired.exit_grace
+            if desired.exit_grace_s is not None:
+                self._leaving_grace = timedelta(seconds=desired.exit_grace_s)
         if desired.stop_generation > self._stopped_generation:
             self._stopped_generation = desired.stop_generation
             self._stop_at = time.monotonic() + self._config.stop_grace.total_seconds()
@@ -213,7 +212,9 @@ class Launcher:
             return
         logger.error("%s (processes %s)", bypass.explanation, bypass.processes)
         self._mode.explain(bypass.explanation)
-        self._outbox.post("/v1/launcher/unprotected", {"ranks": bypass.processes, "detail": bypass.explanation})
+        self._outbox.post(
+            "/v1/launcher/unprotected", UnmanagedReport(ranks=tuple(bypass.processes), detail=bypass.explanation)
+        )
         self._tree.kill()
 
     def _end_everything(self) -> None:
@@ -248,16 +249,15 @@ class Launcher:
             if self._done.wait(max(0.0, min(pause, GUARD_INTERVAL.total_seconds()) if searching else pause)):
                 return
 
-    def _hello(self) -> dict[str, Any]:
-        return {
-            "pid": os.getpid(),
-            "started_at": self._started_at,
-            "attempt": self._mode.attempt,
-            "mode": self._mode.name,
-            "script": self._mode.name == TorchrunMode.name and not begins_with_torchrun(self._config.command),
-            "processes": self._processes,
-            "protocol": PROTOCOL,
-        }
+    def _hello(self) -> LauncherHello:
+        return LauncherHello(
+            pid=os.getpid(),
+            started_at=self._started_at,
+            attempt=self._mode.attempt,
+            mode=self._mode.name,
+            script=self._mode.name == TorchrunMode.name and not begins_with_torchrun(self._config.command),
+            processes=self._processes,
+        )
 
     def _agent_returned(self) -> None:
         self._feed.forget()

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from ..agent_link.client import Outbox
-from ..agent_link.desired_state import Desired
 from ..config import LauncherConfig
 from ..environment import WARM_FOLDER
+from ..protocol import Desired
 from ..state import StateFile
 from ..system.cgroups import MemoryController
 from ..warm_start.plan import Plan

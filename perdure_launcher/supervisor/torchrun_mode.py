@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from ..agent_link.desired_state import Desired
-from ..agent_link.encoding import well_formed
 from ..agent_link.rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool, describe_status, split_status
 from ..environment import foreseen_environment, torchrun_environment
+from ..protocol import CommandExit, Desired
 from ..state import RendezvousState
 from ..system import processes
+from ..system.text import well_formed
 from ..warm_start.names import EXECUTABLE_VARIABLE
 from ..warm_start.plan import Plan
 from ..warm_start.supervisor import WarmKeeper
@@ -110,18 +110,18 @@ class TorchrunMode:
         logger.info("attempt %s ended with %s", self.attempt, describe_status(exit_code, signal_number))
         self._node.outbox.post(
             "/v1/launcher/exited",
-            {
-                "attempt": self.attempt,
-                "generation": self._node.state.read().generation,
-                "exit_code": exit_code,
-                "signal": signal_number,
-                "ranks": [item.as_json() for item in self._spool.read(started_after=current.started_at)],
-                "log_tail": current.output.tail,
-                "out_of_memory": self._node.memory.out_of_memory_kills > current.out_of_memory_kills,
-                "time": current.ended_at or time.time(),
-                "superseded": code == SUPERSEDED_EXIT_CODE,
-                "message": message,
-            },
+            CommandExit(
+                attempt=self.attempt,
+                generation=self._node.state.read().generation,
+                exit_code=exit_code,
+                signal=signal_number,
+                ranks=self._spool.read(started_after=current.started_at),
+                log_tail=current.output.tail,
+                out_of_memory=self._node.memory.out_of_memory_kills > current.out_of_memory_kills,
+                time=current.ended_at or time.time(),
+                superseded=code == SUPERSEDED_EXIT_CODE,
+                message=message,
+            ),
         )
 
     def explain(self, text: str) -> None:
@@ -162,20 +162,11 @@ class TorchrunMode:
         return node.warm_keeper(foreseen.python, Plan.of_ranks(foreseen.arguments, ranks))
 
 
-def not_started(attempt: int, failed: CommandFailed, output: Output) -> dict[str, object]:
+def not_started(attempt: int, failed: CommandFailed, output: Output) -> CommandExit:
     """The report of a command that could not be started."""
-    return {
-        "attempt": attempt,
-        "generation": 0,
-        "exit_code": failed.exit_code,
-        "signal": None,
-        "ranks": [],
-        "log_tail": output.tail,
-        "out_of_memory": False,
-        "time": time.time(),
-        "superseded": False,
-        "message": str(failed),
-    }
+    return CommandExit(
+        attempt=attempt, exit_code=failed.exit_code, log_tail=output.tail, time=time.time(), message=str(failed)
+    )
 
 
 def _note(output: Output, text: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from ..protocol import DeviceUsage
 
 LIBRARY = "libnvidia-ml.so.1"
 _NAME_BYTES = 96
@@ -20,18 +21,6 @@ class _Memory(ctypes.Structure):
 
 class _Utilization(ctypes.Structure):
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceUsage:
-    """The usage of one GPU; None for values that the driver does not report."""
-
-    index: int
-    name: str = ""
-    utilization_percent: float | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    temperature_celsius: float | None = None
 
 
 class Devices:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
 
+from ..protocol import UsageReport
 from . import processes
 from .cgroups import MemoryController
 from .nvml import Devices
@@ -23,7 +22,7 @@ class UsageMeter:
         self._ticks: dict[tuple[int, int], int] = {}
         self._read_at: float | None = None
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> UsageReport:
         """Returns the usage since the last call; the first call has no CPU usage yet."""
         alive = [process for process in processes.descendants() if not process.zombie]
         now = time.monotonic()
@@ -34,14 +33,14 @@ class UsageMeter:
             cpu_cores = spent / processes.TICKS_PER_SECOND / (now - self._read_at)
         self._ticks, self._read_at = ticks, now
         resident = [processes.resident_bytes(process.pid) for process in alive]
-        return {
-            "cpu_cores": cpu_cores,
+        return UsageReport(
+            cpu_cores=cpu_cores,
             # Ranks share mapped libraries, which use memory once: the largest shared part is counted for all of them.
-            "memory_bytes": sum(total - shared for total, shared in resident)
+            memory_bytes=sum(total - shared for total, shared in resident)
             + max((shared for _, shared in resident), default=0),
-            "memory_limit_bytes": self._memory.limit_bytes,
-            "devices": [asdict(device) for device in self._devices.usage()],
-        }
+            memory_limit_bytes=self._memory.limit_bytes,
+            devices=tuple(self._devices.usage()),
+        )
 
 
 def processes_per_node(configured: int | None, devices: Devices, environment: Mapping[str, str] = os.environ) -> int:

@@ -185,13 +185,14 @@ def _stop(run_directory: Path, detail: str) -> None:
     """Reports to the agent, and blocks this process until the agent knows."""
     # Not at the top: every rank imports this module, and hardly any needs it.
     from ..agent_link.client import AgentConnection, AgentGone, AgentRefused
+    from ..protocol import UnmanagedReport
 
     _say(detail)
     connection = AgentConnection(run_directory / "agent.sock")
     try:
         while True:
             try:
-                connection.request("POST", _UNPROTECTED, {"ranks": [os.getpid()], "detail": detail})
+                connection.request("POST", _UNPROTECTED, UnmanagedReport(ranks=(os.getpid(),), detail=detail))
                 break
             except AgentGone:
                 time.sleep(_PAUSE)

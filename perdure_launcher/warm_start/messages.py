@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ..agent_link.encoding import well_formed
+from ..system.text import well_formed
 from .learning import Learned
 
 _LARGEST_PIECE = 1 << 20

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..agent_link.encoding import well_formed
+from ..system.text import well_formed
 from .names import ALL_COLD, STANDBYS, START_PREFIX
 
 

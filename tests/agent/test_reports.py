@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,33 +16,44 @@ from agent.progress import ProgressReader
 from agent.server import NodeServer
 from agent.telemetry import Telemetry
 from perdure_launcher.agent_link import client
-from perdure_launcher.agent_link.client import AgentSession, Outbox
+from perdure_launcher.agent_link.client import AgentConnection, AgentRefused, AgentSession, Outbox
+from perdure_launcher.protocol import (
+    Body,
+    CommandExit,
+    EnteredReport,
+    FinishedReport,
+    HandlerHello,
+    LauncherHello,
+    LeavingReport,
+    RankExit,
+    ReadyReport,
+    UnmanagedReport,
+)
 from tests.agent.test_agent_node import Bench
 from workflows.messages import Failure, FailureKind, Finished
 
 PATIENCE = timedelta(seconds=30)
-HELLO = {"pid": 1, "started_at": 1.7e9, "attempt": 1, "mode": "torchrun", "processes": 1, "protocol": 1}
+HELLO = LauncherHello(pid=1, started_at=1.7e9, attempt=1, processes=1)
 
 texts = st.one_of(
     st.text(st.characters(exclude_categories=()), max_size=20),
     st.sampled_from(["caf\udce9.jpg", "\0", "\ud83d", "x" * 5_000_000, "\x1b]52;c;eA==\x07"]),
 )
 times = st.one_of(st.none(), st.floats(), st.sampled_from([1e300, -1e300, 1.7e9]))
-rank_exits = st.fixed_dictionaries(
-    {
-        "local_rank": st.integers(0, 7),
-        "global_rank": st.none() | st.integers(0, 1000),
-        "pid": st.none() | st.integers(0, 2**22),
-        "exit_code": st.none() | st.integers(0, 255),
-        "signal": st.none() | st.integers(1, 64),
-        "error": st.none() | texts,
-        "traceback": st.none() | texts,
-        "time": times,
-    }
+rank_exits = st.builds(
+    RankExit,
+    local_rank=st.integers(0, 7),
+    global_rank=st.none() | st.integers(0, 1000),
+    pid=st.none() | st.integers(0, 2**22),
+    exit_code=st.none() | st.integers(0, 255),
+    signal=st.none() | st.integers(1, 64),
+    error=st.none() | texts,
+    traceback=st.none() | texts,
+    time=times,
 )
 
 
-def deliver(bench: Bench, *reports: tuple[str, dict[str, Any]], hello: dict[str, Any] = HELLO) -> None:
+def deliver(bench: Bench, *reports: tuple[str, Body], hello: LauncherHello = HELLO) -> None:
     """Has the launcher's outbox post to the agent's server."""
 
     async def run(run_dir: Path) -> None:
@@ -69,13 +80,13 @@ def node(folder: str) -> Bench:
 
 @settings(deadline=None, max_examples=40)
 @given(ranks=st.lists(rank_exits, min_size=1, max_size=2))
-def test_failed_ranks_count_whatever_they_died_of(ranks: list[dict[str, Any]]) -> None:
+def test_failed_ranks_count_whatever_they_died_of(ranks: list[RankExit]) -> None:
     with tempfile.TemporaryDirectory(prefix="pl-") as folder:
         bench = node(folder)
-        deliver(bench, ("/v1/rendezvous/ready", {"after_generation": 1, "ranks": ranks, "processes": 1}))
+        deliver(bench, ("/v1/rendezvous/ready", ReadyReport(after_generation=1, ranks=tuple(ranks))))
         [failure] = bench.job.of(Failure)
         assert [(one.local_rank, one.signal, one.exit_code) for one in failure.ranks] == [
-            (one["local_rank"], one["signal"], one["exit_code"]) for one in ranks
+            (one.local_rank, one.signal, one.exit_code) for one in ranks
         ]
         assert bench.node.state.ready_after == 1
 
@@ -83,13 +94,14 @@ def test_failed_ranks_count_whatever_they_died_of(ranks: list[dict[str, Any]]) -
 @settings(deadline=None, max_examples=40)
 @given(tail=texts, message=texts, time=times, ranks=st.lists(rank_exits, max_size=2))
 def test_the_commands_end_counts_whatever_it_printed(
-    tail: str, message: str, time: float | None, ranks: list[dict[str, Any]]
+    tail: str, message: str, time: float | None, ranks: list[RankExit]
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="pl-") as folder:
         bench = node(folder)
-        report = {"attempt": 1, "generation": 1, "exit_code": 1, "signal": None, "out_of_memory": False}
-        texts_of_it = {"log_tail": tail, "message": message, "time": time, "ranks": ranks, "superseded": False}
-        deliver(bench, ("/v1/launcher/exited", {**report, **texts_of_it}))
+        report = CommandExit(
+            attempt=1, generation=1, exit_code=1, ranks=tuple(ranks), log_tail=tail, time=time, message=message
+        )
+        deliver(bench, ("/v1/launcher/exited", report))
         [failure] = bench.job.of(Failure)
         assert (failure.kind, failure.exit_code) == (FailureKind.COMMAND, 1)
         assert bench.node.state.exited_attempt == 1
@@ -100,15 +112,15 @@ def test_the_commands_end_counts_whatever_it_printed(
 def test_every_other_report_counts_too(text: str, time: float | None) -> None:
     with tempfile.TemporaryDirectory(prefix="pl-") as folder:
         bench = node(folder)
-        handler = {"pid": 5, "torch": text, "min_nodes": 2, "max_nodes": 4, "processes": 1, "run_id": text}
+        handler = HandlerHello(pid=5, torch=text, min_nodes=2, max_nodes=4, processes=1, run_id=text)
         deliver(
             bench,
             ("/v1/rendezvous/hello", handler),
-            ("/v1/rendezvous/entered", {"generation": 2, "time": time, "store_ports": [29501]}),
-            ("/v1/rendezvous/finished", {"generation": 2, "time": time}),
-            ("/v1/launcher/unprotected", {"ranks": [11], "detail": text}),
-            ("/v1/launcher/leaving", {"reason": text}),
-            hello={**HELLO, "started_at": time, "mode": text},
+            ("/v1/rendezvous/entered", EnteredReport(generation=2, time=time, store_ports=(29501,))),
+            ("/v1/rendezvous/finished", FinishedReport(generation=2, time=time)),
+            ("/v1/launcher/unprotected", UnmanagedReport(ranks=(11,), detail=text)),
+            ("/v1/launcher/leaving", LeavingReport(reason=text)),
+            hello=replace(HELLO, started_at=time, mode=text),
         )
         assert (bench.node.state.handler, bench.node.state.entered) == (5, 2)
         assert len(bench.job.of(Finished)) == 1
@@ -120,14 +132,34 @@ def test_every_other_report_counts_too(text: str, time: float | None) -> None:
 def test_a_report_that_the_agent_cannot_parse_counts_without_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where launcher and agent are of different releases."""
 
-    def encode(body: dict[str, Any]) -> bytes:
+    def encode(body: Body) -> bytes:
         return encoded(body).replace(b"odd", rb"\udce9")
 
     encoded = client.encode
     monkeypatch.setattr(client, "encode", encode)
     with tempfile.TemporaryDirectory(prefix="pl-") as folder:
         bench = node(folder)
-        ranks = [{"local_rank": 0, "global_rank": 3, "signal": 9, "error": "odd"}]
-        deliver(bench, ("/v1/rendezvous/ready", {"after_generation": 1, "ranks": ranks, "processes": 1}))
+        ended = RankExit(local_rank=0, global_rank=3, signal=9, error="odd")
+        deliver(bench, ("/v1/rendezvous/ready", ReadyReport(after_generation=1, ranks=(ended,))))
         [failure] = bench.job.of(Failure)
         assert (failure.ranks[0].signal, failure.message) == (9, "rank 3 was ended by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("path", "hello"),
+    [
+        ("/v1/launcher/hello", LauncherHello(pid=1, mode="env", protocol=2)),
+        ("/v1/rendezvous/hello", HandlerHello(pid=1, min_nodes=1, max_nodes=1, processes=1, protocol=2)),
+    ],
+)
+def test_a_hello_of_another_protocol_is_refused_and_changes_nothing(path: str, hello: Body) -> None:
+    async def run(bench: Bench, run_dir: Path) -> None:
+        telemetry = Telemetry(bench.node, ProgressReader(run_dir), to_group=bench.group)
+        await NodeServer(bench.node, telemetry, run_dir, on_hello=lambda _: pytest.fail("it counts")).start()
+        known = bench.node.state
+        with pytest.raises(AgentRefused, match="launcher speaks protocol 2 and the agent speaks protocol 1"):
+            await asyncio.to_thread(AgentConnection(run_dir / "agent.sock").request, "POST", path, hello)
+        assert bench.node.state == known
+
+    with tempfile.TemporaryDirectory(prefix="pl-") as folder:
+        asyncio.run(run(Bench(Path(folder)), Path(folder)))

@@ -16,8 +16,11 @@ from aiohttp import web
 
 from perdure_launcher.agent_link import client
 from perdure_launcher.agent_link.client import AgentConnection, AgentGone, AgentRefused, AgentSession, Outbox
+from perdure_launcher.agent_link.codec import plain
+from perdure_launcher.protocol import FinishedReport, LauncherHello, RankExit, ReadyReport
 
 PATIENCE = timedelta(seconds=30)
+HELLO = LauncherHello(pid=1)
 
 
 class Server:
@@ -28,6 +31,8 @@ class Server:
         self.heard: list[tuple[str, Any]] = []
         self.status = 200
         self.body: Any = {}
+        self.greeting: dict[str, Any] = {}
+        """The answer to `/hello`."""
         self.unparsable = ""
         """What makes a request wrong."""
         self._runner: web.AppRunner | None = None
@@ -51,7 +56,7 @@ class Server:
         if self.unparsable and self.unparsable in text:
             return web.json_response({"error": "no JSON"}, status=400)
         if request.path == "/hello":
-            return web.json_response({})
+            return web.json_response(self.greeting)
         return web.json_response(self.body, status=self.status)
 
 
@@ -72,7 +77,7 @@ async def server() -> AsyncIterator[Server]:
 
 
 def session(server: Server, **options: Any) -> AgentSession:
-    return AgentSession(socket_path=server.path, hello_path="/hello", hello=lambda: {"pid": 1}, **options)
+    return AgentSession(socket_path=server.path, hello_path="/hello", hello=lambda: HELLO, **options)
 
 
 async def test_an_answer_is_an_object_and_errors_are_told_apart(server: Server) -> None:
@@ -106,12 +111,13 @@ async def test_posts_arrive_in_order_after_a_greeting_however_late_the_agent_is(
     outbox.start()
     delivered = threading.Event()
     for number in range(5):
-        outbox.post("/said", {"number": number}, delivered=delivered.set if number == 4 else None)
+        outbox.post("/said", FinishedReport(generation=number), delivered=delivered.set if number == 4 else None)
     assert outbox.holds("/said")
     assert not await asyncio.to_thread(outbox.flush, timedelta(milliseconds=300))
     await server.start()
     assert await asyncio.to_thread(outbox.flush, PATIENCE)
-    assert server.heard == [("/hello", {"pid": 1}), *(("/said", {"number": number}) for number in range(5))]
+    reports = [plain(FinishedReport(generation=number)) for number in range(5)]
+    assert server.heard == [("/hello", plain(HELLO)), *(("/said", report) for report in reports)]
     assert await asyncio.to_thread(delivered.wait, 30)
     talk.close()
 
@@ -159,11 +165,12 @@ async def test_what_the_agent_cannot_parse_is_sent_again_without_its_texts(serve
     talk = session(server)
     outbox = Outbox(talk)
     outbox.start()
-    ranks = [{"local_rank": 1, "signal": 9, "exit_code": None, "error": "odd", "time": 1.5}]
-    outbox.post("/ready", {"generation": 3, "ranks": ranks, "ports": [1, 2], "message": "odd", "over": False})
+    ended = RankExit(local_rank=1, signal=9, error="odd", time=1.5)
+    outbox.post("/ready", ReadyReport(after_generation=3, ranks=(ended,), store_ports=(1, 2)))
     assert await asyncio.to_thread(outbox.flush, PATIENCE)
-    bare = [{"local_rank": 1, "signal": 9, "exit_code": None, "time": 1.5}]
-    assert server.heard[-1] == ("/ready", {"generation": 3, "ranks": bare, "ports": [1, 2], "over": False})
+    report = plain(ReadyReport(after_generation=3, ranks=(ended,), store_ports=(1, 2)))
+    del report["ranks"][0]["error"]
+    assert server.heard[-1] == ("/ready", report)
     talk.close()
 
 
@@ -173,10 +180,10 @@ async def test_what_the_agent_refuses_is_dropped_and_holds_nothing_up(server: Se
     talk = session(server)
     outbox = Outbox(talk)
     outbox.start()
-    outbox.post("/wrong", {"number": 1})
+    outbox.post("/wrong", FinishedReport(generation=1))
     assert await asyncio.to_thread(outbox.flush, PATIENCE)
     server.status, server.body = 200, {}
-    outbox.post("/right", {})
+    outbox.post("/right", FinishedReport(generation=2))
     assert await asyncio.to_thread(outbox.flush, PATIENCE)
     assert [path for path, _ in server.heard] == ["/hello", "/wrong", "/wrong", "/right"]
     talk.close()
@@ -192,3 +199,23 @@ async def test_a_closed_session_answers_none(server: Server, pauses: threading.E
     assert await asyncio.to_thread(pauses.wait, 30)
     talk.close()
     assert await asyncio.wait_for(asking, 30) is None
+
+
+async def test_an_agent_of_another_protocol_is_not_worked_with_and_the_reason_is_logged_once(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    await server.start()
+    server.greeting = {"protocol": 7}
+    talk = session(server)
+    asking = asyncio.create_task(asyncio.to_thread(talk.call, talk.connect(), "GET", "/first"))
+    async with asyncio.timeout(30):
+        while len(server.heard) < 3:
+            await asyncio.sleep(0.05)
+    refusals = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(refusals) == 1
+    assert "launcher speaks protocol 1 and the agent speaks protocol 7" in refusals[0]
+    assert "perdure restart JOB --node NODE" in refusals[0]
+    assert {path for path, _ in server.heard} == {"/hello"}
+    server.greeting = {"protocol": 1}
+    assert await asyncio.wait_for(asking, 30) == {}
+    talk.close()

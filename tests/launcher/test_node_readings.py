@@ -135,7 +135,7 @@ def test_nodes_without_gpus_have_none(tmp_path: Path, kind: str) -> None:
 
 def test_usage_counts_only_what_is_below_and_only_since_the_last_reading(tmp_path: Path) -> None:
     meter = UsageMeter(memory=MemoryController(tmp_path, tmp_path), devices=Devices(str(tmp_path / "none")))
-    assert meter.read()["cpu_cores"] is None
+    assert meter.read().cpu_cores is None
     child = subprocess.Popen(
         [sys.executable, "-c", "data = bytearray(30_000_000); print('up', flush=True)\nwhile True: pass"],
         stdout=subprocess.PIPE,
@@ -144,10 +144,10 @@ def test_usage_counts_only_what_is_below_and_only_since_the_last_reading(tmp_pat
         assert child.stdout
         child.stdout.readline()
         reading = meter.read()
-        while not reading["cpu_cores"]:
+        while not reading.cpu_cores:
             reading = meter.read()
-        assert reading["memory_bytes"] > 30_000_000
-        assert reading["memory_limit_bytes"] is None
+        assert (reading.memory_bytes or 0) > 30_000_000
+        assert reading.memory_limit_bytes is None
     finally:
         child.kill()
         child.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -17,20 +16,13 @@ from typing import Any
 
 import pytest
 
-from perdure_launcher.agent_link.rank_exits import (
-    ExitSpool,
-    RankError,
-    RankExit,
-    describe_status,
-    error_content,
-    parse_error,
-    read_error_file,
-)
+from perdure_launcher.agent_link.rank_exits import ExitSpool, describe_status, with_error
+from perdure_launcher.protocol import RankExit, World
+from perdure_launcher.rank_plugins.error_file import error_content
 from perdure_launcher.rendezvous.exits import ExitWatch
 from perdure_launcher.rendezvous.store import WorldStore
 from perdure_launcher.state import RendezvousState, StateFile
 from perdure_launcher.system.ports import PortPool
-from perdure_launcher.worlds import World
 
 WORLD = World(
     generation=3,
@@ -260,6 +252,15 @@ def test_a_log_of_an_unknown_release_does_no_harm(elastic_log: logging.Logger) -
     assert watching.take() == []
 
 
+ENDED = RankExit(local_rank=0)
+
+
+def read(folder: Path, content: str) -> RankExit:
+    """A rank's exit with this error file."""
+    (folder / "error.json").write_text(content)
+    return with_error(ENDED, folder / "error.json")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -270,61 +271,58 @@ def test_a_log_of_an_unknown_release_does_no_harm(elastic_log: logging.Logger) -
         ([], None),
     ],
 )
-def test_error_files_of_all_forms(content: Any, message: str | None) -> None:
-    error = parse_error(content)
-    assert (error.message if error else None) == message
+def test_error_files_of_all_forms(tmp_path: Path, content: Any, message: str | None) -> None:
+    assert read(tmp_path, json.dumps(content)).error == message
 
 
 def test_error_files_that_are_missing_or_broken(tmp_path: Path) -> None:
-    (tmp_path / "half.json").write_text('{"message"')
-    assert read_error_file(tmp_path / "half.json") is None
-    assert read_error_file(tmp_path / "none.json") is None
-    assert read_error_file(None) is None
+    assert read(tmp_path, '{"message"') == ENDED
+    assert with_error(ENDED, tmp_path / "none.json") == ENDED
+    assert with_error(ENDED, None) == ENDED
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("[" * 100_000, None),
-        ("null", None),
-        ('{"message": 5}', None),
-        (r'{"message": "caf\udce9 \u0000"}', RankError("caf\\udce9 \0")),
-        ('{"message": {"message": ["x"], "extraInfo": "y"}}', RankError("['x']")),
-        ('{"message": {"extraInfo": {"py_callstack": 1, "timestamp": "x", "perdure_time": NaN}}}', RankError("")),
-        ('{"message": {"extraInfo": {"timestamp": "1700000000"}}}', RankError("", time=1.7e9)),
+        ("[" * 100_000, ENDED),
+        ("null", ENDED),
+        ('{"message": 5}', ENDED),
+        (r'{"message": "caf\udce9 \u0000"}', RankExit(local_rank=0, error="caf\\udce9 \0")),
+        ('{"message": {"message": ["x"], "extraInfo": "y"}}', RankExit(local_rank=0, error="['x']")),
+        (
+            '{"message": {"extraInfo": {"py_callstack": 1, "timestamp": "x", "perdure_time": NaN}}}',
+            RankExit(local_rank=0, error=""),
+        ),
+        ('{"message": {"extraInfo": {"timestamp": "1700000000"}}}', RankExit(local_rank=0, error="", time=1.7e9)),
     ],
 )
-def test_error_files_with_anything_in_them(tmp_path: Path, content: str, expected: RankError | None) -> None:
-    (tmp_path / "error.json").write_text(content)
-    assert read_error_file(tmp_path / "error.json") == expected
+def test_error_files_with_anything_in_them(tmp_path: Path, content: str, expected: RankExit) -> None:
+    assert read(tmp_path, content) == expected
 
 
-def test_an_exception_whose_text_cannot_be_made_is_named() -> None:
+def test_an_exception_whose_text_cannot_be_made_is_named(tmp_path: Path) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no text")
 
-    error = parse_error(error_content(Mute(), "stack"))
-    assert error
-    assert error.message == "Mute: <its text cannot be made>"
+    ended = read(tmp_path, json.dumps(error_content(Mute(), "stack")))
+    assert ended.error == "Mute: <its text cannot be made>"
 
 
-def test_long_errors_are_cut() -> None:
-    error = parse_error(error_content(ValueError("x" * 9000), "y" * 9000))
-    assert error
-    assert error.traceback
-    assert (len(error.message), len(error.traceback)) == (500, 2000)
+def test_long_errors_are_cut(tmp_path: Path) -> None:
+    ended = read(tmp_path, json.dumps(error_content(ValueError("x" * 9000), "y" * 9000)))
+    assert (len(ended.error or ""), len(ended.traceback or "")) == (500, 2000)
 
 
 def test_exits_are_spooled_for_the_launcher_and_only_new_ones_count(tmp_path: Path) -> None:
     spool = ExitSpool(tmp_path / "rank-exits.json")
-    assert spool.read(started_after=0) == []
-    spool.write(owner=os.getpid(), exits=[RankExit(local_rank=0, signal=9)])
-    assert spool.read(started_after=time.time() - 60) == [RankExit(local_rank=0, signal=9)]
-    assert spool.read(started_after=time.time() + 60) == []
+    assert spool.read(started_after=0) == ()
+    spool.write([RankExit(local_rank=0, signal=9)])
+    assert spool.read(started_after=time.time() - 60) == (RankExit(local_rank=0, signal=9),)
+    assert spool.read(started_after=time.time() + 60) == ()
     spool.clear()
     spool.clear()
-    assert spool.read(started_after=0) == []
+    assert spool.read(started_after=0) == ()
 
 
 @pytest.mark.parametrize(
@@ -335,7 +333,7 @@ def test_a_spool_that_a_rank_has_written_over_is_no_trouble(tmp_path: Path, cont
     path = tmp_path / "rank-exits.json"
     path.write_text(content)
     kept = ExitSpool(path).read(started_after=0)
-    assert kept == ([RankExit(local_rank=1)] if "signal" in content else [])
+    assert kept == ((RankExit(local_rank=1),) if "signal" in content else ())
 
 
 def test_the_state_survives_in_place(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agent.config import AgentConfig
 from agent.node import Node
-from agent.protocol import EnteredBody, ExitedBody, HandlerHello, LauncherHello, RankExitBody, ReadyBody
 from agent.state import NodeState as AgentState
 from agent.state import StateFile
+from perdure_launcher.protocol import CommandExit, EnteredReport, HandlerHello, LauncherHello, RankExit, ReadyReport
 from workflows.messages import (
     AgentMessage,
     EvidenceSource,
@@ -139,8 +139,12 @@ class SimulatedNode:
             to_group=self.to_group,
             progress=Progress,
         )
-        self.node.launcher_hello(LauncherHello(pid=1, started_at=site.job.now, mode="torchrun", processes=1))
-        self.to_group.put(Joined(**self._envelope(), agent_started_at=site.job.now, address=config.address, host="h"))
+        self.node.launcher_hello(
+            LauncherHello(pid=1, started_at=site.job.now.timestamp(), mode="torchrun", processes=1)
+        )
+        self.to_group.put(
+            Joined(**self._envelope(), agent_started_at=site.job.now, address=config.address, host="h")
+        )
 
     def _envelope(self) -> Any:
         return {"sender": self.identity, "sequence": 1, "time": self.site.job.now}
@@ -211,16 +215,18 @@ class SimulatedNode:
         hello = HandlerHello(pid=process.number, min_nodes=1, max_nodes=9, processes=1)
         self.node.handler_hello(hello)
         process.waits, process.after = True, self.entered
-        self.node.ready(ReadyBody(after_generation=0, store_ports=self.site.ports()))
+        self.node.ready(ReadyReport(after_generation=0, store_ports=self.site.ports()))
         self.follow()
 
     def _enter(self, process: _Process) -> None:
-        world = self.node.world
+        world = self.node.world_for(-1)
         if world.generation > max(process.after, process.inside):
             process.waits, process.inside, process.steps = False, world.generation, False
             self.entered = world.generation
             ports = self.site.ports()
-            self.node.entered(EnteredBody(generation=world.generation, time=self.site.job.now, store_ports=ports))
+            self.node.entered(
+                EnteredReport(generation=world.generation, time=self.site.job.now.timestamp(), store_ports=ports)
+            )
             self.to_group.put(Heartbeat(**self._envelope(), generation=world.generation, store_ports=ports))
             self.site.after(0.2, self.site.step)
 
@@ -235,8 +241,12 @@ class SimulatedNode:
         def gone() -> None:
             self.process = None
             if self.machine:
-                body = ExitedBody(
-                    attempt=process.attempt, generation=self.entered, signal=signal, exit_code=code, time=ended_at
+                body = CommandExit(
+                    attempt=process.attempt,
+                    generation=self.entered,
+                    signal=signal,
+                    exit_code=code,
+                    time=ended_at.timestamp(),
                 )
                 self.node.exited(body)
                 self.follow()
@@ -252,8 +262,8 @@ class SimulatedNode:
         generation, process.after = process.inside, process.inside
         process.inside, process.steps, process.waits = 0, False, True
         how: dict[str, Any] = {"exit_code": 1, "error": PEER_LOST} if victim else {"signal": 9}
-        rank = RankExitBody(local_rank=0, pid=next(self.site.numbers), time=self.site.job.now, **how)
-        self.node.ready(ReadyBody(after_generation=generation, ranks=(rank,), store_ports=self.site.ports()))
+        rank = RankExit(local_rank=0, pid=next(self.site.numbers), time=self.site.job.now.timestamp(), **how)
+        self.node.ready(ReadyReport(after_generation=generation, ranks=(rank,), store_ports=self.site.ports()))
         self.site.peers_notice(self, generation)
         self.follow()
 

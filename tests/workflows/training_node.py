@@ -19,16 +19,16 @@ from agent.config import AgentConfig
 from agent.job_liveness import JobLiveness
 from agent.node import Node
 from agent.process import Agent
-from agent.protocol import (
-    EnteredBody,
-    ExitedBody,
-    FinishedBody,
+from agent.transport import Destination, TemporalControlPlane
+from perdure_launcher.protocol import (
+    CommandExit,
+    EnteredReport,
+    FinishedReport,
     HandlerHello,
     LauncherHello,
-    RankExitBody,
-    ReadyBody,
+    RankExit,
+    ReadyReport,
 )
-from agent.transport import Destination, TemporalControlPlane
 from tests.workflows.fleet import PlayedNode
 from workflows.messages import AgentMessage, Failure, Heartbeat, NodeRequest
 
@@ -167,7 +167,9 @@ class TrainingNode(PlayedNode):
         self.agent = Agent(self.config, self._network)
         node = self.agent.node
         node.launcher_hello(
-            LauncherHello(pid=1, started_at=datetime.now(UTC), attempt=self.attempts, mode="torchrun", processes=1)
+            LauncherHello(
+                pid=1, started_at=datetime.now(UTC).timestamp(), attempt=self.attempts, mode="torchrun", processes=1
+            )
         )
         self._tasks = [asyncio.create_task(self.agent.run()), asyncio.create_task(self._follow_always(node))]
         if self.command is not None and self.command.asks:
@@ -203,8 +205,8 @@ class TrainingNode(PlayedNode):
         elif desired.exit or desired.attempt > command.attempt:
             self.end_command(signal=15)
         elif command.asks:
-            if node.world.generation > command.left:
-                self._enter(command, node.world.generation)
+            if node.world_for(-1).generation > command.left:
+                self._enter(command, node.world_for(-1).generation)
         elif command.finished and node.state.complete >= command.world:
             self.end_command(exit_code=0)
         elif command.world and node.state.generation > command.world:
@@ -230,13 +232,13 @@ class TrainingNode(PlayedNode):
         self._say_ready(command)
 
     def _say_ready(self, command: Command) -> None:
-        body = ReadyBody(after_generation=command.left, store_ports=_ports())
+        body = ReadyReport(after_generation=command.left, store_ports=_ports())
         self._say(lambda node: node.ready(body))
 
     def _enter(self, command: Command, generation: int) -> None:
         command.asks, command.world, command.steps = False, generation, False
         self.entered = generation
-        body = EnteredBody(generation=generation, time=datetime.now(UTC), store_ports=_ports())
+        body = EnteredReport(generation=generation, time=datetime.now(UTC).timestamp(), store_ports=_ports())
         self._say(lambda node: node.entered(body))
         self.site.after(0.02, self.site.step)
 
@@ -253,7 +255,7 @@ class TrainingNode(PlayedNode):
         command = self.command
         if command is not None and command.steps:
             command.finished = True
-            body = FinishedBody(generation=command.world, time=datetime.now(UTC))
+            body = FinishedReport(generation=command.world, time=datetime.now(UTC).timestamp())
             self._say(lambda node: node.finished(body))
 
     def end_command(
@@ -269,13 +271,13 @@ class TrainingNode(PlayedNode):
         if command is None or command.ending:
             return
         stepped, command.ending, command.steps = command.steps, True, False
-        body = ExitedBody(
+        body = CommandExit(
             attempt=command.attempt,
             generation=self.entered,
             signal=signal,
             exit_code=exit_code,
             superseded=superseded,
-            time=datetime.now(UTC),
+            time=datetime.now(UTC).timestamp(),
         )
 
         def gone() -> None:
@@ -295,8 +297,8 @@ class TrainingNode(PlayedNode):
         world, command.left = command.world, command.world
         command.world, command.steps, command.asks = 0, False, True
         how: dict[str, Any] = {"exit_code": 1, "error": _PEER_LOST} if victim else {"signal": 9}
-        rank = RankExitBody(local_rank=0, pid=next(_PIDS), time=datetime.now(UTC), **how)
-        body = ReadyBody(after_generation=world, ranks=(rank,), store_ports=_ports())
+        rank = RankExit(local_rank=0, pid=next(_PIDS), time=datetime.now(UTC).timestamp(), **how)
+        body = ReadyReport(after_generation=world, ranks=(rank,), store_ports=_ports())
         self._say(lambda node: node.ready(body))
         self.site.peers_notice(self, world)
         self.follow()

@@ -1,0 +1,105 @@
+"""What an agent makes of bodies that are of another release, or malformed: no report is lost for a field."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.protocol import Malformed, read_body, time_of, time_or_arrival
+from perdure_launcher.agent_link.codec import encode
+from perdure_launcher.protocol import (
+    POSTS,
+    CommandExit,
+    EnteredReport,
+    HandlerHello,
+    LauncherHello,
+    RankExit,
+    ReadyReport,
+    UsageReport,
+    protocol_mismatch,
+)
+from tests.agent.test_agent_node import NOW, Bench
+from workflows.messages import Failure, Ready
+
+KINDS: list[Any] = sorted(set(POSTS.values()), key=lambda kind: kind.__name__)
+
+
+def read(kind: Any, **fields: Any) -> Any:
+    return read_body(kind, json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_what_the_launcher_encodes_is_what_the_agent_reads(kind: Any) -> None:
+    required = {
+        "local_rank": 1,
+        "pid": 5,
+        "min_nodes": 1,
+        "max_nodes": 2,
+        "processes": 3,
+        "generation": 4,
+        "attempt": 6,
+    }
+    body = kind(**{name: value for name, value in required.items() if name in kind.__dataclass_fields__})
+    assert read_body(kind, encode(body)) == body
+
+
+def test_fields_of_a_newer_release_are_ignored_and_missing_ones_have_their_default() -> None:
+    assert read(ReadyReport, colour="red") == ReadyReport()
+    assert read(LauncherHello, pid=1) == LauncherHello(pid=1, protocol=1)
+
+
+def test_a_malformed_field_has_its_default_and_the_rest_counts() -> None:
+    assert read(CommandExit, attempt=2, exit_code="?", signal=9, log_tail=7) == CommandExit(attempt=2, signal=9)
+    assert read(EnteredReport, generation=3, store_ports="all", time=[]) == EnteredReport(generation=3)
+    assert read(UsageReport, cpu_cores=1.5, devices=[{"name": "x"}, {"index": 1, "name": 3}, 4]) == read(
+        UsageReport, cpu_cores=1.5, devices=[{"index": 1}]
+    )
+
+
+def test_a_malformed_rank_costs_no_other_rank() -> None:
+    ranks = [{"local_rank": 0, "signal": "KILL", "pid": 7}, {"signal": 9}, {"local_rank": "x"}, 5, {"local_rank": 3}]
+    report = read(ReadyReport, after_generation=1, ranks=ranks, store_ports=[1, "x", 2])
+    assert report.ranks == (RankExit(local_rank=0, pid=7), RankExit(local_rank=3))
+    assert (report.after_generation, report.store_ports) == (1, (1, 2))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"7", b"{}", b'{"generation": null}', b'{"generation": "x"}', b'{"generation": 1']
+)
+def test_a_body_without_what_it_is_about_is_refused(content: bytes) -> None:
+    with pytest.raises(Malformed):
+        read_body(EnteredReport, content)
+
+
+@pytest.mark.parametrize("time", ["yesterday", None, [], {}, 1e300, -1e300, "1e400"])
+def test_an_odd_time_counts_as_the_time_of_arrival(time: Any) -> None:
+    before = datetime.now(UTC)
+    assert before <= time_or_arrival(read(EnteredReport, generation=1, time=time).time) <= datetime.now(UTC)
+    assert time_of(read(EnteredReport, generation=1, time=time).time) is None
+
+
+def test_a_time_is_taken_to_the_microsecond() -> None:
+    now = datetime.now(UTC)
+    assert time_or_arrival(read(EnteredReport, generation=1, time=now.timestamp()).time) == now
+
+
+def test_a_node_has_one_rank_at_least(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.node.handler_hello(HandlerHello(pid=1, min_nodes=2, max_nodes=4, processes=0))
+    assert bench.node.state.processes == 1
+    ended = RankExit(local_rank=0, signal=9, time=NOW.timestamp())
+    bench.apply(1)
+    bench.node.ready(ReadyReport(after_generation=1, ranks=(ended,), processes=-3))
+    assert [failure.ranks[0].signal for failure in bench.job.of(Failure)] == [9]
+    assert [ready.processes for ready in bench.group.of(Ready)] == [1]
+
+
+def test_a_mismatch_names_both_protocols_and_the_remedy() -> None:
+    assert protocol_mismatch(launcher=1, agent=1) == ""
+    text = protocol_mismatch(launcher=1, agent=2)
+    assert "launcher speaks protocol 1 and the agent speaks protocol 2" in text
+    assert "perdure restart JOB --node NODE" in text
