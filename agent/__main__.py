@@ -14,6 +14,7 @@ from typing import NoReturn
 from agent.config import AgentConfig, ConfigError
 from agent.process import serve
 from agent.transport import TemporalControlPlane
+from perdure_launcher import layout
 
 logger = logging.getLogger("agent")
 
@@ -26,12 +27,12 @@ _EXIT_ALREADY_RUNS = 75
 
 def _log_to(run_dir: Path) -> None:
     """To a bounded file: an outage must not fill a disk, nor an unread pipe stall the agent."""
-    folder = run_dir / "logs"
+    folder = run_dir / layout.LOGS
     # A full disk costs log lines and nothing else.
     logging.raiseExceptions = False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handler: logging.Handler = RotatingFileHandler(folder / "agent.log", maxBytes=_LOG_MAX, backupCount=2)
+        handler: logging.Handler = RotatingFileHandler(folder / layout.AGENT_LOG, maxBytes=_LOG_MAX, backupCount=2)
     except OSError:
         handler = logging.NullHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

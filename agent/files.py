@@ -8,12 +8,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from perdure_launcher.layout import ROTATED_LOGS, output_log
+
 logger = logging.getLogger(__name__)
-
-LOG_NAME = "logs/output.log"
-"""The command's output, as the launcher keeps it in the run directory."""
-
-_KEPT_ROTATIONS = 4
 
 
 @dataclass(frozen=True)
@@ -27,8 +24,8 @@ class LogFile:
 
 def log_files(run_dir: Path) -> list[LogFile]:
     """The log's files, oldest first."""
-    log = run_dir / LOG_NAME
-    names = [f"{log.name}.{number}" for number in range(_KEPT_ROTATIONS, 0, -1)] + [log.name]
+    log = output_log(run_dir)
+    names = [f"{log.name}.{number}" for number in range(ROTATED_LOGS, 0, -1)] + [log.name]
     files: list[LogFile] = []
     for name in names:
         path = log.with_name(name)

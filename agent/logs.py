@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from agent.files import KeptFile, LogFile, log_files
+from perdure_launcher.layout import SHIPPED_LOGS
 from workflows.messages import NodeIdentity
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class LogShipper:
         self._run_dir = run_dir
         self._url = f"{url.rstrip('/')}/{node.role}-{node.rank}/{node.incarnation}"
         self._part_max = part_max
-        self._file = KeptFile(run_dir / "logs-shipped.json")
+        self._file = KeptFile(run_dir / SHIPPED_LOGS)
         self._position = self._read_position()
         self._files: Any = None
         self._root = ""

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import perdure_launcher
 from agent.workdir import WrongArchive, unpack_workdir
+from perdure_launcher.layout import folders
 
 _PREFIX = "PERDURE_PREPARE_"
 
@@ -48,7 +49,7 @@ def main() -> None:
     shutil.copytree(package, library / package.name, dirs_exist_ok=True)
     (library / "__main__.py").write_text(_MAIN, encoding="utf-8")
     run_directory = shared / "run"
-    for folder in (run_directory, *(run_directory / name for name in ("logs", "progress", "errors"))):
+    for folder in (run_directory, *folders(run_directory)):
         folder.mkdir(exist_ok=True)
         # Two users share it, and neither is root with root's powers. The mode holds whatever the umask is.
         folder.chmod(0o777)

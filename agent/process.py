@@ -24,6 +24,7 @@ from agent.server import NodeServer
 from agent.state import StateFile
 from agent.telemetry import Telemetry
 from agent.transport import ControlPlane, Destination
+from perdure_launcher import layout
 from perdure_launcher.protocol import LauncherHello
 from workflows.messages import GroupMissing, Joined
 
@@ -79,7 +80,7 @@ class Agent:
 
     def _outbox(self, destination: Destination) -> Outbox:
         return Outbox(
-            self._config.run_dir / f"outbox-{destination.lower()}.json",
+            layout.outbox(self._config.run_dir, destination.lower()),
             send=partial(self._control.signal, destination),
             not_found=partial(self._not_found, destination),
             spread=spread_of(self._config.most_nodes),

@@ -11,12 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from agent.stall_detector import StallDetector
-from perdure_launcher.environment import WARM_FOLDER
+from perdure_launcher import layout
 from perdure_launcher.rank_plugins.progress import RankProgress, is_apart, progress_path, read_progress
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
 from workflows.messages import Progress, ProgressSource, RankStarts
-
-FOLDER_NAME = "progress"
 
 _RATE_WINDOW = 60.0
 _RATE_SAMPLE = 1.0
@@ -32,8 +30,8 @@ class ProgressReader:
     """Follows the ranks of one node through generations. The slowest rank counts."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._folder = run_dir / FOLDER_NAME
-        self._warm_folder = run_dir / WARM_FOLDER
+        self._folder = run_dir / layout.PROGRESS
+        self._warm_folder = run_dir / layout.WARM
         self._generation = 0
         self._first_step: int | None = None
         self._samples: deque[tuple[float, int]] = deque()

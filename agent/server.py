@@ -18,6 +18,7 @@ from pydantic_core import to_json
 from agent.node import Node
 from agent.protocol import LONGEST_WAIT, Malformed, read_body
 from agent.telemetry import Telemetry
+from perdure_launcher.layout import AGENT_SOCKET
 from perdure_launcher.protocol import (
     PROTOCOL,
     Body,
@@ -50,7 +51,7 @@ class NodeServer:
         self, node: Node, telemetry: Telemetry, run_dir: Path, *, on_hello: Callable[[LauncherHello], None]
     ) -> None:
         self._node = node
-        self._path = run_dir / "agent.sock"
+        self._path = run_dir / AGENT_SOCKET
 
         def launcher_hello(body: LauncherHello) -> HelloAnswer:
             _check_protocol(body)

@@ -11,11 +11,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from agent.files import KeptFile
+from perdure_launcher.layout import AGENT_STATE
 from perdure_launcher.protocol import World
 
 logger = logging.getLogger(__name__)
-
-STATE_NAME = "agent-state.json"
 
 
 class NodeState(BaseModel):
@@ -97,7 +96,7 @@ class StateFile:
     """Keeps a `NodeState` on disk, as far as the disk lets it."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._file = KeptFile(run_dir / STATE_NAME)
+        self._file = KeptFile(run_dir / AGENT_STATE)
 
     def load(self) -> NodeState:
         """The last state kept, or a new node's."""
@@ -108,7 +107,9 @@ class StateFile:
             return NodeState.model_validate_json(content)
         except ValidationError as error:
             aside = self._file.set_aside(content)
-            logger.error("%s cannot be read whole; what is wrong is left out, kept as %s: %s", STATE_NAME, aside, error)
+            logger.error(
+                "%s cannot be read whole; what is wrong is left out, kept as %s: %s", AGENT_STATE, aside, error
+            )
             return _without(content, {problem["loc"][0] for problem in error.errors() if problem["loc"]})
 
     def save(self, state: NodeState) -> None:

@@ -11,11 +11,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from .layout import AGENT_SOCKET, ERRORS, LOGS, LONGEST_SOCKET_PATH, PROGRESS
 from .system.ports import parse_ports
 
 CONFIG_VARIABLE = "PERDURE_LAUNCHER_CONFIG"
 RUN_DIRECTORY_VARIABLE = "PERDURE_RUN_DIR"
-LONGEST_SOCKET_PATH = 107
 
 Rendezvous = Literal["auto", "torchrun", "env"]
 
@@ -66,19 +66,19 @@ class LauncherConfig:
 
     @property
     def socket(self) -> Path:
-        return self.run_directory / "agent.sock"
+        return self.run_directory / AGENT_SOCKET
 
     @property
     def logs(self) -> Path:
-        return self.run_directory / "logs"
+        return self.run_directory / LOGS
 
     @property
     def progress(self) -> Path:
-        return self.run_directory / "progress"
+        return self.run_directory / PROGRESS
 
     @property
     def errors(self) -> Path:
-        return self.run_directory / "errors"
+        return self.run_directory / ERRORS
 
 
 def load_config(environment: Mapping[str, str] = os.environ) -> LauncherConfig:
@@ -120,9 +120,9 @@ def parse_config(fields: dict[str, Any], *, run_directory: Path) -> LauncherConf
     run_id = fields.get("run_id")
     if not isinstance(run_id, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", run_id):
         raise ConfigError(f"run_id: expected letters, digits, '-', '_' and '.' (it names folders), found {run_id!r}")
-    if len(os.fsencode(run_directory / "agent.sock")) > LONGEST_SOCKET_PATH:
+    if len(os.fsencode(run_directory / AGENT_SOCKET)) > LONGEST_SOCKET_PATH:
         raise ConfigError(
-            f"{RUN_DIRECTORY_VARIABLE}={run_directory}: too long, since the path of agent.sock in it may have "
+            f"{RUN_DIRECTORY_VARIABLE}={run_directory}: too long, since the path of {AGENT_SOCKET} in it may have "
             f"{LONGEST_SOCKET_PATH} bytes; choose a shorter folder"
         )
     min_nodes, max_nodes = _nodes(fields.get("nodes", "1"))

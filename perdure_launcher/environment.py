@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from . import __version__
 from .config import CONFIG_VARIABLE, LauncherConfig
+from .layout import INJECTED, WARM
 from .supervisor.commands import BACKEND
 from .system.interfaces import interface_of
 from .system.processes import pid_namespace
@@ -32,8 +33,6 @@ PARENT_VARIABLE = "PERDURE_RANK_PARENT"
 """Variable with the PID of the ranks' parent and its PID namespace: ranks end with that process."""
 
 _HIDDEN = (CONFIG_VARIABLE, "PERDURE_AGENT_CONFIG")
-_INJECTED = "inject"
-WARM_FOLDER = "warm"
 UNLIMITED_RESTARTS = 1_000_000
 
 _ENTRY_POINTS = f"""\
@@ -64,7 +63,7 @@ class TorchrunSettings:
 
     @property
     def warm_folder(self) -> Path:
-        return Path(self.run_directory) / WARM_FOLDER
+        return Path(self.run_directory) / WARM
 
     @property
     def allowed_ports(self) -> range | None:
@@ -89,7 +88,7 @@ def inject(run_directory: Path) -> Path:
     Raises:
         OSError: if the run directory cannot be written.
     """
-    target = run_directory / _INJECTED
+    target = run_directory / INJECTED
     package = Path(__file__).parent
     shutil.copytree(package, target / package.name, dirs_exist_ok=True)
     metadata = target / f"{package.name}-{__version__}.dist-info"

@@ -12,8 +12,9 @@ import struct
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from .layout import RENDEZVOUS_STATE
+
 _LAYOUT = struct.Struct("<QQQQ")
-NAME = "rendezvous-state"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class RendezvousState:
 
 class StateFile:
     def __init__(self, run_directory: Path) -> None:
-        self._path = run_directory / NAME
+        self._path = run_directory / RENDEZVOUS_STATE
 
     def create(self) -> None:
         """Allocates the file; an existing one is kept.

@@ -30,6 +30,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousStoreInfo,
 )
 
+from .. import layout
 from ..agent_link.client import AgentSession, Outbox
 from ..agent_link.rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool
 from ..environment import STORE_VARIABLE, TorchrunSettings, generation_environment
@@ -79,8 +80,8 @@ class PerdureRendezvous(RendezvousHandler):
         self._refused = _another_torchrun(known, self._launch)
         self._world: World | None = None
         self._waiting_since: int | None = None
-        self._progress = run_directory / "progress"
-        self._spool = ExitSpool(run_directory / "errors" / "rank-exits.json")
+        self._progress = run_directory / layout.PROGRESS
+        self._spool = ExitSpool(run_directory / layout.ERRORS / layout.RANK_EXITS)
         self._memory = MemoryController()
         self._out_of_memory_kills = self._memory.out_of_memory_kills
         self._ports = PortPool(settings.address, listening=True, allowed=settings.allowed_ports, start=self._entered)
@@ -88,7 +89,7 @@ class PerdureRendezvous(RendezvousHandler):
         self._storing = threading.Lock()
         self._finishing = False
         self._session = AgentSession(
-            socket_path=run_directory / "agent.sock",
+            socket_path=run_directory / layout.AGENT_SOCKET,
             hello_path="/v1/rendezvous/hello",
             hello=self._hello,
             on_return=self._say_ready_again,

@@ -18,9 +18,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+from ..layout import OUTPUT_LOG, ROTATED_LOGS
+
 logger = logging.getLogger(__name__)
 
-KEPT_FILES = 4
 BUFFER_BYTES = 1 << 20
 """Size of the buffer for a slow disk; output beyond it is dropped."""
 PATIENCE = timedelta(seconds=1)
@@ -43,7 +44,7 @@ class PartlyWritten(OSError):
 class RotatingFile:
     """A log file that becomes `.1`, `.2`, … when it is full."""
 
-    def __init__(self, path: Path, *, max_bytes: int, kept: int = KEPT_FILES) -> None:
+    def __init__(self, path: Path, *, max_bytes: int, kept: int = ROTATED_LOGS) -> None:
         self._path = path
         self._max_bytes = max_bytes
         self._kept = kept
@@ -194,7 +195,7 @@ class Capture:
     """The destination of every attempt's output."""
 
     def __init__(self, *, logs: Path, max_bytes: int, stdout: bool) -> None:
-        self._sinks = [Sink(RotatingFile(logs / "output.log", max_bytes=max_bytes).write, name="log")]
+        self._sinks = [Sink(RotatingFile(logs / OUTPUT_LOG, max_bytes=max_bytes).write, name="log")]
         if stdout:
             self._sinks.append(Sink(_write_stdout, name="stdout"))
 

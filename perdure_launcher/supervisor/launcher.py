@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from .. import layout
 from ..agent_link.client import AgentSession, Outbox
 from ..agent_link.desired_state import NOTHING_DESIRED, DesiredFeed
 from ..config import LauncherConfig
@@ -83,7 +84,7 @@ class Launcher:
             OSError: if the run directory cannot be written.
         """
         self._config = config
-        for directory in (config.logs, config.progress, config.errors):
+        for directory in layout.folders(config.run_directory):
             directory.mkdir(parents=True, exist_ok=True)
         self._devices = Devices()
         self._memory = MemoryController()
@@ -267,7 +268,7 @@ class Launcher:
 
 def write_exit_file(run_directory: Path, leaving: Leaving) -> None:
     """Records how the launcher ended, for processes that are not its parent; best effort, as the disk may be full."""
-    path = run_directory / "exit.json"
+    path = run_directory / layout.EXIT
     content = {
         "exit_code": leaving.exit_code,
         "signal": leaving.signal,

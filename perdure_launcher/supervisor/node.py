@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ..agent_link.client import Outbox
 from ..config import LauncherConfig
-from ..environment import WARM_FOLDER
+from ..layout import WARM
 from ..protocol import Desired
 from ..state import StateFile
 from ..system.cgroups import MemoryController
@@ -42,7 +42,7 @@ class Node:
 
     @property
     def warm_folder(self) -> Path:
-        return self.config.run_directory / WARM_FOLDER
+        return self.config.run_directory / WARM
 
     def warm_keeper(self, python: str, plan: Plan) -> WarmKeeper:
         """Keeps a warm interpreter beside the command, from one attempt to the next; for the launcher's main thread."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..agent_link.rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool, describe_status, split_status
 from ..environment import foreseen_environment, torchrun_environment
+from ..layout import RANK_EXITS
 from ..protocol import CommandExit, Desired
 from ..state import RendezvousState
 from ..system import processes
@@ -55,7 +56,7 @@ class TorchrunMode:
         self._node = node
         self._command = node.config.command
         self._environment = torchrun_environment(node.config, node.environment, processes=node.processes)
-        self._spool = ExitSpool(node.config.errors / "rank-exits.json")
+        self._spool = ExitSpool(node.config.errors / RANK_EXITS)
         self._warm = self._foreseen_warm_keeper()
         self._current: _Attempt | None = None
         self.attempt = 0

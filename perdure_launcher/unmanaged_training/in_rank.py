@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ..environment import GENERATION_VARIABLE, PROGRESS_VARIABLE, STORE_VARIABLE, TORCHRUN_VARIABLE, TorchrunSettings
+from ..layout import AGENT_SOCKET
 from ..rank_plugins.progress import mark_apart
 from ..rank_plugins.step_counter import is_rank
 
@@ -188,7 +189,7 @@ def _stop(run_directory: Path, detail: str) -> None:
     from ..protocol import UnmanagedReport
 
     _say(detail)
-    connection = AgentConnection(run_directory / "agent.sock")
+    connection = AgentConnection(run_directory / AGENT_SOCKET)
     try:
         while True:
             try:

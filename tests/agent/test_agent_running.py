@@ -7,8 +7,9 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agent.progress import FOLDER_NAME, ProgressReader
+from agent.progress import ProgressReader
 from agent.telemetry import Telemetry
+from perdure_launcher import layout
 from perdure_launcher.protocol import EnteredReport
 from perdure_launcher.rank_plugins.progress import COUNTED, ProgressWriter, progress_path
 from tests.agent.test_agent_node import Bench
@@ -26,7 +27,7 @@ async def test_ranks_that_stay_alive_run_and_a_later_first_step_is_reported_agai
     try:
         await eventually(lambda: bool(bench.group.of(Stepping)))
         assert bench.node.summary == "running"
-        path = progress_path(tmp_path / FOLDER_NAME, 0)
+        path = progress_path(tmp_path / layout.PROGRESS, 0)
         ProgressWriter(path, generation=1, pid=100, source=COUNTED).step(1, time=time.time())
         await eventually(lambda: len(bench.group.of(Stepping)) == 2)
     finally:

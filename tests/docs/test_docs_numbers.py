@@ -18,7 +18,7 @@ from perdure.spec.job import JobSpec
 from perdure.spec.roles import MAX_NODES
 from perdure.spec.timing import Timing
 from perdure.spec.validate import MAX_BYTES
-from perdure_launcher.agent_link.encoding import LONGEST_TEXT as LONGEST_REPORT
+from perdure_launcher.agent_link.codec import LONGEST_TEXT as LONGEST_REPORT
 from perdure_launcher.agent_link.rank_exits import SUPERSEDED_EXIT_CODE
 from perdure_launcher.supervisor.launcher import USAGE_INTERVAL
 from tests.docs.pages import ROOT
@@ -65,7 +65,7 @@ TOLD: list[tuple[str, str, float]] = [
     ("architecture.md", r"at a random time within (\d+) ms per node", outbox._SPREAD_PER_NODE * 1000),
     ("node-protocol.md", r"longer than ([\d,]+) characters", LONGEST_REPORT),
     ("node-protocol.md", r"the reserved code (\d+)", SUPERSEDED_EXIT_CODE),
-    ("node-protocol.md", r"devices: \[…\]\}` every (\d+) s", seconds(USAGE_INTERVAL)),
+    ("node-protocol.md", r"`launcher/usage` is sent every (\d+) s", seconds(USAGE_INTERVAL)),
     ("node-protocol.md", r'"stop_grace_s": ([\d.]+)', seconds(TIMING.processes.stop_grace)),
     ("node-protocol.md", r'"log_max_bytes": (\d+)', TIMING.processes.log_max_bytes),
     ("operations.md", r"such as `30d`; (\d+) days by default", folders.DEFAULT_RETENTION.days),

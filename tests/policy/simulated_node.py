@@ -142,9 +142,7 @@ class SimulatedNode:
         self.node.launcher_hello(
             LauncherHello(pid=1, started_at=site.job.now.timestamp(), mode="torchrun", processes=1)
         )
-        self.to_group.put(
-            Joined(**self._envelope(), agent_started_at=site.job.now, address=config.address, host="h")
-        )
+        self.to_group.put(Joined(**self._envelope(), agent_started_at=site.job.now, address=config.address, host="h"))
 
     def _envelope(self) -> Any:
         return {"sender": self.identity, "sequence": 1, "time": self.site.job.now}

@@ -26,7 +26,7 @@ from activities.nodes.joined.machine import Machine, joined_nodes
 from activities.nodes.local import launch
 from activities.nodes.local.folders import Ending, NodeFolder, NodeRecord, now
 from activities.nodes.local.processes import kill_leftovers
-from agent.protocol import SOCKET_NAME
+from perdure_launcher.layout import AGENT_SOCKET
 from workflows.messages import NodeRequest
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class NodeSession:
     async def _leave(self, reason: str) -> None:
         # The agent learns first: it would report an unexpected end as a failure, and the job would repair the node
         # here.
-        connector = aiohttp.UnixConnector(str(self._folder.run_dir / SOCKET_NAME))
+        connector = aiohttp.UnixConnector(str(self._folder.run_dir / AGENT_SOCKET))
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with aiohttp.ClientSession(connector=connector, timeout=_ASKING) as session:
                 await session.post("http://node/v1/leave", json={"reason": reason})

@@ -34,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from activities.nodes.local.processes import ProcessIdentity
 from perdure.spec.durations import parse_duration
+from perdure_launcher import layout
 from workflows.messages import NodeRequest
 
 STATE_VARIABLE = "PERDURE_STATE"
@@ -41,8 +42,8 @@ STATE_VARIABLE = "PERDURE_STATE"
 DEFAULT_RETENTION = timedelta(days=7)
 """Default retention: how long the folders of a job outlive it if the state folder does not configure that."""
 
-_SOCKET_MAX = 107
-_LONGEST_SOCKET = "agent.sock"
+_RUN = "run"
+"""The run directory in a node's folder."""
 
 
 def state_folder() -> Path:
@@ -138,7 +139,7 @@ class NodeFolder:
     @property
     def launcher_exit(self) -> Ending | None:
         """The end that the launcher recorded; None if the launcher was killed."""
-        return _read(self.path / "run" / "exit.json", Ending)
+        return _read(self.path / _RUN / layout.EXIT, Ending)
 
     @property
     def deleted(self) -> bool:
@@ -154,14 +155,14 @@ class NodeFolder:
 
     @property
     def log(self) -> Path:
-        return self.path / "run" / "logs" / "output.log"
+        return layout.output_log(self.path / _RUN)
 
     @property
     def run_dir(self) -> Path:
         """The run directory, by a path that is short enough for sockets: a symbolic link if the real path is too
         long."""
-        real = self.path / "run"
-        if len(os.fsencode(real / _LONGEST_SOCKET)) <= _SOCKET_MAX:
+        real = self.path / _RUN
+        if len(os.fsencode(real / layout.AGENT_SOCKET)) <= layout.LONGEST_SOCKET_PATH:
             return real
         link = self._short_link
         link.parent.mkdir(mode=0o700, exist_ok=True)
@@ -173,7 +174,7 @@ class NodeFolder:
 
     @property
     def _short_link(self) -> Path:
-        digest = hashlib.sha256(os.fsencode(self.path / "run")).hexdigest()[:16]
+        digest = hashlib.sha256(os.fsencode(self.path / _RUN)).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}" / digest
 
     def make(self) -> None:

@@ -45,7 +45,7 @@ def refuse_impossible(request: NodeRequest) -> None:
 def write_configurations(folder: NodeFolder, request: NodeRequest) -> NodeRecord:
     """Writes the files that starting the node requires; `node.json` comes last and marks the folder as complete."""
     workdir = request.spec.workdir
-    (folder.path / "run" / "logs").mkdir(parents=True, exist_ok=True)
+    folder.log.parent.mkdir(parents=True, exist_ok=True)
     config = agent_configuration(request, address=ADDRESS, host=socket.gethostname(), run_dir=folder.run_dir)
     folder.write("agent.json", config.model_dump_json(indent=1))
     place = (workdir.path if workdir else None) or os.getcwd()
