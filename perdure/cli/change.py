@@ -59,12 +59,12 @@ def suspend(
     output: OutputOption = None,
     address: AddressOption = None,
 ) -> None:
-    """Give all nodes of a job back; it keeps its history and can be resumed.
+    """Release all nodes of a job; it keeps its history and can be resumed.
 
     [dim]perdure suspend llama-8b-sft --reason "making room"[/]
     """
     here = session(namespace=namespace, output=output, address=address)
-    _change(here, name, "give all nodes back", lambda client: client.suspend(name, reason=reason), dry_run=dry_run)
+    _change(here, name, "release all nodes", lambda client: client.suspend(name, reason=reason), dry_run=dry_run)
 
 
 def resume(
@@ -75,12 +75,12 @@ def resume(
     output: OutputOption = None,
     address: AddressOption = None,
 ) -> None:
-    """Ask for the nodes of a suspended job again.
+    """Request the nodes of a suspended job again.
 
     [dim]perdure resume llama-8b-sft[/]
     """
     here = session(namespace=namespace, output=output, address=address)
-    _change(here, name, "ask for nodes again", lambda client: client.resume(name, reason=reason), dry_run=dry_run)
+    _change(here, name, "request nodes again", lambda client: client.resume(name, reason=reason), dry_run=dry_run)
 
 
 def restart(
@@ -126,7 +126,8 @@ def cancel(
     output: OutputOption = None,
     address: AddressOption = None,
 ) -> None:
-    """End a job: its processes get SIGTERM and their grace. Of a failed job that is held, releases the nodes.
+    """End a job: its processes get SIGTERM and their grace period. The nodes of a failed job that are held are
+    released.
 
     [dim]perdure cancel llama-8b-sft --wait[/]
     """
@@ -140,11 +141,11 @@ def cancel(
 
         await client.cancel(name, reason=reason)
         if not wait:
-            return f"{name} is being cancelled; its nodes are stopped within their grace"
+            return f"{name} is being cancelled; its nodes are stopped within their grace period"
         result = await client.wait(name)
         if result.phase is JobPhase.CANCELLED:
             return f"{name} is cancelled; its nodes are gone"
-        return f"{name} had come to its end before: {result.phase}; its nodes are gone"
+        return f"{name} had ended before: {result.phase}; its nodes are gone"
 
     message = here.run(end)
     if here.json:
@@ -157,7 +158,7 @@ def cancel(
 def _change(
     here: Session, name: str, plan: str, change: Callable[[Client], Awaitable[Accepted]], *, dry_run: bool
 ) -> None:
-    """Sends a change, or says what it would be."""
+    """Sends a change, or describes it with --dry-run."""
     if dry_run:
         here.run(lambda client: _tell_plan(client, here, name, plan))
         return
@@ -170,7 +171,7 @@ def _change(
 
 
 async def _tell_plan(client: Client, here: Session, name: str, plan: str) -> None:
-    """What a change would do, beside what is there now."""
+    """Prints what a change would do, and the job's present state."""
     from perdure.errors import Refused
 
     status = await client.status(name)

@@ -1,4 +1,4 @@
-"""What `perdure doctor` looks at: everything that a job needs, each with what to do where it is missing."""
+"""The checks of `perdure doctor`: everything that a job needs, each with the remedy if it is missing."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from workflows.names import watch_task_queue
 from workflows.search_attributes import JOB_BACKEND
 
 OLDEST_TORCH = (2, 8)
-"""As the package's own extra has it."""
+"""The oldest version that the package's own extra allows."""
 
 _NAMED = 5
-"""Of a list that may be long."""
+"""The most entries of a list that are printed."""
 
 MOST_WORKFLOWS = 1000
-"""Open jobs and groups that are looked at; each takes a call of a millisecond or two."""
+"""The most open jobs and groups that are checked; each takes a call of a millisecond or two."""
 
 _FRESH = timedelta(minutes=2)
 """A worker that polled within this time is alive; its polls last a minute."""
@@ -58,7 +58,7 @@ class Verdict(StrEnum):
 
 
 class Check(BaseModel, frozen=True):
-    """One thing looked at."""
+    """The result of one check."""
 
     name: str
     verdict: Verdict
@@ -67,7 +67,7 @@ class Check(BaseModel, frozen=True):
 
 
 async def run_checks(address: str | None) -> AsyncGenerator[Check]:
-    """Looks at everything, in the order in which things depend on each other."""
+    """Runs all checks, in the order in which they depend on each other."""
     local = configured_endpoint(address) is None
     state = StateFolder()
     yield check_state(state)
@@ -98,7 +98,7 @@ async def run_checks(address: str | None) -> AsyncGenerator[Check]:
 def check_state(state: StateFolder) -> Check:
     name = "state folder"
     if not state.path.exists():
-        return Check(name=name, verdict=Verdict.OK, detail=f"{state.path} (made when it is first needed)")
+        return Check(name=name, verdict=Verdict.OK, detail=f"{state.path} (created when first needed)")
     try:
         state.check_version()
         state.check_space()
@@ -129,7 +129,7 @@ def check_binary() -> Check:
 
 
 def check_torch() -> Check:
-    """Of this environment: what a local job runs in, unless it was started from another one."""
+    """Checks the PyTorch of this environment, in which a local job runs unless it was started from another one."""
     name = "torch"
     try:
         installed = version("torch")
@@ -228,7 +228,8 @@ async def check_pollers(
 
 
 async def check_leftovers(client: TemporalClient) -> Check | None:
-    """What jobs that are over have left in the cluster; None where no job ran in one, or none is configured here."""
+    """Checks for objects that ended jobs have left in the cluster; None if no job ran in one, or none is configured
+    here."""
     name = "kubernetes leftovers"
     try:
         from activities.nodes.kubernetes.api import KubernetesApi
@@ -240,7 +241,7 @@ async def check_leftovers(client: TemporalClient) -> Check | None:
             return None
         api = await KubernetesApi.connect()
     except Exception:
-        # Without the search attribute, or a cluster that this user may reach, there is nothing to look at.
+        # Without the search attribute, or access to a cluster, there is nothing to check.
         return None
     try:
         found = await find_leftovers(api, client)
@@ -259,7 +260,7 @@ async def check_leftovers(client: TemporalClient) -> Check | None:
 
 
 async def check_workflow_tasks(client: TemporalClient) -> AsyncGenerator[Check]:
-    """Open jobs and groups whose workflow tasks fail: no worker can take their next decision."""
+    """Checks for open jobs and groups whose workflow tasks fail: no worker can make their next decision."""
     name = "workflow tasks"
     try:
         found = [workflow_id async for workflow_id in task_failures.open_workflows(client, limit=MOST_WORKFLOWS)]

@@ -1,4 +1,4 @@
-"""What all commands share: options, the client, and how results and hints are printed.
+"""Shared parts of all commands: options, the client, and printing of results and hints.
 
 Heavy imports wait until a command runs, so that `perdure --help` and completion answer at once.
 """
@@ -24,7 +24,7 @@ ResultT = TypeVar("ResultT")
 
 
 class OutputFormat(StrEnum):
-    """How results are printed."""
+    """The format in which results are printed."""
 
     TEXT = "text"
     JSON = "json"
@@ -49,7 +49,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be
 ReasonOption = Annotated[str, typer.Option("--reason", help="Kept with the job and shown by `perdure explain`.")]
 
 _NO_LIMIT = 4096
-"""Columns of a pipe: its reader gets every line whole."""
+"""The width of a pipe in columns: its reader gets every line whole."""
 
 
 out = SafeConsole(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _NO_LIMIT)
@@ -58,7 +58,7 @@ err = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 @dataclass
 class Globals:
-    """What was said before the subcommand."""
+    """Options before the subcommand."""
 
     output: OutputFormat = OutputFormat.TEXT
 
@@ -68,7 +68,7 @@ before_subcommand = Globals()
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """One command's surroundings."""
+    """The options and the console of one command."""
 
     namespace: str = "default"
     output: OutputFormat = OutputFormat.TEXT
@@ -80,7 +80,7 @@ class Session:
 
     @property
     def flag(self) -> str:
-        """What a suggested command needs to find the same namespace."""
+        """The option with which a suggested command finds the same namespace."""
         return "" if self.namespace == "default" else f" -n {self.namespace}"
 
     def run(self, work: Callable[[Client], Awaitable[ResultT]]) -> ResultT:
@@ -99,13 +99,13 @@ class Session:
         out.out(as_json(_plain(value), indent=2), highlight=False)
 
     def hint(self, *commands: str) -> None:
-        """Ends a text with the commands that are useful next."""
+        """Ends the output with the commands that are useful next."""
         if not self.json:
             out.print(f"[dim]next:[/] {'   '.join(commands)}", markup=True)
 
 
 def session(*, namespace: str = "default", output: OutputFormat | None = None, address: str | None = None) -> Session:
-    """The surroundings of a command; what stands after the subcommand wins."""
+    """Creates the session of a command; options after the subcommand win."""
     return Session(namespace=namespace, output=output or before_subcommand.output, address=address)
 
 
@@ -114,19 +114,19 @@ def run_async(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 def local_endpoint_only(address: str | None) -> Endpoint | None:
-    """The configured endpoint, or None where the local default is meant."""
+    """The configured endpoint; None for the local default."""
     from perdure.client.connection import configured_endpoint
 
     return configured_endpoint(address)
 
 
 def say(text: str) -> None:
-    """Progress of what the command does, apart from its result."""
+    """Prints progress of the command to stderr, apart from its result."""
     err.print(text, markup=False, style="dim")
 
 
 def report_error(error: Exception, remedy: str, exit_code: int) -> None:
-    """Prints an error for people, and for scripts where they requested JSON."""
+    """Prints an error for people, and as JSON for scripts that requested it."""
     if before_subcommand.output is OutputFormat.JSON or "json" in _asked_output(sys.argv):
         message = {"error": {"message": str(error), "remedy": remedy, "exit_code": exit_code}}
         out.out(as_json(message, indent=2), highlight=False)
@@ -137,7 +137,7 @@ def report_error(error: Exception, remedy: str, exit_code: int) -> None:
 
 
 def _asked_output(arguments: Sequence[str]) -> set[str]:
-    """The values of -o, however it was written, before a `--`."""
+    """The values of -o, in all its spellings, before a `--`."""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     asked: set[str] = set()
     for word, following in zip(ours, [*ours[1:], ""], strict=True):

@@ -1,4 +1,4 @@
-"""`perdure explain`: why an interruption happened, what was done about it, and what was not."""
+"""`perdure explain`: the cause of an interruption, the actions taken, and the options not taken."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def explanation(incident: IncidentView, *, job: str, flag: str) -> Text:
-    """The whole story of one incident.
+    """Renders the whole story of one incident.
 
     Args:
-        incident: What the job wrote down.
-        job: Its name, for the suggested commands.
-        flag: What these need to find its namespace.
+        incident: The job's record.
+        job: The job's name, for the suggested commands.
+        flag: The option with which these commands find its namespace.
     """
     lines = [_title(incident)]
     for label, words in (
@@ -62,7 +62,7 @@ def _meaning(incident: IncidentView) -> str:
     sources = {evidence.source for evidence in incident.evidence}
     if incident.observation:
         return "no rank failed, and nothing was interrupted" + (
-            "; ranks that wait for others over a network that is cut step again when it is back"
+            "; ranks that wait for others over an interrupted network step again when it is back"
             if incident.observation.unreachable and incident.observation.stalled
             else ""
         )
@@ -83,13 +83,13 @@ def _meaning(incident: IncidentView) -> str:
 
 
 def _speaks_for(sign: Evidence, incident: IncidentView) -> bool:
-    """Whether it says something about the culprit: it is about that node, or a peer's loss of a connection."""
+    """Whether the sign tells about the culprit: it is about that node, or a peer's loss of a connection."""
     return incident.culprit is None or sign.rank == incident.culprit or sign.source == "PEERS"
 
 
 def _deed(incident: IncidentView) -> str:
     if incident.observation:
-        return "nothing: it passed by itself"
+        return "nothing: it ended by itself"
     if incident.decided_at is None:
         return "nothing yet"
     rule = f"rule {incident.rule}: " if incident.rule else ""
@@ -97,12 +97,12 @@ def _deed(incident: IncidentView) -> str:
     if incident.generation_after:
         generation = f"; generation {incident.generation_after} with {text.count(incident.nodes_after or 0, 'node')}"
         generation += f" (before: {incident.nodes_before})" if incident.nodes_after != incident.nodes_before else ""
-    away = f"; new nodes keep away from {', '.join(incident.avoided)} if they can" if incident.avoided else ""
+    away = f"; new nodes avoid {', '.join(incident.avoided)} if they can" if incident.avoided else ""
     return f"{rule}{incident.action}{generation}{away}"
 
 
 def _course(incident: IncidentView) -> str:
-    """Where the time went."""
+    """The phases of the interruption, with their durations."""
     if incident.observation:
         return ""
     marks = [
@@ -111,9 +111,9 @@ def _course(incident: IncidentView) -> str:
         ("commanded in", incident.commanded_at),
         ("rendezvous in", incident.entered_at),
         ("first step in", incident.stepping_at),
-        # Between two torchruns only a command was started again.
+        # Between two torchruns only a command was restarted.
         ("caught up with the others in", incident.running_at if not incident.generation_after else None),
-        # Abandoned, or followed by the next one, before the new world ran.
+        # Abandoned, or followed by the next incident, before the new world ran.
         ("given up after", incident.closed_at if not incident.followed_by else None),
     ]
     parts: list[str] = []
@@ -130,7 +130,7 @@ def _course(incident: IncidentView) -> str:
 
 
 def _starts(incident: IncidentView) -> str:
-    """Whether ranks had to import everything anew, and why."""
+    """Describes warm and cold starts of ranks, with the reasons for cold ones."""
     starts = incident.starts
     if starts is None:
         return ""
@@ -150,7 +150,7 @@ def _advice(incident: IncidentView, *, job: str, flag: str) -> str:
 
 
 def table_line(incident: IncidentView) -> str:
-    """One incident in the list of all."""
+    """One incident as a line of the list."""
     when = incident.started_at.astimezone()
     today = when.date() == datetime.now(UTC).astimezone().date()
     stamp = f"{when:%H:%M:%S}" if today else f"{when:%Y-%m-%d %H:%M:%S}"

@@ -1,4 +1,4 @@
-"""The command that turns other systems' jobs into specifications."""
+"""The command that converts other systems' jobs to specifications."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REMEDY = "docs/importing.md names the formats, and what becomes of each of thei
 
 
 class SpecFormat(StrEnum):
-    """How a specification is printed."""
+    """The format in which a specification is printed."""
 
     YAML = "yaml"
     JSON = "json"
@@ -39,11 +39,13 @@ def import_(
     ],
     with_: Annotated[
         list[Path] | None,
-        typer.Option("--with", metavar="FILE", help="What the job refers to, such as a TrainJob's runtime."),
+        typer.Option("--with", metavar="FILE", help="A file that the job refers to, such as a TrainJob's runtime."),
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option("--backend", help="Where the job is to run.", show_default="where it ran, if this release can"),
+        typer.Option(
+            "--backend", help="The backend to run the job on.", show_default="where it ran, if this release can"
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="The job's name.", show_default="the source's")] = None,
     run: Annotated[
@@ -54,21 +56,21 @@ def import_(
     ] = False,
     output: Annotated[
         SpecFormat | None,
-        typer.Option("--output", "-o", help="yaml, or json with what became of each field.", show_default="yaml"),
+        typer.Option("--output", "-o", help="yaml, or json with the outcome for each field.", show_default="yaml"),
     ] = None,
     address: AddressOption = None,
 ) -> None:
-    """Turn another system's job into a Perdure specification.
+    """Convert another system's job to a Perdure specification.
 
-    Understands DLRover's ElasticJob, Kubeflow's PyTorchJob and TrainJob, JobSet, Kubernetes' indexed Job, Ray jobs and
-    KubeRay's RayJob, and command lines of torchrun and dlrover-run. What is not carried over is named on the standard
-    error, with its path, its value and what happens instead; nothing is dropped in silence.
+    Reads DLRover's ElasticJob, Kubeflow's PyTorchJob and TrainJob, JobSet, Kubernetes' indexed Job, Ray jobs and
+    KubeRay's RayJob, and command lines of torchrun and dlrover-run. Everything that is not carried over is printed to
+    stderr, with its path, its value and what happens instead; nothing is dropped silently.
 
     [dim]perdure import pytorchjob.yaml > job.yaml[/]
     [dim]kubectl get trainjob llama -o yaml | perdure import - --with runtime.yaml[/]
     [dim]perdure import --run -- torchrun --nnodes 2:4 --nproc-per-node 8 train.py[/]
 
-    Exits with 2 where the file is invalid, or where the specification has fields that you have to write yourself.
+    Exits with 2 if the file is invalid, or if you have to write fields of the specification yourself.
     """
     from perdure.errors import PerdureError
     from perdure.spec.errors import SpecError

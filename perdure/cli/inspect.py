@@ -1,4 +1,4 @@
-"""Commands that look at jobs: list, status, nodes, explain."""
+"""Commands that show jobs: list, status, nodes, explain."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def list_(
     namespace: NamespaceOption = "default",
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
     running: Annotated[bool, typer.Option("--running", help="Only jobs that have not ended.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest first.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="The most jobs to list, the newest first.")] = 50,
     output: OutputOption = None,
     address: AddressOption = None,
 ) -> None:
@@ -87,7 +87,7 @@ def status(
     output: OutputOption = None,
     address: AddressOption = None,
 ) -> None:
-    """Where a job stands: its phase and why, speed, interruptions, and what happens next.
+    """Show a job's phase and its reason, speed, interruptions, and what happens next.
 
     [dim]perdure status llama-8b-sft -n nlp · perdure status llama-8b-sft -o json[/]
     """
@@ -198,7 +198,7 @@ def nodes(
     output: OutputOption = None,
     address: AddressOption = None,
 ) -> None:
-    """The job's nodes, with the latest report of each agent.
+    """Show the job's nodes, with the latest report of each agent.
 
     [dim]perdure nodes llama-8b-sft -n nlp[/]
     """
@@ -222,7 +222,7 @@ def nodes(
             f"{metrics.cpu_cores:.1f}" if metrics and metrics.cpu_cores is not None else "",
             text.bytes_(metrics.memory_bytes) if metrics and metrics.memory_bytes is not None else "",
             text.age(node.since) if node.since else "",
-            escape(node.reason or (f"keeps away from {', '.join(node.avoids)}" if node.avoids else "")),
+            escape(node.reason or (f"avoids {', '.join(node.avoids)}" if node.avoids else "")),
         )
     out.print(table if views else f"{name} has no nodes now")
     here.hint(
@@ -233,13 +233,13 @@ def nodes(
 def explain(
     name: JobArgument,
     number: Annotated[
-        int | None, typer.Argument(metavar="[N]", help="Of the incident; default: the last.", show_default=False)
+        int | None, typer.Argument(metavar="[N]", help="The incident's number; default: the last.", show_default=False)
     ] = None,
     namespace: NamespaceOption = "default",
     output: OutputOption = None,
     address: AddressOption = None,
 ) -> None:
-    """Why an interruption happened: what was seen, what it means, what was done, and what was not.
+    """Explain an interruption: what was seen, what it means, what was done, and what was not.
 
     [dim]perdure explain llama-8b-sft · perdure explain llama-8b-sft 3 -n nlp[/]
     """
@@ -273,7 +273,7 @@ def explain(
 
 
 async def _story(client: Client, name: str) -> tuple[list[IncidentView], str]:
-    """The job's interruptions, and what it waits for now; empty where it does not wait."""
+    """The job's interruptions, and a description of what it waits for now; empty if it does not wait."""
     incidents = await client.incidents(name)
     status = await client.status(name)
     return incidents, status.reason if status.phase in ("STARTING", "WAITING") else ""

@@ -25,21 +25,21 @@ def join(
     ] = False,
     nodes: Annotated[
         str | None,
-        typer.Option("--nodes", help="Start the job with the command and so many nodes, where there is none."),
+        typer.Option("--nodes", help="If there is no such job: start it with the command and this many nodes."),
     ] = None,
     nproc_per_node: Annotated[
-        str | None, typer.Option("--nproc-per-node", help="Of a job that --nodes starts.", show_default="one per GPU")
+        str | None, typer.Option("--nproc-per-node", help="For a job that --nodes starts.", show_default="one per GPU")
     ] = None,
     spec: Annotated[
-        Path | None, typer.Option("--spec", metavar="FILE", help="Start the job of this file, where there is none.")
+        Path | None, typer.Option("--spec", metavar="FILE", help="If there is no such job: start the one of this file.")
     ] = None,
     node_id: Annotated[
         str,
         typer.Option(
             "--node-id",
             envvar="PERDURE_NODE_ID",
-            help="Who this machine is in its allocation: who comes again under it takes its own place back.",
-            show_default="of Slurm, else the host's name",
+            help="The machine's ID in its allocation: a process that joins again under it gets its own place back.",
+            show_default="Slurm's, else the host's name",
         ),
     ] = "",
     node_address: Annotated[
@@ -47,7 +47,7 @@ def join(
         typer.Option(
             "--node-address",
             envvar="PERDURE_NODE_ADDRESS",
-            help="Where other nodes reach this machine.",
+            help="The address at which other nodes reach this machine.",
             show_default="its address towards the server",
         ),
     ] = "",
@@ -57,7 +57,7 @@ def join(
     """Make this machine a node of a job, until the job has ended; for jobs with backend: joined.
 
     For machines that Slurm, a Kubernetes Job, SkyPilot, Ray or ssh gave you. It runs the job's command in the
-    foreground, where it is called; SIGTERM ends it with the job's grace.
+    foreground, in the current folder; SIGTERM ends it with the job's grace period.
 
     [dim]srun perdure join llama --wait --nodes 2:4 -- torchrun train.py[/]
     [dim]perdure join llama[/]
@@ -85,8 +85,8 @@ async def _join(options: JoinOptions, *, node_id: str, node_address: str, addres
         machine = this_machine(client.endpoint.address, node_id=node_id, address=node_address)
     except OSError as error:
         raise PerdureError(
-            f"there is no way from this machine to {client.endpoint.address}: {error}",
-            remedy="Check TEMPORAL_ADDRESS; --node-address says where other nodes reach this machine.",
+            f"this machine has no route to {client.endpoint.address}: {error}",
+            remedy="Check TEMPORAL_ADDRESS; --node-address sets the address at which other nodes reach this machine.",
         ) from error
     return await MachineInJob(client, machine, options, say=say).run()
 
@@ -100,14 +100,14 @@ def _job(
     spec: Path | None,
     namespace: str,
 ) -> JobSpec | None:
-    """The job to start where there is none; None where it must be there."""
+    """The job to start if there is none; None if it must exist."""
     from perdure.spec.job import Backend
     from perdure.spec.load import validate_file
     from perdure.spec.validate import one_line_spec, validate_spec
 
     if spec is not None:
         if nodes or nproc_per_node:
-            raise typer.BadParameter("the file says this; change it there", param_hint="--nodes, --nproc-per-node")
+            raise typer.BadParameter("the file sets this; change it there", param_hint="--nodes, --nproc-per-node")
         overrides = {"name": name, "namespace": namespace, "backend": Backend.JOINED.value}
         return validate_file(spec, overrides=overrides)[0]
     if nodes is None:

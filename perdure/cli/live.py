@@ -1,7 +1,7 @@
 """The live view of a job, for `perdure run`, `submit --wait` and `watch`.
 
-A terminal gets a picture that is redrawn, and keys; a pipe gets a line whenever something changed. Either way leaving
-means detaching: the job continues.
+On a terminal it redraws a picture and reads keys; to a pipe it prints a line whenever something changes. In both cases
+leaving means detaching: the job continues.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from workflows.messages import IncidentView, JobResult
 
 LINE_INTERVAL = timedelta(seconds=10)
-"""Between two lines of progress on a pipe."""
+"""The time between two lines of progress on a pipe."""
 
 _LAST_INCIDENTS = 5
 _LAST_LOG_LINES = 10
@@ -46,17 +46,17 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 
 @dataclass
 class View:
-    """What is drawn of one job."""
+    """The live view of one job."""
 
     name: str
     flag: str
     page: str
-    """Of the job in the Temporal UI; empty where that is unknown."""
+    """The job's page in the Temporal UI; empty if it is unknown."""
     snapshot: JobSnapshot | None = None
     incidents: dict[int, IncidentView] = field(default_factory=dict[int, "IncidentView"])
     rates: deque[float] = field(default_factory=lambda: deque[float](maxlen=40))
     panel: str = ""
-    """What a key opened: `explain` or `logs`."""
+    """The panel that a key opened: `explain` or `logs`."""
     log_lines: deque[str] = field(default_factory=lambda: deque[str](maxlen=_LAST_LOG_LINES))
     keys: bool = False
 
@@ -69,7 +69,7 @@ class View:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the job runs with and perhaps does not mean."""
+        """Settings of the job that are probably not intended."""
         from perdure.client.views import all_warnings
 
         snapshot = self.snapshot
@@ -142,7 +142,7 @@ class View:
 
 
 def _spark(values: list[float]) -> str:
-    """How the rate went, as a row of bars."""
+    """Draws the rate over time as a row of bars."""
     if len(values) < 2:
         return ""
     high = max(values)
@@ -153,7 +153,7 @@ async def follow(client: Client, here: Session, name: str, *, keys: bool = False
     """Shows the job until it ends or the user detaches.
 
     Returns:
-        The job's exit code; `DETACHED` where the user left before.
+        The job's exit code; `DETACHED` if the user left before.
     """
     page = client.endpoint.workflow_page(f"job/{client.namespace}/{name}")
     view = View(name=name, flag=here.flag, page=page, keys=keys and sys.stdin.isatty())
@@ -162,7 +162,7 @@ async def follow(client: Client, here: Session, name: str, *, keys: bool = False
         view.incidents.update({incident.number: incident for incident in await client.incidents(name)})
     async with _detaching() as detached:
         drawing = (_silent if here.json else _lines) if draw else _picture
-        # The keys first: a user who sees them offered may press one at once.
+        # The keys come first: a user who sees them may press one at once.
         async with _key_presses(client, view, detached, enabled=view.keys):
             with drawing(view) as update:
                 result = await _until_end(client, name, view, update, detached)
@@ -226,7 +226,7 @@ def _silent(view: View) -> Generator[Callable[[], None]]:
 
 @contextmanager
 def _lines(view: View) -> Generator[Callable[[], None]]:
-    """A line whenever the job changed, and now and then one of progress."""
+    """Prints a line whenever the job changes, and progress at intervals."""
     told: tuple[object, ...] = ()
     told_incidents: dict[int, str] = {}
     told_warnings: set[str] = set()
@@ -263,7 +263,7 @@ def _lines(view: View) -> Generator[Callable[[], None]]:
 
 
 def line_of(snapshot: JobSnapshot) -> str:
-    """One line about a job, for output that is no terminal."""
+    """One line about a job, for output that is not a terminal."""
     if snapshot.problem:
         return f"AWAY {snapshot.problem}; running nodes continue"
     status, progress = snapshot.status, snapshot.progress
@@ -281,7 +281,7 @@ def line_of(snapshot: JobSnapshot) -> str:
 
 @asynccontextmanager
 async def _detaching() -> AsyncGenerator[asyncio.Event]:
-    """An event that Ctrl-C sets, in place of ending the program."""
+    """Yields an event that Ctrl-C sets, instead of ending the program."""
     detached = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, detached.set)
@@ -293,7 +293,7 @@ async def _detaching() -> AsyncGenerator[asyncio.Event]:
 
 @asynccontextmanager
 async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, enabled: bool) -> AsyncGenerator[None]:
-    """Listens to single keys while the context is open."""
+    """Reads single keys while the context is open."""
     if not enabled:
         yield
         return
@@ -323,7 +323,7 @@ async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, e
             case _:
                 pass
 
-    # Not the default, which throws away what was typed before.
+    # Not the default, which discards input that was typed before.
     tty.setcbreak(descriptor, termios.TCSANOW)
     loop.add_reader(descriptor, pressed)
     try:
@@ -337,14 +337,14 @@ async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, e
 
 
 def tell_detached(name: str, flag: str) -> None:
-    """What Ctrl-C leaves behind: how to come back, and how to end the job."""
+    """Prints, after Ctrl-C, how to come back and how to end the job."""
     out.print(f"\nDetached; {name} continues.", markup=False)
     out.print(f"  come back:  perdure watch {name}{flag}", markup=False)
     out.print(f"  end it:     perdure cancel {name}{flag} --wait", markup=False)
 
 
 def tell_result(here: Session, name: str, result: JobResult, words: list[str], *, explainable: bool) -> None:
-    """How a job ended, and where to look if it ended badly."""
+    """Prints how a job ended, and where to look if it failed."""
     took = text.duration(result.finished_at - result.started_at)
     told = f"{text.count(result.generations, 'generation')}, {text.count(result.restarts, 'restart')}"
     at = "" if result.step is None else f", at step {result.step:,}"

@@ -21,11 +21,11 @@ def logs(
     ] = None,
     rank: Annotated[
         str | None,
-        typer.Option("--rank", help="Only of nodes that run these global ranks: 5, or 120-127.", show_default=False),
+        typer.Option("--rank", help="Only nodes that run these global ranks: 5, or 120-127.", show_default=False),
     ] = None,
     incarnation: Annotated[
         int | None,
-        typer.Option("--incarnation", min=1, help="Of a node that was replaced: which one.", show_default=False),
+        typer.Option("--incarnation", min=1, help="Only this incarnation of a replaced node.", show_default=False),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
     tail: Annotated[
@@ -33,7 +33,7 @@ def logs(
         typer.Option(
             "--tail",
             min=0,
-            help="Only so many last lines of each node.",
+            help="Begin with this many last lines of each node.",
             show_default="all that this machine keeps; of other nodes 1000",
         ),
     ] = None,
@@ -41,7 +41,7 @@ def logs(
     output: OutputOption = None,
     address: AddressOption = None,
 ) -> None:
-    """What the nodes printed: from files here, from running nodes' agents, or from where outputs.logs copies it.
+    """Print the nodes' output: from files here, from running nodes' agents, or from the copies at outputs.logs.
 
     [dim]perdure logs llama-8b-sft --node 3 --tail 50 · perdure logs llama-8b-sft -f --rank 8[/]
     """
@@ -70,7 +70,7 @@ def logs(
 
 
 def _ranks(text: str) -> range:
-    """`5`, or `120-127`."""
+    """Reads `5` or `120-127`."""
     from perdure.errors import PerdureError
 
     first, _, last = text.partition("-")

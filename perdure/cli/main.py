@@ -82,7 +82,7 @@ def before(
         bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Takes Temporal's own global options, which its command line puts before an extension's subcommand."""
+    """Reads Temporal's own global options, which its command line puts before an extension's subcommand."""
     if output:
         if output not in ("text", "json", "jsonl", "none"):
             raise typer.BadParameter("expected text or json", param_hint="--output")
@@ -97,7 +97,7 @@ def before(
 
 
 def run_command(arguments: list[str], *, program: str = "perdure") -> int:
-    """Runs one command line, and says in one place what went wrong."""
+    """Runs one command line; all errors are reported here."""
     from perdure.errors import ExitCode, PerdureError
     from perdure.local.temporal_binary import TemporalBinaryMissing
     from perdure.spec.errors import SpecError
@@ -126,7 +126,7 @@ def run_command(arguments: list[str], *, program: str = "perdure") -> int:
         common.report_error(OSError(f"{name}{error.strerror or error}"), "", ExitCode.USAGE)
         return ExitCode.USAGE
     except Exception:
-        # A bug of ours must not look like a failed script.
+        # A bug of Perdure must not look like a failed script.
         common.err.print_exception()
         return ExitCode.INFRASTRUCTURE
     return ExitCode.OK

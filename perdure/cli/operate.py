@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def worker(
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Start the local server and a worker in the background, and leave.")
+        bool, typer.Option("--detach", "-d", help="Start the local server and a worker in the background, and return.")
     ] = False,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the local worker and server; nodes continue.")] = False,
     backend: Annotated[
@@ -24,13 +24,13 @@ def worker(
         typer.Option(
             "--backend",
             metavar="BACKEND",
-            help="Where nodes come from: local or kubernetes. May be repeated.",
+            help="The source of nodes: local or kubernetes. May be repeated.",
             show_default="local",
         ),
     ] = None,
     metrics_port: Annotated[
         int | None,
-        typer.Option("--metrics-port", min=1, max=65535, help="Serve Prometheus metrics there.", show_default="none"),
+        typer.Option("--metrics-port", min=1, max=65535, help="Serve Prometheus metrics on it.", show_default="none"),
     ] = None,
     health_port: Annotated[
         int | None,
@@ -38,18 +38,18 @@ def worker(
             "--health-port",
             min=1,
             max=65535,
-            help="Answer GET /healthz there while jobs are served.",
+            help="Answer GET /healthz on it while jobs are served.",
             show_default="none",
         ),
     ] = None,
     log_file: Annotated[
-        Path | None, typer.Option("--log-file", help="Log there, rotated.", show_default="standard error")
+        Path | None, typer.Option("--log-file", help="Log to this file, with rotation.", show_default="standard error")
     ] = None,
     address: AddressOption = None,
 ) -> None:
     """Run a worker, which makes jobs' decisions and starts their nodes; several may run at once.
 
-    Jobs and nodes outlive it: stop and start it as you like.
+    Jobs and nodes outlive it: stop and start it at any time.
 
     [dim]perdure worker --metrics-port 9464 · perdure worker --detach · perdure worker --stop[/]
     """
@@ -92,7 +92,7 @@ def operator(
 ) -> None:
     """Run the operator, which starts a job for each TrainingJob object of a cluster and mirrors its status there.
 
-    It holds nothing: jobs continue without it, and it sees what it missed when it is back.
+    It keeps no state: jobs continue without it, and after a restart it handles the changes that it missed.
 
     [dim]perdure operator · perdure operator --namespace nlp --namespace vision[/]
     """
@@ -121,12 +121,12 @@ async def _stop() -> None:
     worker_ran = await plane.stop_worker()
     server_ran = await plane.stop_server()
     ran = [what for what, was in (("the worker", worker_ran), ("the Temporal server", server_ran)) if was]
-    out.print(f"stopped {' and '.join(ran)}; nodes continue" if ran else "nothing ran")
+    out.print(f"stopped {' and '.join(ran)}; nodes continue" if ran else "nothing was running")
     session().hint("perdure worker --detach")
 
 
 def doctor(output: OutputOption = None, address: AddressOption = None) -> None:
-    """Check everything that a job needs, and say what to do where something is missing.
+    """Check everything that a job needs, and print a remedy for everything that is missing.
 
     [dim]perdure doctor · perdure doctor -o json[/]
     """

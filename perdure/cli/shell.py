@@ -21,20 +21,20 @@ def shell(
     name: JobArgument,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- COMMAND...]", help="Run this in place of a shell.", show_default=False),
+        typer.Argument(metavar="[-- COMMAND...]", help="Run this instead of a shell.", show_default=False),
     ] = None,
     node: Annotated[
         int | None,
         typer.Option("--node", help="In this node; default: where the last incident began.", show_default=False),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option("--rank", min=0, help="In the node of this global rank.", show_default=False)
+        int | None, typer.Option("--rank", min=0, help="In the node that runs this global rank.", show_default=False)
     ] = None,
-    print_: Annotated[bool, typer.Option("--print", help="Print the command that opens it, and no more.")] = False,
+    print_: Annotated[bool, typer.Option("--print", help="Only print the command that opens the shell.")] = False,
     namespace: NamespaceOption = "default",
     address: AddressOption = None,
 ) -> None:
-    """Open a shell in a node of a job that runs, or is held after it failed: in its command's folder and environment.
+    """Open a shell in a node of a running or held job, in its command's folder and environment.
 
     [dim]perdure shell llama-8b-sft --node 3 · perdure shell llama-8b-sft --rank 8 -- nvidia-smi[/]
     """
@@ -68,7 +68,7 @@ def _become(command: ShellCommand) -> NoReturn:
     program = shutil.which(command.words[0])
     if program is None:
         raise PerdureError(
-            f"{command.words[0]} is not on PATH", remedy=f"Install it, or run this where it is: {command}"
+            f"{command.words[0]} is not on PATH", remedy=f"Install it, or run this on a machine that has it: {command}"
         )
     inherited = os.environ if command.inherited is None else command.inherited
     flush()

@@ -14,11 +14,11 @@ def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Jobs, in YAML or JSON.", show_default=False)],
     backend: Annotated[
         str | None,
-        typer.Option("--backend", help="Check for this backend, over what the file says.", show_default=False),
+        typer.Option("--backend", help="Check for this backend instead of the file's.", show_default=False),
     ] = None,
     output: OutputOption = None,
 ) -> None:
-    """Check job files, and say all that is wrong with them: path, line, value, expectation.
+    """Check job files, and print all errors: path, line, value, expectation.
 
     [dim]perdure validate job.yaml · perdure validate jobs/*.yaml -o json[/]
     """

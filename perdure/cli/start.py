@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 SHELL_VARIABLES = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
 SHELL_PREFIXES = ("CUDA_", "GLOO_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_")
-"""What makes a command mean on a local node what it means in the shell that `perdure run` was called from: the worker
-that starts nodes may have been started from another one. Not the whole environment: it holds secrets, and a job's
-specification is kept in Temporal."""
+"""Variables of the calling shell that `perdure run` passes to local nodes, so that a command means the same there: the
+worker that starts the nodes may have been started from another shell. The rest of the environment is left out, because
+it holds secrets, and a job's specification is kept in Temporal."""
 
 NameOption = Annotated[
     str | None,
@@ -41,7 +41,7 @@ NameOption = Annotated[
 ]
 BackendOption = Annotated[
     str | None,
-    typer.Option("--backend", help="Where nodes come from.", show_default="the file's, else local"),
+    typer.Option("--backend", help="The source of nodes.", show_default="the file's, else local"),
 ]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Follow the job, and exit with its exit code.")]
 SpecDryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the specification; start nothing.")]
@@ -53,7 +53,7 @@ def run(
         typer.Argument(metavar="-- COMMAND… | FILE", help="The training command, or a job file.", show_default=False),
     ],
     nodes: Annotated[
-        str | None, typer.Option("--nodes", help="How many nodes: 4, or 2:4 for min and max.", show_default="1")
+        str | None, typer.Option("--nodes", help="Number of nodes: 4, or 2:4 for min and max.", show_default="1")
     ] = None,
     nproc_per_node: Annotated[
         str | None,
@@ -63,7 +63,7 @@ def run(
     ] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option("--env", "-e", metavar="NAME[=VALUE]", help="For the processes; alone: as it is here."),
+        typer.Option("--env", "-e", metavar="NAME[=VALUE]", help="Set for the processes; without a value: as here."),
     ] = None,
     name: NameOption = None,
     namespace: NamespaceOption = "default",
@@ -73,12 +73,12 @@ def run(
     output: OutputOption = None,
     address: AddressOption = None,
 ) -> None:
-    """Run a training command as a job that survives, and watch it.
+    """Run a training command as a fault-tolerant job, and watch it.
 
     Starts what is missing here: a Temporal server with its database in the state folder, and a worker.
 
-    Ctrl-C detaches: the job continues. Of this shell's variables the job gets PATH, PYTHONPATH and those of torch,
-    CUDA, NCCL and the like; others by --env.
+    Ctrl-C detaches: the job continues. The job gets this shell's PATH, PYTHONPATH and the variables of torch, CUDA,
+    NCCL and the like; pass others with --env.
 
     [dim]perdure run --nodes 2:4 -- torchrun train.py --lr 3e-4[/]
     [dim]perdure run --nodes 2 --nproc-per-node 4 --name llama -- torchrun train.py[/]
@@ -91,7 +91,7 @@ def run(
     if _is_file(command):
         if nodes or nproc_per_node or env:
             raise typer.BadParameter(
-                "the file says this; change it there", param_hint="--nodes, --nproc-per-node, --env"
+                "the file sets this; change it there", param_hint="--nodes, --nproc-per-node, --env"
             )
         spec, warnings = _from_file(command[0], name=name, namespace=namespace, backend=backend)
     else:
@@ -122,7 +122,7 @@ def submit(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The job, in YAML or JSON.", show_default=False)],
     name: NameOption = None,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", envvar="PERDURE_NAMESPACE", help="Over what the file says.")
+        str | None, typer.Option("--namespace", "-n", envvar="PERDURE_NAMESPACE", help="Overrides the file's.")
     ] = None,
     backend: BackendOption = None,
     wait: WaitOption = False,
@@ -130,7 +130,7 @@ def submit(
     output: OutputOption = None,
     address: AddressOption = None,
 ) -> None:
-    """Submit a job to a control plane that runs already.
+    """Submit a job to a running control plane.
 
     [dim]perdure submit job.yaml · perdure submit job.yaml --wait -o json[/]
     """
@@ -144,7 +144,7 @@ def submit(
 
 
 async def _run(here: Session, spec: JobSpec, *, detach: bool) -> int:
-    """Makes sure of the control plane, then submits and follows."""
+    """Starts the control plane if necessary, then submits and follows the job."""
     from perdure.local.control_plane import LocalControlPlane
     from perdure.spec.capabilities import CAPABILITIES
 
@@ -232,13 +232,13 @@ def _from_command(
 
 
 def shell_environment(asked: list[str]) -> dict[str, str]:
-    """The variables of this shell that a local node gets: those that commands need, and those requested."""
+    """The variables of this shell that a local node gets: those that commands need, and those requested by --env."""
     variables = {
         name: value
         for name, value in os.environ.items()
         if value and (name in SHELL_VARIABLES or name.startswith(SHELL_PREFIXES))
     }
-    # A user who calls perdure by its path, its environment not activated, still means the torchrun beside it.
+    # A user who calls perdure by its path, without activating its environment, still means the torchrun beside it.
     beside = str(Path(sys.executable).parent)
     path = variables.get("PATH", os.defpath)
     if beside not in path.split(os.pathsep):
@@ -252,7 +252,7 @@ def shell_environment(asked: list[str]) -> dict[str, str]:
 
 
 def _check_command(spec: JobSpec) -> None:
-    """Refuses a program that this machine, where the nodes will run, does not have."""
+    """Refuses a program that does not exist on this machine, where the nodes will run."""
     from perdure.errors import PerdureError
     from perdure.spec.capabilities import CAPABILITIES
 

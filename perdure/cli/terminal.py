@@ -1,7 +1,7 @@
-"""What reaches the terminal: text of user code and of other machines must not be able to steer it.
+"""Consoles that remove control characters: text of user code and of other machines must not control the terminal.
 
 An exception's text or a log line may hold escape sequences, which write to the clipboard, set the title, clear the
-screen or paint over what stands there. Consoles of this module leave them out of everything that they print, apart from
+screen or overwrite its content. The consoles of this module remove them from everything that they print, except for
 their own styles.
 """
 
@@ -24,11 +24,11 @@ _CONTROL = re.compile(
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
 _NOT_ESCAPED = re.compile(r"[\x7f-\x9f]")
-"""Control characters that JSON allows in a string as they are."""
+"""Control characters that JSON strings may contain unescaped."""
 
 
 def without_controls(text: str) -> str:
-    """The text without escape sequences and control characters; tabs and line breaks stay."""
+    """The text without escape sequences and control characters; tabs and line breaks are kept."""
     return _CONTROL.sub("", text)
 
 
@@ -42,11 +42,11 @@ class SafeConsole(Console):
     """Prints text without the control characters in it."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Everything that is printed or drawn comes by here."""
+        """Renders everything that is printed or drawn."""
         for segment in super().render(renderable, options):
             # Rich's own control sequences, such as for moving the cursor, are in segments of their own.
             yield segment if segment.control else segment._replace(text=without_controls(segment.text))
 
     def on_broken_pipe(self) -> None:
-        """A reader that has seen enough, such as `head`, is no error; rich would exit with 1."""
+        """Ends quietly if the reader closes the pipe, as `head` does; rich would exit with 1."""
         raise BrokenPipeError

@@ -1,4 +1,4 @@
-"""How numbers, times and states read in a terminal; pure functions, used by every view."""
+"""Formats numbers, times and states for a terminal; pure functions, used by every view."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PHASE_STYLES = {
 
 
 def duration(value: timedelta | float) -> str:
-    """As short as it is useful: 0.42 s, 7.3 s, 2m 10s, 1d 22h."""
+    """Formats a duration as briefly as is useful: 0.42 s, 7.3 s, 2m 10s, 1d 22h."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if seconds < 0:
         return "-" + duration(-seconds)
@@ -37,7 +37,7 @@ def duration(value: timedelta | float) -> str:
 
 
 def clock(time: datetime | None, *, fraction: bool = False) -> str:
-    """The time of day where the reader is."""
+    """The time of day in the reader's time zone."""
     if time is None:
         return "--:--:--"
     local = time.astimezone()
@@ -58,7 +58,7 @@ def stall(status: JobStatus, nodes: Sequence[NodeView]) -> str:
 
 
 def bytes_(count: int) -> str:
-    """In binary units."""
+    """Formats a size in binary units."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -68,14 +68,14 @@ def bytes_(count: int) -> str:
 
 
 def protection(status: JobStatus) -> str:
-    """Whether the job holds the rendezvous of its ranks."""
+    """Whether the job controls the rendezvous of its ranks."""
     if not status.protected:
         return f"rendezvous UNPROTECTED: see `perdure explain {status.name}`"
     return "rendezvous protected" if status.generation else "no rendezvous yet"
 
 
 def phase(name: str) -> str:
-    """With the colour of its urgency, as rich markup."""
+    """The phase in the color of its urgency, as rich markup."""
     style = PHASE_STYLES.get(name)
     return f"[{style}]{name}[/]" if style else name
 
@@ -123,7 +123,7 @@ def count(number: int, noun: str) -> str:
 
 
 def node_state(node: NodeView) -> tuple[str, str, str]:
-    """The symbol, style and text for a node's state."""
+    """The symbol, style and text of a node's state."""
     if node.phase == "LOST":
         return "✗", "red", "lost"
     if node.phase == "REMOVED":
@@ -140,7 +140,7 @@ def node_state(node: NodeView) -> tuple[str, str, str]:
 
 
 def incident_line(incident: IncidentView) -> str:
-    """One incident on one line: what happened, and what followed."""
+    """One incident on one line: its title and its outcome."""
     if incident.observation:
         after = "nothing was done"
     elif incident.stepping_at:
@@ -157,6 +157,7 @@ def incident_line(incident: IncidentView) -> str:
 
 
 def lost_time(incidents: list[IncidentView], now: datetime) -> timedelta:
-    """How long the world was stopped or stalled, over all incidents and observations of stalled ranks."""
+    """The total time for which the world was stopped or stalled, over all incidents and observations of stalled
+    ranks."""
     costly = [one for one in incidents if one.observation is None or one.observation.stalled]
     return sum(((incident.over_at or now) - incident.started_at for incident in costly), timedelta())

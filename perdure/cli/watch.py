@@ -1,4 +1,4 @@
-"""`perdure watch`: the live view of a job that runs already."""
+"""`perdure watch`: the live view of a running job."""
 
 from __future__ import annotations
 

@@ -111,9 +111,9 @@ class PodSite:
 
     kubeconfig: Path
     agent_image: str
-    """Holds Perdure."""
-    site_policy: Path
     """An image that contains Perdure."""
+    site_policy: Path
+    """The site's policy as YAML: what jobs may request from the cluster."""
     ip: str
     """This machine's address for pods. The server then listens on all addresses: the dev server's own parts connect on
     loopback, and it has one option for them and for its clients."""

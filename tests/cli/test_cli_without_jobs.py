@@ -45,7 +45,7 @@ def test_help_of_each_command_teaches_by_an_example(bare_command_line: CommandLi
         (["status"], "Missing argument 'NAME'"),
         (["frobnicate"], "No such command 'frobnicate'"),
         (["run"], "Missing argument"),
-        (["run", "--nodes", "2", "job.yaml"], "the file says this; change it there"),
+        (["run", "--nodes", "2", "job.yaml"], "the file sets this; change it there"),
         (["run", "--nodes", "4:2", "--", "sh", "-c", "true"], "min is 4 and max is 2"),
         (["run", "--nodes", "many", "--", "sh", "-c", "true"], 'roles.worker.nodes: got "many"'),
         (["run", "--nproc-per-node", "0", "--", "sh", "-c", "true"], "expected an integer from 1 to 1024"),

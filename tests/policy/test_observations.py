@@ -61,11 +61,11 @@ def test_a_partition_that_heals():
         ],
         "MEANS": [
             (
-                "no rank failed, and nothing was interrupted; ranks that wait for others over a network that is cut"
+                "no rank failed, and nothing was interrupted; ranks that wait for others over an interrupted network"
                 " step again when it is back"
             )
         ],
-        "DID": ["nothing: it passed by itself"],
+        "DID": ["nothing: it ended by itself"],
         "NOT": [
             "replace the node: a node that cannot be reached may train: nothing reported that its ranks had failed",
             "restart the ranks: a long evaluation or a slow disk looks the same from outside",
