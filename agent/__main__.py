@@ -1,4 +1,4 @@
-"""`python -m agent`: the process beside a node's training."""
+"""`python -m agent`: the agent process beside a node's training."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _EXIT_ALREADY_RUNS = 75
 
 
 def _log_to(run_dir: Path) -> None:
-    """To a bounded file: an outage must not fill a disk, nor an unread pipe stall the agent."""
+    """Logs to a bounded file: an outage must not fill a disk, nor an unread pipe block the agent."""
     folder = run_dir / layout.LOGS
-    # A full disk costs log lines and nothing else.
+    # A full disk loses log lines, and has no other effect.
     logging.raiseExceptions = False
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def _log_to(run_dir: Path) -> None:
         handler = logging.NullHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    # The SDK warns of each lease that ends, which is how leases end.
+    # The SDK warns about each lease that ends, which is normal.
     logging.getLogger("temporalio").setLevel(logging.ERROR)
 
 
@@ -72,7 +72,8 @@ def _run() -> int:
 
 
 async def _serve(config: AgentConfig) -> None:
-    """Ends the process from inside the loop: the SDK's worker would first talk to a server that may be away."""
+    """Serves, and ends the process from inside the loop: the SDK's worker would first contact a server that may be
+    away."""
     try:
         await serve(config, TemporalControlPlane(config))
     except BaseException:

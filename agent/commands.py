@@ -1,4 +1,4 @@
-"""Commands of the control plane: short activities on the node's own queue, and the lease, the one long one."""
+"""Activities for the control plane's commands: short ones on the node's own queue, and the lease, the only long one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from workflows.messages import (
 
 
 class Commands:
-    """The agent's activities. A command that is not for this incarnation is answered, and not followed."""
+    """The agent's activities. A command for another incarnation is answered with a refusal."""
 
     def __init__(self, node: Node, lease: Lease) -> None:
         self._node = node
@@ -36,7 +36,7 @@ class Commands:
 
     @property
     def activities(self) -> Sequence[Callable[..., Any]]:
-        """What the agent's worker serves."""
+        """The activities that the agent's worker serves."""
         return (
             self.hold_lease,
             self.apply_world,
@@ -52,7 +52,7 @@ class Commands:
         """Heartbeats until it is cancelled or superseded.
 
         Raises:
-            ApplicationError: if the lease is another incarnation's; not retried.
+            ApplicationError: if the lease is for another incarnation; not retried.
         """
         if refusal := self._node.refusal(request.node):
             raise ApplicationError(refusal, type="WrongIncarnation", non_retryable=True)
@@ -60,12 +60,12 @@ class Commands:
 
     @activity.defn(name="apply_world")
     async def apply_world(self, command: ApplyWorld) -> CommandAnswer:
-        """Brings the node into a generation."""
+        """Hands a generation's world to the node."""
         return self._node.apply_world(command)
 
     @activity.defn(name="check_connection")
     async def check_connection(self, command: CheckConnection) -> None:
-        """Finds out whether another node's machine answers.
+        """Checks whether another node's machine answers.
 
         Raises:
             ApplicationError: if it does not.
@@ -84,19 +84,19 @@ class Commands:
 
     @activity.defn(name="restart_command")
     async def restart_command(self, command: RestartCommand) -> CommandAnswer:
-        """Starts the command again where it has ended."""
+        """Restarts the command if it has ended."""
         return self._refused(command.node) or self._node.restart_command(command.number)
 
     @activity.defn(name="stop_node")
     async def stop_node(self, command: StopNode) -> CommandAnswer:
-        """Ends the command for good; answers before it has ended."""
+        """Ends the command for good; returns before it has ended."""
         return self._refused(command.node) or self._node.leave(
             command.reason or "stopped by the job", grace=command.grace
         )
 
     @activity.defn(name="read_log")
     async def read_log(self, request: ReadLog) -> LogChunk:
-        """Answers with a piece of the node's log at once: readers must not occupy the slots of commands."""
+        """Returns a piece of the node's log without waiting: readers must not occupy the slots of commands."""
         run_dir = self._node.config.run_dir
         return await asyncio.to_thread(read_log, run_dir, position=request.position, lines=request.lines)
 

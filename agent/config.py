@@ -1,4 +1,4 @@
-"""What an agent is told when it starts: a file that the backend writes, so that nothing secret is on a command line."""
+"""Configuration of the agent: a file that the backend writes, so that no secret is on a command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class ConfigError(Exception):
 
 
 class AgentConfig(BaseModel):
-    """One agent's configuration. How to reach Temporal is not in it: Temporal's own environment variables say that."""
+    """The configuration of one agent. The connection to Temporal is configured by Temporal's own environment
+    variables."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
@@ -30,40 +31,40 @@ class AgentConfig(BaseModel):
     job_id: str
     """Workflow ID of the TrainingJob."""
     job_first_run_id: str
-    """First run ID of the TrainingJob: the same name may be used again by another job."""
+    """First run ID of the TrainingJob; another job may use the same name later."""
     job_name: str
     job_namespace: str
     group_id: str
     """Workflow ID of the NodeGroup."""
     task_queue: str
-    """The node's own."""
+    """The node's own task queue."""
     address: str
-    """Where other nodes reach this one."""
+    """The address at which other nodes reach this one."""
     host: str = ""
-    """The machine's name, for people."""
+    """The machine's name, for users."""
     nodes: str
-    """As the job's specification has it, in torchrun's form: `4` or `2:4`."""
+    """The node count of the job's specification, in torchrun's format: `4` or `2:4`."""
     processes: int | Literal["gpu", "auto"] = "auto"
-    """Ranks per node, as the specification has it; the launcher or the handler says what that came to."""
+    """Ranks per node in the specification; launcher or handler report the actual number."""
     run_dir: Path
-    """The folder shared with the launcher. Its path is short: socket paths are limited to 108 bytes."""
+    """The run directory, shared with the launcher. Its path is short: socket paths are limited to 108 bytes."""
     timing: Timing = Timing()
     termination_grace: float = 30.0
-    """Seconds that the launcher gives the command to end."""
+    """Seconds that the command has to end after SIGTERM."""
     log_path: str = ""
-    """Where people find the node's log, where the backend cannot know that."""
+    """The path of the node's log, for users, if the backend cannot know it."""
     outputs_logs: str | None = None
-    """URL of a folder, as fsspec takes it, that the node's log is copied to."""
+    """URL of a folder, in fsspec's format, to which the node's log is copied."""
 
     @property
     def most_nodes(self) -> int:
-        """How many nodes the job may have."""
+        """The maximum number of nodes of the job."""
         return int(self.nodes.rpartition(":")[2])
 
     @property
     def first_interval(self) -> timedelta:
-        """Between two heartbeat signals until a lease says it. Until then no workflow needs them, and a group that is
-        about to give many leases has enough to do."""
+        """The interval of heartbeat signals until a lease sets another one. Until then no workflow needs them, and a
+        group that is about to grant many leases is busy."""
         return self.timing.signals.interval(min(self.most_nodes, NODES_PER_GROUP))
 
     @classmethod
@@ -71,7 +72,7 @@ class AgentConfig(BaseModel):
         """Reads the file that `PERDURE_AGENT_CONFIG` names.
 
         Raises:
-            ConfigError: if there is none, or it is no such configuration.
+            ConfigError: if there is no such file, or it is no agent configuration.
         """
         name = os.environ.get(CONFIG_VARIABLE)
         if not name:

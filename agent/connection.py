@@ -1,6 +1,7 @@
-"""Whether this node gets to another one: ranks that cannot would hang in their first collective.
+"""Checks that this node can connect to another one: otherwise ranks would hang in their first collective.
 
-A machine that refuses the connection answers: in `env` mode it is the ranks that listen, and not all of them do.
+A machine that refuses the connection counts as reachable: in `env` mode it is the ranks that listen, and not on all
+nodes.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import contextlib
 from datetime import timedelta
 
 _PATIENCE = timedelta(seconds=4)
-"""A packet that is lost is sent again after one second, and then after two."""
+"""Time limit of the check: the kernel resends a lost packet after one second, and again after two."""
 
 
 async def why_cut_off(address: str, port: int) -> str:
-    """Why the other machine does not answer; empty where it does."""
+    """Returns why the other machine does not answer; empty if it does."""
     try:
         async with asyncio.timeout(_PATIENCE.total_seconds()):
             _, connection = await asyncio.open_connection(address, port)

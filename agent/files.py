@@ -1,4 +1,4 @@
-"""Small files that must survive the agent, and an agent that must survive a full disk."""
+"""Small files that survive the agent, written so that the agent survives a full disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LogFile:
 
 
 def log_files(run_dir: Path) -> list[LogFile]:
-    """The log's files, oldest first."""
+    """Returns the log's files, oldest first."""
     log = output_log(run_dir)
     names = [f"{log.name}.{number}" for number in range(ROTATED_LOGS, 0, -1)] + [log.name]
     files: list[LogFile] = []
@@ -36,10 +36,10 @@ def log_files(run_dir: Path) -> list[LogFile]:
 
 
 class KeptFile:
-    """A file that is always either its last or its next content, never half of one.
+    """A file that always has either its previous or its new content, never a part of it.
 
-    A disk that refuses to take it costs what an agent restarted meanwhile would have remembered, and nothing else:
-    the writer continues, and `stale` stays true until a later write succeeds.
+    If the disk rejects a write, the agent continues from memory, and `stale` is true until a later write succeeds. Only
+    an agent that is restarted in between loses the rejected content.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +47,7 @@ class KeptFile:
         self.stale = False
 
     def read(self) -> bytes | None:
-        """The content, or None where there is none that can be read."""
+        """Returns the content; None if there is none or it cannot be read."""
         try:
             return self._path.read_bytes()
         except FileNotFoundError:
@@ -57,10 +57,10 @@ class KeptFile:
             return None
 
     def write(self, content: bytes) -> bool:
-        """Replaces the content; False where the disk refused."""
+        """Replaces the content; returns False if the disk rejects the write."""
         draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            # Private: it may hold the incarnation's token.
+            # Private, because it may contain the incarnation's token.
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
@@ -78,14 +78,14 @@ class KeptFile:
         return True
 
     def set_aside(self, content: bytes) -> Path:
-        """Keeps what was found in the file and cannot be used, beside it, for people. Only the latest is kept."""
+        """Saves unusable content of the file beside it, for users. Only the latest is kept."""
         path = self._path.with_name(f"{self._path.name}.rejected")
         KeptFile(path).write(content)
         return path
 
 
 def tail_of(path: Path, limit: int) -> str:
-    """The end of a text file, at most `limit` bytes; empty where there is none."""
+    """Returns the end of a text file, at most `limit` bytes; empty if there is no file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - limit))

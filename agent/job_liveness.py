@@ -1,6 +1,6 @@
-"""Whether a job still exists: asked by agents without a lease and by watches, before they let training end.
+"""Queries whether a job still exists. Agents without a lease and watches do this before they let training end.
 
-Names are used again and databases are restored, so only the job's own first run ID proves anything.
+Names are used again and databases are restored, so only the job's own first run ID is proof.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from temporalio.service import RPCError, RPCStatusCode
 
 
 class JobLiveness(StrEnum):
-    """What the control plane says of a job."""
+    """The state of a job according to the control plane."""
 
     OPEN = "OPEN"
     CLOSED = "CLOSED"
-    """Over, by its own first run ID: the one proof that training has no owner."""
+    """The run with the job's own first run ID has closed: the only proof that training has no owner."""
     NOT_FOUND = "NOT_FOUND"
-    """No trace of it, which a restored database or another namespace's address also shows: unknown."""
+    """The server does not know the job. That is no proof: its database may be restored, or the address may be another
+    namespace's."""
 
 
 async def query_job_liveness(client: Client, *, job_id: str, first_run_id: str, rpc_timeout: timedelta) -> JobLiveness:
-    """Asks the server; raises whatever keeps it from answering."""
+    """Queries the server. Raises the error of the connection if there is no answer."""
     newest = await _describe(client, job_id, run_id=None, rpc_timeout=rpc_timeout)
     if newest is None:
         return JobLiveness.NOT_FOUND
     newest_first_run_id = newest.raw_description.workflow_execution_info.first_run_id
     if newest_first_run_id == first_run_id:
         return JobLiveness.OPEN if newest.status is WorkflowExecutionStatus.RUNNING else JobLiveness.CLOSED
-    # Another job has the name. One that began later could only have it because ours was over, even where the server
-    # has forgotten ours. One that began earlier shows a database that was restored from before our start.
+    # Another job has the name. If it began later, this job must have closed before, even if the server has forgotten
+    # it.
     if _began_after(newest_first_run_id, first_run_id):
         return JobLiveness.CLOSED
     ours = await _describe(client, job_id, run_id=first_run_id, rpc_timeout=rpc_timeout)
@@ -40,7 +41,8 @@ async def query_job_liveness(client: Client, *, job_id: str, first_run_id: str, 
 
 
 def _began_after(one: str, other: str) -> bool:
-    """Whether a run began after another, by their IDs' clocks; False where these have none (UUIDs before version 7)."""
+    """Returns whether a run began after another, by the time in their IDs; False if the IDs have none (UUIDs before
+    version 7)."""
     try:
         first, second = UUID(one), UUID(other)
     except ValueError:

@@ -1,9 +1,9 @@
-"""Liveness, kept by the server: an agent that holds its lease is reachable, and one that does not is nothing worse
-than unreachable.
+"""Holds the node's lease. The server detects silence: an agent that holds its lease is reachable; one without is
+unreachable, and nothing worse.
 
-A lease that ends says nothing about the job: the group continued as new, a newer attempt took over, a database was
-restored. So the agent releases it and waits for the next one. Only when none comes for a while does it ask after the
-job, and only the proof that the job has closed makes it stop training.
+The end of a lease says nothing about the job: the group continued as new, a newer attempt took over, or a database was
+restored. So the agent releases it and waits for the next one. If none comes for a while, it queries the job, and only
+the proof that the job has closed makes it stop training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Lease:
-    """Whether this agent holds one, and since when not."""
+    """The state of this agent's lease."""
 
     def __init__(
         self,
@@ -40,15 +40,15 @@ class Lease:
         to_group: Teller,
         without_lease: Callable[[], None],
     ) -> None:
-        """Holds none yet.
+        """Creates the object without a lease.
 
         Args:
-            node: Whose lease it is.
-            telemetry: What the lease's heartbeats carry.
-            control: Is asked for the job.
+            node: The node of the lease.
+            telemetry: Provides the heartbeats' details.
+            control: Queries the job.
             started_at: When the agent started.
-            to_group: Receives each lease that is taken.
-            without_lease: Is called again and again while the job runs and no lease is held.
+            to_group: Receives a message for each lease that is taken.
+            without_lease: Called repeatedly while the job runs and no lease is held.
         """
         self._without_lease = without_lease
         self._node = node
@@ -58,13 +58,13 @@ class Lease:
         self._to_group = to_group
         self._changed = Notifier()
         self._epoch = 0
-        """The newest one taken."""
+        """The epoch of the newest lease taken."""
         self._run_id = ""
-        """Of the group's run that it is from. A group that was started again counts its leases anew."""
+        """The run of the group that granted it. A restarted group counts its leases from the start."""
         self._holders = 0
-        """More than one while a new lease overlaps the old one."""
+        """The number of leases held; more than one while a new lease overlaps the old one."""
         self._turn = 0
-        """Counts takings, so that each holder sees when it is not the newest any more."""
+        """Number of leases taken, by which each holder detects that it is not the newest any more."""
         self._ask_now = False
 
     async def hold(self, request: LeaseRequest) -> None:
@@ -92,7 +92,7 @@ class Lease:
                 activity.heartbeat(self._telemetry.view(request.epoch))
                 await self._changed.wait_for(lambda: turn != self._turn, within=interval)
         except asyncio.CancelledError:
-            # How leases end: the group's run is over, or a newer attempt has it. No workflow waits for an answer.
+            # The usual end: the group's run is over, or a newer attempt has the lease. No workflow waits for a result.
             details = activity.cancellation_details()
             if details is None or not (details.not_found or details.timed_out):
                 raise
@@ -102,12 +102,12 @@ class Lease:
             logger.info("released lease %d", request.epoch)
 
     def ask_soon(self) -> None:
-        """Has the agent ask after the job before the usual time: a sender found the job or the group missing."""
+        """Makes the agent query the job before the usual time, because a sender found the job or the group missing."""
         self._ask_now = True
         self._changed.fire()
 
     async def watch_owner(self) -> None:
-        """Asks after the job while no lease is held; ends the node when the job has closed."""
+        """Queries the job while no lease is held; ends the node when the job has closed."""
         timing = self._node.config.timing
         patience = timing.owner_check.total_seconds()
         loop = asyncio.get_running_loop()
@@ -135,7 +135,7 @@ class Lease:
                 return
 
     async def _liveness(self) -> JobLiveness | None:
-        """None where there is no answer."""
+        """Returns the job's liveness; None if there is no answer."""
         with contextlib.suppress(TimeoutError):
             try:
                 async with asyncio.timeout(self._node.config.timing.owner_check.total_seconds()):
@@ -143,7 +143,7 @@ class Lease:
             except TimeoutError:
                 raise
             except Exception as error:
-                logger.info("no lease, and no answer about the job: %s", error)
+                logger.info("no lease, and the job could not be queried: %s", error)
             else:
                 logger.info("no lease; the job is %s", liveness)
                 return liveness

@@ -1,4 +1,4 @@
-"""Reads the node's log piece by piece, for people who reach no more of the node than its agent."""
+"""Reads the node's log in pieces, for users who can reach only the node's agent."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from agent.files import LogFile, log_files
 from workflows.messages import LogChunk, LogPosition
 
 CHUNK_BYTES = 256 * 1024
-"""Of one answer: below what Temporal warns of (512 KiB), and below what it takes (2 MiB) however JSON escapes it."""
+"""Bytes of one answer: below Temporal's warning threshold (512 KiB), and below its limit (2 MiB) with any JSON
+escaping."""
 _BLOCK = 64 * 1024
 
 
 def end_of_log(run_dir: Path) -> LogPosition | None:
-    """Where the log ends now; None where nothing was printed yet."""
+    """Returns the current end of the log; None if there is no output yet."""
     files = log_files(run_dir)
     return LogPosition(file=files[-1].inode, offset=files[-1].size) if files else None
 
@@ -23,13 +24,13 @@ def end_of_log(run_dir: Path) -> LogPosition | None:
 def read_log(
     run_dir: Path, *, position: LogPosition | None = None, lines: int | None = None, limit: int = CHUNK_BYTES
 ) -> LogChunk:
-    """The log's next piece.
+    """Reads the log's next piece.
 
     Args:
-        run_dir: Of the node.
-        position: Where it begins; what has been rotated away meanwhile is left out.
-        lines: Without a position: begin with so many of the last lines; None for all.
-        limit: Bytes of the log that are read at most.
+        run_dir: The node's run directory.
+        position: The position to begin at; parts that have been rotated away are left out.
+        lines: Without a position, the number of last lines to begin with; None for all.
+        limit: The maximum number of bytes to read.
 
     Raises:
         OSError: if the log cannot be read.
@@ -50,17 +51,17 @@ def read_log(
 
 def _place(files: Sequence[LogFile], position: LogPosition | None, lines: int | None) -> tuple[int, int]:
     if position is not None:
-        # Rotated away, its number may be a newer file's by now.
+        # The file may have been rotated away, and a newer file may have its inode.
         known = [file.inode == position.file and position.offset <= file.size for file in files]
         return (known.index(True), position.offset) if any(known) else (0, 0)
     return (0, 0) if lines is None else _last_lines(files, lines)
 
 
 def _last_lines(files: Sequence[LogFile], count: int) -> tuple[int, int]:
-    """Where the last lines begin."""
+    """Returns the position at which the last lines begin."""
     if not count:
         return len(files) - 1, files[-1].size
-    # The line break at the very end begins no line.
+    # The line break at the end of the file does not begin a line.
     left = count + 1 if _ends_with_line_break(files[-1]) else count
     for index in range(len(files) - 1, -1, -1):
         with files[index].path.open("rb") as log:
@@ -85,11 +86,11 @@ def _ends_with_line_break(file: LogFile) -> bool:
 
 
 def _decoded(content: bytes) -> tuple[str, int]:
-    """The text, and the bytes that it took: a character that is cut in two is left for the next piece."""
+    """Returns the text and the number of its bytes: a character that is split in two is left for the next piece."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(content)
     rest, _ = decoder.getstate()
     if rest and len(rest) == len(content):
-        # Nothing else is there: no next piece would ever get past it.
+        # There is nothing else: the next piece would never get past it.
         return content.decode(errors="replace"), len(content)
     return text, len(content) - len(rest)

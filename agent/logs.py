@@ -1,7 +1,7 @@
-"""Copies the node's log to object storage, where the job asks for it (`outputs.logs`).
+"""Copies the node's log to object storage if the job requests it (`outputs.logs`).
 
-Object stores cannot append, so the log goes out in parts; the newest part is written again as it grows. Whatever goes
-wrong is logged and tried again: training knows nothing of it.
+Object stores cannot append, so the log is copied in parts; the newest part is written again as it grows. Errors are
+logged and retried, and never affect training.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from workflows.messages import NodeIdentity
 logger = logging.getLogger(__name__)
 
 _PART_MAX = 4 * 1024 * 1024
-"""Bytes of a part, which are also what shipping holds in memory."""
+"""Bytes of a part, and of the memory that copying uses."""
 _INTERVAL = 30.0
-"""Seconds between copies: at most one part is written again each time."""
+"""Seconds between copies; each writes at most one part again."""
 
 
 class _Position(BaseModel):
-    """How far the log is copied."""
+    """The position up to which the log was copied."""
 
     inode: int = 0
     start: int = 0
-    """Where the current part begins in the file."""
+    """The offset of the current part in the file."""
     part: int = 1
     shipped: int = 0
-    """Bytes of the current part that are out."""
+    """The number of copied bytes of the current part."""
 
 
 class LogShipper:
@@ -52,19 +52,19 @@ class LogShipper:
         self._busy = asyncio.Lock()
 
     async def run(self) -> None:
-        """Copies what is new, until cancelled."""
+        """Copies new output until cancelled."""
         while True:
             await self.ship()
             await asyncio.sleep(_INTERVAL)
 
     async def ship(self) -> None:
-        """Copies what is new; logs a failure to do so in the agent's log."""
+        """Copies new output; logs errors in the agent's log."""
         async with self._busy:
             try:
                 await asyncio.to_thread(self._ship)
             except Exception as error:
                 if not self._failing:
-                    logger.warning("the log cannot be copied to %s, trying on: %s", self._url, error)
+                    logger.warning("the log cannot be copied to %s, retrying: %s", self._url, error)
                 self._failing = True
             else:
                 if self._failing:
@@ -75,7 +75,7 @@ class LogShipper:
         files = log_files(self._run_dir)
         if not files:
             return
-        # Where the file that we were in has been rotated away, the oldest that is left comes next.
+        # If the current file has been rotated away, the oldest remaining one comes next.
         index = next((i for i, file in enumerate(files) if file.inode == self._position.inode), None)
         if index is None or files[index].path.stat().st_size < self._position.start:
             index = index or 0
@@ -106,7 +106,7 @@ class LogShipper:
 
     def _upload(self, part: int, content: bytes) -> None:
         if self._files is None:
-            # Imported late: with its backends it is a good part of an agent's memory.
+            # Imported late: with its backends it is a large part of an agent's memory.
             fsspec: Any = importlib.import_module("fsspec.core")
             files, self._root = fsspec.url_to_fs(self._url)
             files.makedirs(self._root, exist_ok=True)

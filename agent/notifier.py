@@ -1,4 +1,4 @@
-"""Waiting for a change of state that plain functions make: a condition whose notification needs no lock."""
+"""Waits for state changes that plain functions make: a condition variable without a lock."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 
 class Notifier:
-    """Wakes the tasks that wait. For one event loop; conditions are checked without a pause in between, so none is
+    """Wakes waiting tasks of one event loop. Tasks check their conditions without yielding in between, so no change is
     missed."""
 
     def __init__(self) -> None:
         self._beat = asyncio.Event()
 
     def fire(self) -> None:
-        """Wakes all who wait, to look again."""
+        """Wakes all waiting tasks, which check their conditions again."""
         self._beat.set()
         self._beat = asyncio.Event()
 
     async def wait_for(self, condition: Callable[[], bool], *, within: float | None = None) -> bool:
-        """Returns when the condition holds, or after `within` seconds; says whether it holds."""
+        """Waits until the condition holds, or for `within` seconds; returns whether it holds."""
         try:
             async with asyncio.timeout(within):
                 while not condition():

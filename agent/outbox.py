@@ -1,9 +1,9 @@
-"""What the agent must tell, kept until it is told: an outage delays a failure and never loses one.
+"""Keeps the agent's messages until they are delivered: an outage delays a failure report and never loses one.
 
-One outbox per destination, so that a job that cannot be reached does not hold up what the group should hear.
-Within an outbox failures go first, and messages that only matter when fresh replace their predecessors. A message
-gets its sequence number when it is first sent, and is then sent again under that number until it has arrived: the
-order of numbers is the order of sending, and repeats are recognised.
+There is one outbox per destination, so that an unreachable job does not delay messages to the group. Within an outbox
+failures come first, and a message of which only the newest matters replaces its predecessor. A message gets its
+sequence number when it is first sent, and keeps it in all retries: numbers are in sending order, and the receiver
+recognizes repeats.
 """
 
 from __future__ import annotations
@@ -58,15 +58,18 @@ _FIRST: Final = "failure"
 
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
-"""A server that is back is noticed within this time; an hour of outage costs 720 attempts."""
+"""Longest pause in seconds: a server that is back is detected within this time; an outage of an hour costs 720
+attempts."""
 
 _SPREAD = frozenset({"stepping", "lease_taken"})
-"""What all nodes of a world or a group say in the same moment, and no workflow waits for: sent at a random time within
-the spread. A server lets one call at a time into a workflow, and refuses what waits for too long (`BusyWorkflow`)."""
+"""Signals that all nodes of a world or a group send at the same time, and that no workflow waits for: they are sent at
+a random time within the spread. A server admits one call at a time to a workflow, and rejects calls that wait too long
+(`BusyWorkflow`)."""
 _SPREAD_PER_NODE = 0.005
-"""Seconds: 200 signals a second are under half of what a Temporal server on two cores takes beside all else."""
+"""Seconds of spread per node: 200 signals a second are less than half of the capacity of a Temporal server on two
+cores."""
 _SHORTEST_SPREAD = 0.5
-"""Seconds: fewer nodes need none."""
+"""Spreads below this number of seconds are not applied: so few nodes do not need any."""
 
 
 class Envelope(TypedDict):
@@ -78,22 +81,22 @@ class Envelope(TypedDict):
 
 
 def envelope(node: NodeIdentity, time: datetime | None = None) -> Envelope:
-    """For a message about what happened at `time`, or now; the outbox numbers it when it sends it."""
+    """Returns the common fields of a message about an event at `time`, or now. The outbox sets the sequence number."""
     return {"sender": node, "sequence": 1, "time": time or datetime.now(UTC)}
 
 
 def spread_of(nodes: int) -> float:
-    """Seconds over which the nodes of a job spread what they would all say at once."""
+    """Returns the seconds over which the nodes of a job spread signals that all of them send at once."""
     spread = nodes * _SPREAD_PER_NODE
     return spread if spread >= _SHORTEST_SPREAD else 0.0
 
 
 class ControlPlaneBusy(Exception):
-    """The control plane did not answer in time, or has no capacity: asking again at once adds to its load."""
+    """The control plane did not answer in time, or has no capacity: an immediate retry would add to its load."""
 
 
 class DestinationNotFound(Exception):
-    """The workflow does not exist or has closed. That may be passing (a restored database), so messages are kept."""
+    """The workflow does not exist or has closed. That may be temporary (a restored database), so messages are kept."""
 
 
 class _Entry:
@@ -102,7 +105,7 @@ class _Entry:
         self.message = message
         self.sequence = sequence
         self.not_before = 0.0
-        """By the monotonic clock."""
+        """The monotonic time before which it is not sent."""
 
 
 class _JournalEntry(BaseModel):
@@ -113,31 +116,31 @@ class _JournalEntry(BaseModel):
 
 class _Journal(BaseModel):
     sequence: int = 0
-    """The newest number known to be given out."""
+    """The newest sequence number that is known to be used."""
     entries: list[Any] = []
-    """Each a `_JournalEntry`, as far as the release that wrote it and the one that reads it agree."""
+    """Entries in the format of `_JournalEntry`, unless another release wrote them."""
 
 
 Send = Callable[[str, AgentMessage], Awaitable[None]]
-"""Sends one signal by name. Raises `DestinationNotFound`, `ControlPlaneBusy`, or anything else for "try again"."""
+"""Sends one signal by name. Raises `DestinationNotFound`, `ControlPlaneBusy`, or any other error for "retry"."""
 
 
 class Outbox:
     """The messages for one workflow, in order, and the task that sends them.
 
     Invariants:
-        - `joined`, `failure` and `finished` leave it only by having arrived.
-        - Sequence numbers only grow, over restarts of the agent too.
+        - `joined`, `failure` and `finished` are removed only after they have arrived.
+        - Sequence numbers only grow, also across restarts of the agent.
     """
 
     def __init__(self, path: Path, *, send: Send, not_found: Callable[[], None], spread: float = 0.0) -> None:
-        """Reads what an earlier agent left.
+        """Reads the journal that an earlier agent left.
 
         Args:
-            path: The journal.
-            send: How one message is sent.
+            path: The journal's path.
+            send: Sends one message.
             not_found: Called when the workflow does not exist.
-            spread: Seconds over which the agents of one job spread what they would all say at once.
+            spread: Seconds over which the agents of one job spread signals that all of them send at once.
         """
         self._send = send
         self._spread = spread
@@ -146,19 +149,19 @@ class Outbox:
         self._changed = Notifier()
         self._file = KeptFile(path)
         self._hurry = False
-        """A message has come that should not wait for the pause between attempts to end."""
+        """A message was added that should not wait for the pause between attempts to end."""
         journal = self._read()
         self._entries = self._usable(journal)
-        # Counting continues from the clock: telemetry's numbers are not worth a write each, and a full disk remembers
+        # Numbering continues from the clock: numbers of telemetry are not written one by one, and a full disk keeps
         # none at all. No node sends a message a second for long.
         self._sequence = max(journal.sequence, int(time.time()))
 
     def put(self, message: AgentMessage, *, first: bool = False) -> None:
-        """Keeps the message for sending; when this returns it survives the agent.
+        """Adds a message. When this returns, the message survives the agent.
 
         Args:
-            message: its sequence number is set later.
-            first: to the head of what has not been sent yet; failures always are.
+            message: the message; its sequence number is set later.
+            first: whether to put it before all unsent messages, as failures always are.
         """
         signal = SIGNALS[type(message)]
         if signal in _ONLY_NEWEST:
@@ -178,15 +181,15 @@ class Outbox:
 
     @property
     def pending(self) -> int:
-        """Messages that have not arrived, telemetry aside."""
+        """The number of undelivered messages, without telemetry."""
         return sum(entry.signal not in _NOT_JOURNALED for entry in self._entries)
 
     def holds(self, signal: str) -> bool:
-        """Whether a message of this kind has not arrived yet."""
+        """Returns whether a message of this kind has not arrived yet."""
         return any(entry.signal == signal for entry in self._entries)
 
     async def flushed(self, *, within: float) -> bool:
-        """Waits until nothing that matters is left; False after `within` seconds."""
+        """Waits until all messages except telemetry are delivered; returns False after `within` seconds."""
         self._flushing = True
         self._changed.fire()
         return await self._changed.wait_for(lambda: not self.pending, within=within)
@@ -206,12 +209,12 @@ class Outbox:
                 if isinstance(error, DestinationNotFound):
                     self._not_found()
                     pause = _LONGEST_PAUSE
-                # Nodes that failed to get through together must not come again together; and where the server has too
-                # much to do, a thousand that come every few seconds are the reason.
+                # Nodes whose sends failed together must not retry together; and if the server is overloaded, a thousand
+                # nodes that retry every few seconds are the reason.
                 busy = isinstance(error, ControlPlaneBusy) and not self._is_urgent
                 longest = _LONGEST_PAUSE + (self._spread if busy else 0.0)
                 wait = min(max(pause, self._spread / 2 if busy else 0.0), longest) * random.uniform(0.5, 1.0)
-                logger.info("not sent, trying again in %.1f s: %s", wait, error)
+                logger.info("not sent, retrying in %.1f s: %s", wait, error)
                 await self._changed.wait_for(lambda: self._hurry, within=wait)
                 pause = min(pause * 2, longest)
             else:
@@ -223,7 +226,7 @@ class Outbox:
 
     @property
     def _delay(self) -> float:
-        """Seconds until the first message may be sent; it does not hold up others, which come after it."""
+        """Seconds until the first message may be sent. It does not delay later messages that need no spread."""
         can_wait = all(entry.signal in _SPREAD | _NOT_JOURNALED for entry in self._entries)
         if self._flushing or self._hurry or not can_wait:
             return 0.0
@@ -231,7 +234,7 @@ class Outbox:
 
     async def _send_head(self) -> None:
         entry = self._entries[0]
-        # What arrived but was not acknowledged keeps its number, so that the repeat is recognised.
+        # A message that arrived without an acknowledgment keeps its number, so that the repeat is recognized.
         repeatable = entry.signal in _ONLY_NEWEST
         if entry.sequence is None or repeatable:
             entry.sequence = self._next_sequence()
@@ -243,7 +246,7 @@ class Outbox:
             if repeatable:
                 entry.sequence = None
             raise
-        # A newer one may have taken its place meanwhile.
+        # A newer message may have replaced it meanwhile.
         if entry in self._entries:
             self._entries.remove(entry)
         if entry.signal not in _NOT_JOURNALED or self._file.stale:
@@ -262,12 +265,13 @@ class Outbox:
             journal = _Journal.model_validate_json(content)
         except ValidationError as error:
             aside = self._file.set_aside(content)
-            logger.error("the outbox's journal is not one; starting without it, kept as %s: %s", aside, error)
+            logger.error("the outbox's journal is invalid; starting without it, kept as %s: %s", aside, error)
             return _Journal()
         return journal
 
     def _usable(self, journal: _Journal) -> list[_Entry]:
-        """The journal's entries but those that this release cannot read: an agent of another one may have left them."""
+        """Returns the journal's entries except those that this release cannot read: an agent of another release may
+        have left them."""
         usable: list[_Entry] = []
         rejected: list[Any] = []
         for found in journal.entries:

@@ -1,14 +1,14 @@
-"""`python -m agent.prepare`: lays out a pod's shared folders before agent and training start. Standard library only.
+"""`python -m agent.prepare`: prepares a pod's shared folders before agent and training start. Standard library only.
 
-The user of the training container must be able to write into the run directory, and the launcher must be there
-although the user's image knows nothing of us. The configurations come as variables, since a pod's address is known only
-inside it.
+The user of the training container must be able to write to the run directory, and the launcher must be available
+although the user's image does not contain it. The configurations are passed as variables, since a pod's address is
+known only inside it.
 
-    <shared>/lib            for the training container's Python to run: `python <shared>/lib`
+    <shared>/lib            the launcher, which the training container runs: `python <shared>/lib`
     <shared>/launcher.json
     <shared>/run            the run directory of docs/node-protocol.md
-    <shared>/workdir        the job's code, where it was uploaded
-    <agent>/agent.json      readable for the agent alone
+    <shared>/workdir        the job's code, if it was uploaded
+    <agent>/agent.json      readable by the agent only
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from perdure_launcher.__main__ import main
 
 sys.exit(main())
 """
-"""A folder that holds `__main__.py` can be run, and is then the first place that its imports come from."""
+"""`__main__.py` of the library folder: Python can run the folder, which is then first on its import path."""
 
 
 def main() -> None:
-    """Lays out both folders; may be run again."""
+    """Prepares both folders; may be run again."""
     shared, private = Path(os.environ[f"{_PREFIX}SHARED"]), Path(os.environ[f"{_PREFIX}AGENT"])
     address, host = os.environ[f"{_PREFIX}ADDRESS"], os.environ[f"{_PREFIX}HOST"]
     package = Path(next(iter(perdure_launcher.__path__)))
@@ -51,7 +51,7 @@ def main() -> None:
     run_directory = shared / "run"
     for folder in (run_directory, *folders(run_directory)):
         folder.mkdir(exist_ok=True)
-        # Two users share it, and neither is root with root's powers. The mode holds whatever the umask is.
+        # Two unprivileged users share it. The mode must not depend on the umask.
         folder.chmod(0o777)
     if parts := os.environ.get(f"{_PREFIX}ARCHIVE"):
         digest, workdir = os.environ[f"{_PREFIX}ARCHIVE_DIGEST"], os.environ[f"{_PREFIX}WORKDIR"]

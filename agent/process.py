@@ -1,4 +1,4 @@
-"""One agent, from its first report to its shutdown report: puts the parts together and keeps them running."""
+"""Runs one agent, from its first report to its shutdown report: creates its parts and keeps them running."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from workflows.messages import GroupMissing, Joined
 logger = logging.getLogger(__name__)
 
 _SHUTDOWN_REPORT_TIMEOUT = 3.0
-"""Seconds to deliver what is left when the agent is told to end."""
+"""Seconds to deliver remaining messages when the agent ends."""
 _JOIN_AGAIN = 60.0
 """Seconds without a lease after which the agent joins again: a group that continues as new needs less."""
 _MISSING_AGAIN = 60.0
 """Seconds before the agent reports a missing group again: its other nodes do the same."""
 _BEYOND_GRACE = 15.0
-"""Seconds after the command's own grace in which its launcher must have gone."""
+"""Seconds after the command's grace period within which its launcher must have ended."""
 
 
 class Agent:
@@ -50,7 +50,7 @@ class Agent:
         self._stop = asyncio.Event()
         self._changed = Notifier()
         self._launcher_gone: bool | None = None
-        """None where the launcher's process cannot be seen from here."""
+        """Whether the launcher has ended; None if its process is not visible from here."""
         self._group_missing = False
         self._joined_at = 0.0
         self._missing_reported: float | None = None
@@ -91,9 +91,9 @@ class Agent:
         self._lease.ask_soon()
 
     def _join_again(self) -> None:
-        """The job runs and the agent holds no lease: a group that was started again knows nothing of the node yet.
+        """Joins again while the job runs and the agent holds no lease: a restarted group does not know the node yet.
 
-        Where there is no group, the job may not have noticed: it starts it again.
+        If there is no group, this reports it: the job may not have noticed, and starts the group again.
         """
         now, missing = asyncio.get_running_loop().time(), self._group_missing
         self._group_missing = False
@@ -126,7 +126,7 @@ class Agent:
         self._stop.set()
 
     async def run(self) -> None:
-        """Serves until `stop`, or until the node has left the job."""
+        """Serves until `stop` is called, or until the node has left the job."""
         await self._server.start()
         self._join()
         logger.info("serving %s", self._config.task_queue)
@@ -151,7 +151,7 @@ class Agent:
             left.cancel()
 
     async def _left(self) -> None:
-        """Returns when the node has left the job: an agent that went first would only be started again."""
+        """Returns when the node has left the job. An agent that ended earlier would only be restarted."""
         node = self.node
         await node.changed.wait_for(lambda: node.state.leaving is not None)
         patience = node.state.leaving_grace + _BEYOND_GRACE
@@ -179,7 +179,7 @@ class Agent:
             descriptor = os.pidfd_open(hello.pid)
         except OSError:
             return
-        # In another container the number means another process, or none.
+        # In another container the PID belongs to another process, or to none.
         if not _belongs_here(hello.pid):
             os.close(descriptor)
             return
@@ -189,7 +189,7 @@ class Agent:
         def gone() -> None:
             loop.remove_reader(descriptor)
             os.close(descriptor)
-            logger.info("the launcher has gone")
+            logger.info("the launcher has ended")
             self._launcher_gone = True
             self._changed.fire()
 
@@ -216,7 +216,7 @@ def _version() -> str:
 
 @contextlib.asynccontextmanager
 async def _together(*tasks: Coroutine[None, None, None]) -> AsyncGenerator[None]:
-    """Runs all beside the body. Each looks after its own troubles; one that ends with an error ends the agent."""
+    """Runs all tasks beside the body. Each handles its own errors; a task that ends with an error ends the agent."""
     body = asyncio.current_task()
     failed: list[BaseException] = []
 
@@ -236,7 +236,7 @@ async def _together(*tasks: Coroutine[None, None, None]) -> AsyncGenerator[None]
             raise failed[0] from None
         raise
     finally:
-        # The worker is not waited for: it ends with the process, and its leases lapse or are taken over.
+        # The worker is not awaited: it ends with the process, and its leases lapse or are taken over.
         for task in running:
             task.cancel()
 

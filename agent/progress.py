@@ -1,7 +1,7 @@
-"""How far the node's ranks are, read from the small files that they write.
+"""Reads the ranks' progress files.
 
-Reading costs the ranks nothing, needs no cooperation of a busy or hung process, and works while the control plane is
-away.
+Reading costs the ranks nothing, does not need the cooperation of a busy or hanging process, and works while the
+control plane is away.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workflows.messages import Progress, ProgressSource, RankStarts
 
 _RATE_WINDOW = 60.0
 _RATE_SAMPLE = 1.0
-"""Seconds between the samples kept for the rate."""
+"""Seconds between two samples that are kept for the rate."""
 
 
 def _has_stepped(rank: RankProgress) -> bool:
@@ -27,7 +27,7 @@ def _has_stepped(rank: RankProgress) -> bool:
 
 
 class ProgressReader:
-    """Follows the ranks of one node through generations. The slowest rank counts."""
+    """Follows the progress of one node's ranks across generations; the slowest rank counts."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / layout.PROGRESS
@@ -36,14 +36,14 @@ class ProgressReader:
         self._first_step: int | None = None
         self._samples: deque[tuple[float, int]] = deque()
         self.stall_detector = StallDetector()
-        """Of the generation last requested."""
+        """The stall detector of the generation last sampled."""
         self.newest: Progress | None = None
-        """As of the last sample; None before any rank was seen."""
+        """The progress at the last sample; None before all ranks have stepped."""
         self.all_stepped = False
-        """Every local rank made a step in the generation last requested."""
+        """Whether every local rank has made a step in the generation last sampled."""
 
     def starts(self, *, generation: int, processes: int) -> RankStarts | None:
-        """How the node's ranks were started for a generation; None where none of them reports it."""
+        """Returns how the node's ranks were started for a generation; None if no rank has a record of it."""
         starts = read_starts(self._warm_folder, generation=generation, processes=processes)
         if not starts:
             reason = read_why_all_cold(self._warm_folder)
@@ -59,7 +59,7 @@ class ProgressReader:
         )
 
     def sample(self, *, generation: int, base_rank: int, processes: int, now: float) -> None:
-        """Looks at the ranks of a generation; `now` is of the monotonic clock."""
+        """Samples the ranks of a generation; `now` is on the monotonic clock."""
         if generation != self._generation:
             self._generation = generation
             self._first_step = None
@@ -75,13 +75,14 @@ class ProgressReader:
             self._follow(min(stepped, key=lambda rank: rank.step), now)
 
     def end(self) -> None:
-        """The ranks of the generation have ended: how far they came stays true, how fast they were does not."""
+        """Handles the end of the generation's ranks: the step count stays valid, the rate does not."""
         if self.newest is not None and self.newest.steps_per_second is not None:
             self.newest = self.newest.model_copy(update={"steps_per_second": None})
 
     def _follow(self, slowest: RankProgress, now: float) -> None:
         if self._first_step is None or slowest.step < self._first_step:
-            # Counting ends where reporting begins, so numbers may jump either way once.
+            # Counted steps are replaced by reported ones as soon as there are any, so numbers may jump once in either
+            # direction.
             self._first_step = slowest.step if slowest.reported else 0
             self._samples.clear()
         if not self._samples or now - self._samples[-1][0] >= _RATE_SAMPLE:

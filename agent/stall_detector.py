@@ -1,33 +1,34 @@
-"""How fast the ranks of a node step, and for how long none of them has.
+"""Detects stalls: measures the step time of a node's ranks, and the time since any of them stepped.
 
-A rank that hangs in a collective takes the others with it, so it is not the slowest rank that counts here but any: as
-long as one of them steps, the node is not stalled.
+A rank that hangs in a collective stops the others with it. So not the slowest rank counts here but any rank: as long
+as one of them steps, the node is not stalled.
 """
 
 from __future__ import annotations
 
 
 class StallDetector:
-    """Of one generation. Times are seconds on the monotonic clock, as exact as the looks are frequent."""
+    """The step times of one generation. Times are seconds on the monotonic clock, as exact as the samples are
+    frequent."""
 
     def __init__(self) -> None:
         self._steps: tuple[int, ...] = ()
         self._began: tuple[float, int] | None = None
-        """When counting began, and the furthest step then."""
+        """The time and the highest step at the first sample."""
         self._moved_at = 0.0
 
     def follow(self, steps: tuple[int, ...], now: float) -> None:
-        """Takes in the steps of the ranks that have made any."""
+        """Adds a sample: the steps of the ranks that have made any."""
         if not steps or steps == self._steps:
             return
         if self._began is None or max(steps) < max(self._steps):
-            # Counting ends where reporting begins, so numbers may jump back once.
+            # Counted steps are replaced by reported ones as soon as there are any, so numbers may jump back once.
             self._began = (now, max(steps))
         self._steps, self._moved_at = steps, now
 
     @property
     def usual(self) -> float | None:
-        """Seconds that a step takes, pauses included; None before a second one was seen."""
+        """Seconds per step, including pauses; None before the second step."""
         if self._began is None:
             return None
         began, first = self._began
@@ -35,5 +36,5 @@ class StallDetector:
         return (self._moved_at - began) / made if made > 0 else None
 
     def idle(self, now: float) -> float | None:
-        """Seconds since some rank stepped; None before any did."""
+        """Returns the seconds since any rank stepped; None before the first step."""
         return None if self._began is None else now - self._moved_at

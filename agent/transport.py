@@ -1,7 +1,7 @@
-"""How an agent reaches the control plane. The seam is small so that a gateway can take Temporal's place.
+"""The agent's connection to the control plane. Its interface is small so that a gateway can replace Temporal.
 
-Nothing here gives up: a server that is away at the start, for an hour, or that comes back restored is tried again
-indefinitely, and nothing on this side draws a conclusion from its silence.
+Nothing here gives up: a server that is away at the start or for an hour, or that comes back restored, is retried
+indefinitely, and the agent draws no conclusion from its silence.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ from workflows.messages import AgentMessage
 logger = logging.getLogger(__name__)
 
 _CALL_TIMEOUT = timedelta(seconds=5)
-"""For one signal or question; the outbox repeats what did not get through."""
+"""Timeout of one signal or query; the outbox retries failed signals."""
 _LONGEST_CALL = timedelta(seconds=20)
-"""For a signal that can wait, where the server answers late: what it is still working on should not be sent again."""
+"""Longest timeout of a signal that is not urgent, used if the server answers late: a retry would only repeat a signal
+that it still processes."""
 _URGENT = frozenset({"failure", "finished"})
 _BUSY = frozenset({RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED, RPCStatusCode.CANCELLED})
-"""CANCELLED is how the SDK reports that a call took longer than its timeout."""
+"""Statuses of an overloaded server. The SDK reports CANCELLED if a call took longer than its timeout."""
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 
 
 class Destination(StrEnum):
-    """Who is told."""
+    """The receiver of a message."""
 
     JOB = "JOB"
     GROUP = "GROUP"
 
 
 class ControlPlane(Protocol):
-    """What an agent needs of whatever stands between it and the workflows."""
+    """The interface between an agent and the workflows."""
 
     async def signal(self, destination: Destination, name: str, message: AgentMessage) -> None:
         """Delivers one message.
@@ -58,29 +59,29 @@ class ControlPlane(Protocol):
         ...
 
     async def job_liveness(self) -> JobLiveness:
-        """Asks for the job; raises whatever keeps it from getting an answer."""
+        """Queries the job's liveness. Raises the error of the connection if there is no answer."""
         ...
 
     async def serve(self, commands: Sequence[Callable[..., Any]]) -> None:
-        """Carries out commands from the node's queue until cancelled."""
+        """Executes commands from the node's queue until cancelled."""
         ...
 
 
 class TemporalControlPlane:
-    """Temporal directly: signals to workflows, and an activity worker on the node's own queue."""
+    """Connects directly to Temporal: signals to workflows, and an activity worker on the node's own queue."""
 
     def __init__(self, config: AgentConfig, *, client: Client | None = None) -> None:
-        """Connects when it is first needed.
+        """Creates the object; it connects at the first call.
 
         Args:
-            config: What the agent was started with.
-            client: A connection to use instead of one of its own.
+            config: The agent's configuration.
+            client: A client to use instead of an own connection.
         """
         self._config = config
         self._client = client
         self._connecting = asyncio.Lock()
         self._patience = _CALL_TIMEOUT
-        """Longer after a signal that the server did not answer in time."""
+        """The timeout of signals that are not urgent; longer after a signal that the server did not answer in time."""
 
     async def signal(self, destination: Destination, name: str, message: AgentMessage) -> None:
         client = await self._connected()
@@ -114,7 +115,7 @@ class TemporalControlPlane:
                     await self._connected(),
                     task_queue=self._config.task_queue,
                     activities=commands,
-                    # One poll per agent: frontends limit the polls of a namespace.
+                    # One poller per agent: frontends limit the pollers of a namespace.
                     activity_task_poller_behavior=PollerBehaviorSimpleMaximum(1),
                     # Two leases may overlap, and commands must never wait for them.
                     max_concurrent_activities=8,
@@ -125,14 +126,14 @@ class TemporalControlPlane:
             except Exception as error:
                 if loop.time() - began > _LONGEST_PAUSE:
                     pause = _FIRST_PAUSE
-                logger.warning("commands cannot be taken, trying again in %.1f s: %s", pause, error)
+                logger.warning("commands cannot be received, retrying in %.1f s: %s", pause, error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _connected(self) -> Client:
         async with self._connecting:
             if self._client is None:
-                # Read anew each time: keys and certificates are renewed under running agents.
+                # Read again each time: keys and certificates are renewed while agents run.
                 connection = ClientConfig.load_client_connect_config()
                 node = self._config.node
                 connection.setdefault("target_host", "localhost:7233")
@@ -150,10 +151,10 @@ _shared_runtime: Runtime | None = None
 
 
 def shared_runtime() -> Runtime:
-    """One per process: each has its own threads."""
+    """Returns the process's shared SDK runtime; each runtime has its own threads."""
     global _shared_runtime
     if _shared_runtime is None:
-        # Its warnings would fill a disk during an outage: kilobytes a minute, to standard output.
+        # The SDK's warnings would fill a disk during an outage: kilobytes a minute, to standard output.
         errors = LoggingConfig(
             filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"),
             forwarding=LogForwardingConfig(logger=logging.getLogger("temporalio.core")),

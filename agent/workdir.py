@@ -1,7 +1,7 @@
-"""Unpacks the code that was carried to a node. Standard library only, as all that runs before the agent.
+"""Unpacks the job's code that was copied to a node. Standard library only, like all code that runs before the agent.
 
-The archive is a gzipped tar file in parts. Its digest is that of the tar file, so it does not depend on who compressed
-it. The user of the training container may change what is unpacked: it is the node's own copy.
+The archive is a gzipped tar file in parts. Its digest is that of the tar file, so it does not depend on the compressor.
+The user of the training container may change the unpacked files: they are the node's own copy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 class WrongArchive(Exception):
-    """The parts are not what was sent."""
+    """The parts differ from what was sent."""
 
 
 def unpack_workdir(parts: Path, digest: str, folder: Path) -> None:
@@ -23,11 +23,11 @@ def unpack_workdir(parts: Path, digest: str, folder: Path) -> None:
 
     Args:
         parts: a folder with the archive's parts, in the order of their names.
-        digest: `sha256:` and that of the tar file.
-        folder: where to; what is there already is overwritten.
+        digest: `sha256:` and the digest of the tar file.
+        folder: the target folder; existing files are overwritten.
 
     Raises:
-        WrongArchive: if the parts are damaged, incomplete, or lead out of the folder.
+        WrongArchive: if the parts are damaged or incomplete, or contain paths outside of the folder.
     """
     packed = b"".join(part.read_bytes() for part in sorted(parts.iterdir()) if not part.name.startswith("."))
     folder.mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ def unpack_workdir(parts: Path, digest: str, folder: Path) -> None:
 
 
 class _Digesting(io.RawIOBase):
-    """Reads on behalf of tarfile, and knows the digest of what was read."""
+    """Computes the digest of the data that tarfile reads."""
 
     def __init__(self, source: gzip.GzipFile) -> None:
         self._source = source
@@ -66,7 +66,7 @@ class _Digesting(io.RawIOBase):
 
 
 def _for_anybody(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Keeps members within the folder, and lets every user of the pod write to them."""
+    """Restricts members to the folder, and makes them writable for every user of the pod."""
     safe = tarfile.data_filter(member, folder)
     runs = member.isdir() or bool(member.mode & 0o100)
     return safe.replace(mode=0o777 if runs else 0o666, deep=False)
