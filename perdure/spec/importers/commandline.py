@@ -1,4 +1,4 @@
-"""Command lines that start torchrun or dlrover-run on each node."""
+"""Imports command lines that start torchrun or dlrover-run on each node."""
 
 from __future__ import annotations
 

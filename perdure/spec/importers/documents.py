@@ -1,6 +1,5 @@
-"""Turns documents of other systems into specifications: finds out what they are, has them read, and fits the result to
-a backend of this release.
-"""
+"""Converts documents of other systems to specifications: determines their format, reads them, and fits the result to a
+backend of this release."""
 
 from __future__ import annotations
 
@@ -31,30 +30,30 @@ from .trainjob import RUNTIMES, read_train_job
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """A field of the source that became one of the specification."""
+    """A field of the source that became a field of the specification."""
 
     source: Location
-    """Where it stands in the source."""
+    """The location in the source."""
     field: Location
-    """Where it stands in the specification."""
+    """The location in the specification."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """A specification, and what became of each field of its source, which is in one of three lists."""
+    """A specification, and the outcome for each field of its source, which is in one of three lists."""
 
     format: str
-    """What the source is, such as `Kubeflow PyTorchJob`."""
+    """The format of the source, such as `Kubeflow PyTorchJob`."""
     spec: dict[str, Any]
-    """The specification without what is default, as people write it. Valid where `missing` is empty."""
+    """The specification without defaults, as people write it. Valid if `missing` is empty."""
     warnings: tuple[SourceWarning, ...]
-    """What was not simply carried over, in the source's order."""
+    """Fields that were not simply carried over, in the source's order."""
     carried: tuple[Carried, ...]
-    """What was."""
+    """Fields that were carried over."""
     understood: tuple[Location, ...]
-    """What says no more than what Perdure does anyway, or what the document is."""
+    """Fields that only describe the document, or request what Perdure does anyway."""
     missing: tuple[SpecProblem, ...]
-    """What the user has to write or to change before the specification can run."""
+    """Fields that the user has to write or to change before the specification can run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +63,11 @@ class Format:
     name: str
     kind: str
     versions: tuple[str, ...]
-    """Of `apiVersion`."""
+    """The supported values of `apiVersion`."""
     backend: Backend | None
-    """Where such jobs run; None where no backend is like it."""
+    """The backend for such jobs; None if no backend corresponds."""
     read: Callable[[Field, Draft, Sequence[Field]], None]
-    """Takes the document, the specification to write, and runtimes that the document may refer to."""
+    """Reads the document into the specification, with the runtimes that the document may refer to."""
 
 
 def _alone(read: Callable[[Field, Draft], None]) -> Callable[[Field, Draft, Sequence[Field]], None]:
@@ -125,7 +124,7 @@ _COMMAND_LINE = Format(name="command line", kind="", versions=(), backend=Backen
 
 
 _WHOLE: Location = ("document",)
-"""Where a problem is that is none of a single field."""
+"""The location of a problem that concerns the whole document."""
 
 
 def import_documents(
@@ -135,16 +134,16 @@ def import_documents(
     backend: Backend | None = None,
     name: str | None = None,
 ) -> Imported:
-    """Turns the one job among some documents into a specification.
+    """Converts the one job among some documents to a specification.
 
     Args:
-        documents: What stands in a file.
-        others: What stands in other files, and the job may refer to.
-        backend: Where the job is to run; by default where it ran, if there is such a backend.
-        name: Of the job, over what the document says.
+        documents: The documents of a file.
+        others: Documents of other files, to which the job may refer.
+        backend: The backend to run the job on; by default the source's, if there is a corresponding one.
+        name: The job's name, which overrides the document's.
 
     Raises:
-        SpecError: if there is not one job, or it is invalid, with paths in the documents.
+        SpecError: if there is not exactly one job, or it is invalid, with paths in the documents.
     """
     documents = [one for document in documents for one in _unpacked(document)]
     others = [one for document in others for one in _unpacked(document)]
@@ -166,15 +165,15 @@ def import_documents(
 
 
 def import_command(command: Sequence[str], *, backend: Backend | None = None, name: str | None = None) -> Imported:
-    """Turns a command line that starts torchrun or dlrover-run into a specification.
+    """Converts a command line that starts torchrun or dlrover-run to a specification.
 
     Args:
-        command: Its words.
-        backend: Where the job is to run.
-        name: Of the job; by default the script's.
+        command: The words of the command line.
+        backend: The backend to run the job on.
+        name: The job's name; by default the script's.
 
     Raises:
-        SpecError: if it starts neither, or has options that are none of theirs.
+        SpecError: if it starts neither, or has options that they do not know.
     """
     source = Source(list(command), prefix=("command",))
     return _import(_COMMAND_LINE, [source], [], backend=backend, name=name, folder=None)
@@ -230,10 +229,10 @@ def _import(
 
 
 def _fit(draft: Draft, backend: Backend, folder: Path | None) -> list[SpecProblem]:
-    """Takes out what has no meaning on a backend, with a warning for the fields that it came from.
+    """Removes what has no meaning on a backend, with a warning for each source field.
 
     Returns:
-        What is left to do before the specification is valid.
+        The problems that remain before the specification is valid.
     """
     path = draft.get(("workdir", "path"))
     carried = CAPABILITIES[backend].takes_submitted_folder
@@ -243,7 +242,7 @@ def _fit(draft: Draft, backend: Backend, folder: Path | None) -> list[SpecProble
     for problem in problems:
         if problem.location == ("workdir", "path") and carried:
             continue
-        # A folder that is not carried along needs no list of what to leave behind.
+        # A folder that is not uploaded needs no list of exclusions.
         location = ("workdir",) if problem.location[0] == "workdir" else problem.location
         for place, field in draft.remove(location):
             field.source.carried[field.location].remove(place)
@@ -260,7 +259,7 @@ def _fit(draft: Draft, backend: Backend, folder: Path | None) -> list[SpecProble
 
 
 def _worded(message: str) -> str:
-    """A problem's message as the end of a sentence about its field."""
+    """Turns a problem's message into the end of a sentence about its field."""
     return f"is {message}" if message.startswith("not ") else message
 
 
@@ -286,7 +285,7 @@ def _name_from(draft: Draft) -> str:
 
 
 def _ordered(data: dict[str, Any]) -> dict[str, Any]:
-    """The specification with its fields in the order of the reference."""
+    """The specification with its fields in the reference's order."""
     top = {name: data[name] for name in JobSpec.model_fields if name in data}
     if "roles" in top:
         top["roles"] = {
@@ -297,7 +296,7 @@ def _ordered(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unpacked(document: SpecDocument) -> Iterator[SpecDocument]:
-    """The objects of a List, as `kubectl get -o yaml` prints several; any other document as it is."""
+    """Yields the objects of a List, as `kubectl get -o yaml` prints several; any other document unchanged."""
     listed = as_mapping(document.data)
     items = as_list(listed.get("items")) if listed and listed.get("kind") == "List" else None
     if items is None:
@@ -309,10 +308,10 @@ def _unpacked(document: SpecDocument) -> Iterator[SpecDocument]:
 
 
 def _format_of(document: SpecDocument) -> Format | None:
-    """What a document is; None where it is no job.
+    """Determines a document's format; None if it is not a job.
 
     Raises:
-        SpecError: if it is a job of a kind that is known, in a version that is not.
+        SpecError: if it is a job of a known kind in an unknown version.
     """
     data, kind = document.data, _kind(document.data)
     if not isinstance(data, dict):
@@ -349,7 +348,7 @@ def _kind(data: Any) -> str | None:
 
 
 def _named(data: Any) -> str:
-    """A document in words, such as `ConfigMap scripts`."""
+    """Names a document, such as `ConfigMap scripts`."""
     metadata: Any = cast("dict[Any, Any]", data).get("metadata") if isinstance(data, dict) else None
     name: Any = cast("dict[Any, Any]", metadata).get("name") if isinstance(metadata, dict) else None
     return " ".join(str(part) for part in (_kind(data), name) if part) or "document"

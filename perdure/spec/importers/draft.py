@@ -1,4 +1,4 @@
-"""The specification as an importer writes it, with the place in the source that each field came from."""
+"""The specification that an importer writes, with the source location of each field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROLE: Location = ("roles", "worker")
 
 
 class Draft:
-    """A specification that grows; it need not be valid before it is complete."""
+    """A specification that is being written; it need not be valid before it is complete."""
 
     def __init__(self) -> None:
         self.data: dict[str, Any] = {}
@@ -22,9 +22,9 @@ class Draft:
         self.missing: list[SpecProblem] = []
 
     def put(self, location: Location, value: Any, *of: Field) -> None:
-        """Writes a field, and accounts for the fields of the source that it was made of; None is nothing to write.
+        """Writes a field, and accounts for the fields of the source that it was made of; None writes nothing.
 
-        An index in the location addresses an item of a list, or the one behind its last.
+        An index in the location addresses an item of a list, or the position after its last item.
         """
         if value is None:
             return
@@ -35,11 +35,11 @@ class Draft:
                 self.origins.setdefault(location, []).append(field)
 
     def append(self, location: Location, value: Any, *of: Field) -> None:
-        """Writes another item at the end of a list."""
+        """Appends an item to a list."""
         self.put((*location, len(cast("list[Any]", self.get(location) or []))), value, *of)
 
     def get(self, location: Location) -> Any:
-        """What was written; None where nothing was."""
+        """The value at a location; None if there is none."""
         value: Any = self.data
         for part in location:
             try:
@@ -49,10 +49,10 @@ class Draft:
         return value
 
     def remove(self, location: Location) -> list[tuple[Location, Field]]:
-        """Takes a field out again, and mappings that become empty by it.
+        """Removes a field, and mappings that become empty by that.
 
         Returns:
-            What it was made of: the fields below it, each with its place in the source.
+            Its sources: the fields below it, each with its location in the source.
         """
         container = self.get(location[:-1])
         if container is not None and self.get(location) is not None:
@@ -62,7 +62,7 @@ class Draft:
         return self.made_of(location)
 
     def made_of(self, location: Location) -> list[tuple[Location, Field]]:
-        """The fields at and below a location, each with its place in the source."""
+        """The fields at and below a location, each with its location in the source."""
         return [
             (place, field)
             for place, fields in self.origins.items()
@@ -71,7 +71,7 @@ class Draft:
         ]
 
     def must_fill(self, location: Location, message: str, *, hint: str = "") -> None:
-        """Notes what the user has to write, since the source does not say it."""
+        """Notes a field that the user has to write, because the source does not define it."""
         self.missing.append(SpecProblem(location=location, message=message, hint=hint))
 
     def _write(self, location: Location, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""DLRover's ElasticJob."""
+"""Imports DLRover's ElasticJob."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ANNOTATIONS = {
     "enable_dashboard": "Temporal's UI shows every job",
     "dashboard_port": "Temporal's UI shows every job",
 }
-"""DLRover hands these to its master."""
+"""Settings that DLRover passes to its master."""
 
 _UNWIRED = ("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "schedulingPolicy")
 _OTHER_ROLES = ("ps", "chief", "evaluator")
@@ -82,9 +82,9 @@ def _read_worker(worker: Field, draft: Draft) -> None:
     count = replicas.integer(least=1) or 1
     restarts = worker["restartCount"]
     restarts.drop("it counts each node's own failures; retry.max_restarts counts those of the whole job within an hour")
-    worker["restartPolicy"].drop("Perdure restarts ranks in place, and makes lost nodes anew")
+    worker["restartPolicy"].drop("Perdure restarts ranks in place, and replaces lost nodes")
     worker["autoScale"].ignore(SYSTEM.name, "it resizes only jobs with parameter servers")
-    worker["restartTimeout"].drop("Perdure hears by a node's lease that it is gone")
+    worker["restartTimeout"].drop("Perdure detects by a node's lease that it is gone")
     worker["BatchScheduler"].ignore(SYSTEM.name, "name a queue in the field queue")
     worker["criticalNodes"].drop("no node is special: a job continues while it has roles.worker.nodes.min of them")
     priority = worker["priority"]

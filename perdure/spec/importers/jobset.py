@@ -1,4 +1,4 @@
-"""JobSet, and Kubernetes' own Job with an index per pod."""
+"""Imports JobSet, and Kubernetes' own Job with an index per pod."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read_indexed_job(job: Field, draft: Draft) -> None:
 
 
 def read_job_set(job: Field, draft: Draft) -> None:
-    """Reads a JobSet of which one part trains."""
+    """Reads a JobSet, one part of which trains."""
     read_metadata(job, draft)
     trainer = read_job_set_spec(job["spec"], draft)
     if trainer is not None:
@@ -50,7 +50,7 @@ def read_job_set(job: Field, draft: Draft) -> None:
 def read_job_set_spec(
     spec: Field, draft: Draft, *, named: str | None = None, overrides: Overrides | None = None
 ) -> Trainer | None:
-    """Reads a JobSetSpec, which the runtimes of Kubeflow's Trainer contain, too.
+    """Reads a JobSetSpec; the runtimes of Kubeflow's Trainer contain one, too.
 
     Args:
         spec: The JobSetSpec.
@@ -59,7 +59,7 @@ def read_job_set_spec(
         overrides: Fields elsewhere that replace the container's.
 
     Returns:
-        The part that trains; None where it cannot be told.
+        The part that trains; None if it cannot be determined.
     """
     policy = spec["failurePolicy"]
     put_restarts(draft, policy["maxRestarts"])
@@ -82,7 +82,7 @@ def read_job_set_spec(
             part.drop(_ONE_ROLE)
     trainer["name"].settle()
     trainer["groupName"].drop("a Perdure job has one role")
-    trainer["dependsOn"].drop("a Perdure job has one role; see to it that the other has ended before")
+    trainer["dependsOn"].drop("a Perdure job has one role; make sure that the other one has ended before")
     template = trainer["template"]
     drop_metadata(template["metadata"])
     count = trainer["replicas"]

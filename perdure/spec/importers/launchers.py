@@ -1,7 +1,7 @@
-"""Understands commands that start torchrun, or DLRover's superset of it, and what their options ask for.
+"""Reads commands that start torchrun, or DLRover's superset of it, and their options.
 
-Options that say how large the world is become fields of the specification; those of the rendezvous give way to
-Perdure's own; what is left is passed to torchrun as it was written.
+Options that set the size of the world become fields of the specification. Those of the rendezvous are replaced by
+Perdure's own. The other options are passed to torchrun as they were written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .shell import Word, as_words, plain_word, simple_commands
 
 
 class Use(Enum):
-    """What becomes of an option."""
+    """The handling of an option."""
 
     KEEP = auto()
     """torchrun gets it as before."""
@@ -25,12 +25,12 @@ class Use(Enum):
     PROCESSES = auto()
     RESTARTS = auto()
     RENDEZVOUS = auto()
-    """Perdure's rendezvous takes its place."""
+    """Replaced by Perdure's rendezvous."""
     CONFIGURATION = auto()
     """Timeouts of the rendezvous, some of which have fields."""
     UNIT = auto()
     AUTOMATIC = auto()
-    """Nodes and processes are told by the job and the machine."""
+    """Nodes and processes that the job and the machine determine."""
     DROP = auto()
 
 
@@ -41,7 +41,7 @@ class Option:
     use: Use
     takes_value: bool = True
     message: str = ""
-    """What happens instead, where it is dropped."""
+    """What happens instead of a dropped option."""
 
 
 _KEEP, _KEEP_FLAG = Option(Use.KEEP), Option(Use.KEEP, takes_value=False)
@@ -124,17 +124,17 @@ _NO_STARTERS = frozenset({"pip", "pip3", "which", "type", "echo", "printf", "apt
 
 
 class LauncherError(ValueError):
-    """A command whose launcher cannot be understood."""
+    """A command whose launcher cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """An option that was given."""
+    """An option of a command line."""
 
     name: str
-    """With hyphens and without those in front."""
+    """The name, with hyphens, without the leading ones."""
     written: str
-    """As it stands in the command."""
+    """The option as it is written in the command."""
     value: str
     option: Option
 
@@ -146,23 +146,23 @@ class Launch:
     dlrover: bool
     """Whether it is `dlrover-run`."""
     program: list[Word]
-    """What starts torchrun, such as `torchrun` or `python -m torch.distributed.run`."""
+    """The words that start torchrun, such as `torchrun` or `python -m torch.distributed.run`."""
     given: list[Given] = field(default_factory=list[Given])
     words: dict[str, list[Word]] = field(default_factory=dict[str, list[Word]])
-    """The words that each option is written with."""
+    """The words of each option."""
     rest: list[Word] = field(default_factory=list[Word])
     """The script and its arguments."""
     _command: list[str]
     _start: int
-    """The index of the word in the command that starts torchrun, or is the shell's text that does."""
+    """The index of the word in the command that starts torchrun, or of the shell text that does."""
     _in_shell: bool
 
     def last(self, use: Use) -> Given | None:
-        """The last option given for this: the one that counts."""
+        """The last option given for this use, which is the one that counts."""
         return next((given for given in reversed(self.given) if given.option.use is use), None)
 
     def add_variables(self, variables: Mapping[str, str]) -> None:
-        """Takes torchrun's options from its environment variables, which the command's own options overrule.
+        """Adds torchrun's options from its environment variables, which the command's own options override.
 
         Args:
             variables: Values by name, such as `PET_NNODES`.
@@ -179,7 +179,7 @@ class Launch:
             self.given.append(Given(name=name, written=variable, value=value, option=option))
 
     def command(self, *, keep: Sequence[Given] = ()) -> list[str]:
-        """The command without the options that became fields of the specification, except those to keep."""
+        """The command without the options that became fields of the specification, except those in `keep`."""
         names = {given.name for given in self.given if given.option.use is Use.KEEP} | {given.name for given in keep}
         options = [word for name, words in self.words.items() if name in names for word in words]
         before = [*self.program, *options]
@@ -197,7 +197,7 @@ def read_launch(command: Sequence[str]) -> Launch | None:
     """Finds the start of torchrun in a command, or in the shell text that it runs.
 
     Returns:
-        None where the command starts no torchrun that can be seen.
+        None if the command starts no torchrun that can be seen.
 
     Raises:
         LauncherError: if it starts several, or one with unknown options.
@@ -233,7 +233,7 @@ def read_launch(command: Sequence[str]) -> Launch | None:
 
 
 def _find(line: Sequence[Word]) -> tuple[int, int, bool] | None:
-    """Where a command names its launcher: the indices of its start and of its end, and whether it is DLRover's."""
+    """Finds a command's launcher: the indexes of its start and of its end, and whether it is DLRover's."""
     if line and os.path.basename(line[0].text) in _NO_STARTERS:
         return None
     for index, word in enumerate(line):
@@ -282,7 +282,7 @@ def _read_options(launch: Launch, words: Sequence[Word]) -> None:
 
 
 def _parted(word: str) -> tuple[str, str, str]:
-    """An option, what joins it with its value, and the value, if that is in the same word: `--tee=3`, `-t3`."""
+    """Splits a word into an option, the separator, and the value, if that is in the same word: `--tee=3`, `-t3`."""
     if word.startswith("--") or len(word) == 2:
         return word.partition("=")
     return word[:2], word[:2], word[2:].removeprefix("=")

@@ -1,4 +1,4 @@
-"""What all Kubernetes objects say of themselves: name, namespace, labels, and what only the cluster writes."""
+"""Reads the metadata of Kubernetes objects: name, namespace, labels, and fields that only the cluster writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BY_CLUSTER = (
     *("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "selfLink"),
     *("deletionGracePeriodSeconds", "managedFields"),
 )
-"""Written by the API server, and in files that `kubectl get -o yaml` made."""
+"""Fields that the API server writes, and that files made by `kubectl get -o yaml` contain."""
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
@@ -27,7 +27,7 @@ def read_metadata(job: Field, draft: Draft, *, annotations: Mapping[str, str] | 
     Args:
         job: The object.
         draft: The specification.
-        annotations: What is said of the annotations that the source's own system reads, by name.
+        annotations: The message for each annotation that the source's own system reads, by name.
     """
     metadata = job["metadata"]
     name = metadata["name"]
@@ -68,7 +68,7 @@ def _drop_annotations(metadata: Field, messages: Mapping[str, str]) -> None:
 
 
 def put_name(draft: Draft, field: Field) -> None:
-    """Writes the job's name; where it is none that Perdure takes, the nearest that is one."""
+    """Writes the job's name; if Perdure does not accept it, the nearest acceptable one."""
     if (text := field.text()) is None:
         return
     name = to_name(text)
@@ -81,12 +81,12 @@ def put_name(draft: Draft, field: Field) -> None:
 
 
 def to_name(text: str) -> str:
-    """The nearest name that a job may have; empty where the text has no letters and digits."""
+    """The nearest name that a job may have; empty if the text has no letters and digits."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_MAX_NAME].strip("-")
 
 
 def put_label(draft: Draft, label: str, field: Field) -> None:
-    """Writes one of the job's labels; Kueue's is a field of its own."""
+    """Writes one of the job's labels; Kueue's label becomes the field `queue`."""
     if label == _QUEUE_LABEL:
         draft.put(("queue",), field.text(), field)
     elif label.startswith("kueue.x-k8s.io/"):

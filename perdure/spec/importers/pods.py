@@ -1,6 +1,5 @@
-"""Kubernetes' pod templates: what they say of the container that trains becomes fields of the role, and all other
-things that Kubernetes knows go into `pod_template` as they are.
-"""
+"""Reads Kubernetes' pod templates: the training container's fields become fields of the role, and everything else goes
+into `pod_template` unchanged."""
 
 from __future__ import annotations
 
@@ -31,13 +30,13 @@ _POD_FIELDS = (
     *("serviceAccount", "serviceAccountName", "setHostnameAsFQDN", "shareProcessNamespace"),
     "topologySpreadConstraints",
 )
-"""Of a pod, what has no field of its own."""
+"""Fields of a pod that have no field of their own."""
 
 _CONTAINER_FIELDS = (
     *("envFrom", "lifecycle", "livenessProbe", "readinessProbe", "resizePolicy", "securityContext", "startupProbe"),
     *("stdin", "stdinOnce", "terminationMessagePath", "terminationMessagePolicy", "tty", "volumeDevices", "workingDir"),
 )
-"""Of a container, what has no field of its own."""
+"""Fields of a container that have no field of their own."""
 
 _PER_POD = {
     "hostname": "Perdure names the pods",
@@ -48,7 +47,7 @@ _PER_POD = {
 
 @dataclass(kw_only=True)
 class Overrides:
-    """What a job says over the container of a template that it uses."""
+    """A job's overrides of the container of a template that it uses."""
 
     image: Field | None = None
     command: Field | None = None
@@ -59,10 +58,10 @@ class Overrides:
 
 @dataclass(kw_only=True)
 class Pod:
-    """What a template says that its adapter needs."""
+    """The content of a template that its adapter needs."""
 
     command: list[str] | None = None
-    """The program and its arguments; None where the image's own ENTRYPOINT would run."""
+    """The program and its arguments; None if the image's own ENTRYPOINT would run."""
     command_fields: tuple[Field, ...] = ()
     variables: dict[str, str] = field(default_factory=dict[str, str])
     """Environment variables with a plain value."""
@@ -70,7 +69,7 @@ class Pod:
     """Environment variables that are options of torchrun, such as PET_NNODES."""
     gpus: int = 0
     cpus: int | None = None
-    """Whole CPU cores, where the template sets them."""
+    """Whole CPU cores, if the template sets them."""
 
 
 def read_pod(template: Field, draft: Draft, *, containers: Sequence[str], overrides: Overrides | None = None) -> Pod:
@@ -79,11 +78,11 @@ def read_pod(template: Field, draft: Draft, *, containers: Sequence[str], overri
     Args:
         template: The PodTemplateSpec.
         draft: The specification.
-        containers: Names that the source's system gives to the container that trains; a sole one may have any.
+        containers: Names that the source's system gives to the training container; a sole container may have any.
         overrides: Fields elsewhere that replace the container's.
 
     Returns:
-        What is left for the adapter to judge: the command, and what it runs on.
+        The parts that the adapter decides on: the command, and its resources.
     """
     pod = Pod()
     metadata, spec = template["metadata"], template["spec"]
@@ -142,7 +141,7 @@ def _read_container(container: Field, draft: Draft, pod: Pod, overrides: Overrid
 
 
 def _either(override: Field | None, own: Field) -> Field:
-    """The override, where there is one."""
+    """Returns the override if there is one, else the container's own field."""
     if override is None or not override.present:
         return own
     own.drop(f"{override.path} counts instead")
@@ -153,7 +152,7 @@ _REFERENCE = re.compile(r"\$(\$|\((?P<name>[-._A-Za-z0-9]+)\))")
 
 
 def _expanded(words: Field, variables: Mapping[str, str]) -> list[str] | None:
-    """The words of a command, with Kubernetes' `$(NAME)` filled in as it does itself."""
+    """The words of a command, with Kubernetes' `$(NAME)` expanded as Kubernetes does."""
     texts = words.texts()
     if texts is None:
         return None
@@ -161,7 +160,7 @@ def _expanded(words: Field, variables: Mapping[str, str]) -> list[str] | None:
 
 
 def expand_references(text: str, variables: Mapping[str, str], field: Field) -> str:
-    """Fills in Kubernetes' `$(NAME)`; names that have no plain value stay, and are warned about."""
+    """Expands Kubernetes' `$(NAME)`; names without a plain value are kept, with a warning."""
 
     def fill(match: re.Match[str]) -> str:
         name = match["name"]
@@ -236,7 +235,7 @@ def _read_resources(resources: Field, draft: Draft, pod: Pod) -> None:
             if name == "memory" and amounts[0] == amounts[-1]:
                 fields[-1].carry((*ROLE, "resources", name))
             elif name in limits:
-                # Perdure sets no limit of CPU time by itself, and the same limit as request of memory.
+                # Perdure sets no limit of CPU time by itself, and a memory limit that equals the request.
                 draft.put((*_CONTAINER, "name"), TRAINING_CONTAINER)
                 draft.put((*_CONTAINER, "resources", "limits", name), amounts[-1], limits[name])
         else:
@@ -281,7 +280,7 @@ def _read_ports(ports: Field, draft: Draft) -> None:
 
 
 def _read_volumes(volumes: Field, mounts: Field, shared: set[str], draft: Draft) -> None:
-    """Reads volumes; those that other containers mount, too, stay as they are."""
+    """Reads volumes; volumes that other containers mount as well are kept unchanged."""
     found = mounts.items()
     for volume in volumes.items():
         name = volume["name"].text()
@@ -344,7 +343,7 @@ def _read_scheduling(spec: Field, draft: Draft) -> None:
     if policy.value == "Never":
         policy.settle()
     else:
-        policy.drop("Perdure restarts ranks in place, and makes lost pods anew")
+        policy.drop("Perdure restarts ranks in place, and replaces lost pods")
     for item in spec["imagePullSecrets"].items():
         draft.append((*ROLE, "image_pull_secrets"), item["name"].text(), item["name"])
     for item in spec["tolerations"].items():
@@ -357,7 +356,7 @@ def _read_scheduling(spec: Field, draft: Draft) -> None:
 def _pass_on(
     mapping: Field, names: Sequence[str], draft: Draft, location: tuple[str | int, ...], *, name: bool = False
 ) -> None:
-    """Writes fields as they are into `pod_template`; `name` where they belong to the container that trains."""
+    """Writes fields unchanged into `pod_template`; `name` is set if they belong to the training container."""
     for key in names:
         if (item := mapping[key]).present:
             if name:

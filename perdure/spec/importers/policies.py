@@ -1,4 +1,4 @@
-"""What several systems of Kubernetes say of a job's life in the same words: deadlines, retries, queues, clean-up."""
+"""Reads policies that several systems of Kubernetes share: deadlines, retries, queues, clean-up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def put_seconds(draft: Draft, location: tuple[str, ...], field: Field, *, least:
 
 
 def put_restarts(draft: Draft, field: Field) -> None:
-    """Writes how often failures are repaired, and says what is counted."""
+    """Writes the number of restarts, with a warning about how they are counted."""
     if (count := field.integer()) is not None:
         draft.put(("retry", "max_restarts"), count, field)
         field.changed(BUDGET)
@@ -39,7 +39,7 @@ def read_run_policy(policy: Field, draft: Draft) -> None:
 
 
 def drop_suspend(suspend: Field) -> None:
-    """Drops `suspend`: false says what happens anyway."""
+    """Drops `suspend`; false is the default anyway."""
     if suspend.boolean():
         suspend.drop(STARTS)
     else:

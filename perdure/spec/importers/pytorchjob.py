@@ -1,4 +1,4 @@
-"""PyTorchJob of Kubeflow's training operator (version 1)."""
+"""Imports PyTorchJob of Kubeflow's training operator (version 1)."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _read_elastic_policy(elastic: Field, draft: Draft) -> None:
 
 
 def _compare(field: Field, value: Any) -> None:
-    """Accounts for the other replicas' template, which is the same or is not what will run."""
+    """Accounts for the other replicas' template, which equals the workers' or is not used."""
     mapping, items = as_mapping(value), as_list(value)
     if field.value == value:
         field.settle()

@@ -1,7 +1,7 @@
-"""Ray: job files as `ray job submit` and the SDK take them, and KubeRay's RayJob.
+"""Imports Ray jobs: job files as `ray job submit` and the SDK take them, and KubeRay's RayJob.
 
-A Ray job is one driver on one node. Where it starts torchrun, or trains by itself, that is a node of Perdure; what a
-driver does through Ray's own actors and tasks, Perdure cannot see.
+A Ray job is one driver on one node. If the driver starts torchrun, or trains by itself, it becomes a node of Perdure.
+Perdure cannot see work that a driver does through Ray's own actors and tasks.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def read_job_file(job: Field, draft: Draft) -> None:
     _read_amount(job["entrypoint_num_cpus"], "cpu", draft)
     _read_amount(job["entrypoint_memory"], "memory", draft)
     pod.gpus = _read_gpus(job["entrypoint_num_gpus"], draft)
-    job["entrypoint_resources"].drop("Perdure asks for no resources of Ray's own making")
-    job["entrypoint_label_selector"].drop("Perdure asks for no labels of Ray's nodes")
+    job["entrypoint_resources"].drop("Perdure requests no custom resources of Ray")
+    job["entrypoint_label_selector"].drop("Perdure requests no labels of Ray's nodes")
     _finish(draft, pod, Replicas(least=1, most=1, told=False))
 
 
@@ -103,7 +103,7 @@ def _read_life(spec: Field, draft: Draft) -> None:
     for name in ("clusterSelector", "submissionMode", "submitterPodTemplate", "submitterConfig", "jobId"):
         spec[name].drop("no job is submitted to a Ray cluster")
     for name in ("entrypointNumCpus", "entrypointNumGpus", "entrypointResources"):
-        spec[name].drop("what a node needs stands in roles.worker.resources")
+        spec[name].drop("a node's needs are in roles.worker.resources")
     spec["managedBy"].drop("Perdure's own workflows manage the job")
     spec["schedule"].drop("start jobs by Temporal's schedules")
 
@@ -138,7 +138,7 @@ def _starts_torchrun(pod: Pod) -> bool:
 
 
 def _read_entrypoint(entrypoint: Field, pod: Pod) -> None:
-    """A shell reads it, as Ray has one do."""
+    """Reads the entrypoint as text for a shell, as Ray does."""
     pod.command_fields = (entrypoint,)
     text = entrypoint.text()
     if text is None or not text.strip():

@@ -1,8 +1,8 @@
-"""Reads another system's document so that nothing of it is lost unseen.
+"""Reads another system's document, and accounts for every field.
 
-Every field that an adapter takes is accounted for where it is taken: it was carried into the specification, it means
-what Perdure does anyway, or a warning names it. What no adapter asked for is left over at the end and becomes a warning
-by itself, so a field that an adapter forgets is reported instead of dropped.
+An adapter accounts for each field that it reads: the field was carried into the specification, it means what Perdure
+does anyway, or a warning names it. Fields that no adapter reads are left over at the end and become warnings
+automatically, so a field that an adapter forgets is reported instead of dropped.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ class Fate(StrEnum):
     """Why a warning names a field."""
 
     DROPPED = "dropped"
-    """Perdure has nothing for it: it is left out."""
+    """Perdure has no counterpart: the field is left out."""
     CHANGED = "changed"
-    """It was carried over, and means something slightly else."""
+    """The field was carried over, and its meaning differs slightly."""
     IGNORED = "ignored"
-    """The system that it was written for accepts it and ignores it: it is left out here, too."""
+    """The system that it was written for accepts it and ignores it: the field is left out here, too."""
     UNKNOWN = "unknown"
-    """The importer does not know it: it is left out."""
+    """The importer does not know the field: it is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceWarning:
-    """A field of the source that did not simply become a field of the specification."""
+    """A field of the source that was not simply carried over to the specification."""
 
     location: Location
-    """Where it stands in the source."""
+    """The location in the source."""
     part: str = ""
-    """The part of the value that it is about, such as an option of a command."""
+    """The part of the value that the warning is about, such as an option of a command."""
     value: str = ""
-    """What stands there."""
+    """The value."""
     fate: Fate
     message: str
     """What happens instead."""
     line: int | None = None
-    """The line of the file, counted from 1, where there is a file."""
+    """The line of the file, counted from 1; None without a file."""
 
     @property
     def path(self) -> str:
@@ -59,21 +59,21 @@ class SourceWarning:
 
 
 class Source:
-    """One document, and what became of each of its fields."""
+    """One document, with the outcome for each of its fields."""
 
     def __init__(self, data: Any, *, lines: Mapping[Location, int] | None = None, prefix: Location = ()) -> None:
-        """Takes a document.
+        """Wraps a document.
 
         Args:
             data: Mappings, lists and scalars.
-            lines: The line of each location of `data`, where it was read from a file.
-            prefix: What paths begin with, where there are several documents.
+            lines: The line of each location of `data`, if it was read from a file.
+            prefix: The beginning of paths, if there are several documents.
         """
         self.data = data
         self.carried: dict[Location, list[Location]] = {}
         self.problems: list[SpecProblem] = []
         self.inner: list[Source] = []
-        """Documents that stand in texts of this one."""
+        """Documents inside texts of this one."""
         self._prefix = prefix
         self._lines = {(*self._prefix, *place): line for place, line in (lines or {}).items()}
         self._settled: dict[Location, None] = {}
@@ -91,24 +91,24 @@ class Source:
         return bool(self._settled)
 
     def warnings(self) -> list[SourceWarning]:
-        """What was said of fields, and all fields that nothing was said of, in the document's order."""
+        """The warnings about fields, including those for fields that no adapter read, in the document's order."""
         left = self._left_over(self._prefix, self.data)
         said = [replace(warning, line=self.line(warning.location)) for warning in [*self._warnings, *left]]
         return sorted(said, key=lambda warning: warning.line or 0)
 
     def understood(self) -> list[Location]:
-        """What was neither carried over nor warned about: it says what Perdure does anyway."""
+        """The fields without a warning that were not carried over: they request what Perdure does anyway."""
         said = {warning.location for warning in self._warnings}
         return [place for place in self._settled if not self.carried.get(place) and place not in said]
 
     def problem(self, location: Location, **words: str) -> None:
-        """Notes what makes the document impossible to import; the words are those of `SpecProblem`."""
+        """Notes an error that makes the document impossible to import; the words are those of `SpecProblem`."""
         problem = SpecProblem(location=location, line=self.line(location), **words)
         if problem not in self.problems:
             self.problems.append(problem)
 
     def line(self, location: Location) -> int | None:
-        """The line of a location, or of the nearest thing around it, counted from 1; None where there is no file."""
+        """The line of a location, or of the nearest enclosing location, counted from 1; None without a file."""
         return line_of(location, self._lines)
 
     def ask(self, location: Location, name: str) -> None:
@@ -124,7 +124,7 @@ class Source:
         return location in self._settled
 
     def warn(self, warning: SourceWarning) -> None:
-        """Keeps a warning; a field is not said to be two things."""
+        """Keeps a warning; a field gets at most one of them."""
         if warning not in self._warnings:
             self._warnings.append(warning)
 
@@ -147,7 +147,7 @@ class Source:
 
 
 class Field:
-    """A place in a document, whether or not something stands there."""
+    """A place in a document, with or without a value."""
 
     def __init__(self, source: Source, location: Location, value: Any, *, exists: bool = True) -> None:
         self.source = source
@@ -157,7 +157,7 @@ class Field:
 
     @property
     def present(self) -> bool:
-        """Whether something stands there; nothing written and `null` are the same."""
+        """Whether there is a value; a missing field and `null` are the same."""
         return self.value is not None
 
     @property
@@ -171,7 +171,7 @@ class Field:
         return self.source.is_settled(self.location)
 
     def __getitem__(self, name: str) -> Field:
-        """The field of a mapping, whether or not it is there."""
+        """The field of a mapping, whether or not it exists."""
         self.source.ask(self.location, name)
         mapping = self._mapping()
         child = Field(self.source, (*self.location, name), mapping.get(name), exists=name in mapping)
@@ -196,14 +196,14 @@ class Field:
         return [Field(self.source, (*self.location, index), item) for index, item in enumerate(items)]
 
     def text(self) -> str | None:
-        """The text that stands there."""
+        """The value as a text."""
         if isinstance(self.value, bool | int | float):
             self.wrong("a text", hint=f"in quotes: {json.dumps(json.dumps(self.value))}")
             return None
         return self._typed(str, "a text")
 
     def integer(self, *, least: int = 0) -> int | None:
-        """The integer that stands there, of at least `least`."""
+        """The value as an integer, of at least `least`."""
         number = None if isinstance(self.value, bool) else self._typed(int, "an integer")
         if isinstance(self.value, bool) or (number is not None and number < least):
             self.wrong(f"an integer of at least {least}")
@@ -211,29 +211,29 @@ class Field:
         return number
 
     def boolean(self) -> bool | None:
-        """The truth value that stands there."""
+        """The value as a truth value."""
         return self._typed(bool, "true or false")
 
     def texts(self) -> list[str] | None:
-        """The list of texts that stands there."""
+        """The value as a list of texts."""
         if self.value is None:
             return None
         found = [item.text() for item in self.items()]
         return [text for text in found if text is not None]
 
     def wrong(self, expected: str, *, hint: str = "", message: str = "") -> None:
-        """Refuses the document for what stands there."""
+        """Refuses the document because of this value."""
         self.settle()
         value = format_value(self.value) if self.present else ""
         self.source.problem(self.location, value=value, expected=expected, hint=hint, message=message)
 
     def refuse(self, message: str) -> None:
-        """Refuses the document for what is wrong here, where the value alone does not show it."""
+        """Refuses the document because of an error here that the value alone does not show."""
         self.settle()
         self.source.problem(self.location, message=message)
 
     def contained(self, data: Any) -> Field:
-        """The document that stands in this text, which is accounted for by it."""
+        """Reads the document inside this text, and accounts for the text."""
         self.settle()
         line = self.source.line(self.location)
         inner = Source(data, lines={(): line} if line else {}, prefix=self.location)
@@ -241,7 +241,7 @@ class Field:
         return inner.root
 
     def settle(self) -> None:
-        """Accounts for the field and all below it: it says what Perdure does anyway, or was taken into account."""
+        """Accounts for the field and all below it: it requests what Perdure does anyway, or was used."""
         if self._exists:
             self.source.settle(self.location)
 
@@ -255,15 +255,15 @@ class Field:
         self._warn(Fate.DROPPED, f"left out: {message}")
 
     def ignore(self, system: str, message: str = "") -> None:
-        """Leaves out what the system that it was written for accepts and ignores, with a warning."""
+        """Leaves out a field that the system that it was written for accepts and ignores, with a warning."""
         self._warn(Fate.IGNORED, f"left out: {system} accepts it and ignores it" + (f"; {message}" if message else ""))
 
     def changed(self, message: str, *, part: str = "", value: str | None = None) -> None:
-        """Says what is different about a field that was, or will be, carried over."""
+        """Warns about a difference of a field that was, or will be, carried over."""
         self._warn(Fate.CHANGED, message, settle=False, part=part, value=value)
 
     def dropped_part(self, part: str, message: str, *, value: str = "") -> None:
-        """Says that a part of the value, such as an option of a command, is left out."""
+        """Warns that a part of the value, such as an option of a command, is left out."""
         self._warn(Fate.DROPPED, f"left out: {message}", settle=False, part=part, value=value)
 
     def _warn(self, fate: Fate, message: str, *, settle: bool = True, part: str = "", value: str | None = None) -> None:
@@ -293,7 +293,8 @@ class Field:
 
 
 def show_value(value: Any) -> str:
-    """A value on one line, shortened; unlike in messages about a specification, with what mappings and lists hold."""
+    """Formats a value on one line, shortened; in contrast to messages about a specification, with the content of
+    mappings and lists."""
     if isinstance(value, dict | list) and value:
         text = json.dumps(value, ensure_ascii=False, default=str)
         return text if len(text) <= 80 else text[:76] + "…" + text[-1]
@@ -301,14 +302,14 @@ def show_value(value: Any) -> str:
 
 
 def as_mapping(value: Any) -> dict[str, Any] | None:
-    """The mapping that a value is, with texts as keys; None where it is none."""
+    """The value as a mapping, with texts as keys; None if it is not one."""
     if not isinstance(value, dict):
         return None
     return {str(name): item for name, item in cast("dict[Any, Any]", value).items()}
 
 
 def as_list(value: Any) -> list[Any] | None:
-    """The list that a value is; None where it is none."""
+    """The value as a list; None if it is not one."""
     return cast("list[Any]", value) if isinstance(value, list) else None
 
 

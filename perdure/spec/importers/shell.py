@@ -1,6 +1,6 @@
-"""Finds the words of a shell's command line in its text, so that a part of it can be replaced and the rest kept.
+"""Finds the words of a command line in a shell's text, so that a part of it can be replaced and the rest kept.
 
-Only words are understood, not programs: the shell handles the rest of the text as before.
+Only words are parsed, not programs: the shell handles the rest of the text as before.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Word:
     """One argument of a command line, as a shell splits it."""
 
     text: str
-    """Without its quotes; variables are not filled in."""
+    """The word without its quotes; variables are not expanded."""
     raw: str
-    """As it is written."""
+    """The word as it is written."""
     start: int = 0
     end: int = 0
-    """Where it stands in the shell's text."""
+    """The end of the word in the shell's text."""
     expands: bool = False
-    """Whether a shell would make something else of it: variables, substitutions, patterns."""
+    """Whether a shell would change it: variables, substitutions, patterns."""
 
 
 def plain_word(text: str) -> Word:
-    """An argument that no shell reads."""
+    """An argument that no shell parses."""
     return Word(text=text, raw=text)
 
 
@@ -80,7 +80,7 @@ def as_words(text: str) -> list[str] | None:
 
 
 def fill_variables(text: str, values: Mapping[str, str]) -> str | None:
-    """A word with its variables filled in; None where one is unknown or a shell would do more than that."""
+    """Expands a word's variables; None if one is unknown or a shell would do more than that."""
 
     def value(match: re.Match[str]) -> str:
         default: str | None = match["default"]

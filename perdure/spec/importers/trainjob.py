@@ -1,4 +1,4 @@
-"""TrainJob of Kubeflow's Trainer (version 2), with the runtime that it refers to."""
+"""Imports TrainJob of Kubeflow's Trainer (version 2), with the runtime that it refers to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
 
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _NODE = "node"
-"""What the Trainer calls the part that trains, and its container."""
+"""The Trainer's name for the part that trains, and for its container."""
 
 _APPLIED = "nothing patches the runtime here; write it into the runtime, or into the specification"
 
@@ -127,7 +127,8 @@ def _part_name(spec: Field) -> str:
 
 
 def _nodes(of_job: Field, of_runtime: Field, elastic: Field, of_template: Replicas) -> Replicas:
-    """The Trainer's own order: an elastic policy, the job, the runtime's policy, the template."""
+    """Determines the nodes in the Trainer's own order: an elastic policy, the job, the runtime's policy, the
+    template."""
     bounds = (elastic["minNodes"], elastic["maxNodes"])
     least, most = (field.integer(least=1) for field in bounds)
     if least or most:
@@ -147,7 +148,7 @@ def _nodes(of_job: Field, of_runtime: Field, elastic: Field, of_template: Replic
 
 
 def _processes(trainer: Field, of_runtime: Field, pod: Pod) -> tuple[int | str, Field | None]:
-    """What the Trainer hands to torchrun: with resources of the job's own it counts CPUs where it asks for no GPU."""
+    """The value that the Trainer passes to torchrun: for a job with resources of its own but no GPU, it counts CPUs."""
     of_job = trainer["numProcPerNode"]
     field = of_job if of_job.present else of_runtime
     of_runtime.settle()

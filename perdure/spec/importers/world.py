@@ -1,6 +1,5 @@
-"""How large the world is and how its processes are started: what the source's replicas and its command's options say
-together.
-"""
+"""Determines the size of the world and the start of its processes, from the source's replicas together with its
+command's options."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from .reader import Field
 from .shell import fill_variables, variables_in
 
 BUDGET = "is retry.max_restarts now, which counts the whole job's restarts within retry.window (by default an hour)"
-"""What is said wherever a number of restarts is carried over: no two systems count the same."""
+"""The message for every number of restarts that is carried over: no two systems count in the same way."""
 
 _AUTO = "where there is no GPU, torchrun's auto starts a process per CPU core, and Perdure's only one"
 
@@ -25,7 +24,7 @@ _TIMEOUTS = {
     "last_call_timeout": ("timing", "rendezvous", "last_call"),
     "lastcall_timeout": ("timing", "rendezvous", "last_call"),
 }
-"""Of torchrun's --rdzv-conf, what has a field; DLRover spells one of them its own way."""
+"""Settings of torchrun's --rdzv-conf that have a field; DLRover spells one of them differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,23 +33,23 @@ class System:
 
     name: str
     variables: frozenset[str] = frozenset()
-    """What it sets in each node's environment, and Perdure does not."""
+    """Variables that it sets in each node's environment, and Perdure does not."""
     tells_nodes: bool = False
-    """Whether it tells torchrun how many nodes there are."""
+    """Whether it passes the number of nodes to torchrun."""
     hidden: str = ""
-    """What to say of commands that cannot be looked into."""
+    """The message for commands that cannot be parsed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replicas:
-    """How many nodes the source starts."""
+    """The number of nodes that the source starts."""
 
     least: int
     most: int
     fields: tuple[Field, ...] = ()
-    """The fields of the source that set it."""
+    """The fields of the source that set the number."""
     told: bool = True
-    """Whether the source starts the nodes, and not its user on each machine."""
+    """Whether the source starts the nodes, instead of its user on each machine."""
 
 
 def put_world(
@@ -67,10 +66,10 @@ def put_world(
 
     Args:
         draft: The specification.
-        pod: The command and what it runs on.
-        system: Who would have run it.
-        replicas: How many nodes the source starts.
-        processes: Per node, where the command does not say: a number, gpu or auto.
+        pod: The command and its resources.
+        system: The system that would have run it.
+        replicas: The number of nodes that the source starts.
+        processes: Processes per node, unless the command sets them: a number, gpu or auto.
         processes_field: The field of the source that sets it.
         known: Variables that the system sets, and whose value is known.
     """
@@ -193,10 +192,10 @@ class _World:
     # Processes
 
     def _processes_of_options(self, processes: int | str, field: Field | None) -> list[Given]:
-        """Writes how many processes there are per node.
+        """Writes the number of processes per node.
 
         Returns:
-            The option, where the command has to keep it because the specification cannot say the same.
+            The option, if the command has to keep it because the specification cannot express it.
         """
         launch = self.launch
         given = launch.last(Use.PROCESSES) if launch else None
