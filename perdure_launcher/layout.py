@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Final
 
 AGENT_SOCKET: Final = "agent.sock"
-"""The longest path of a socket in here: the others are in folders that only their own processes enter."""
+"""The socket with the longest path: other sockets are in folders that only their own processes enter."""
 
 LOGS: Final = "logs"
 OUTPUT_LOG: Final = "output.log"
-"""In `logs`: the command's output; older parts have `.1`, `.2`, …"""
+"""The command's output, in `logs`; older parts have the suffixes `.1`, `.2`, …"""
 ROTATED_LOGS: Final = 4
-"""How many older parts are kept."""
+"""The number of older parts that are kept."""
 AGENT_LOG: Final = "agent.log"
-"""In `logs`."""
+"""The agent's own log, in `logs`."""
 
 PROGRESS: Final = "progress"
 """A folder with a file for each rank of the node."""
@@ -25,10 +25,10 @@ PROGRESS: Final = "progress"
 ERRORS: Final = "errors"
 """A folder with error files of ranks."""
 RANK_EXITS: Final = "rank-exits.json"
-"""In `errors`: exits that the agent does not have yet."""
+"""Exits of ranks that the agent does not have yet, in `errors`."""
 
 RENDEZVOUS_STATE: Final = "rendezvous-state"
-"""What torchruns of this node must know of each other."""
+"""The state that torchruns of this node pass on to each other."""
 
 INJECTED: Final = "inject"
 """The folder that PYTHONPATH begins with."""
@@ -37,27 +37,27 @@ WARM: Final = "warm"
 """The folder of warm starts, described in `warm_start.names`."""
 
 EXIT: Final = "exit.json"
-"""How the launcher ended."""
+"""The record of the launcher's end."""
 
 AGENT_STATE: Final = "agent-state.json"
-"""What an agent must remember when it is started again."""
+"""The state that a restarted agent needs."""
 SHIPPED_LOGS: Final = "logs-shipped.json"
-"""How far the log has been copied."""
+"""The position up to which the log was copied."""
 
 LONGEST_SOCKET_PATH: Final = 107
-"""Bytes that Linux allows for the path of a socket."""
+"""The maximum length of a socket's path on Linux, in bytes."""
 
 
 def output_log(run_directory: Path) -> Path:
-    """The newest part of the command's output."""
+    """Returns the path of the newest part of the command's output."""
     return run_directory / LOGS / OUTPUT_LOG
 
 
 def outbox(run_directory: Path, destination: str) -> Path:
-    """The agent's journal of what it has not delivered to a destination."""
+    """Returns the path of the agent's journal of undelivered messages to a destination."""
     return run_directory / f"outbox-{destination}.json"
 
 
 def folders(run_directory: Path) -> tuple[Path, ...]:
-    """Those that are there before the command starts."""
+    """Returns the folders that exist before the command starts."""
     return tuple(run_directory / name for name in (LOGS, PROGRESS, ERRORS))

@@ -2,7 +2,7 @@
 
 The two may be of different releases, so bodies only grow: unknown fields are ignored, and one that is missing or
 malformed has its default. A body without a field that has no default is refused. Times are seconds since the epoch; the
-agent takes None for the time of arrival. docs/node-protocol.md says what follows from each body.
+agent uses the time of arrival for None. docs/node-protocol.md describes the effect of each body.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import Final
 
 PROTOCOL: Final = 1
-"""Grows when the two sides could not understand each other any more. Fields that are added leave it as it is."""
+"""Increases when the two sides become incompatible; additional fields do not change it."""
 
 
 def protocol_mismatch(*, launcher: int, agent: int) -> str:
-    """Why these two cannot work together, and what to do; empty where they can."""
+    """Returns why the two cannot work together, and a remedy; empty if they can."""
     if launcher == agent:
         return ""
     return (
@@ -29,12 +29,12 @@ def protocol_mismatch(*, launcher: int, agent: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Body:
-    """What a request or an answer holds."""
+    """The content of a request or an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankExit(Body):
-    """One rank that ended badly."""
+    """The exit of a rank that failed."""
 
     local_rank: int
     global_rank: int | None = None
@@ -43,7 +43,7 @@ class RankExit(Body):
     """None where a signal ended it."""
     signal: int | None = None
     error: str | None = None
-    """From its torch error file: the exception's type and message, on one line."""
+    """The exception's type and message, on one line, from the rank's torch error file."""
     traceback: str | None = None
     time: float | None = None
 
@@ -61,21 +61,21 @@ class World(Body):
     store_port: int
     store_host: bool
     stage: int | None = None
-    """The torchrun of the command that it is for, from 0; None where an older worker did not say."""
+    """The index of the command's torchrun that it is for, from 0; None from older workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherHello(Body):
-    """The launcher's first report, and its first to each agent that is started again."""
+    """The launcher's first report, which it repeats to each restarted agent."""
 
     pid: int
     started_at: float | None = None
     attempt: int = 0
-    """The newest attempt that it has started."""
+    """The newest attempt that the launcher has started."""
     mode: str = "torchrun"
     """`torchrun` or `env`."""
     script: bool = False
-    """The command may do other work before it starts torchrun."""
+    """Whether the command may do other work before it starts torchrun."""
     processes: int | None = None
     """Ranks of this node."""
     protocol: int = PROTOCOL
@@ -83,7 +83,7 @@ class LauncherHello(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class HandlerHello(Body):
-    """The same of the rendezvous handler in a torchrun."""
+    """The first report of the rendezvous handler in a torchrun, which it repeats to each restarted agent."""
 
     pid: int
     torch: str = ""
@@ -97,7 +97,7 @@ class HandlerHello(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class HelloAnswer(Body):
-    """The agent's answer to both."""
+    """The agent's answer to both first reports."""
 
     protocol: int = PROTOCOL
 
@@ -108,12 +108,12 @@ class ReadyReport(Body):
 
     after_generation: int = 0
     ranks: tuple[RankExit, ...] = ()
-    """What ended that generation on this node."""
+    """The exits that ended that generation on this node."""
     store_ports: tuple[int, ...] = ()
     processes: int = 1
     out_of_memory: bool = False
     stage: int = 0
-    """How many torchruns of the command have ended with 0 before this one."""
+    """The number of torchruns of the command that have ended with 0 before this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class EnteredReport(Body):
     generation: int
     time: float | None = None
     store_ports: tuple[int, ...] | None = None
-    """On which the node listens now; None: as before."""
+    """The ports on which the node listens now; None if they are unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class FinishedReport(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class SupersededReport(Body):
-    """torchrun waits in the exit barrier of a generation that is over: the command must be started again."""
+    """torchrun waits in the exit barrier of a generation that is over, so the command must be restarted."""
 
     generation: int
 
@@ -151,19 +151,19 @@ class CommandExit(Body):
     """None where a signal ended it."""
     signal: int | None = None
     ranks: tuple[RankExit, ...] = ()
-    """Exits that torchrun has seen and could not report any more."""
+    """Exits that torchrun detected but could not report."""
     log_tail: str = ""
     out_of_memory: bool = False
     time: float | None = None
     superseded: bool = False
-    """It left the exit barrier of a generation that is over."""
+    """Whether torchrun left the exit barrier of a generation that is over."""
     message: str = ""
-    """What the launcher recognizes in its end."""
+    """The cause, if the launcher recognizes it in the command's output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeavingReport(Body):
-    """A party other than the job ends the node, and the launcher ends the command for it."""
+    """The node is ended by another party than the job, and the launcher ends the command."""
 
     reason: str = ""
 
@@ -182,7 +182,7 @@ class DeviceUsage(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class UsageReport(Body):
-    """What the training processes use."""
+    """The resource usage of the training processes."""
 
     cpu_cores: float | None = None
     """CPU-seconds per second."""
@@ -193,7 +193,7 @@ class UsageReport(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class UnmanagedReport(Body):
-    """Ranks train outside the job's world."""
+    """Ranks train outside of the job's world."""
 
     ranks: tuple[int, ...] = ()
     """Process IDs."""
@@ -202,14 +202,14 @@ class UnmanagedReport(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class LeaveRequest(Body):
-    """The parent of the node's processes ends them."""
+    """A request to end the node, from the parent of its processes."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Desired(Body):
-    """The agent's answer about what the launcher must make true."""
+    """The agent's answer with the desired state of the launcher."""
 
     version: int
     run: bool
@@ -219,16 +219,17 @@ class Desired(Body):
     world: World | None = None
     exit: bool = False
     exit_grace_s: float | None = None
-    """From SIGTERM to SIGKILL when it leaves; None is the configured one."""
+    """Seconds from SIGTERM to SIGKILL when the launcher leaves; None for the configured time."""
     reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldAnswer(Body):
-    """The agent's answer about the newest world: the world's own fields, and what the job has finished."""
+    """The agent's answer with the newest world: the world's fields, and the generations and stages that the job has
+    finished."""
 
     generation: int = 0
-    """0 where there is no world."""
+    """The world's generation; 0 if there is no world."""
     nodes: int = 0
     group_rank: int = 0
     base_rank: int = 0
@@ -240,7 +241,7 @@ class WorldAnswer(Body):
     complete: int = 0
     """The newest generation that every rank of the job finished."""
     stages_complete: int = 0
-    """How many torchruns of the command the job has finished."""
+    """The number of torchruns of the command that the job has finished."""
 
     @classmethod
     def of(cls, world: World | None, *, complete: int, stages_complete: int) -> WorldAnswer:
@@ -272,9 +273,9 @@ POSTS: Final[Mapping[str, type[Body]]] = MappingProxyType(
         "/v1/rendezvous/superseded": SupersededReport,
     }
 )
-"""What is posted where."""
+"""The bodies of POST requests, by path."""
 
 GETS: Final[Mapping[str, type[Body]]] = MappingProxyType(
     {"/v1/launcher/desired": Desired, "/v1/rendezvous/world": WorldAnswer}
 )
-"""What long polls answer."""
+"""The answers to long polls, by path."""

@@ -1,4 +1,4 @@
-"""Talks to the agent, which may be away at any time: nothing of training stops for that, so clients retry
+"""HTTP client of the agent. The agent may be away at any time, which must not stop training, so clients retry
 indefinitely."""
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .codec import decode, encode, encode_essentials
 logger = logging.getLogger(__name__)
 
 LONG_POLL = timedelta(seconds=25)
-"""How long the agent may hold a question that has no news yet."""
+"""Longest time for which the agent may hold a long poll."""
 REQUEST_TIMEOUT = timedelta(seconds=10)
-"""After this a silent agent counts as gone, and is asked again on a new connection."""
+"""Time after which a silent agent counts as gone, and the request is retried on a new connection."""
 SHORTEST_PAUSE = timedelta(milliseconds=50)
 LONGEST_PAUSE = timedelta(seconds=1)
 
 
 class AgentGone(Exception):
-    """The agent did not answer: it is starting, restarting or stuck. Ask again."""
+    """The agent did not answer: it is starting, restarting or stuck. A retry may succeed."""
 
 
 class AgentRefused(Exception):
-    """The agent answered that the request is wrong. Asking again would not help."""
+    """The agent answered that the request is invalid. A retry would fail as well."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -48,7 +48,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class AgentConnection:
-    """One connection, for one thread at a time."""
+    """One connection to the agent, for one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self._http = _UnixConnection(path)
@@ -63,7 +63,7 @@ class AgentConnection:
 
         Raises:
             AgentGone: if no answer came.
-            AgentRefused: if the answer was an error of ours.
+            AgentRefused: if the agent rejected the request as invalid.
         """
         status, content = self._exchange(method, path, encode(body) if body else None, timeout)
         if body and 400 <= status < 500:
@@ -82,7 +82,7 @@ class AgentConnection:
         return cast("dict[str, Any]", answer)
 
     def _exchange(self, method: str, path: str, data: bytes | None, timeout: timedelta) -> tuple[int, bytes]:
-        """The answer's status and content.
+        """Returns the answer's status and content.
 
         Raises:
             AgentGone: if no answer came.
@@ -107,10 +107,10 @@ def _shortened(content: bytes) -> str:
 
 
 class AgentSession:
-    """One party's conversation with the agent, over any number of connections and of agents.
+    """A client's session with the agent, across any number of connections and restarts of the agent.
 
     A request that finds the agent gone makes every later one begin with a new greeting, so that a restarted agent knows
-    us before it receives anything else.
+    the client before it receives anything else.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class AgentSession:
 
         Args:
             socket_path: The agent's socket.
-            hello_path: Where the greeting goes.
-            hello: Makes the greeting.
-            on_return: Called after each greeting but the first, by the thread that greeted.
+            hello_path: The path of the greeting.
+            hello: Creates the greeting.
+            on_return: Called after each greeting except the first, by the thread that sent it.
         """
         self._socket_path = socket_path
         self._hello_path = hello_path
@@ -135,7 +135,7 @@ class AgentSession:
         self._on_return = on_return
         self._closed = threading.Event()
         self._news = threading.Event()
-        """The agent is back, or the session is closed: no request pauses any longer."""
+        """Set when the agent is back or the session is closed: no request pauses any longer."""
         self._greeting = threading.Lock()
         self._greeted = False
         self._refusal = ""
@@ -147,7 +147,7 @@ class AgentSession:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Makes every call return None, soon."""
+        """Makes every call return None soon."""
         self._closed.set()
         self._news.set()
 
@@ -163,17 +163,17 @@ class AgentSession:
         *,
         timeout: timedelta = REQUEST_TIMEOUT,
     ) -> dict[str, Any] | None:
-        """Asks until there is an answer; None once the session is closed.
+        """Sends a request until there is an answer; returns None once the session is closed.
 
         Args:
-            connection: The calling thread's own.
+            connection: The calling thread's own connection.
             method: GET or POST.
-            path: Where to; a callable is asked anew for each attempt.
-            body: What to post.
-            timeout: For one attempt.
+            path: The path; a callable is called for each attempt.
+            body: The body to post.
+            timeout: The timeout of one attempt.
 
         Raises:
-            AgentRefused: if the agent calls the request wrong.
+            AgentRefused: if the agent rejects the request as invalid.
         """
         pause = SHORTEST_PAUSE
         while not self._closed.is_set():
@@ -184,8 +184,8 @@ class AgentSession:
                 if self._greeted:
                     self._greeted = False
                     self._news.clear()
-                    logger.info("the agent is away (%s); asking until it is back", gone)
-                # A caller that slept on would trust a greeting which the next agent has never heard.
+                    logger.info("the agent is away (%s); retrying until it is back", gone)
+                # Wakes early: otherwise it could rely on a greeting that a later agent has not received.
                 self._news.wait(pause.total_seconds())
                 pause = min(pause * 1.5, LONGEST_PAUSE)
         return None
@@ -223,7 +223,7 @@ class _Letter:
 
 
 class Outbox(threading.Thread):
-    """Delivers posts in order, each until the agent has it."""
+    """Delivers posts in order, each until the agent has received it."""
 
     def __init__(self, session: AgentSession, *, name: str = "outbox") -> None:
         super().__init__(name=name, daemon=True)
@@ -232,18 +232,18 @@ class Outbox(threading.Thread):
         self._changed = threading.Condition()
 
     def post(self, path: str, body: Body, *, delivered: Callable[[], None] | None = None) -> None:
-        """Returns at once; `delivered` is called by the outbox's thread."""
+        """Adds a post and returns at once; `delivered` is called by the outbox's thread."""
         with self._changed:
             self._letters.append(_Letter(path, body, delivered))
             self._changed.notify_all()
 
     def holds(self, path: str) -> bool:
-        """Whether a post to this path waits to be delivered."""
+        """Returns whether a post to this path waits for delivery."""
         with self._changed:
             return any(letter.path == path for letter in self._letters)
 
     def flush(self, timeout: timedelta) -> bool:
-        """Waits until all is delivered; False if it took too long."""
+        """Waits until all posts are delivered; returns False on a timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._letters, timeout.total_seconds())
 

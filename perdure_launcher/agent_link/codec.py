@@ -1,6 +1,7 @@
-"""Writes and reads the bodies of `protocol`, as JSON that the other side can parse.
+"""Encodes and decodes the bodies of `protocol`, as JSON that the other side can parse.
 
-A report must arrive, whatever text a rank has died of; and no answer may fail a launcher because of one odd field.
+A report must arrive regardless of the text that a rank died with, and no malformed field of an answer may fail a
+launcher.
 """
 
 from __future__ import annotations
@@ -16,32 +17,33 @@ from ..protocol import Body
 from ..system.text import well_formed
 
 LONGEST_TEXT = 16_384
-"""Characters of one text: error texts and log tails are shorter, and a command's words may be anything."""
+"""Maximum length of a text in characters: error texts and log tails are shorter, but a command's arguments may not
+be."""
 _LARGEST_INTEGER = 2**63 - 1
 
 _Body = TypeVar("_Body", bound=Body)
 
 
 class Malformed(ValueError):
-    """This is no such body; the message says what is wrong."""
+    """The content is no valid body; the message says why."""
 
 
 def encode(body: Body) -> bytes:
-    """The body as strict JSON."""
+    """Encodes a body as strict JSON."""
     return json.dumps(plain(body), allow_nan=False).encode()
 
 
 def encode_essentials(body: Body) -> bytes:
-    """The body without its texts: numbers and flags, and of each rank its place and how it ended."""
+    """Encodes a body without its texts: numbers and flags, and each rank's number and exit status."""
     return json.dumps(_without_texts(plain(body)), allow_nan=False).encode()
 
 
 def plain(value: Any) -> Any:
-    """The value as strict JSON has it: numbers that JSON does not have become None."""
+    """Converts a value to strict JSON's types. Numbers that JSON cannot represent become None."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        # Python's JSON encoder refuses longer ones than Python is willing to print.
+        # Python's JSON encoder rejects integers that are too long for Python to print.
         return int(value) if abs(value) <= _LARGEST_INTEGER else None
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -55,7 +57,7 @@ def plain(value: Any) -> Any:
 
 
 def decode(kind: type[_Body], content: Any) -> _Body:
-    """Reads a body from parsed JSON.
+    """Decodes a body from parsed JSON.
 
     Raises:
         Malformed: if a field that has no default is missing or malformed.
@@ -76,10 +78,10 @@ def decode(kind: type[_Body], content: Any) -> _Body:
 
 
 def _value(kind: Any, content: Any) -> Any:
-    """The content as a value of this type.
+    """Converts content to a value of this type.
 
     Raises:
-        Malformed: if it is none.
+        Malformed: if the content does not have this type.
     """
     if get_origin(kind) in (Union, UnionType):
         if content is None:
@@ -101,7 +103,7 @@ def _value(kind: Any, content: Any) -> Any:
 
 
 def _items(kind: Any, content: list[Any]) -> list[Any]:
-    """Those items that are of this type."""
+    """Returns the items that have this type."""
     items: list[Any] = []
     for item in content:
         try:

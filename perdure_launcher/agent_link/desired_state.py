@@ -15,11 +15,11 @@ logger = logging.getLogger(__name__)
 _UNKNOWN = -1
 
 NOTHING_DESIRED = Desired(version=_UNKNOWN, run=False, attempt=0)
-"""Before the agent's first answer."""
+"""The state before the agent's first answer."""
 
 
 class DesiredFeed(threading.Thread):
-    """Keeps one question open at the agent: does it want something else?"""
+    """Polls the agent for changes of the desired state, with one long poll at a time."""
 
     def __init__(self, session: AgentSession, *, on_change: Callable[[Desired], None]) -> None:
         super().__init__(name="desired", daemon=True)
@@ -28,7 +28,7 @@ class DesiredFeed(threading.Thread):
         self._version = _UNKNOWN
 
     def forget(self) -> None:
-        """Asks for the current version next: a restarted agent may count from the start."""
+        """Requests the current version next: a restarted agent may count from the start."""
         self._version = _UNKNOWN
 
     def run(self) -> None:
@@ -40,7 +40,7 @@ class DesiredFeed(threading.Thread):
                     return
                 desired = decode(Desired, body)
             except (AgentRefused, Malformed) as error:
-                logger.error("the agent's request is not understood: %s: %s", type(error).__name__, error)
+                logger.error("the agent's desired state is malformed: %s: %s", type(error).__name__, error)
                 threading.Event().wait(1)
                 continue
             if desired.version != self._version:

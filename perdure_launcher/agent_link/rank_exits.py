@@ -1,4 +1,4 @@
-"""How a rank ended: from its status and its error file, and kept on disk until the agent has it."""
+"""Exits of ranks: reads status and error file, and keeps exits on disk until the agent has received them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .codec import Malformed, decode
 LONGEST_TRACEBACK = 2000
 LONGEST_ERROR = 500
 SUPERSEDED_EXIT_CODE = 87
-"""torchrun leaves with it from the exit barrier of a generation that is over."""
+"""The exit code with which torchrun leaves the exit barrier of a generation that is over."""
 
 
 def rank_exit(
     *, local_rank: int, global_rank: int, pid: int, code: int, error_file: str | os.PathLike[str] | None
 ) -> RankExit:
-    """A rank that ended just now.
+    """Returns the exit of a rank that has just ended.
 
     Args:
-        local_rank: Its number on the node.
-        global_rank: Its number in the world.
-        pid: Its process.
-        code: Negative for signals.
-        error_file: Where it says why, if it does.
+        local_rank: The rank's number on the node.
+        global_rank: The rank's number in the world.
+        pid: The rank's PID.
+        code: The exit code; negative for signals.
+        error_file: The rank's error file, if there is one.
     """
     exit_code, signal_number = split_status(code)
     ended = with_error(
@@ -44,12 +44,13 @@ def rank_exit(
 
 
 def split_status(code: int) -> tuple[int | None, int | None]:
-    """Exit code and signal, of which one is None, from a code that is negative for signals (as `Popen.returncode`)."""
+    """Splits a return code, negative for signals (as `Popen.returncode`), into exit code and signal, of which one is
+    None."""
     return (None, -code) if code < 0 else (code, None)
 
 
 def describe_status(exit_code: int | None, signal_number: int | None) -> str:
-    """The status in two words for people."""
+    """Returns the status as a short text for users."""
     if signal_number is None:
         return f"exit code {exit_code}"
     try:
@@ -59,9 +60,9 @@ def describe_status(exit_code: int | None, signal_number: int | None) -> str:
 
 
 def with_error(ended: RankExit, error_file: str | os.PathLike[str] | None) -> RankExit:
-    """The exit with what `torch.distributed.elastic` or our excepthook wrote about it, where there is anything.
+    """Adds the error that `torch.distributed.elastic` or our excepthook wrote to the error file, if there is one.
 
-    The forms are torch's: `{"message": "…"}` and `{"message": {"message": "…", "extraInfo": {…}}}`.
+    The formats are torch's: `{"message": "…"}` and `{"message": {"message": "…", "extraInfo": {…}}}`.
     """
     if not error_file:
         return ended
@@ -99,7 +100,7 @@ def _fields(content: Any) -> dict[str, Any]:
 
 
 def _moment(value: Any) -> float | None:
-    """Seconds since the epoch; torch writes them as text."""
+    """Converts a time to seconds since the epoch; torch writes it as text."""
     try:
         moment = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -108,20 +109,20 @@ def _moment(value: Any) -> float | None:
 
 
 class ExitSpool:
-    """Ranks' exits that torchrun has seen and the agent does not have yet; the launcher finds them if torchrun dies."""
+    """Exits that torchrun has detected and the agent has not received yet; the launcher reads them if torchrun dies."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def write(self, exits: Sequence[RankExit]) -> None:
-        """Best effort: on a full disk the exits still go through the socket."""
+        """Writes the exits. Errors are ignored: on a full disk the exits still arrive through the socket."""
         with contextlib.suppress(OSError):
             scratch = self._path.with_suffix(".new")
             scratch.write_text(json.dumps({"exits": [asdict(item) for item in exits]}))
             scratch.replace(self._path)
 
     def read(self, *, started_after: float) -> tuple[RankExit, ...]:
-        """The exits that a process since `started_after` left. Ranks can write to the file, so it may hold anything."""
+        """Reads the exits written since `started_after`. Ranks can write to the file, so it may have any content."""
         try:
             if self._path.stat().st_mtime < started_after:
                 return ()

@@ -7,7 +7,8 @@ from typing import Any
 
 
 def error_content(error: BaseException, callstack: str) -> dict[str, Any]:
-    """The same as torch's own `@record` writes, with the time to the millisecond: it tells culprit from victim."""
+    """Returns the content that torch's own `@record` writes, with a time in milliseconds, which identifies the
+    culprit."""
     now = time.time()
     return {
         "message": {
@@ -18,7 +19,7 @@ def error_content(error: BaseException, callstack: str) -> dict[str, Any]:
 
 
 def _text_of(error: BaseException) -> str:
-    """The exception's own text, which is code of its class and may fail."""
+    """Returns the exception's text; computing it runs code of its class, which may fail."""
     try:
         return str(error)
     except Exception:

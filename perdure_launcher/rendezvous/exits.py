@@ -1,7 +1,7 @@
-"""Learns from torchrun why ranks ended, and hurries those that torchrun is ending.
+"""Collects the exits of ranks from torchrun, and shortens torchrun's wait for ranks that it ends.
 
-torchrun tells no plugin why a worker died. It logs the reason, so we listen there: in a filter, which sees each
-record and changes nothing about what the user sees. It also waits 30 s for every rank that handles SIGTERM, although
+torchrun does not tell plugins why a worker died, but it logs the reason. So this module installs a log filter, which
+reads each record and does not change the log. torchrun also waits 30 s for every rank that handles SIGTERM, although
 the ranks of a dead generation have nothing left to save.
 """
 
@@ -32,17 +32,17 @@ _DEEPEST_FRAME = 16
 
 
 class ExitWatch(logging.Filter):
-    """Collects ranks' exits from torchrun's log."""
+    """Collects exits of ranks from torchrun's log."""
 
     def __init__(
         self, *, stop_grace: timedelta, warm_folder: Path, on_exits: Callable[[Sequence[RankExit]], None]
     ) -> None:
-        """Creates the watch; `install` makes it listen.
+        """Creates the watch; `install` adds it to torchrun's logger.
 
         Args:
-            stop_grace: From torchrun's SIGTERM to our SIGKILL, where it ends ranks in order to restart them.
-            warm_folder: Says which process a rank really was, where a stand-in was torchrun's child.
-            on_exits: Called in torchrun's main thread with what was collected so far.
+            stop_grace: Time from torchrun's SIGTERM to our SIGKILL when it ends ranks in order to restart them.
+            warm_folder: The folder that records a rank's actual PID if a shim was torchrun's child.
+            on_exits: Called in torchrun's main thread with the exits collected so far.
         """
         super().__init__()
         self._stop_grace = stop_grace
@@ -51,20 +51,20 @@ class ExitWatch(logging.Filter):
         self._exits: list[RankExit] = []
         self._closed: set[int] = set()
         self.base_rank = 0
-        """Global rank of the node's first process, in the generation that runs."""
+        """Global rank of the node's first process in the current generation."""
 
     def install(self) -> None:
         logging.getLogger(_MULTIPROCESSING_LOGGER).addFilter(self)
 
     def take(self) -> list[RankExit]:
-        """What was collected since the last call."""
+        """Returns the exits that were collected since the last call."""
         exits, self._exits = self._exits, []
         self._closed.clear()
         return exits
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Lets every record pass."""
-        # torchrun must continue whatever its log looks like in a release that we do not know.
+        """Reads a record; accepts every record."""
+        # torchrun must continue even if a future release has another log format.
         with contextlib.suppress(Exception):
             message, arguments = str(record.msg), record.args if isinstance(record.args, tuple) else ()
             if message.startswith(_FAILED):
@@ -75,7 +75,7 @@ class ExitWatch(logging.Filter):
         return True
 
     def _failures(self, arguments: Sequence[Any]) -> list[RankExit]:
-        """All ranks that failed by themselves, from the object that logs; else the one that the record names."""
+        """Returns all ranks that failed by themselves, from the logging object; else the one that the record names."""
         context = _logging_context(inspect.currentframe())
         failures: Mapping[int, Any] = getattr(context, "_failures", None) or {}
         exits = [
@@ -100,7 +100,8 @@ class ExitWatch(logging.Filter):
         )
 
     def _hurry(self, pid: int) -> None:
-        """Kills the rank's process group after the grace, unless torchrun itself is being ended (the job's grace)."""
+        """Kills the rank's process group after the grace period, unless torchrun itself is being ended (with the job's
+        own grace period)."""
         self._closed.add(pid)
         if type(sys.exc_info()[1]).__name__ == "SignalException":
             return
@@ -119,7 +120,7 @@ class ExitWatch(logging.Filter):
 
 
 def _logging_context(frame: FrameType | None) -> object | None:
-    """The object of torchrun's that holds its workers, found among the callers of the log."""
+    """Returns torchrun's object with its workers, found among the callers of the log."""
     for _ in range(_DEEPEST_FRAME):
         if frame is None:
             return None

@@ -1,8 +1,8 @@
-"""torchrun's rendezvous, held by the job: worlds come from the agent, and no node waits on another one.
+"""torchrun's rendezvous handler, controlled by the job: worlds come from the agent, and no node waits for another one.
 
-torchrun asks `num_nodes_waiting()` ten times a second, and restarts its ranks when it says 1; `next_rendezvous()` then
-returns the world that is already there. While the agent is away ranks continue to train, and what waits continues to
-wait.
+torchrun calls `num_nodes_waiting()` ten times a second, and restarts its ranks when it returns 1; `next_rendezvous()`
+then returns the world that is already available. While the agent is away, ranks continue to train, and waiting
+torchruns continue to wait.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ logger = logging.getLogger(__name__)
 
 _READY = "/v1/rendezvous/ready"
 _LAST_REPORT = timedelta(seconds=10)
-"""How long a torchrun that has nothing to do waits for the agent to take its report."""
+"""Time for which a torchrun without ranks waits until the agent has received its report."""
 _COMMAND_ENDS = timedelta(seconds=30)
-"""How long the launcher may take to end a command whose generation is over; only an older agent does not ask it to."""
+"""Time for which torchrun waits for the launcher to end a superseded command; only older agents do not request that."""
 
 
 class PerdureRendezvous(RendezvousHandler):
-    """One torchrun's place in the job."""
+    """The rendezvous handler of one torchrun in the job."""
 
     def __init__(
         self, parameters: RendezvousParameters, settings: TorchrunSettings, *, processes: int, warm: WarmKeeper | None
     ) -> None:
-        """Creates the handler; nothing is said to the agent before the first rendezvous.
+        """Creates the handler; it sends nothing to the agent before the first rendezvous.
 
         Args:
-            parameters: As torchrun has them from its flags and its environment.
-            settings: As the launcher has them from the job.
-            processes: Ranks that this torchrun starts.
-            warm: Keeps the interpreter that ranks are forked from; None where they start cold.
+            parameters: torchrun's parameters, from its flags and environment.
+            settings: The launcher's settings, from the job.
+            processes: The number of ranks that this torchrun starts.
+            warm: The supervisor of the warm interpreter; None if ranks start cold.
         """
         run_directory = Path(settings.run_directory)
         self._parameters = parameters
@@ -109,38 +109,40 @@ class PerdureRendezvous(RendezvousHandler):
         self._outbox.start()
 
     def get_backend(self) -> str:
-        """The name that torchrun asked for: it checks that it got what it wanted."""
+        """Returns the name that torchrun requested, since torchrun verifies it."""
         return self._parameters.backend
 
     def get_run_id(self) -> str:
-        """Names torchrun's log folder, so it is free of slashes."""
+        """Returns the run ID. It names torchrun's log folder, so it contains no slashes."""
         return self._settings.run_id
 
     @property
     def use_agent_store(self) -> bool:
-        """Ranks connect to the generation's store, and none of them opens one."""
+        """Whether ranks connect to an existing store: the generation's; no rank opens one."""
         return True
 
     def is_closed(self) -> bool:
-        """Never: whether the job continues is not for one node to say."""
+        """Returns False: a single node does not decide whether the job continues."""
         return False
 
     def set_closed(self) -> None:
-        """Nothing to close."""
+        """Does nothing: a single node does not end the job."""
 
     def num_nodes_waiting(self) -> int:
-        """1 where torchrun must restart its ranks: a newer world is there, or none will be. Asked every 0.1 s."""
+        """Returns 1 if torchrun must restart its ranks: there is a newer world, or there will be none. Called every 0.1
+        s."""
         if self._warm is not None:
             self._warm.follow_ranks(self._first_rank_steps)
         return 1 if self._feed.stage_is_complete or self._feed.newer_than(self._entered) else 0
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Returns the newest world, and waits for it if need be.
+        """Returns the newest world, and waits for one if necessary.
 
         Raises:
-            RendezvousError: if this node has no port to offer for the world's store, or the torchrun before this one
-                failed and was another.
-            SystemExit: with 0 if the job has finished this stage: torchrun ends well, and the command continues.
+            RendezvousError: if this node has no free port for the world's store, or if the previous torchrun failed and
+                had another command line.
+            SystemExit: with 0 if the job has finished this stage: torchrun ends with success, and the command
+                continues.
         """
         if self._refused:
             raise RendezvousError(self._refused)
@@ -169,7 +171,7 @@ class PerdureRendezvous(RendezvousHandler):
             return self._enter(world)
 
     def shutdown(self) -> bool:
-        """torchrun leaves, with success or not; the job continues without it."""
+        """Closes all connections when torchrun ends, with success or not; the job continues."""
         self._session.close()
         self._ports.close()
         if self._warm is not None:
@@ -179,7 +181,7 @@ class PerdureRendezvous(RendezvousHandler):
     def _enter(self, world: World) -> RendezvousInfo:
         with self._storing:
             for generation in [old for old in self._stores if old < world.generation]:
-                # The store's threads and its port end with the last reference.
+                # The last reference to a store keeps its threads and its port.
                 del self._stores[generation]
         self._world = world
         self._entered = world.generation
@@ -213,11 +215,11 @@ class PerdureRendezvous(RendezvousHandler):
         )
 
     def _exit_barrier(self, generation: int) -> None:
-        """All local ranks ended well; waits for the other nodes' ranks.
+        """Reports that all local ranks ended with 0, and waits for the other nodes' ranks.
 
         Raises:
-            SystemExit: if the generation is over before all have finished: torchrun cannot start ranks again from
-                here, but the launcher can start torchrun again.
+            SystemExit: if the generation is over before all have finished: torchrun cannot restart ranks from
+                    here, but the launcher can restart torchrun.
         """
         self._finishing = True
         self._outbox.post("/v1/rendezvous/finished", FinishedReport(generation=generation, time=time.time()))
@@ -230,8 +232,8 @@ class PerdureRendezvous(RendezvousHandler):
         raise SystemExit(SUPERSEDED_EXIT_CODE)
 
     def _await_the_end_of_the_command(self, generation: int) -> None:
-        """Waits for SIGTERM: a shell script that ignores exit codes would continue with its next line, so it is ended
-        with us."""
+        """Waits for SIGTERM: a shell script that ignores exit codes would continue with its next line, so the launcher
+        ends the whole command."""
 
         def leave(number: int, frame: object) -> None:
             raise SystemExit(SUPERSEDED_EXIT_CODE)
@@ -241,7 +243,8 @@ class PerdureRendezvous(RendezvousHandler):
         threading.Event().wait(_COMMAND_ENDS.total_seconds())
 
     def _passing(self) -> SystemExit:
-        """Ends this torchrun well, without ranks: the job has finished this stage."""
+        """Returns the exception that ends this torchrun with success and without ranks: the job has finished this
+        stage."""
         text = (
             f"perdure: torchrun {self._stage + 1} of this command has finished in this job: its ranks do not run again"
         )
@@ -251,7 +254,7 @@ class PerdureRendezvous(RendezvousHandler):
         return SystemExit(0)
 
     def _leave_stage(self) -> None:
-        """This torchrun ends with 0: the next one of the command is the next stage."""
+        """Records that this torchrun ends with 0: the command's next torchrun is the next stage."""
         self._state.write(RendezvousState(handler_pid=os.getpid(), generation=self._entered, stage=self._stage + 1))
 
     def _first_rank_steps(self) -> bool:
@@ -260,21 +263,21 @@ class PerdureRendezvous(RendezvousHandler):
         )
 
     def _prepare_to_join(self) -> None:
-        """Where the job is elastic the others may be training, and stop for us: by then our ranks start at once.
+        """Prepares ranks before the node joins an elastic job: other nodes may be training and stop when it joins.
 
-        Where it is not they wait until we are there, and prepare their own ranks while we prepare ours.
+        In a job that is not elastic they wait for this node anyway, and prepare their own ranks meanwhile.
         """
         if self._warm is not None and self._parameters.min_nodes < self._parameters.max_nodes:
             self._warm.wait_until_warm(PREPARATION)
 
     def _prepare(self, world: World) -> None:
-        # In the exit barrier this process is about to end, and its successor will host the store: ranks that connect
+        # In the exit barrier this process is about to end, and its successor will host the store; ranks that connected
         # to this one would lose it.
         if world.store_host and not self._finishing:
             self._open_store(world)
 
     def _open_store(self, world: World) -> RankExit | None:
-        """Hosts the world's store where that is this node's part; says why if it cannot."""
+        """Hosts the world's store if the world requires it of this node; returns the error if it cannot."""
         if not world.store_host:
             return None
         with self._storing:
@@ -322,13 +325,14 @@ class PerdureRendezvous(RendezvousHandler):
         )
 
     def _say_ready_again(self) -> None:
-        """An agent that was away may have forgotten that this torchrun waits; never what failed, which it had to
-        keep."""
+        """Reports again that this torchrun waits, to an agent that may have forgotten it. Failures are not repeated:
+        the agent has to keep them."""
         if self._waiting_since == self._entered and not self._outbox.holds(_READY):
             self._say_ready(())
 
     def _explained(self, exits: Sequence[RankExit]) -> Sequence[RankExit]:
-        """A rendezvous without a newer world means that ranks failed, even where torchrun did not say which."""
+        """Returns an exit that explains a rendezvous without a newer world: ranks failed, even if torchrun does not log
+        which."""
         if exits or self._world is None:
             return exits
         reason = "torchrun restarts its ranks, and its log does not say which of them failed"
@@ -336,7 +340,8 @@ class PerdureRendezvous(RendezvousHandler):
 
 
 def _another_torchrun(known: RendezvousState, launch: int) -> str:
-    """Why this torchrun must not take part: the one before it did not finish its ranks, and started something else."""
+    """Returns why this torchrun must not take part: the previous one did not finish its ranks, and had another command
+    line."""
     if known.launch in (0, launch):
         return ""
     return (

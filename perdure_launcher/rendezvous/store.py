@@ -1,8 +1,8 @@
 """Answers torchrun's own store calls from what this node knows.
 
-torchrun uses a store for two things: to agree on ranks, and to wait at the end for the others. The world already says
-who has which rank, and the agent says when a generation is complete; so no torchrun ever hangs in the store of a node
-that died, where it would be deaf to signals and to newer worlds.
+torchrun uses a store for two things: to agree on ranks, and to wait at the end for the other nodes. The world already
+defines the ranks, and the agent reports when a generation is complete. So no torchrun ever hangs in the store of a node
+that died, where it would receive neither signals nor newer worlds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class WorldStore:
 
         Args:
             world: The generation.
-            exit_barrier: Returns when every rank of the job has finished it, or raises to leave otherwise.
+            exit_barrier: Returns when every rank of the job has finished it, or raises to leave in another way.
         """
         self._world = world
         self._exit_barrier = exit_barrier
@@ -47,16 +47,16 @@ class WorldStore:
             self.set(key, value)
 
     def get(self, key: str) -> bytes:
-        """The value, without ever waiting for another node.
+        """Returns the value, without ever waiting for another node.
 
         Raises:
-            KeyError: if no process on this node has set it, and the world does not say it.
+            KeyError: if no process on this node has set it and the world does not define it.
         """
         if (match := _ASSIGNED.fullmatch(key)) and int(match[1]) == self._world.group_rank:
             base, size = self._world.base_rank, self._world.world_size
             return json.dumps([base, size, base, size]).encode()
         if _ROLE_INFO.fullmatch(key) and key not in self._values:
-            # Of another node. Group rank 0 derives all ranks from these, and nothing reads its result.
+            # The value of another node. Group rank 0 derives all ranks from these, and nothing reads its result.
             return self._values[f"torchelastic/role_info/{self._world.group_rank}"]
         return self._values[key]
 
@@ -67,12 +67,12 @@ class WorldStore:
         return all(key in self._values for key in keys)
 
     def add(self, key: str, amount: int) -> int:
-        """Counts on this node alone; in a barrier that is never all nodes, so `wait` asks for its end."""
+        """Counts on this node only. In a barrier that never reaches all nodes, so `wait` waits for its end."""
         self._counts[key] = self._counts.get(key, 0) + amount
         return 0 if self._is_barrier(key) else self._counts[key]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Waits for the end of the exit barrier; nothing else is waited for.
+        """Waits for the end of the exit barrier; returns at once for other keys.
 
         Raises:
             KeyError: if a key was not set on this node.

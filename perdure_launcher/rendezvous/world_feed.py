@@ -1,4 +1,4 @@
-"""What the agent says about worlds, heard in the background so that torchrun's main thread never waits on a socket."""
+"""Receives worlds from the agent in the background, so that torchrun's main thread never waits for a socket."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ logger = logging.getLogger(__name__)
 
 
 class WorldFeed(threading.Thread):
-    """Keeps one question open at the agent: is there a newer world, is a generation complete?"""
+    """Polls the agent for newer worlds and complete generations, with one long poll at a time."""
 
     def __init__(self, session: AgentSession, *, after: int, stage: int, prepare: Callable[[World], None]) -> None:
         """Creates the feed.
 
         Args:
-            session: With the agent.
-            after: Generations up to this one are of no interest.
-            stage: The number of this torchrun in its command, from 0.
+            session: The session with the agent.
+            after: The newest known generation; only newer ones are requested.
+            stage: The index of this torchrun in its command, from 0.
             prepare: Called with each new world before any other thread receives it, in the feed's thread.
         """
         super().__init__(name="worlds", daemon=True)

@@ -1,6 +1,6 @@
-"""The command knows nothing of torchrun: the launcher starts one copy per rank, and tells each its place.
+"""Mode for commands without torchrun: the launcher starts one copy per rank, with its rank variables.
 
-What torchrun and its handler do in the other mode is done here: wait for a world, start ranks, end all when one fails.
+It does what torchrun and its handler do in the other mode: waits for a world, starts ranks, and ends all if one fails.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 _DRAIN = timedelta(seconds=1)
 _LOOK = 0.5
-"""Seconds between looks for the first step of ranks, of which no event tells."""
+"""Seconds between two checks for the first step of ranks, for which there is no event."""
 
 
 @dataclass(kw_only=True)
@@ -47,12 +47,12 @@ class _Ranks:
     output: Output
     out_of_memory_kills: int
     local_ranks: dict[int, int] = field(default_factory=dict[int, int])
-    """By process."""
+    """Local ranks by PID."""
     codes: dict[int, int] = field(default_factory=dict[int, int])
-    """By local rank."""
+    """Return codes by local rank."""
     failures: list[RankExit] = field(default_factory=list[RankExit])
     superseded: bool = False
-    """Ended by us, for another generation."""
+    """Whether the launcher ended the ranks for another generation."""
 
 
 class EnvMode:
@@ -70,16 +70,16 @@ class EnvMode:
         self._entered = 0
         self._ready_after: int | None = None
         self._over = False
-        """The attempt has ended, and nothing is started before the agent requests it."""
+        """The attempt has ended; nothing is started until the agent requests it."""
         self._prepared = threading.Event()
         self.attempt = 0
 
     def begin(self) -> None:
-        """Nothing of the command runs without a world; what its ranks import can be imported."""
+        """Starts no rank before there is a world, but imports the ranks' modules in advance."""
         if self._warm is not None:
             self._warm.ensure()
         if self._warm is not None and self._node.config.min_nodes < self._node.config.max_nodes:
-            # As with torchrun: the others may be training, and stop for us.
+            # As with torchrun: other nodes may be training, and stop when this one joins.
             threading.Thread(target=self._prepare, args=(self._warm,), name="preparation", daemon=True).start()
         else:
             self._prepared.set()
@@ -139,7 +139,7 @@ class EnvMode:
         self._say_exited(current, next((code for code in codes if code), 0))
 
     def say_ready_again(self) -> None:
-        """An agent that was away may have forgotten that this node waits. Called by any thread."""
+        """Reports again that this node waits, to an agent that may have forgotten it. Called by any thread."""
         if self._current is None and self._ready_after is not None and not self._over:
             self._post_ready(())
 
@@ -154,7 +154,8 @@ class EnvMode:
         )
 
     def _await_steps(self, ranks: _Ranks) -> None:
-        """Wakes the launcher's main thread when the warm interpreter, which only that may start, can be started."""
+        """Wakes the launcher's main thread when the warm interpreter can be restarted, which only that thread may
+        do."""
         until = time.monotonic() + SETTLING.total_seconds()
         while self._current is ranks and time.monotonic() < until and not self._first_rank_steps():
             time.sleep(_LOOK)
@@ -231,13 +232,13 @@ class EnvMode:
             "GROUP_RANK": str(world.group_rank),
             "NODE_RANK": str(world.group_rank),
             STORE_VARIABLE: f"{world.store_address}:{world.store_port}",
-            # By this frameworks know that ranks and world size were given from outside, and start nothing themselves.
+            # Shows frameworks that ranks and world size are set externally, so that they start no processes themselves.
             "TORCHELASTIC_RUN_ID": config.run_id,
             "TORCHELASTIC_ERROR_FILE": str(error_file),
         }
 
     def _prepare_warm_starts(self) -> WarmKeeper | None:
-        """Has ranks started through the stand-in, where the command is a Python program and the job allows it."""
+        """Makes ranks start through the shim if the command is a Python program and the job allows it."""
         node, environment = self._node, self._environment
         found = python_command(
             self._command, path=environment.get("PATH", os.defpath), workdir=node.workdir or Path.cwd()
@@ -260,7 +261,7 @@ class EnvMode:
         logger.info("rank %s ended with %s", rank, describe_status(*split_status(ended.code)))
         start = read_start(self._node.warm_folder, local_rank)
         if start is not None and start.generation != current.world.generation:
-            # It ended before it could be written down.
+            # The rank ended before it could record its start.
             start = None
         return rank_exit(
             local_rank=local_rank,

@@ -1,7 +1,7 @@
-"""Keeps the command in the state that the agent desires, and leaves nothing behind.
+"""Supervises the command: keeps it in the state that the agent desires, and leaves no process behind.
 
-One thread does everything that touches processes (they die with the thread that started them); others only bring it
-news. With nothing to do it sleeps: the kernel wakes it when a child ends, a feed when the agent wants something else.
+One thread does everything that touches processes (they die with the thread that started them); other threads only send
+it events. Without work it sleeps: the kernel wakes it when a child ends, a feed when the desired state changes.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ logger = logging.getLogger(__name__)
 
 USAGE_INTERVAL = timedelta(seconds=10)
 GUARD_INTERVAL = timedelta(seconds=1)
-"""How soon ranks outside our rendezvous are noticed, while no handler has been seen."""
+"""Interval of searches for ranks outside of our rendezvous, until a handler is seen."""
 LAST_REPORT_TIMEOUT = timedelta(seconds=10)
-"""How long a leaving launcher waits for the agent to take its last report."""
+"""Time for which a leaving launcher waits until the agent has received its last report."""
 SHORT_LAST_REPORT_TIMEOUT = timedelta(seconds=3)
-"""The same after a signal: what ends the node has probably ended the agent too, and waits."""
+"""The same after a signal: the party that ends the node has probably ended the agent, too, and waits."""
 _KILL_AGAIN = timedelta(milliseconds=200)
 _LOG_FLUSH = timedelta(seconds=2)
 _USAGE = "/v1/launcher/usage"
@@ -54,7 +54,7 @@ _USAGE = "/v1/launcher/usage"
 
 @dataclass(frozen=True)
 class Leaving:
-    """Why the launcher ends."""
+    """The reason for which the launcher ends."""
 
     exit_code: int
     reason: str
@@ -68,17 +68,17 @@ class _Signal:
 
 @dataclass(frozen=True)
 class _Wake:
-    """Something in the mode is different."""
+    """The state of the mode has changed."""
 
 
 _Event = Desired | in_node.Bypass | _Signal | _Wake
 
 
 class Launcher:
-    """One node's supervisor."""
+    """The supervisor of one node."""
 
     def __init__(self, config: LauncherConfig) -> None:
-        """Prepares the run directory and everything that needs no agent.
+        """Prepares the run directory and all parts that do not need the agent.
 
         Raises:
             OSError: if the run directory cannot be written.
@@ -124,13 +124,14 @@ class Launcher:
         self._done = threading.Event()
 
     def run(self) -> Leaving:
-        """Supervises until the agent or a signal says to leave; then nothing of the command is left."""
+        """Supervises the command until the agent or a signal requests the end; then no process of the command is
+        left."""
         processes.become_subreaper()
         SignalFeed(
             (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD),
             on_signal=lambda number: self._events.put(_Signal(number)),
         ).listen()
-        # The terminal from which a detached node was started may close. Not SIG_IGN, which the command would inherit.
+        # The terminal that started a detached node may close. Not SIG_IGN, which the command would inherit.
         signal.signal(signal.SIGHUP, lambda number, _: None)
         self._capture.start()
         self._mode.begin()
@@ -153,7 +154,7 @@ class Launcher:
         return self._leaving
 
     def _wait(self) -> None:
-        """Sleeps until something happens, or is due."""
+        """Sleeps until an event arrives or an action is due."""
         due = [moment for moment in (self._tree.next_step, self._stop_at) if moment is not None]
         timeout = max(0.0, min(due) - time.monotonic()) if due else None
         with contextlib.suppress(queue.Empty):
@@ -170,7 +171,7 @@ class Launcher:
         elif isinstance(event, _Signal) and event.number != signal.SIGCHLD and self._leaving is None:
             name = signal.Signals(event.number).name
             self._leaving = Leaving(128 + event.number, f"the launcher got {name}", event.number)
-            # Whatever ends from now on ends because its node does.
+            # Every process that ends from now on ends because its node does.
             self._outbox.post("/v1/launcher/leaving", LeavingReport(reason=self._leaving.reason))
 
     def _desire(self, desired: Desired) -> None:
@@ -188,10 +189,10 @@ class Launcher:
         self._mode.observe(self._tree.reap())
         self._tree.advance()
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
-            # By now torchrun has asked its ranks itself, and waits for those that do not listen.
+            # By now torchrun has sent SIGTERM to its ranks, and waits for those that ignore it.
             left = [process.pid for process in in_node.ranks_up_to(self._stopped_generation)]
             processes.send(left, signal.SIGKILL)
-            # What was forking just now is looked for again.
+            # Search again for processes that were just forked.
             self._stop_at = time.monotonic() + _KILL_AGAIN.total_seconds() if left else None
         if self._tree.empty:
             self._mode.settle()
@@ -201,7 +202,7 @@ class Launcher:
             self._mode.follow(self._desired)
 
     def _left_behind(self) -> list[int]:
-        """Daemons of ranks that are over: no other process ends them, and new ranks may need their ports."""
+        """Returns daemons of ended ranks: no other process ends them, and new ranks may need their ports."""
         return [
             process.pid
             for process in in_node.ranks_up_to(self._stopped_generation)
@@ -219,7 +220,7 @@ class Launcher:
         self._tree.kill()
 
     def _end_everything(self) -> None:
-        """Kills all that is left, also after an error of ours: the processes below us would continue unsupervised."""
+        """Kills all remaining processes, also after an internal error: they would continue unsupervised."""
         while not self._tree.empty:
             self._tree.kill()
             time.sleep(0.01)
@@ -229,9 +230,10 @@ class Launcher:
         self._tree.dismiss()
 
     def _observe(self) -> None:
-        """The observer thread: reports usage, and looks for unprotected ranks (of torchrun, until it has a handler).
+        """Runs the observer thread: reports usage, and searches for unprotected ranks (of torchrun, until it has a
+        handler).
 
-        On a single node a program may well start a torchrun of its own.
+        On a single node a program may legitimately start a torchrun of its own.
         """
         meter = UsageMeter(memory=self._memory, devices=self._devices)
         several, torchrun = self._config.max_nodes > 1, self._mode.name == "torchrun"
@@ -267,7 +269,8 @@ class Launcher:
 
 
 def write_exit_file(run_directory: Path, leaving: Leaving) -> None:
-    """Records how the launcher ended, for processes that are not its parent; best effort, as the disk may be full."""
+    """Records how the launcher ended, for processes that are not its parent. Errors are ignored, as the disk may be
+    full."""
     path = run_directory / layout.EXIT
     content = {
         "exit_code": leaving.exit_code,

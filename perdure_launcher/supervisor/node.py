@@ -1,4 +1,4 @@
-"""What both modes of the launcher work with."""
+"""The node's resources, and the interface of the launcher's modes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from .process_tree import Exit, ProcessTree
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One node's means."""
+    """The resources of one node, which both modes use."""
 
     config: LauncherConfig
     environment: Mapping[str, str]
-    """For every process of the command."""
+    """The environment of every process of the command."""
     processes: int
-    """Ranks of this node."""
+    """The number of ranks of this node."""
     tree: ProcessTree
     capture: Capture
     outbox: Outbox
     memory: MemoryController
     state: StateFile
     wake: Callable[[], None]
-    """Has the mode take its next step; called by any thread."""
+    """Makes the mode take its next step; callable from any thread."""
 
     @property
     def workdir(self) -> Path | None:
@@ -45,7 +45,8 @@ class Node:
         return self.config.run_directory / WARM
 
     def warm_keeper(self, python: str, plan: Plan) -> WarmKeeper:
-        """Keeps a warm interpreter beside the command, from one attempt to the next; for the launcher's main thread."""
+        """Creates the supervisor of a warm interpreter that runs beside the command across attempts. Use it in the
+        launcher's main thread."""
         return WarmKeeper(
             folder=self.warm_folder,
             python=python,
@@ -62,23 +63,23 @@ class Node:
 
 
 class Mode(Protocol):
-    """How the command becomes ranks. Everything is called by the launcher's main thread."""
+    """A way to start ranks from the command. The launcher's main thread calls all methods."""
 
     name: str
     attempt: int
-    """The newest one started; 0 for none."""
+    """The newest attempt that was started; 0 for none."""
 
     def begin(self) -> None:
-        """Does what needs no agent."""
+        """Does the work that does not need the agent."""
 
     def follow(self, desired: Desired) -> None:
-        """Takes the next step towards what is desired; called after everything that happens."""
+        """Takes the next step towards the desired state; called after every event."""
 
     def observe(self, exits: list[Exit]) -> None:
-        """Receives the children that ended."""
+        """Processes the children that ended."""
 
     def settle(self) -> None:
-        """Draws the conclusion; called when nothing of the command is left."""
+        """Reports the result; called when no process of the command is left."""
 
     def explain(self, text: str) -> None:
         """Adds a line to the log and to the next report."""

@@ -1,4 +1,4 @@
-"""The command starts torchrun, which starts the ranks; the launcher sees to it that torchrun runs, and ends cleanly."""
+"""Mode for commands that start torchrun, which starts the ranks; the launcher makes torchrun run and end cleanly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _DRAIN = timedelta(seconds=1)
 _REFUSED = re.compile(r"\bRendezvousError: (?P<reason>.+)")
-"""The last line of torchrun's own end, where our rendezvous says why it cannot continue."""
+"""The last line of torchrun's output, in which our rendezvous says why it cannot continue."""
 _NOT_REGISTERED = f"rendezvous backend '{BACKEND}' is not registered"
 _NOT_REGISTERED_EXPLAINED = (
     "torchrun does not find Perdure's rendezvous plugin: PYTHONPATH was overwritten between the launcher and torchrun "
@@ -62,7 +62,7 @@ class TorchrunMode:
         self.attempt = 0
 
     def begin(self) -> None:
-        """Starts the first attempt: its imports take seconds, and it trains nothing before it is given a world."""
+        """Starts the first attempt at once: its imports take seconds, and it trains nothing before it has a world."""
         self._start(1)
 
     def follow(self, desired: Desired) -> None:
@@ -91,7 +91,7 @@ class TorchrunMode:
             elif ended.code == 0:
                 tree.terminate_leftovers(self._node.config.stop_grace)
             else:
-                # Ranks without their torchrun would continue alone, and write where their successors read.
+                # Without torchrun the ranks would continue alone, and write to files that their successors read.
                 tree.kill()
 
     def settle(self) -> None:
@@ -151,7 +151,8 @@ class TorchrunMode:
         self._current = _Attempt(root=root, output=output, started_at=started_at, out_of_memory_kills=kills)
 
     def _foreseen_warm_keeper(self) -> WarmKeeper | None:
-        """For the ranks that torchrun will start, so that their interpreter can import what torchrun still imports."""
+        """Returns a supervisor for the ranks that torchrun will probably start, so that their interpreter can import
+        modules while torchrun itself still imports."""
         node, environment = self._node, self._environment
         if not node.config.warm_starts or EXECUTABLE_VARIABLE in environment:
             return None
@@ -164,7 +165,7 @@ class TorchrunMode:
 
 
 def not_started(attempt: int, failed: CommandFailed, output: Output) -> CommandExit:
-    """The report of a command that could not be started."""
+    """Returns the report of a command that could not be started."""
     return CommandExit(
         attempt=attempt, exit_code=failed.exit_code, log_tail=output.tail, time=time.time(), message=str(failed)
     )

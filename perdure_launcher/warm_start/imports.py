@@ -66,7 +66,7 @@ class Imports:
 
     plan: Plan
     way: Way = FORK
-    """How ranks are started from this process."""
+    """The start method of ranks from this process."""
     _always: set[str] = field(default_factory=set[str])
     """Variables that the modules read which are always imported."""
     _learned: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
