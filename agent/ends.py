@@ -1,4 +1,4 @@
-"""What the end of a node's processes means: pure functions of what is reported and of what the node remembers."""
+"""Interprets the end of a node's processes: pure functions of the report and of the node's state."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from perdure_launcher.protocol import RankExit as ReportedExit
 from workflows.messages import RankExit
 
 _CANNOT_START = (126, 127)
-"""Exit codes of commands that cannot be started: the next start would end alike."""
+"""Exit codes of commands that cannot be started: another start would fail in the same way."""
 
 _TRACEBACK_MAX = 2_000
 
 
 class Meaning(Enum):
-    """What a command's end says about the job."""
+    """The meaning of a command's end for the job."""
 
     NODE_ENDED = "the node is ended from outside, and its command with it"
     RANKS_FINISHED = "all ranks have ended with 0: without torchrun they are the command"
@@ -28,18 +28,18 @@ class Meaning(Enum):
 
 
 def is_news(state: NodeState, body: CommandExit) -> bool:
-    """Whether the command was still desired when it ended, and no other start of it."""
+    """Returns whether the command was still desired when it ended, and whether no later start replaced it."""
     return state.leaving is None and state.run and body.attempt >= state.attempt
 
 
 def starts_again(state: NodeState, body: CommandExit) -> bool:
-    """Whether the command is to be started again at once, for a newer world than it knew."""
+    """Returns whether the command has to be restarted at once, for a newer world than it knew."""
     outdated = max(body.generation or state.entered, state.started_for) < state.generation
     return is_news(state, body) and (body.superseded or (outdated and body.exit_code not in _CANNOT_START))
 
 
 def meaning(state: NodeState, body: CommandExit, generation: int) -> Meaning:
-    """What the end of the command says about this generation."""
+    """Returns the meaning of the command's end for this generation."""
     if state.ended_by:
         return Meaning.NODE_ENDED
     if body.exit_code != 0:
@@ -51,7 +51,7 @@ def meaning(state: NodeState, body: CommandExit, generation: int) -> Meaning:
 
 
 def command_message(state: NodeState, body: CommandExit, generation: int) -> str:
-    """One line for people about a command that failed."""
+    """Returns one line for users about a failed command."""
     message = body.message or _end_message("the command", body.exit_code, body.signal)
     if not _was_in(state, body, generation):
         return f"{message} before it entered generation {generation}"
@@ -61,7 +61,7 @@ def command_message(state: NodeState, body: CommandExit, generation: int) -> str
 
 
 def last_seen(state: NodeState) -> str:
-    """Where a command is that has not entered the newest world."""
+    """Returns the last known state of a command that has not entered the newest world, for users."""
     if state.ready_after is not None:
         return "its rendezvous handler was ready, and does not take it"
     if state.entered:
@@ -91,13 +91,13 @@ def rank_exits(reported: tuple[ReportedExit, ...]) -> tuple[RankExit, ...]:
 
 
 def earliest(ranks: tuple[RankExit, ...]) -> datetime | None:
-    """When the first of them ended, as far as that is known."""
+    """Returns the time of the first exit, as far as times are known."""
     return min((rank.time for rank in ranks if rank.time), default=None)
 
 
 def rank_message(ranks: tuple[RankExit, ...]) -> str:
-    """One line for people about ranks that ended together."""
-    # A rank that a signal ended did not fail because of the others.
+    """Returns one line for users about ranks that ended together."""
+    # A rank that was ended by a signal did not fail because of the others.
     first = min(ranks, key=lambda rank: (rank.signal is None, rank.time or datetime.max.replace(tzinfo=UTC)))
     name = f"rank {first.local_rank if first.global_rank is None else first.global_rank}"
     message = f"{name}: {first.error}" if first.error else _end_message(name, first.exit_code, first.signal)

@@ -1,7 +1,7 @@
-"""The node's own decisions: what the launcher and the handler are asked for, and what is told to the workflows.
+"""The node's own decisions: what it requests of the launcher and the handler, and what it reports to the workflows.
 
-Everything that reaches an agent ends here, from both sides: commands, and what the node's processes say. The methods
-are plain functions of the state, so that nothing can come in between; they keep the state before they answer.
+Everything that reaches an agent arrives here, from both sides: commands, and reports of the node's processes. The
+methods are plain functions of the state, so that nothing can interleave; they save the state before they return.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ _LOG_TAIL_MAX = 4_000
 
 
 class Teller(Protocol):
-    """Where messages go: an outbox."""
+    """A receiver of messages: an outbox."""
 
     def put(self, message: AgentMessage, *, first: bool = False) -> None: ...
 
 
 class Node:
-    """The state of one incarnation and what follows from each event.
+    """The state of one incarnation, and the effect of each event on it.
 
     Invariants:
         - The generation never goes back.
-        - A failure is told once however often it is reported, and before its report is answered.
+        - A failure is sent once, however often it is reported, and before its report is answered.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class Node:
         self._to_group = to_group
         self._progress = progress
         self.state = state_file.load()
-        # Launchers that polled the last agent must see that this one may want something else.
+        # Launchers that polled the previous agent must detect that this one may have another desired state.
         self._keep(version=self.state.version + 1)
 
     # What the control plane commands
 
     def refusal(self, node: NodeIdentity) -> str:
-        """Why a command for this identity is not ours to follow; empty where it is."""
+        """Returns why this node does not follow a command for an identity; empty if it does."""
         own = self.config.node
         if (node.uid, node.role, node.rank, node.incarnation) != (own.uid, own.role, own.rank, own.incarnation):
             return (
@@ -107,7 +107,7 @@ class Node:
         return ""
 
     def apply_world(self, command: ApplyWorld) -> CommandAnswer:
-        """Takes a newer world; has the command started where it is not running."""
+        """Accepts a newer world, and starts the command if it does not run."""
         world = World(**command.model_dump(include={field.name for field in fields(World)}))
         state = self.state
         if refusal := self.refusal(command.node) or refusal_of(self.state, world):
@@ -132,11 +132,11 @@ class Node:
         )
 
     def complete_generation(self, generation: int, *, stages: int = 0) -> CommandAnswer:
-        """Every rank of the job finished this generation: torchruns may leave their exit barrier.
+        """Records that every rank of the job finished this generation: torchruns may leave their exit barriers.
 
         Args:
-            generation: The newest that is complete.
-            stages: How many torchruns of the command the job has finished by then: these need no world any more.
+            generation: The newest complete generation.
+            stages: The number of the command's torchruns that the job has finished; they need no world any more.
         """
         state = self.state
         if generation > state.complete or stages > state.stages_complete:
@@ -144,7 +144,7 @@ class Node:
         return CommandAnswer(accepted=True, generation=self.state.generation)
 
     def restart_command(self, number: int) -> CommandAnswer:
-        """Starts the command again where it has ended; without a world, which it asks for when it needs one."""
+        """Restarts the command if it has ended. It runs without a world until it requests one."""
         state = self.state
         if number > state.command_restarts and state.leaving is None:
             ended = state.exited_attempt >= state.attempt
@@ -155,8 +155,8 @@ class Node:
         """Ends the command for good.
 
         Args:
-            reason: For people.
-            grace: From SIGTERM to SIGKILL; None is what the job's specification says. A later call can only shorten it.
+            reason: The reason, for users.
+            grace: Time from SIGTERM to SIGKILL; None for the specification's. A later call can only shorten it.
         """
         seconds = self.config.termination_grace if grace is None else grace.total_seconds()
         if self.state.leaving is None:
@@ -169,13 +169,13 @@ class Node:
     # What the node's processes are told
 
     def has_news(self, *, after: int, complete: int, stage: int = -1, stages: int = 0) -> bool:
-        """Whether a handler that left world `after` and knows `complete` and `stages` should be answered."""
+        """Returns whether there is news for a handler that left world `after` and knows `complete` and `stages`."""
         state = self.state
         newer = self.world_for(stage).generation > max(after, state.left)
         return newer or state.complete > complete or state.stages_complete > stages
 
     def world_for(self, stage: int) -> WorldAnswer:
-        """The newest world that the torchrun of this stage may enter; a negative stage stands for any."""
+        """Returns the newest world that the torchrun of this stage may enter; a negative stage means any."""
         world, state = self._world, self.state
         if world and stage >= 0 and world.stage not in (None, stage):
             world = None
@@ -188,7 +188,7 @@ class Node:
 
     @property
     def desired(self) -> Desired:
-        """What the launcher must make true."""
+        """The desired state of the launcher."""
         state = self.state
         return Desired(
             version=state.version,
@@ -207,7 +207,7 @@ class Node:
         changes: dict[str, object] = {"mode": hello.mode, "script": hello.script}
         if hello.processes is not None and self.state.processes is None:
             changes["processes"] = hello.processes
-        # An agent that forgot (a full disk) must not ask for what has been started already.
+        # An agent that lost its state (a full disk) must not request a start that has already happened.
         if hello.attempt > self.state.attempt:
             changes["attempt"] = hello.attempt
         self._keep(**changes)
@@ -222,12 +222,12 @@ class Node:
             store_ports=hello.store_ports or state.store_ports,
             handler=hello.pid,
             rendezvous_attempt=state.attempt,
-            # Another torchrun must not be handed the world that the last one has left.
+            # Another torchrun must not get the world that the previous one has left.
             left=max(state.left, state.entered) if hello.pid != state.handler else state.left,
         )
 
     def ready(self, body: ReadyReport) -> None:
-        """The node waits for a world; `ranks` say what ended its last one."""
+        """Handles a node that waits for a world; `ranks` are the exits that ended its last one."""
         state = self.state
         if state.ended_by:
             if body.ranks:
@@ -257,7 +257,7 @@ class Node:
             ready_after=after,
             store_ports=body.store_ports,
             processes=processes,
-            # A torchrun that has no ranks to run leaves at once, and the command continues with its next line.
+            # A torchrun without ranks exits at once, and the command continues with its next line.
             rendezvous_attempt=0 if passes else state.rendezvous_attempt,
         )
         if state.generation <= after and state.leaving is None:
@@ -273,7 +273,7 @@ class Node:
             )
 
     def entered(self, body: EnteredReport) -> None:
-        """The node's rendezvous returned this world."""
+        """Records that the node's rendezvous returned this world."""
         state = self.state
         if body.generation >= state.entered:
             ports = state.store_ports if body.store_ports is None else body.store_ports
@@ -282,7 +282,7 @@ class Node:
             )
 
     def stepping(self, generation: int, *, counted: bool, starts: RankStarts | None) -> None:
-        """All local ranks made a step in this generation, or have stayed alive in it without one."""
+        """Records that all local ranks made a step in this generation, or have stayed alive in it without one."""
         first = generation > self.state.stepping
         if first or (counted and generation > self.state.stepped):
             self._keep(stepping=generation, stepped=generation if counted else self.state.stepped)
@@ -298,13 +298,14 @@ class Node:
 
     @property
     def trains(self) -> bool:
-        """Its processes are alive, in the newest world, and have stepped there: they should continue to."""
+        """Whether the processes are alive in the newest world and have stepped there, so that they should continue to
+        step."""
         state = self.state
         ended = state.exited_attempt >= state.attempt or state.ready_after is not None or not state.run
         return not ended and state.finished < state.entered == state.stepping == state.generation
 
     def stalled(self, *, since: datetime, usual_step: timedelta | None) -> None:
-        """No local rank steps any more."""
+        """Records that no local rank steps any more, and reports it once per generation."""
         generation = self.state.entered
         if self.state.stalled != generation:
             logger.warning("generation %d has been stalled since %s", generation, since)
@@ -314,22 +315,23 @@ class Node:
             )
 
     def stall_ended(self) -> None:
-        """Local ranks step: reported where a stall was reported before."""
+        """Records that local ranks step, and reports it if a stall was reported before."""
         if self.state.stalled:
             self._keep(stalled=0)
             self._to_group.put(Stall(**envelope(self.config.node), generation=self.state.entered))
 
     def finished(self, body: FinishedReport) -> None:
-        """All local ranks ended with 0 in this generation."""
+        """Records that all local ranks ended with 0 in this generation."""
         if self.state.ended_by:
-            # They were told to end: that they did so in good order completes nothing.
+            # They ended on request, so their success completes nothing.
             return
         if body.generation > self.state.finished:
             # Without torchrun the ranks are the command.
             self._tell_finished(body.generation, time_or_arrival(body.time), command_runs=self.state.mode != "env")
 
     def superseded(self, body: SupersededReport) -> None:
-        """torchrun cannot start ranks again from the exit barrier, and what follows it in a script must not run."""
+        """Restarts the command: torchrun cannot restart ranks from the exit barrier, and later commands of a script
+        must not run."""
         state = self.state
         if max(state.superseded, state.complete) < body.generation < state.generation and state.run:
             self._keep(superseded=body.generation, attempt=state.attempt + 1)
@@ -346,16 +348,18 @@ class Node:
         )
 
     def ended_from_outside(self, body: LeavingReport) -> None:
-        """As when its pod is deleted. The job is told once its processes have ended: they may save something first."""
+        """Records that the node is ended from outside, as when its pod is deleted. The job learns of it when the
+        processes have ended, since they may save something first."""
         reason = body.reason or "its launcher is being ended"
         logger.warning("this node is being ended: %s", reason)
         self._keep(ended_by=reason)
 
     def exited(self, body: CommandExit) -> None:
-        """The command ended. The launcher lives on and starts it again when asked to.
+        """Handles the end of the command. The launcher continues to run, and restarts the command on request.
 
-        That is requested at once where the node was given a newer world than this command knew: no other command of the
-        job would follow. However it ended is reported, unless it left in good order.
+        A restart is requested at once if the node has a newer world than this command knew, because no other command of
+        the job would follow. Every end is reported, unless the command is restarted after it was superseded or
+        exited with 0.
         """
         state = self.state
         identity = f"{body.attempt}/{body.generation}"
@@ -366,7 +370,7 @@ class Node:
             generation = body.generation or state.entered
             self._tell_end(body, generation if again else state.generation or generation, starts_again=again)
         if again and state.mode == "env":
-            # The launcher starts ranks of the newer world by itself.
+            # The launcher starts the newer world's ranks itself.
             self._keep(exited=identity)
             return
         self._keep(
@@ -421,7 +425,7 @@ class Node:
                 )
 
     def unprotected(self, body: UnmanagedReport) -> None:
-        """Ranks train outside the job's world: stop them before they overwrite the checkpoints of others."""
+        """Stops ranks that train outside of the job's world, before they overwrite the checkpoints of others."""
         state = self.state
         self._fail(
             f"unprotected {state.attempt}",
@@ -437,7 +441,7 @@ class Node:
         self._keep(run=False)
 
     def overdue(self) -> None:
-        """The newest world was handed out long ago; tells, once, if the command runs and has not entered it."""
+        """Reports, once, that the command runs but has not entered the newest world for a long time."""
         state = self.state
         runs = state.run and state.exited_attempt < state.attempt
         if not runs or state.entered >= state.generation or self.state.prepares:
@@ -461,11 +465,11 @@ class Node:
 
     @property
     def summary(self) -> str:
-        """Where the node stands, in a few words for people."""
+        """A short description of the node's state, for users."""
         return summary_of(self.state)
 
     def keep_stale(self) -> None:
-        """Tries again to keep what a full disk refused."""
+        """Retries to save a state that a full disk rejected."""
         if self._file.stale:
             self._file.save(self.state)
 
@@ -477,7 +481,7 @@ class Node:
         self._keep(failures=[*self.state.failures, identity][-_FAILURES_REMEMBERED:])
 
     def _keep(self, **changes: object) -> None:
-        """Changes the state, keeps it, and wakes those who wait."""
+        """Changes the state, saves it, and wakes waiting tasks."""
         before = replace(self.desired, version=0)
         self.state = self.state.model_copy(update=changes)
         if replace(self.desired, version=0) != before:

@@ -1,7 +1,7 @@
-"""Reads the bodies that the node's processes post: the dataclasses of `perdure_launcher.protocol`, by pydantic.
+"""Parses the bodies that the node's processes post: the dataclasses of `perdure_launcher.protocol`, with pydantic.
 
-A report counts even where a field of it is malformed: the field then has its default. Only a body that lacks what it is
-about, or is no JSON, is refused.
+A report is accepted even if one of its fields is malformed: the field then has its default. Only a body that lacks a
+required field, or is no JSON, is refused.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from perdure_launcher.protocol import POSTS, Body
 logger = logging.getLogger(__name__)
 
 LONGEST_WAIT = 60.0
-"""Seconds that a long poll may ask for."""
+"""Maximum seconds of a long poll."""
 
 _ROUNDS = 4
-"""Leaving a field out may show that the object that holds it lacks something, and so on outwards."""
+"""Maximum number of rounds: removing a field may make the object around it incomplete, and so on outwards."""
 
 _ADAPTERS: dict[type[Body], TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in set(POSTS.values())}
 
@@ -30,11 +30,11 @@ _Location = tuple[int | str, ...]
 
 
 class Malformed(Exception):
-    """This is no such body; the message says what is wrong."""
+    """The content is no valid body; the message says why."""
 
 
 def read_body(kind: type[_Body], content: bytes) -> _Body:
-    """Reads one body; fields that are malformed are left out.
+    """Parses one body; malformed fields are left out.
 
     Raises:
         Malformed: if a field that has no default is missing or malformed, or the content is no JSON.
@@ -63,7 +63,7 @@ def read_body(kind: type[_Body], content: bytes) -> _Body:
 
 
 def time_of(seconds: float | None) -> datetime | None:
-    """The moment; None for what is none."""
+    """Converts seconds since the epoch; returns None for invalid values."""
     try:
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
@@ -71,19 +71,20 @@ def time_of(seconds: float | None) -> datetime | None:
 
 
 def time_or_arrival(seconds: float | None) -> datetime:
-    """The moment; now for what is none."""
+    """Converts seconds since the epoch; returns the current time for invalid values."""
     return time_of(seconds) or datetime.now(UTC)
 
 
 def _locations(error: ValidationError) -> list[_Location]:
-    """What to leave out, the innermost and last first: of an object that lacks something, all of it."""
+    """Returns the locations to leave out, innermost and last first: for an object with a missing field, the whole
+    object."""
     problems = error.errors(include_url=False, include_context=False)
     found = {one["loc"][:-1] if one["type"] == "missing" else one["loc"] for one in problems}
     return sorted(found, reverse=True)
 
 
 def _leave_out(content: Any, location: _Location) -> bool:
-    """Whether there was such a place; the whole body is none."""
+    """Removes the value at a location; returns False if there is none, as for the whole body."""
     if not location:
         return False
     *way, last = location

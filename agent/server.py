@@ -1,6 +1,6 @@
-"""The agent's face towards the node's own processes: HTTP on `agent.sock`, as docs/node-protocol.md has it.
+"""The agent's interface to the node's own processes: HTTP on `agent.sock`, as specified in docs/node-protocol.md.
 
-Clients may run as another user in another container, so the socket is open to all who can reach the folder.
+Clients may run as another user in another container, so every process that can reach the folder can use the socket.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class NodeServer:
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
 
     async def start(self) -> None:
-        """Listens. A socket left behind by an earlier agent is replaced in one step, so no client finds none."""
+        """Starts to listen. It replaces the socket of an earlier agent atomically, so that clients always find one."""
         await self._runner.setup()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         draft = self._path.with_name(f".sock{os.getpid()}")
@@ -121,7 +121,7 @@ class NodeServer:
 
 
 class _Refused(Exception):
-    """The request is wrong; the message says what was expected."""
+    """The request is invalid; the message says what was expected."""
 
 
 def _post(kind: type[_Body], receive: Callable[[_Body], Body | None]) -> Handler:

@@ -1,4 +1,4 @@
-"""Where a node stands: pure functions of what it remembers."""
+"""Describes a node's state: pure functions of its memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from perdure_launcher.protocol import World
 
 
 def refusal_of(state: NodeState, world: World) -> str:
-    """Why a node does not take a world; empty where it does."""
+    """Returns why a node refuses a world; empty if it accepts it."""
     if state.leaving is not None:
         return f"this node is leaving: {state.leaving}"
     if world.generation < state.generation:
@@ -18,7 +18,7 @@ def refusal_of(state: NodeState, world: World) -> str:
 
 
 def summary_of(state: NodeState) -> str:
-    """A few words for people."""
+    """Returns a short description of the state, for users."""
     if state.leaving is not None:
         return "leaving"
     if state.exited_attempt >= state.attempt:

@@ -1,4 +1,4 @@
-"""What an agent must remember when it is killed and started again beside running training."""
+"""The agent's persistent state, which lets it be killed and restarted beside running training."""
 
 from __future__ import annotations
 
@@ -18,67 +18,68 @@ logger = logging.getLogger(__name__)
 
 
 class NodeState(BaseModel):
-    """One incarnation's memory."""
+    """The persistent state of one incarnation."""
 
     version: int = 0
-    """The version of what is desired of the launcher; it changes whenever that does."""
+    """The version of the launcher's desired state; it changes whenever that state does."""
     run: bool = True
-    """The command should run."""
+    """Whether the command should run."""
     attempt: int = 1
     """The desired start of the command; the first one needs no request."""
     started_for: int = 0
-    """The newest world that was known when that start was requested."""
+    """The newest generation that was known when that start was requested."""
     exited_attempt: int = 0
     """The newest start whose end was reported."""
     exited: str = ""
-    """That report's identity: a launcher that heard no answer says it again."""
+    """The identity of that report: a launcher that received no answer repeats it."""
     mode: str = ""
-    """How processes learn of their world, as the launcher said it: `torchrun` or `env`; empty before that."""
+    """The launcher's mode, `torchrun` or `env`; empty before the launcher reported it."""
     script: bool = False
-    """The command may do other work before it starts torchrun, as the launcher said it."""
+    """Whether the command may do other work before it starts torchrun, as reported by the launcher."""
     rendezvous_attempt: int = 0
-    """The start of the command whose torchrun has said hello, and has ranks to run."""
+    """The start of the command whose torchrun has sent its greeting and has ranks to run."""
     processes: int | None = None
-    """Ranks that the node starts; None before the launcher or the handler reported it."""
+    """The number of the node's ranks; None before the launcher or the handler reported it."""
     command_nodes: str | None = None
-    """`--nnodes` as the command was given it, where that is not what the specification says."""
+    """The command's own `--nnodes`, if it differs from the specification."""
     handler: int | None = None
-    """Process ID of the handler that said hello last."""
+    """The PID of the handler that sent the latest greeting."""
     left: int = 0
-    """Worlds up to this one belong to a handler that is gone."""
+    """The newest generation of an ended handler: it and older ones are not handed out again."""
     store_ports: tuple[int, ...] = ()
     """Ports on which the handler already listens."""
     ready_after: int | None = None
-    """Waiting for a world newer than this one; None while not waiting."""
+    """The generation after which the node waits for a world; None while it does not wait."""
     world: World | None = None
     """The newest world that this node has received."""
     complete: int = 0
     """The newest generation that every rank of the job finished."""
     stages_complete: int = 0
-    """How many torchruns of the command the job has finished."""
+    """The number of the command's torchruns that the job has finished."""
     command_restarts: int = 0
-    """The newest `restart_command` that was followed."""
+    """The number of the newest `restart_command` that was executed."""
     superseded: int = 0
-    """The newest generation in whose exit barrier torchrun requested a new start of the command."""
+    """The newest generation in whose exit barrier torchrun requested a restart of the command."""
     entered: int = 0
     """The generation that the node's processes are in."""
     entered_at: datetime | None = None
     stepping: int = 0
-    """The newest generation that was reported to run, or to step."""
+    """The newest generation that was reported to run or to step."""
     stepped: int = 0
-    """The newest generation in which steps were seen and reported."""
+    """The newest generation in which steps were detected and reported."""
     stalled: int = 0
     """The generation that was reported as stalled; 0 once it was reported to step again."""
     finished: int = 0
-    """The newest generation that was reported to have ended well on this node."""
+    """The newest generation that was reported as finished on this node."""
     failures: list[str] = []
-    """Failures already reported, by what identifies them: a client that heard no answer says it again."""
+    """Identities of reported failures: a client that received no answer repeats its report."""
     ended_by: str = ""
-    """What ends the node from outside: whatever its processes do then is no news about the training."""
+    """The party that ends the node from outside; empty if none. From then on the end of its processes is no news about
+    the training."""
     leaving: str | None = None
     """Why the command must end for good; None while it may run."""
     leaving_grace: float = 0.0
-    """Seconds that it then has, from SIGTERM to SIGKILL."""
+    """Seconds that the command then has, from SIGTERM to SIGKILL."""
 
     @property
     def generation(self) -> int:
@@ -87,19 +88,19 @@ class NodeState(BaseModel):
 
     @property
     def prepares(self) -> bool:
-        """The command does other work before its next torchrun: a download, an installation."""
+        """Whether the command does other work before its next torchrun: a download, an installation."""
         runs = self.run and self.exited_attempt < self.attempt and self.leaving is None
         return runs and self.script and self.rendezvous_attempt < self.attempt
 
 
 class StateFile:
-    """Keeps a `NodeState` on disk, as far as the disk lets it."""
+    """Saves a `NodeState` to disk, as far as the disk allows it."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = KeptFile(run_dir / AGENT_STATE)
 
     def load(self) -> NodeState:
-        """The last state kept, or a new node's."""
+        """Returns the last saved state, or that of a new node."""
         content = self._file.read()
         if content is None:
             return NodeState()
@@ -108,22 +109,22 @@ class StateFile:
         except ValidationError as error:
             aside = self._file.set_aside(content)
             logger.error(
-                "%s cannot be read whole; what is wrong is left out, kept as %s: %s", AGENT_STATE, aside, error
+                "%s has invalid fields, which are ignored; the file is kept as %s: %s", AGENT_STATE, aside, error
             )
             return _without(content, {problem["loc"][0] for problem in error.errors() if problem["loc"]})
 
     def save(self, state: NodeState) -> None:
-        """Keeps the state; a disk that refuses is logged and tried again at the next change."""
+        """Saves the state. A write error is logged, and the write is retried at the next change."""
         self._file.write(state.model_dump_json().encode())
 
     @property
     def stale(self) -> bool:
-        """The disk refused the newest state."""
+        """Whether the disk rejected the newest state."""
         return self._file.stale
 
 
 def _without(content: bytes, fields: set[int | str]) -> NodeState:
-    """The state without some of its fields: another release may have written them."""
+    """Returns the state without some of its fields, which another release may have written."""
     try:
         known: dict[str, Any] = json.loads(content)
         return NodeState.model_validate({name: value for name, value in known.items() if name not in fields})

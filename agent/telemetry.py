@@ -1,4 +1,4 @@
-"""What the agent reports without a request: the first step of a generation at once, the rest within its budget."""
+"""Reports progress without a request: a generation's first step at once, everything else within its budget."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from perdure_launcher.protocol import UsageReport
 from workflows.messages import DeviceUsage, Heartbeat, LeaseView, Metrics
 
 _LOOK = 0.5
-"""Seconds between looks at ranks that step."""
+"""Seconds between two samples of ranks that step."""
 _LOOK_CLOSELY = 0.1
-"""Seconds between looks while the first step of a generation is awaited: what its report may lag behind."""
+"""Seconds between two samples while the first step of a generation is awaited; its report may be late by this time."""
 _RUNS = timedelta(seconds=5)
-"""Ranks that stay alive in their world this long run: without a step they load a model, or use no optimizer."""
+"""Time after which living ranks count as running: without a step they load a model, or use no optimizer."""
 _PREPARES = 60.0
-"""Seconds that a command works before its torchrun until that is reported: most need none."""
+"""Seconds after which work before the first torchrun is reported; most commands need less."""
 _PREPARES_AGAIN = 300.0
-"""Seconds until it is reported again: less than a job waits for its nodes."""
+"""Seconds until it is reported again: less than the time for which a job waits for its nodes."""
 
 
 class Telemetry:
@@ -46,26 +46,27 @@ class Telemetry:
         self._told_ports: tuple[int, ...] = ()
         self._usage: UsageReport | None = None
         self._handed_out = 0
-        """The newest generation, and when this agent first saw it: one that was away does not know what it missed."""
+        """The newest generation, and the time at which this agent first saw it; an agent that was away does not know
+        more."""
         self._handed_out_at = 0.0
         self._on_preparing = on_preparing
         self._preparing_due: float | None = None
 
     @property
     def interval(self) -> timedelta:
-        """Between two heartbeats."""
+        """The interval between two heartbeats."""
         return self._interval
 
     def use_interval(self, interval: timedelta) -> None:
-        """The group's budget, shared among its nodes, as the newest lease has it."""
+        """Sets the heartbeat interval of the newest lease: the share of this node in its group's budget."""
         self._interval = interval
 
     def usage(self, usage: UsageReport) -> None:
-        """Keeps the launcher's newest figures for the next `metrics`."""
+        """Stores the launcher's newest usage for the next `metrics`."""
         self._usage = usage
 
     def view(self, epoch: int) -> LeaseView:
-        """What rides in the lease, fresh and free of history."""
+        """Returns the details of the lease's heartbeat, which are recent and add no events to the history."""
         return LeaseView(
             epoch=epoch,
             generation=self._node.state.generation,
@@ -76,9 +77,9 @@ class Telemetry:
         )
 
     async def run(self) -> None:
-        """Looks and reports until cancelled."""
+        """Samples and reports until cancelled."""
         loop = asyncio.get_running_loop()
-        # Spread, so that the nodes of a group that started together do not all speak at once.
+        # Spread over the interval, so that nodes of a group that started together do not all report at once.
         next_heartbeat = loop.time() + random.uniform(0.5, 1.0) * self._interval.total_seconds()
         count = 0
         while True:
@@ -95,11 +96,11 @@ class Telemetry:
             await asyncio.sleep(_LOOK_CLOSELY if state.stepping < state.entered == state.generation else _LOOK)
 
     def look_for_preparation(self, now: float) -> None:
-        """Reports a command that works for long before its torchrun, and again as long as it does."""
+        """Reports a command that works for a long time before its torchrun, and repeats the report while that lasts."""
         if not self._node.state.prepares:
             self._preparing_due = None
             return
-        # The job must learn it well before it gives up waiting: the node has needed some of that time to start.
+        # The job must learn it well before it stops waiting: the node has used part of that time to start.
         at_most = self._node.config.timing.rendezvous.join_timeout.total_seconds() / 4
         if self._preparing_due is None:
             self._preparing_due = now + min(_PREPARES, at_most)
@@ -153,7 +154,7 @@ class Telemetry:
         return datetime.now(UTC) - state.entered_at > _RUNS
 
     def _ports_changed(self) -> bool:
-        # A world that this node hosts took one; the job must not hand the same one out again.
+        # A world hosted by this node has taken a port, which the job must not assign again.
         state = self._node.state
         return state.entered == state.generation and bool(state.store_ports) and state.store_ports != self._told_ports
 

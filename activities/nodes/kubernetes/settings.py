@@ -43,7 +43,7 @@ class KubernetesSettings:
     gangs: GangAdapter = field(default_factory=OneByOne)
     """The adapter of the site's gang system; by default each pod is admitted by itself."""
     policy: SitePolicy = field(default_factory=SitePolicy)
-    """What jobs may ask of the cluster."""
+    """The site's policy: the limits on the pods of jobs."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> KubernetesSettings:

@@ -1,8 +1,8 @@
-"""The site's policy: what the pods of jobs may be, whoever started the workflow.
+"""The site's policy: limits on the pods of jobs, regardless of who started the workflow.
 
-A job is data that anybody may have written who can reach Temporal, and the worker has rights that its users lack. So
-what a pod may ask of the cluster is decided where the pod is made. All that gives power over a machine, the cluster or
-other users is denied unless the policy allows it; its defaults run ordinary training jobs.
+Anyone who can reach Temporal can write a job, and the worker has rights that its users lack. So the policy is checked
+where the pod is created. Everything that gives power over a machine, the cluster or other users is denied unless the
+policy allows it; its defaults run ordinary training jobs.
 
     namespaces: ["team-*"]
     service_accounts: [default, training]
@@ -47,9 +47,9 @@ credentials of its own."""
 
 
 class SitePolicy(Section):
-    """What jobs may ask of the cluster.
+    """The limits on the pods of jobs.
 
-    Names are glob patterns, such as `team-*`; one that begins with `!` takes out again what others let in.
+    Names are glob patterns, such as `team-*`; a pattern that begins with `!` excludes what others include.
     """
 
     namespaces: _Patterns = ("*", "!kube-*")
@@ -104,7 +104,7 @@ class SitePolicy(Section):
         raise ValueError(f"the site policy is wrong: {why}")
 
     def shortage(self, pods: Sequence[Mapping[str, Any]]) -> str:
-        """Names the first limit that these pods of one namespace exceed together; empty where they exceed none."""
+        """Returns the first limit that these pods of one namespace exceed together; empty if they exceed none."""
         if self.max_nodes is not None and len(pods) > self.max_nodes:
             return f"{len(pods)} nodes, and the site's policy allows {self.max_nodes} (max_nodes)"
         gpus = sum(map(_gpus, pods))
@@ -114,12 +114,12 @@ class SitePolicy(Section):
 
 
 def is_over(pod: Mapping[str, Any]) -> bool:
-    """Tells whether a pod has ended and uses nothing any more."""
+    """Returns whether a pod has ended and uses no resources any more."""
     return _section(pod, "status").get("phase") in ("Succeeded", "Failed")
 
 
 def _gpus(pod: Mapping[str, Any]) -> int:
-    """Counts devices of all vendors that call them `VENDOR/gpu`."""
+    """Counts the GPUs of all vendors that name them `VENDOR/gpu`."""
     containers = cast("Sequence[Mapping[str, Any]]", pod["spec"]["containers"])
     limits = (_section(_section(container, "resources"), "limits") for container in containers)
     return sum(int(count) for one in limits for name, count in one.items() if name.endswith("/gpu"))
@@ -157,7 +157,7 @@ def violations(
     """Checks the pod of a job against the policy.
 
     Args:
-        policy: The site's.
+        policy: The site's policy.
         pod: The whole manifest, with everything that the template added to it.
         template: The job's `pod_template`.
         reserved: Perdure's own parts of the pod.
@@ -176,14 +176,14 @@ def violations(
 
 
 def violation_of_namespace(policy: SitePolicy, namespace: str) -> Violation | None:
-    """Tells why no job may use a namespace; None where jobs may."""
+    """Returns why no job may use a namespace; None if jobs may."""
     if matches(policy.namespaces, namespace):
         return None
     return Violation(field="namespace", value=format_value(namespace), rule=_rule("namespaces", policy.namespaces))
 
 
 def matches(patterns: Sequence[str], name: str) -> bool:
-    """Tells whether glob patterns let a name in: one does, and none that begins with `!` takes it out."""
+    """Returns whether glob patterns include a name: one matches, and no pattern that begins with `!` excludes it."""
     refused = any(fnmatchcase(name, one[1:]) for one in patterns if one.startswith("!"))
     return not refused and any(fnmatchcase(name, one) for one in patterns if not one.startswith("!"))
 
@@ -208,7 +208,8 @@ def _of_template(policy: SitePolicy, template: Mapping[str, Any], reserved: Rese
 
 
 def _suits_agent(policy: SitePolicy, path: str) -> bool:
-    """Tells whether a job may add this to its agents: what they need to write logs to the job's own storage."""
+    """Returns whether a job may add this to its agents: the settings that they need to copy logs to the job's
+    storage."""
     kind, _, rest = path.partition(".")
     match kind:
         case "resources":
