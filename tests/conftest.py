@@ -1,4 +1,4 @@
-"""What all tests share: a real Temporal server and a whole local Perdure per process of the session."""
+"""Shared fixtures of all tests: a real Temporal server and a complete local Perdure per process of the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real local nodes for tests, in a state folder of their own, with nothing left of them afterwards."""
+"""Runs real local nodes for tests, in a state folder of their own, and removes all of them afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a machine is in its allocation, and where others reach it."""
+"""Tests of the identity of a joining machine in its allocation, and of its address."""
 
 from __future__ import annotations
 

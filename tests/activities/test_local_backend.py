@@ -1,4 +1,4 @@
-"""The local backend with real launchers and agents: what it promises when anything dies at any point."""
+"""Tests of the local backend with real launchers and agents: its promises when any process dies at any point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's activities against a real server and real local nodes."""
+"""Tests of the worker's activities with a real server and real local nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Many nodes by one activity: what succeeds is told, and what does not is left to be asked for by itself."""
+"""Tests of creating many nodes in one activity: it reports which succeeded; the others are requested again one by
+one."""
 
 from __future__ import annotations
 

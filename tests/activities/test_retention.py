@@ -1,4 +1,4 @@
-"""Folders of old nodes: deleted long after their job's end, and never while anything of the job runs."""
+"""Tests of retention: folders of old nodes are deleted long after their job's end, and never while the job runs."""
 
 from __future__ import annotations
 

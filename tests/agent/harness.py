@@ -1,4 +1,4 @@
-"""A real agent process with everything around it that it talks to."""
+"""A real agent process together with everything that it communicates with."""
 
 from __future__ import annotations
 

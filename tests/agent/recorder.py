@@ -1,4 +1,4 @@
-"""Stand-ins for the workflows above an agent: they record every signal and pass commands on."""
+"""Replacements for the workflows that an agent reports to: they record every signal and forward commands."""
 
 from __future__ import annotations
 

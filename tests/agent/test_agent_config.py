@@ -1,4 +1,4 @@
-"""What follows for an agent from the size of its job, before it has learned more."""
+"""Tests of the agent's defaults that depend on the size of its job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a node finds out that it does not get to another one."""
+"""Tests of the check that a node can connect to another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent whose group has ended joins the one that follows, and tells the job that there was none."""
+"""Tests of an agent whose group has ended: it joins the next group, and reports to the job that there was none."""
 
 from __future__ import annotations
 

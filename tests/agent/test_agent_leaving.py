@@ -1,4 +1,4 @@
-"""A node that is told to stop: real agent, launcher and command; the group that tells it is played."""
+"""Tests of a node that is stopped: agent, launcher and command are real, its group is simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The log in pieces: its last lines, rotations between two pieces, and characters that are cut in two."""
+"""Tests of reading the log in pieces: last lines, rotations between two pieces, and characters that are split in
+two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of the log: parts, rotations, restarts and storage that refuses."""
+"""Tests of copying the log: parts, rotations, restarts, and storage that rejects writes."""
 
 from __future__ import annotations
 

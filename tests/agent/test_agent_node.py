@@ -1,4 +1,4 @@
-"""The node's decisions, event by event."""
+"""Tests of the node's decisions, event by event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outbox: order, numbers, coalescing, and what is left after deaths, outages and full disks."""
+"""Tests of the outbox: order, numbers, coalescing, and its content after crashes, outages and full disks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command that does not enter the world that its node was given: a real agent notices, a real launcher ends it."""
+"""Tests of a command that does not enter its node's world: a real agent detects it, a real launcher ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real agent process under a real server: what is promised about its deaths, pauses and outages."""
+"""Tests of a real agent process with a real server: its promises about crashes, pauses and outages."""
 
 from __future__ import annotations
 

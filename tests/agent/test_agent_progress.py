@@ -1,4 +1,4 @@
-"""Reading the ranks' progress files."""
+"""Tests of reading the ranks' progress files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent reports that its ranks run, and their first step when it is seen: never a step that was not."""
+"""Tests that an agent reports that its ranks run, and their first step only after it has detected one."""
 
 from __future__ import annotations
 

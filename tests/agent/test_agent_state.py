@@ -1,4 +1,4 @@
-"""What an agent remembers, where another release has written it."""
+"""Tests of reading an agent's state that another release has written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Agents, launchers and the rendezvous handler together, under plain torchrun on two nodes; the brain is played."""
+"""Tests of agents, launchers and the rendezvous handler together, under plain torchrun on two nodes; the workflows are
+simulated."""
 
 from __future__ import annotations
 

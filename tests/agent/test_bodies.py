@@ -1,4 +1,4 @@
-"""What an agent makes of bodies that are of another release, or malformed: no report is lost for a field."""
+"""Tests of how an agent parses bodies from another release, or malformed ones: no report is lost because of a field."""
 
 from __future__ import annotations
 

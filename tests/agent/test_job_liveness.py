@@ -1,4 +1,4 @@
-"""Whose job it is: what the server says of names that are reset, used again or unknown."""
+"""Tests of the liveness query for jobs whose names were reset, used again, or are unknown."""
 
 from __future__ import annotations
 

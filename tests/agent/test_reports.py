@@ -1,4 +1,4 @@
-"""Whatever a node's processes die of, their reports reach the agent and count."""
+"""Tests that reports of a node's processes reach the agent, whatever the processes die of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that stall: real processes that step, frozen with SIGSTOP, beside a real agent."""
+"""Tests of stalled ranks: real processes that step, frozen with SIGSTOP, beside a real agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A claim of an incident that the injected faults do not bear out is found, and a true one is not doubted."""
+"""Tests that claims of incidents without support by the injected faults are found, and true ones are accepted."""
 
 from __future__ import annotations
 

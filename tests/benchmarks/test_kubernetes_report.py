@@ -1,4 +1,4 @@
-"""From trials on a cluster to the figures that are claimed."""
+"""Tests of the published figures that are computed from trials on a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark is run by hand, now and then; this keeps it from rotting in between."""
+"""Runs a trial of the recovery benchmark, which otherwise only people run, so that it keeps working."""
 
 from pathlib import Path
 

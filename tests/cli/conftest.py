@@ -1,4 +1,4 @@
-"""The command line over the shared control plane, or on a machine where nothing runs yet."""
+"""Fixtures of the command line: with the shared control plane, or on a machine where nothing runs yet."""
 
 from __future__ import annotations
 

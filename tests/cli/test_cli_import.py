@@ -1,4 +1,4 @@
-"""`perdure import --run`, on the shared control plane with real nodes."""
+"""Tests of `perdure import --run` with the shared control plane and real nodes."""
 
 from __future__ import annotations
 

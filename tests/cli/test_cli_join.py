@@ -1,4 +1,4 @@
-"""`perdure join` before it reaches anything: what it is told, and what the examples tell it."""
+"""Tests of `perdure join` before it connects: its arguments, and those in the examples."""
 
 from __future__ import annotations
 

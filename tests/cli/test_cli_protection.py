@@ -1,4 +1,4 @@
-"""Whether a job holds the rendezvous of its ranks, as the command line says it; real jobs of real launchers."""
+"""Tests of how the command line shows whether a job controls its ranks' rendezvous; with real jobs and launchers."""
 
 from __future__ import annotations
 

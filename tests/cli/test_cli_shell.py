@@ -1,4 +1,4 @@
-"""`perdure shell` in nodes of this machine: of a job that has failed and is held, until it is released."""
+"""Tests of `perdure shell` in local nodes of a failed job that is held until it is released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of user code reaches the terminal as text, and JSON exactly."""
+"""Tests that user code's text reaches the terminal as plain text, and JSON exactly."""
 
 from __future__ import annotations
 

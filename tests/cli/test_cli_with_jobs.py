@@ -1,4 +1,4 @@
-"""The life of jobs through the command line: real server, worker, agents and processes, on a pipe and a terminal."""
+"""Tests of jobs through the command line: real server, worker, agents and processes, on a pipe and a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line does before any job exists: help, specifications, and a control plane that is not there."""
+"""Tests of the command line before any job exists: help, specifications, and an unreachable control plane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker inside the test's own process, over the session's server: real workflows, agents and processes."""
+"""Fixtures of a worker in the test's own process, with the session's server: real workflows, agents and processes."""
 
 from __future__ import annotations
 

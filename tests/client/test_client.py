@@ -1,4 +1,4 @@
-"""The client against real jobs: how they start, what they tell, and every way in which they end."""
+"""Tests of the client with real jobs: how they start, what they report, and every way in which they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the server's refusals are final, and which only say that it cannot answer now."""
+"""Tests of which server errors are final, and which only mean that the server cannot answer now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that cannot continue a job: every view names the failing workflow task and its cause."""
+"""Tests of a worker that cannot continue a job: every view names the failing workflow task and its cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a job's, its groups' and its leases' answers become one view."""
+"""Tests of the view that combines the answers of a job, its groups and its leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Code on its way: what is packed is what is unpacked, the same files are the same archive, and the rest is refused."""
+"""Tests of uploaded code: unpacking restores it, the same files give the same archive, and invalid files are
+refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker as a process: it starts, is scraped, stops without a crash, and says what keeps it from starting."""
+"""Tests of the worker process: it starts, serves metrics, stops without a crash, and says why it cannot start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that README and docs print, as a shell would run them."""
+"""Extracts the commands that README and docs print, as a shell would run them."""
 
 from __future__ import annotations
 

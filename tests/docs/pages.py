@@ -1,4 +1,4 @@
-"""What the pages for people hold, read as Markdown: headings, links, code in the text and blocks of code."""
+"""Parses the pages of the documentation as Markdown: headings, links, inline code and code blocks."""
 
 from __future__ import annotations
 

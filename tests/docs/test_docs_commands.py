@@ -1,4 +1,4 @@
-"""Every command that README and docs print: parsed by the program that it calls, and run where it needs no job."""
+"""Tests every command that README and docs print: the called program parses it, and runs it if it needs no job."""
 
 from __future__ import annotations
 

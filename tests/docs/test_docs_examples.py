@@ -1,4 +1,4 @@
-"""The YAML that README and docs show is taken by what reads it."""
+"""Tests that the YAML in README and docs is accepted by the program that reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md names what is exported: compared with a worker that serves a job, and with the messages."""
+"""Tests that docs/metrics.md names the exported metrics of a worker that serves a job, and those in the messages."""
 
 from __future__ import annotations
 

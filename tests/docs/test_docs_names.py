@@ -1,4 +1,4 @@
-"""What the docs name exists: files, links, modules, variables, fields of the specification, targets and workflows."""
+"""Tests that everything that the docs name exists: files, links, modules, variables, fields, targets and workflows."""
 
 from __future__ import annotations
 

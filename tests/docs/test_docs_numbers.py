@@ -1,4 +1,4 @@
-"""Numbers that the docs tell are those of the code."""
+"""Tests that numbers in the docs agree with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated pages say what the code says."""
+"""Tests that the generated pages agree with the code."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_arguments_and_errors_of_a_method_are_told():
     page = python_api.reference()
     submit = page.partition("### `Client.submit`")[2].partition("###")[0]
     assert "    again: bool = True," in submit
-    assert "| `again` | Whether a name may be used again after its job has ended. |" in submit
+    assert "| `again` | Allow a name that an ended job has used. |" in submit
     assert "| `JobAlreadyRunning` | if a job of that name runs" in submit
     assert "(self" not in submit
 

@@ -1,4 +1,4 @@
-"""The glossary is one list in the order of its terms, each told once."""
+"""Tests that the glossary is one sorted list without repeated terms."""
 
 from __future__ import annotations
 

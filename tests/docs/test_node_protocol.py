@@ -1,4 +1,4 @@
-"""The tables of bodies in docs/node-protocol.md are what launcher and agent exchange."""
+"""Tests that the tables of bodies in docs/node-protocol.md agree with the bodies that launcher and agent exchange."""
 
 from __future__ import annotations
 

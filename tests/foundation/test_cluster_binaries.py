@@ -1,4 +1,4 @@
-"""The cluster's programs are built by Go, and each is named while it is. The toolchain is a stand-in."""
+"""Tests of building the cluster's programs with Go, with a message for each. The toolchain is a fake."""
 
 from __future__ import annotations
 

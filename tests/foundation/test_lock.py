@@ -1,4 +1,4 @@
-"""The locks must install the same bytes everywhere, and from wherever the user's own index is."""
+"""Tests that the locks install the same bytes everywhere, from any package index."""
 
 import re
 import tomllib

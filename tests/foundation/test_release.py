@@ -1,4 +1,4 @@
-"""One release has one number, wherever it is written."""
+"""Tests that the release's number is the same wherever it is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Set-up is the first thing that anyone meets: tried on a small checkout of its own, with the real `uv`."""
+"""Tests of the setup script, the first program that users run, on a small checkout with the real `uv`."""
 
 import importlib.util
 import os

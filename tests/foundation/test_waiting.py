@@ -1,4 +1,4 @@
-"""Tests wait for events. What only looking again can tell is waited for by `tests/support/waiting.py`."""
+"""Tests that tests wait for events. Only `tests/support/waiting.py` polls, for states without an event."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Records the histories that later releases must be able to replay.
 
-`python -m tests.histories.generate` plays each scenario once, on a server of its own, and writes what the jobs and
-their groups left behind into `recorded/<release>/`. Record once per release, when it is made: a history that an older
-release wrote is worth more than a new one, so existing folders are left alone unless `--again` is given.
+`python -m tests.histories.generate` runs each scenario once, on a server of its own, and writes the histories of the
+jobs and their groups into `recorded/<release>/`. Record once per release, when it is made: histories of older releases
+are more valuable than new ones, so existing folders are left alone unless `--again` is given.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where recorded histories lie, and how they are written and read.
+"""Finds, writes and reads recorded histories.
 
-A file is the history of one run of one workflow, as JSON as the Temporal CLI and UI have it, compressed. Its name tells
-the release, the scenario, and which workflow it is. A release's recordings are frozen with it: `SHA256SUMS` beside them
-holds their digests, in the form that `sha256sum --check` reads.
+A file is the history of one run of one workflow, compressed, as JSON in the format of the Temporal CLI and UI. Its name
+contains the release, the scenario, and the workflow. A release's recordings are frozen with it: `SHA256SUMS` beside
+them has their digests, in the format of `sha256sum --check`.
 """
 
 from __future__ import annotations

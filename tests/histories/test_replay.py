@@ -1,4 +1,4 @@
-"""Workflows of this release go on with what any release began: recorded histories replay without a difference."""
+"""Tests that workflows of this release replay the recorded histories of every release without a difference."""
 
 from __future__ import annotations
 

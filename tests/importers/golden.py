@@ -1,4 +1,4 @@
-"""What each fixture becomes, as it is written down; `python -m tests.importers.golden` writes it anew."""
+"""Expected results of importing each fixture; `python -m tests.importers.golden` writes them again."""
 
 from __future__ import annotations
 

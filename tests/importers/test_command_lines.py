@@ -1,4 +1,4 @@
-"""Command lines of torchrun and dlrover-run, alone and inside shells."""
+"""Tests of importing command lines of torchrun and dlrover-run, alone and inside shells."""
 
 from __future__ import annotations
 

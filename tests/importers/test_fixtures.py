@@ -1,4 +1,5 @@
-"""Documents of each format, as their own documentation writes them: what they become, and that nothing is lost."""
+"""Tests of importing documents of each format, from the formats' own documentation: the result, and that nothing is
+lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`perdure import` as people and scripts meet it."""
+"""Tests of `perdure import` for users and for scripts."""
 
 from __future__ import annotations
 

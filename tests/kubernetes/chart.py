@@ -1,4 +1,4 @@
-"""The Helm chart in tests: the program, and the objects that it makes of values."""
+"""The Helm chart in tests: runs helm, and parses the rendered objects."""
 
 from __future__ import annotations
 

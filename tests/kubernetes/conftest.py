@@ -1,4 +1,5 @@
-"""The tests' cluster: the one that `KUBECONFIG` names, else the machine's own, started here where it does not run."""
+"""Fixtures of the tests' cluster: the one that `KUBECONFIG` names, else the machine's own, which is started if
+necessary."""
 
 from __future__ import annotations
 

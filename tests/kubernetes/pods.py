@@ -1,4 +1,4 @@
-"""Real pods for tests, in namespaces of their own."""
+"""Creates real pods for tests, in namespaces of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole Perdure for tests whose jobs run in pods: server, worker and client."""
+"""A complete Perdure for tests whose jobs run in pods: server, worker and client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A played API server that refuses for a while, as a real one does between its start and having read the roles."""
+"""Tests with a simulated API server that refuses requests for a while, like a real one before it has read the roles."""
 
 from __future__ import annotations
 

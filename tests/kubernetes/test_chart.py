@@ -1,4 +1,4 @@
-"""The Helm chart: what it refuses, which rights it grants, and a release that runs jobs on real nodes."""
+"""Tests of the Helm chart: the values that it refuses, the rights that it grants, and a release that runs real jobs."""
 
 from __future__ import annotations
 

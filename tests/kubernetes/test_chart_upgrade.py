@@ -1,4 +1,5 @@
-"""The chart of an earlier release, with jobs that train, is upgraded to this one: two workers go, two others come."""
+"""Tests of upgrading an earlier release's chart to this one while jobs train: two workers are replaced by two
+others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to deploy beside the chart: the image that a Dockerfile describes, and the kustomizations."""
+"""Tests of deployments beside the chart: the image that a Dockerfile describes, and the kustomizations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each gang system receives about a job, and when a pod's turn has come: pure functions, tried with values."""
+"""Tests of the objects for each gang system, and of when a pod may be created: pure functions."""
 
 from __future__ import annotations
 

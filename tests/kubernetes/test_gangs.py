@@ -1,6 +1,6 @@
-"""Gangs on a real cluster: what schedulers are told fits their schemas, and a job lives with what Kueue does to it.
+"""Tests of gangs on a real cluster: objects fit the schedulers' schemas, and a job tolerates Kueue's actions.
 
-Kueue itself cannot run here. `PlayedKueue` does to pods what Kueue does: its webhook's part stands in `pod_template`.
+Kueue itself cannot run here. `PlayedKueue` does to pods what Kueue does; its webhook's part is in `pod_template`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What goes wrong between a backend and a real cluster, one at a time."""
+"""Tests of single faults between the backend and a real cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Kubernetes backend against a real API server and real kubelets: what it promises, whatever happens to pods."""
+"""Tests of the Kubernetes backend with a real API server and real kubelets: its promises, whatever happens to pods."""
 
 from __future__ import annotations
 

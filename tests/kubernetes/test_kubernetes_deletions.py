@@ -1,4 +1,4 @@
-"""A user deletes the whole job in the cluster: it ends with that reason, and nothing is made again."""
+"""Tests of a user who deletes the whole job in the cluster: it ends with that reason, and nothing is created again."""
 
 from __future__ import annotations
 

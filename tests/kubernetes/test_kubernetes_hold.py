@@ -1,4 +1,4 @@
-"""A job that failed in pods is held: a user enters the pod in which it happened, and then releases the job."""
+"""Tests of a failed job that is held: a user opens a shell in the failed pod, and then releases the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of other systems, as their users wrote them, imported and trained to the end on real nodes."""
+"""Tests of imported jobs of other systems, which train to the end on real nodes."""
 
 from __future__ import annotations
 

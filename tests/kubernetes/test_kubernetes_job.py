@@ -1,4 +1,4 @@
-"""A whole job on real nodes: real pods, real agents in them, real torchrun ranks over gloo."""
+"""Tests of a complete job on real nodes: real pods, real agents in them, real torchrun ranks over gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole jobs on a cluster that is in the way. Their pods fit no machine: what is tried needs none that runs."""
+"""Tests of complete jobs on a cluster with faults. Their pods fit no machine, because no test needs a running pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The example of a plain Job on real nodes: the cluster makes and replaces its pods, and they join by themselves."""
+"""Tests of the example of a plain Job on real nodes: the cluster creates and replaces its pods, which join by
+themselves."""
 
 from __future__ import annotations
 

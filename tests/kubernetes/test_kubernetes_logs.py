@@ -1,4 +1,4 @@
-"""What pods printed, read by a user who reaches nothing but Temporal: of living, replaced and ended nodes."""
+"""Tests of reading the logs of running, replaced and ended pods with access to Temporal only."""
 
 from __future__ import annotations
 

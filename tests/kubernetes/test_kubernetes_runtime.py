@@ -1,4 +1,4 @@
-"""Presets on a real cluster: a user says what to run, and the site's ConfigMap says how."""
+"""Tests of presets on a real cluster: a user says what to run, and the site's ConfigMap says how."""
 
 from __future__ import annotations
 

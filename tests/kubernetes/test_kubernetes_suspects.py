@@ -1,4 +1,4 @@
-"""A machine that loses a job's nodes again and again: the next one is asked for elsewhere."""
+"""Tests of a machine that loses a job's nodes repeatedly: the next node is requested elsewhere."""
 
 from __future__ import annotations
 

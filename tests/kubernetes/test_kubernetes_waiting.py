@@ -1,4 +1,4 @@
-"""A job that no machine can take waits with the scheduler's words, and for as long as it is told to."""
+"""Tests of a job that fits no machine: it waits with the scheduler's message, for the configured time."""
 
 from __future__ import annotations
 

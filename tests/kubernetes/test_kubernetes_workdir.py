@@ -1,4 +1,4 @@
-"""Code that comes from the submitting machine: through Temporal into ConfigMaps, and from there into pods."""
+"""Tests of uploading code from the submitting machine: through Temporal into ConfigMaps, and from there into pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TrainingJob objects on a real API server, the operator as a process of its own, and real workflows behind them."""
+"""Tests of TrainingJob objects on a real API server, with the operator as a process and real workflows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest of a node's pod, and what pods' objects say: pure functions, tried with values."""
+"""Tests of a node's pod manifest, and of the events that pods' objects imply: pure functions."""
 
 from __future__ import annotations
 

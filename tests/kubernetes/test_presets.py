@@ -1,4 +1,4 @@
-"""What an administrator's preset and a user's specification come to: tried with values."""
+"""Tests of merging an administrator's preset and a user's specification."""
 
 from __future__ import annotations
 

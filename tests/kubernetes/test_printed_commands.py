@@ -1,4 +1,4 @@
-"""Commands of kubectl and helm that the docs print, as far as no cluster is needed for them."""
+"""Tests of the kubectl and helm commands that the docs print, as far as they need no cluster."""
 
 from __future__ import annotations
 

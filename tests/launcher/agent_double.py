@@ -1,4 +1,4 @@
-"""A scripted agent for one launcher: a real HTTP server on a real Unix socket that speaks docs/node-protocol.md."""
+"""A scripted agent for one launcher: a real HTTP server on a real Unix socket that implements docs/node-protocol.md."""
 
 from __future__ import annotations
 

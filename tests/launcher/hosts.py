@@ -1,6 +1,6 @@
-"""Machines with networks of their own, as far as sockets can tell: network namespaces of this one (Linux, root).
+"""Simulated machines with networks of their own: network namespaces of this machine (Linux, root).
 
-They have no names and hold nothing but a sleeping process, which the kernel ends with this one; so nothing can be left
+They have no names and contain only a sleeping process, which the kernel ends with this one; so nothing can be left
 behind, whatever happens.
 """
 

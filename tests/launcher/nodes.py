@@ -1,4 +1,4 @@
-"""Real launchers on this machine, each with its own scripted agent, and worlds made of them."""
+"""Runs real launchers on this machine, each with its own scripted agent, and forms worlds of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Talking to an agent that comes, goes, and is not always right."""
+"""Tests of the client of an agent that is sometimes away, and sometimes answers with errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output: rotated, bounded, and never in the command's way."""
+"""Tests of output capture: rotated, bounded, and never blocking the command."""
 
 from __future__ import annotations
 

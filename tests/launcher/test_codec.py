@@ -1,4 +1,4 @@
-"""What the launcher makes of answers that are of another release, or malformed."""
+"""Tests of how the launcher parses answers from another release, or malformed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which commands start torchrun, and what is changed in them."""
+"""Tests of recognizing commands that start torchrun, and of changing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to torchrun jobs at the worst of moments, and to those that are hard to end or start others."""
+"""Tests of torchrun jobs with faults at the worst moments, of ranks that are hard to end, and of nested torchruns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands without torchrun: the launcher starts one process per rank, for each world."""
+"""Tests of commands without torchrun: the launcher starts one process per rank, for each world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings of all kinds start warm, lose a rank, and continue warm."""
+"""Tests that trainings of all kinds start warm, lose a rank, and continue warm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher's configuration: every field checked, with its name, value and what was expected."""
+"""Tests of the launcher's configuration: errors name each wrong field, its value and what was expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way in which people start ranks: the job holds the rendezvous, or the command is stopped and told why."""
+"""Tests of every way to start ranks: the job controls the rendezvous, or the command is stopped with an explanation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worlds over what networks people have: several interfaces, IPv6, firewalls that leave few ports open."""
+"""Tests of worlds on users' networks: several interfaces, IPv6, firewalls that leave few ports open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read from the kernel, the memory controller and the GPU driver."""
+"""Tests of reading the kernel, the memory controller and the GPU driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that are Python programs, as far as that can be told by reading them."""
+"""Tests of recognizing commands that are Python programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The handler's parts, each against the real thing it stands between: torch's store calls, its log, sockets, files."""
+"""Tests of the handler's parts with their real counterparts: torch's store calls, its log, sockets, files."""
 
 from __future__ import annotations
 

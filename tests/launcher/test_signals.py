@@ -1,4 +1,4 @@
-"""A signal that comes while the main thread runs no Python."""
+"""Tests of a signal that arrives while the main thread runs no Python code."""
 
 from __future__ import annotations
 

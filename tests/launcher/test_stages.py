@@ -1,4 +1,4 @@
-"""Commands that start torchrun more than once, or work before and after it."""
+"""Tests of commands that start torchrun more than once, or work before and after it."""
 
 from __future__ import annotations
 

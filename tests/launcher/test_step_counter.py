@@ -1,4 +1,5 @@
-"""The plugin that `import torch` loads: real torch in real processes, found through the injected folder alone."""
+"""Tests of the plugin that `import torch` loads: real torch in real processes, found through the injected folder
+only."""
 
 from __future__ import annotations
 

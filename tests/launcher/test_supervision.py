@@ -1,4 +1,4 @@
-"""The launcher and a command of any kind: started, watched, ended, and nothing left behind."""
+"""Tests of the launcher with commands of any kind: started, supervised, ended, and nothing left behind."""
 
 from __future__ import annotations
 

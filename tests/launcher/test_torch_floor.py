@@ -1,4 +1,4 @@
-"""Ranks recover with the oldest PyTorch that the project promises to work with: `make test-torch-floor` runs this."""
+"""Tests that ranks recover with the oldest supported PyTorch: `make test-torch-floor` runs them."""
 
 from __future__ import annotations
 

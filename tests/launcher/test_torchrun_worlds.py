@@ -1,4 +1,4 @@
-"""Unmodified torchrun jobs on real nodes, through everything that can happen to a world."""
+"""Tests of unmodified torchrun jobs on real nodes, through everything that can happen to a world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a rank's process group is formed, by what the script asks for; `test_launchers` has it with real ranks."""
+"""Tests of the address of a rank's process group, by the script's request; `test_launchers` uses real ranks."""
 
 from __future__ import annotations
 

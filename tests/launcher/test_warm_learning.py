@@ -1,4 +1,4 @@
-"""What a rank imports is imported ahead for the next one, unless that could make a difference."""
+"""Tests of importing a rank's modules in advance for the next one, unless that could make a difference."""
 
 from __future__ import annotations
 

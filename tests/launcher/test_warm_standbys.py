@@ -1,4 +1,5 @@
-"""Where a fork would lose what a rank imports, the rank starts from a process of its own that waits for it."""
+"""Tests of standbys: a rank starts from a waiting process of its own if a fork would lose a side effect of its
+imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that was forked from the warm interpreter is one that was started: scripts and torchrun see no difference."""
+"""Tests that forked ranks are equivalent to started ones: scripts and torchrun observe no difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A warm interpreter for one command, and the same command started without it, to compare."""
+"""A warm interpreter for one command, and the same command started without it, for comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State folders of their own, and nothing left running behind them."""
+"""Fixtures of separate state folders; nothing is left running afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local control plane: started once, found again, killed and brought back, with the real server and worker."""
+"""Tests of the local control plane: started once, found again, killed and restarted, with real server and worker."""
 
 from __future__ import annotations
 

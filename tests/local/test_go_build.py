@@ -1,4 +1,4 @@
-"""Building with Go tells how far it is. The toolchain is a stand-in that waits until it was heard."""
+"""Tests of progress messages while building with Go. The toolchain is a fake that waits until its message was read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state folder: whose it is, and what happens when its disk is full."""
+"""Tests of the state folder: its owner, and a full disk."""
 
 from __future__ import annotations
 

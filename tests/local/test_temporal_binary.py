@@ -1,4 +1,4 @@
-"""Finding Temporal's binary: each place in its turn, and a half file never."""
+"""Tests of finding Temporal's binary: each location in turn, and never an incomplete file."""
 
 from __future__ import annotations
 

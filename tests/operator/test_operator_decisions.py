@@ -1,4 +1,4 @@
-"""What the operator makes of objects: decisions on values alone."""
+"""Tests of the operator's decisions about objects, on values only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the resource's definition promises; that an API server takes it is seen in tests/kubernetes."""
+"""Tests of the resource's definition; tests/kubernetes verifies that an API server accepts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator takes an object for when the watch and the answer to a look tell of it at the same moment."""
+"""Tests of how the operator orders the watch's events and the answers to its own requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job played by hand whose every decision is checked as it is made: the rules that concern one step."""
+"""A job driven by a test, whose every decision is checked at once against the rules for one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job played by hand: events go in, time passes when told, and the state shows what was decided."""
+"""A job driven by a test: it gets events, time passes on request, and the state shows its decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes of a simulated site: the real decisions of an agent, between a played launcher and a played command."""
+"""Nodes of a simulated site: an agent's real decisions, between a simulated launcher and a simulated command."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""A whole job in virtual time: the real policy, a group's real table, agents' real decisions, and played processes.
+"""A complete job in virtual time: real policy, a group's real table, agents' real decisions, and simulated processes.
 
-What stands between them is a network that delays, doubles and reorders as the real transport may:
+A simulated network between them delays, duplicates and reorders messages like the real transport:
 
-- The job's desires reach the group late, twice, and in any order; they carry a version.
-- Edges reach the job late, and once each in their order: the group sends them until they are taken, the job drops
-  repeats.
-- An agent's messages to its group, and those to the job, are two outboxes: each is late, in order, and may come twice.
-  What an agent has not delivered when its machine is gone is lost. Nothing else is.
-- A command waits while its agent is away, which the group tells, and may be carried out twice.
+- The job's desired state reaches the group late, twice, and in any order; each message carries a version.
+- Transitions reach the job late, and once each in their order: the group sends them until they are accepted, and the
+  job drops repeats.
+- An agent has two outboxes, for its group and for the job: messages arrive late, in order, and possibly twice. Messages
+  that an agent has not delivered when its machine is lost are lost. Nothing else is.
+- A command waits while its agent is away, which the group reports, and may be executed twice.
 
-Processes start, come to the rendezvous, enter the world that their agent holds, and step once all its members are in.
+Processes start, reach the rendezvous, enter the world that their agent has, and step once all its members are in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""An event that cannot be decided on is left out, counted and shown; a job that cannot decide at all reports that."""
+"""Tests of events that cannot be decided on: they are skipped, counted and shown; a job that cannot decide reports
+that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often is too often: sliding windows, progress, pauses."""
+"""Tests of restart budgets: sliding windows, progress, pauses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job takes each edge of a group once, however often it is delivered."""
+"""Tests that a job accepts each transition of a group once, however often it is delivered."""
 
 from __future__ import annotations
 

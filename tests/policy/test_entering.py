@@ -1,4 +1,4 @@
-"""What a job does about members of which it does not hear that they entered their world."""
+"""Tests of members that do not report that they entered their world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job does about commands that fail before they have come to any world."""
+"""Tests of commands that fail before they have entered any world."""
 
 from __future__ import annotations
 

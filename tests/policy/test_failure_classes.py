@@ -1,4 +1,4 @@
-"""One entry per failure class, and every consumer of the table takes every class."""
+"""Tests that each failure class has one entry, and that every consumer of the table handles every class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What exit codes, signals and error texts mean: a table of how ranks end in the wild."""
+"""Tests of the meaning of exit codes, signals and error texts: a table of real ends of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden tables of a failed job whose nodes are kept for looking at."""
+"""Golden tables of failed jobs whose nodes are held for inspection."""
 
 from __future__ import annotations
 

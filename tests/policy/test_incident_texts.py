@@ -1,4 +1,4 @@
-"""Incidents are kept within a budget of text: the newest in full, the oldest shortened first."""
+"""Tests that incidents stay within a budget of text: the newest in full, the oldest shortened first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A job that hears anything in any order: what must hold whatever happens.
+"""Tests of invariants of a job that receives any events in any order.
 
-Hypothesis plays nodes, groups, users and the clock. Each decision is checked as it is made, so a failing example is a
-short story of events that ends with the rule that was broken.
+Hypothesis simulates nodes, groups, users and the clock. Each decision is checked at once, so a failing example is a
+short sequence of events that ends with the violated rule.
 """
 
 from __future__ import annotations

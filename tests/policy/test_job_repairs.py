@@ -1,4 +1,4 @@
-"""Golden tables of what a job does about what goes wrong: who began it, and the smallest repair that works."""
+"""Golden tables of a job's repairs: the culprit, and the smallest repair that works."""
 
 from __future__ import annotations
 

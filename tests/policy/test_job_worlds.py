@@ -1,4 +1,4 @@
-"""Golden tables of how a job forms its worlds, follows what users request, and ends."""
+"""Golden tables of how a job forms its worlds, follows users' requests, and ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets which place in a job whose nodes come by themselves, and what coming again says of those before."""
+"""Tests of assigning slots in a job whose nodes join by themselves, and of nodes that join again."""
 
 from __future__ import annotations
 

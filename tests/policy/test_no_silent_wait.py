@@ -1,7 +1,7 @@
-"""Whatever is late, doubled, reordered or lost: a job trains again, or stops with the reason, within bounded time.
+"""Tests that a job trains again, or stops with the reason, within bounded time, whatever is late, repeated or lost.
 
-Hypothesis chooses faults and the network's moods; then the faults end, and nothing but the job's own timers and
-what nodes say by themselves may bring it back.
+Hypothesis chooses faults and the network's behavior; then the faults end, and only the job's own timers and the nodes'
+spontaneous reports may bring it back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which machines new nodes keep away from."""
+"""Tests of the machines that new nodes avoid."""
 
 from __future__ import annotations
 

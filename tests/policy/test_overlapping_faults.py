@@ -1,4 +1,4 @@
-"""Golden tables of faults that overlap: each is an incident of its own, or is named by the one that it belongs to.
+"""Golden tables of overlapping faults: each is an incident of its own, or is named by the one that it belongs to.
 
 They are checked as `perdure explain` prints them.
 """

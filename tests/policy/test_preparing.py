@@ -1,4 +1,4 @@
-"""Commands that work for long before their torchrun: they install, download, or prepare data."""
+"""Tests of commands that work for long before their torchrun: they install, download, or prepare data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An incident tells how the ranks of its new world were started, so that a slow restart explains itself."""
+"""Tests that incidents say how the ranks of the new world were started, which explains slow restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who trains together: sizes, members, ranks and stores of the next world."""
+"""Tests of the next world: sizes, members, ranks and stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden tables of what a job does about a node whose command does not enter the world that it was given."""
+"""Golden tables of a job's reaction to a node whose command does not enter its world."""
 
 from __future__ import annotations
 

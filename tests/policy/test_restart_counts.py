@@ -1,4 +1,4 @@
-"""How often a job was restarted is one number, wherever it is shown."""
+"""Tests that a job's number of restarts is the same wherever it is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that start several torchruns, and work before, between and after them."""
+"""Tests of commands that start several torchruns, and work before, between and after them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stalled node is shown, and nothing is done about it; what follows begins with it."""
+"""Tests that a stalled node is shown and nothing is done about it; a later incident begins with it."""
 
 from __future__ import annotations
 

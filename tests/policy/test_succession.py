@@ -1,4 +1,4 @@
-"""Golden tables of when a node's replacement may enter a world: not while the node before it may still train."""
+"""Golden tables of when a node's replacement may enter a world: not while its predecessor may still train."""
 
 from __future__ import annotations
 

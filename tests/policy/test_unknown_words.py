@@ -1,4 +1,4 @@
-"""Words of a newer release: each is read as its set's UNKNOWN, and each decision about a word has an answer for it."""
+"""Tests of values from a newer release: each is read as UNKNOWN, and every decision handles that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users ask for is told as theirs: the rule, the words and the reason that they gave."""
+"""Tests that effects of users' requests are shown as such: the rule, the text and the user's reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden tables of how long a job waits for nodes, what it says meanwhile, and what it does then."""
+"""Golden tables of how long a job waits for nodes, its status meanwhile, and its action afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `perdure status` says about the rendezvous: whether the job holds it, and what contradicts the job."""
+"""Tests of what `perdure status` says about the rendezvous: whether the job controls it, and what contradicts that."""
 
 from __future__ import annotations
 

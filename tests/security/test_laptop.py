@@ -1,4 +1,4 @@
-"""A web page against the embedded control plane, whose server authorizes nobody: it starts and reads nothing."""
+"""Tests that a web page can neither start nor read anything of the embedded control plane, which authorizes no one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site policy against pods that a job asks for: each power over the cluster is refused by name, unless allowed."""
+"""Tests of the site policy with pods of jobs: each power over the cluster is refused by name, unless it is allowed."""
 
 from __future__ import annotations
 

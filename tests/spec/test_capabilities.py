@@ -1,4 +1,4 @@
-"""One entry per backend, which agrees with what is served."""
+"""Tests that each backend has one entry, which agrees with what is served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that are derived from a job's: valid for Kubernetes, and one for each node of each run."""
+"""Tests of names derived from a job's name: valid for Kubernetes, and unique for each node of each run."""
 
 from __future__ import annotations
 

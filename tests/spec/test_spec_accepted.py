@@ -1,4 +1,4 @@
-"""Specifications of running jobs, under a release that would refuse them."""
+"""Tests of running jobs' specifications with a release that would refuse them."""
 
 from __future__ import annotations
 

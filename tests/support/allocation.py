@@ -1,4 +1,5 @@
-"""An allocation of machines on one: each has a network namespace of its own, and a cable to a switch (needs root)."""
+"""A simulated allocation: several machines on one, each with its own network namespace connected to a switch (needs
+root)."""
 
 from __future__ import annotations
 

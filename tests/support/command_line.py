@@ -1,4 +1,4 @@
-"""The command line as people and scripts meet it: a process of its own, on a pipe or a terminal."""
+"""Runs the command line like users and scripts: as a separate process, on a pipe or a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`srun` in an allocation of `tests.support.allocation`: the command once per node, in the network of the node."""
+"""`srun` in an allocation of `tests.support.allocation`: runs the command once per node, in the node's network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code of earlier releases, from this checkout's history."""
+"""Checks out the code of earlier releases from this repository's history."""
 
 from __future__ import annotations
 

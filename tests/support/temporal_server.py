@@ -1,4 +1,4 @@
-"""A real Temporal dev server that tests can kill and bring back: nothing else shows what an outage does."""
+"""A real Temporal dev server that tests can kill and restart, to show the effect of outages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TLS end before a server that speaks in the clear: Temporal's dev server cannot be told to ask for certificates."""
+"""A TLS proxy for a plain-text server: Temporal's dev server cannot require certificates."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Waits for what another process or a server does, where a test learns of it only by looking again.
+"""Polls for events in other processes or servers for which a test has no notification.
 
-What happens in the test's own process is awaited as an event instead.
+Events in the test's own process are awaited instead.
 """
 
 from __future__ import annotations

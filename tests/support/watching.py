@@ -1,4 +1,4 @@
-"""A backend's watch, kept in the background for a test."""
+"""Runs a backend's watch in the background for a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines that a scheduler started, played on this one: `perdure join` in the foreground, again and again."""
+"""Simulates machines started by a scheduler on this one: `perdure join` in the foreground, repeatedly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole Perdure on one machine, as `perdure run` makes it: server, worker and nodes."""
+"""A complete Perdure on one machine, as `perdure run` starts it: server, worker and nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`perdure join` on machines that a scheduler started: everything real, the machines played by this one."""
+"""Tests of `perdure join` on machines started by a scheduler: the machines are simulated, everything else is real."""
 
 from __future__ import annotations
 

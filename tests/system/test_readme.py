@@ -1,4 +1,4 @@
-"""The first commands of the README, on a machine where nothing of Perdure runs, with fewer steps."""
+"""Tests of the README's first commands, on a machine where nothing of Perdure runs, with fewer steps."""
 
 from __future__ import annotations
 

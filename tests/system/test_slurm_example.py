@@ -1,4 +1,4 @@
-"""The example for Slurm, as it stands, on three machines with networks of their own; Slurm itself is played."""
+"""Tests of the unmodified Slurm example, on three machines with networks of their own; Slurm itself is simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts around torchrun on real nodes: several torchruns, and lines between and after them."""
+"""Tests of scripts around torchrun on real nodes: several torchruns, and commands between and after them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything real, and killed without a word: ranks, torchrun, launchers, agents, nodes, the worker, the server."""
+"""Tests of real ranks, torchruns, launchers, agents, nodes, workers and servers that are killed without warning."""
 
 from __future__ import annotations
 

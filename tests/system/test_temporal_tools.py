@@ -1,4 +1,4 @@
-"""Jobs handled by Temporal's own command line, by people who know nothing of ours: everything real."""
+"""Tests of jobs handled with Temporal's own command line only, with real nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A worker of this release takes over jobs of an earlier one while they train: nothing is restarted, no task fails."""
+"""Tests of a worker of this release that takes over an earlier one's jobs while they train: nothing restarts or
+fails."""
 
 from __future__ import annotations
 

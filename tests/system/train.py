@@ -1,4 +1,4 @@
-"""A training that a test can break, or end by a file: real ranks over gloo, and a line on disk for every step."""
+"""A training that a test can break, or end with a file: real ranks over gloo, and a line on disk for every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training without torch, for tests of what happens around one: a report and a line for every step, a checkpoint."""
+"""A training without torch, for tests of its surroundings: a report and a line for every step, and a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`perdure.training.report`, in a real process beside the real step counter."""
+"""Tests of `perdure.training.report`, in a real process beside the real step counter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's whole site under faults that overlap: a real server, workers that stop and start, and nodes that train."""
+"""A job's complete site with overlapping faults: a real server, workers that stop and start, and nodes that train."""
 
 from __future__ import annotations
 

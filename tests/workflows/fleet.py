@@ -1,7 +1,7 @@
-"""Nodes that answer in milliseconds, for tests of workflows: a fleet plays the backend and every node's agent.
+"""Simulated nodes that answer in milliseconds, for tests of workflows: a fleet simulates the backend and all agents.
 
-Everything between is real: the server, the workflows, task queues, leases and signals. What is played is what a real
-agent says after its processes did something, so that a test can have it said in any order, twice, late, or never.
+Everything in between is real: the server, the workflows, task queues, leases and signals. Simulated are the reports
+that a real agent sends after its processes acted, so that a test can send them in any order, twice, late, or never.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""More signals than one run of a NodeGroup takes, and a job that counts what comes out at the other end."""
+"""Sends more signals than one run of a NodeGroup accepts, to a job that counts the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking a job, and waiting for what it should become: for tests that run real workflows."""
+"""Queries jobs, and waits for their states, for tests that run real workflows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines that a scheduler started, for tests of workflows: they request places, and are released."""
+"""Simulates machines started by a scheduler, for tests of workflows: they request slots, and are released."""
 
 from __future__ import annotations
 

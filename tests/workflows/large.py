@@ -1,4 +1,4 @@
-"""Jobs of many nodes with long stories, made without running them: for tests of what is carried and answered."""
+"""Creates large jobs with long histories without running them, for tests of carried state and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job survives an event that it cannot decide on; a test should not."""
+"""Makes a test fail if its job skips an event that it cannot decide on; real jobs survive that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is carried into the next run stays below the server's limit, and says the same there."""
+"""Tests that the state carried into the next run stays below the server's limit and unchanged."""
 
 from __future__ import annotations
 

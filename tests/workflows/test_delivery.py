@@ -1,4 +1,4 @@
-"""Jobs and groups signal each other without locking each other out."""
+"""Tests that jobs and groups signal each other without blocking each other."""
 
 from __future__ import annotations
 

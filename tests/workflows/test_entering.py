@@ -1,4 +1,4 @@
-"""Members that say nothing of having entered their world: the job asks, through real groups and commands."""
+"""Tests of members that do not report entering their world: the job asks, through real groups and commands."""
 
 from __future__ import annotations
 

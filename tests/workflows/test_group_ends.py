@@ -1,4 +1,4 @@
-"""A group that ends although its job runs is noticed, and started again."""
+"""Tests that a group that ends while its job runs is detected and restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's specification is checked once, by an activity of its first run, and never by a replay."""
+"""Tests that a job's specification is checked once, by an activity of its first run, and never by a replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs whose nodes come by themselves, on a real server: places, their tokens, and leaving."""
+"""Tests of jobs whose nodes join by themselves, on a real server: slots, their tokens, and leaving."""
 
 from __future__ import annotations
 

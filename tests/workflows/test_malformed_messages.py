@@ -1,4 +1,4 @@
-"""A message that cannot be decided on does not stop a job."""
+"""Tests that a message that cannot be decided on does not stop a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Agents of a newer release beside an older worker: what they say counts, though some of its words are unknown."""
+"""Tests of a newer release's agents with an older worker: their reports count, though some of their values are
+unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs on a real server under faults that overlap: each trains again with all its nodes, within bounded time."""
+"""Tests of jobs on a real server with overlapping faults: each trains again with all its nodes, within bounded time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups at their boundaries: continue-as-new, and a server that is away."""
+"""Tests of groups in special situations: continue-as-new, and a server that is away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a group concludes from what its agents and its backend say, in whatever order: values only."""
+"""Tests of what a group concludes from the events of its agents and its backend, in any order: values only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One job whose command starts several torchruns, on a real server, with nodes that are played."""
+"""Tests of one job whose command starts several torchruns, on a real server, with simulated nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One job on a real server: every request and every fault, with nodes that are played."""
+"""Tests of one job on a real server: every request and every fault, with simulated nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a group tells its job, at moments that no server can be made to bring about."""
+"""Tests of the transitions that a group reports to its job, at moments that no server can be made to produce."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Nodes that train as real ones do, without processes: the real agent between the real server and a played command.
+"""Nodes that train like real ones, without processes: a real agent between the real server and a simulated command.
 
-The agent is whole: its outboxes, leases, telemetry and decisions. What is played is its launcher with one torchrun, and
-the network between the agent and the server, which delays, doubles and changes messages.
+The agent is complete: its outboxes, leases, telemetry and decisions. Simulated are its launcher with one torchrun, and
+the network between agent and server, which delays, duplicates and changes messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trains without a place, as a rank of a launch that bypassed us would."""
+"""Trains without rank variables, like a rank of a launch that bypasses Perdure."""
 
 import os
 import time

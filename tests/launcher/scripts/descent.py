@@ -1,7 +1,7 @@
 """A PyTorch optimizer for scripts that are started hundreds of times.
 
-Its steps are counted like those of any other. PyTorch's own optimizers, once made, import PyTorch's compiler, which
-takes a process as long as PyTorch itself; the scripts below `kinds` and the examples have those.
+Its steps are counted like those of any other optimizer. PyTorch's own optimizers import PyTorch's compiler when they
+are created, which takes as long as importing PyTorch itself; the scripts in `kinds` and the examples use those.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training for launches without torchrun: places itself by the environment alone."""
+"""A training for launches without torchrun: it reads its rank from the environment alone."""
 
 import os
 import time

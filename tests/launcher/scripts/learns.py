@@ -1,6 +1,6 @@
-"""Imports what its arguments name, tells so, and prints what was there before, as JSON.
+"""Imports the modules that its arguments name, reports them, and prints what existed before, as JSON.
 
-`SETTING=x` as an argument sets the variable first; a name with a colon prints that attribute of a module.
+An argument `SETTING=x` sets the variable first; an argument with a colon prints that attribute of a module.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Prints all that a script can see of how it was started, as JSON, and then ends as its first argument says."""
+"""Prints everything that a script can observe of its start, as JSON, and then ends as its first argument says."""
 
 import atexit
 import json

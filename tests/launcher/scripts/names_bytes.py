@@ -1,4 +1,4 @@
-"""Fails with a text that is no UTF-8, as where a file of a data set has such a name."""
+"""Fails with a text that is not valid UTF-8, like the name of a file in a data set may be."""
 
 import os
 

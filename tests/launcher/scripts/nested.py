@@ -1,4 +1,4 @@
-"""Runs in a torchrun that a rank has started, and adds up the ranks that it finds there."""
+"""Runs in a torchrun that a rank has started, and sums up the ranks that it finds there."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Before it trains, rank 0 has a torchrun of its own do something: an evaluation, say."""
+"""Starts a torchrun of its own on rank 0 before it trains, for an evaluation, say."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A training that names its own master, as scripts for machines without a launcher do."""
+"""A training that names its own master, like scripts for machines without a launcher."""
 
 import os
 import sys

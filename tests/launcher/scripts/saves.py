@@ -1,4 +1,4 @@
-"""Takes its time to save when it is told to end."""
+"""Takes time to save when it receives SIGTERM."""
 
 import signal
 import sys

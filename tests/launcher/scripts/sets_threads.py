@@ -1,4 +1,4 @@
-"""Sets what torch reads, before it imports torch."""
+"""Sets a variable that torch reads, before it imports torch."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Ranks that ignore SIGTERM, as some that save on it and hang do."""
+"""Ranks that ignore SIGTERM, like ranks that hang while they save."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A training that knows nothing of Perdure: gloo, an all-reduce and an optimizer step, until a file says to end."""
+"""A training that knows nothing of Perdure: gloo, an all-reduce and an optimizer step, until a file ends it."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Attacks on a real cluster: the one of tests/kubernetes."""
+"""Fixtures for attacks on a real cluster, that of tests/kubernetes."""
 
 from tests.kubernetes.conftest import (
     cluster,

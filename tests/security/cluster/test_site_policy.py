@@ -1,4 +1,4 @@
-"""Jobs that ask a real cluster for more than its site allows, started past every check of the client."""
+"""Tests of jobs that bypass the client's checks and request more of a real cluster than its site allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer, told as many devices as the node has ranks; saves once, and resumes from there."""
+"""Lightning's Trainer with as many devices as the node has ranks; saves once, and resumes from there."""
 
 import os
 import sys

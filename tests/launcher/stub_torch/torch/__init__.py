@@ -1,4 +1,4 @@
-"""Stands for torch where a test is about how ranks start: no more of it than warm starts touch, imported at once.
+"""A stub of torch for tests of how ranks start: only the parts that warm starts use, imported at once.
 
 `test_the_stub_is_a_part_of_torch` compares it with the real one.
 """
