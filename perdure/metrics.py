@@ -1,4 +1,4 @@
-"""What a worker exports: the metrics of Temporal's SDK, which docs/metrics.md lists, and the log lines of its core."""
+"""Telemetry of a worker: the metrics of Temporal's SDK, listed in docs/metrics.md, and the log lines of its core."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from temporalio.runtime import (
 )
 
 _WORKFLOW_TASKS = "temporalio_sdk_core::worker::workflow"
-"""What the SDK's core calls the part of it that fails workflow tasks."""
+"""The logger of the SDK core's part that fails workflow tasks."""
 
 
 def worker_runtime(metrics_port: int | None) -> Runtime:
-    """The SDK's runtime of a worker, which serves Prometheus metrics where a port is given.
+    """The SDK's runtime of a worker, which serves Prometheus metrics if a port is given.
 
-    The SDK's own log lines, which repeat through an outage, are kept to errors and go where ours go. So do its warnings
-    of workflow tasks that fail: a worker that cannot replay a job reports it here alone.
+    The SDK's own log lines, which repeat through an outage, are reduced to errors and go to Python's log. So do its
+    warnings about failing workflow tasks: a worker that cannot replay a job reports that only there.
     """
     filter = f"{TelemetryFilter(core_level='ERROR', other_level='ERROR').formatted()},{_WORKFLOW_TASKS}=WARN"
     return Runtime(

@@ -1,4 +1,4 @@
-"""What the long-running processes of the control plane share: where they log, and how they end."""
+"""Running the long-lived processes of the control plane: logging and exit."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LOG_FILES = 3
 
 
 def run_service(service: Coroutine[None, None, None], *, logger: logging.Logger, log_file: Path | None) -> ExitCode:
-    """Runs a service until it ends, and logs what keeps it from running.
+    """Runs a service until it ends, and logs errors that keep it from running.
 
     Args:
-        service: Returns when it was stopped.
-        logger: The service's own.
-        log_file: Rotated; by default the standard error.
+        service: Returns when the service was stopped.
+        logger: The service's own logger.
+        log_file: A file that is rotated; the default is stderr.
 
     Returns:
-        What the process should exit with.
+        The exit code of the process.
     """
     log_to(log_file)
     try:
@@ -62,7 +62,7 @@ def leave(code: int) -> NoReturn:
 
 
 def flush() -> None:
-    """Flushes what was printed; a reader that has gone is no error of ours."""
+    """Flushes printed output; a closed pipe is not an error."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(BrokenPipeError, ValueError):
             stream.flush()

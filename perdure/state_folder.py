@@ -1,12 +1,12 @@
-"""The state folder: all that the embedded default keeps, so that any later command finds it again.
+"""The state folder: the files of the embedded default, by which every later command finds it again.
 
-    version            format of this folder; others are refused rather than guessed at
+    version            format of this folder; other formats are refused rather than guessed at
     lock               held while the server or the worker is started or stopped
     temporal/          server.json (process and ports), temporal.db, server.log
     worker/            worker.json (process and code version), worker.log and its rotations
     nodes/             the run directories of local nodes
 
-Files are replaced atomically: a full disk or a kill leaves the old content, never half of the new one.
+Files are replaced atomically: after a full disk or a kill they hold the old content, never half of the new one.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ FORMAT = 1
 """The folder's format. A release that reads an older one lists it here; none does yet."""
 
 LEAST_FREE_BYTES = 64 * 1024 * 1024
-"""Below this the server's database could not grow through one job."""
+"""The free space below which the server's database could not grow through one job."""
 
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
 
 
 def default_path() -> Path:
-    """`PERDURE_STATE`, else the user's own."""
+    """The path in `PERDURE_STATE`, else the user's own folder."""
     if named := os.environ.get("PERDURE_STATE"):
         return Path(named).expanduser().absolute()
     return users_own_path()
@@ -50,7 +50,7 @@ def users_own_path() -> Path:
 
 
 class StateFolder:
-    """One state folder. Making the object touches nothing; `open` makes and checks the folder."""
+    """One state folder. Creating the object touches nothing; `open` creates and checks the folder."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = (path or default_path()).absolute()
@@ -61,7 +61,7 @@ class StateFolder:
         self.worker_record = self.worker / "worker.json"
 
     def open(self) -> StateFolder:
-        """Makes the folder where it is missing.
+        """Creates the folder if it is missing.
 
         Raises:
             StateFolderError: if it belongs to another release or its disk is full, or it cannot be written.
@@ -82,7 +82,7 @@ class StateFolder:
 
     @contextmanager
     def _one_at_a_time(self) -> Generator[None]:
-        """Keeps others from looking at a folder that is being made; held by the folder itself, which is there first."""
+        """Keeps other processes from reading a folder that is being created, with a lock on the folder itself."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -132,7 +132,7 @@ class StateFolder:
         return shutil.disk_usage(self.path).free
 
     def check_space(self) -> None:
-        """Refuses a disk that is as good as full.
+        """Refuses a disk that is almost full.
 
         Raises:
             StateFolderError: if less than `LEAST_FREE_BYTES` are free.
@@ -146,7 +146,7 @@ class StateFolder:
             )
 
     def write(self, path: Path, text: str) -> None:
-        """Replaces a file's content, whole or not at all."""
+        """Replaces a file's content atomically."""
         with self.map_errors():
             descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
             try:
@@ -160,7 +160,7 @@ class StateFolder:
                 raise
 
     def read_record(self, path: Path, model: type[RecordT]) -> RecordT | None:
-        """A record that was written here, or None where there is none that can be read."""
+        """Reads a record of this folder; None if there is none that can be read."""
         try:
             return model.model_validate_json(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError, ValidationError):
@@ -168,7 +168,7 @@ class StateFolder:
 
     @asynccontextmanager
     async def lock(self) -> AsyncGenerator[None]:
-        """Lets one process at a time start or stop what runs from this folder."""
+        """Lets one process at a time start or stop the processes of this folder."""
         with self.map_errors():
             file = (self.path / "lock").open("w")
         with file:
@@ -177,7 +177,7 @@ class StateFolder:
 
     @contextmanager
     def map_errors(self) -> Generator[None]:
-        """Turns the operating system's errors into ones that name the folder and the remedy."""
+        """Maps the operating system's errors to errors that name the folder and the remedy."""
         try:
             yield
         except OSError as error:

@@ -221,8 +221,8 @@ class NodeGroup:
         )
 
     def _waits_for_release(self, record: NodeRecord) -> bool:
-        """Whether it does not know of a complete generation: its torchrun waits in the exit barrier, or must be
-        skipped."""
+        """Whether the node must still learn that a generation is complete: its torchrun waits in the exit barrier, or
+        must be skipped."""
         return record.joined and self._table.desire.complete_generation > record.completed
 
     def _release(self, record: NodeRecord) -> None:

@@ -13,7 +13,7 @@ from .durations import Duration, PositiveDuration
 
 
 class CapacityLoss(StrEnum):
-    """What a job does when it has fewer nodes than before."""
+    """Reactions of a job that has fewer nodes than before."""
 
     SHRINK = "shrink"
     """Continues at once with the nodes it has, down to `nodes.min`, and grows again when a replacement is ready."""

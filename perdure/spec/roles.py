@@ -95,7 +95,7 @@ Processes = Annotated[
 
 
 class RendezvousMode(StrEnum):
-    """How the processes of a node get their world."""
+    """Ways in which the processes of a node get their world."""
 
     AUTO = "auto"
     """From torchrun if the command starts it, else from environment variables."""
@@ -137,14 +137,14 @@ class Resources(Section):
 
 
 class TolerationOperator(StrEnum):
-    """How a toleration matches a taint."""
+    """Ways in which a toleration matches a taint."""
 
     EXISTS = "Exists"
     EQUAL = "Equal"
 
 
 class TaintEffect(StrEnum):
-    """What a taint does to pods that do not tolerate it."""
+    """Effects of a taint on pods that do not tolerate it."""
 
     NO_SCHEDULE = "NoSchedule"
     PREFER_NO_SCHEDULE = "PreferNoSchedule"
@@ -216,8 +216,8 @@ class Role(Section):
     command: Command
     """The program and its arguments, such as `[torchrun, train.py]`. No shell reads it."""
     rendezvous: RendezvousMode = RendezvousMode.AUTO
-    """How processes get their world: `torchrun`; `env` for commands that read `RANK`, `WORLD_SIZE` and the like
-    themselves; or `auto`, which chooses by the command."""
+    """The way in which processes get their world: `torchrun`; `env` for commands that read `RANK`, `WORLD_SIZE` and the
+    like themselves; or `auto`, which chooses by the command."""
     python: str | None = None
     """The interpreter for Perdure's launcher inside the image; by default `python3`, else `python`."""
     image: str | None = None

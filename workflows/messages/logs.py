@@ -23,7 +23,7 @@ class ReadLog(Message):
     rank: int
     incarnation: int
     position: LogPosition | None = None
-    """Where to begin; None for the beginning, or as `lines` says."""
+    """The position at which to begin; None for the beginning, or as `lines` says."""
     lines: int | None = None
     """Without a position: begin this many lines before the end."""
 

@@ -230,7 +230,7 @@ def _what_is_gone(interruption: Interruption, gone: tuple[int, ...]) -> str:
 
 
 def _replacement(job: JobSpec) -> tuple[str, str]:
-    """How the job replaces a lost node: as a fact for the title, and as an action."""
+    """The replacement of a lost node: as a fact for the title, and as an action."""
     if not CAPABILITIES[job.backend].creates_nodes:
         return "its place is open", "open the place to a machine that runs `perdure join`"
     return "replacement requested", "ask for a replacement"

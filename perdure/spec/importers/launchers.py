@@ -41,7 +41,7 @@ class Option:
     use: Use
     takes_value: bool = True
     message: str = ""
-    """What happens instead of a dropped option."""
+    """The replacement for a dropped option, for the warning."""
 
 
 _KEEP, _KEEP_FLAG = Option(Use.KEEP), Option(Use.KEEP, takes_value=False)
@@ -144,7 +144,7 @@ class Launch:
     """A command that starts torchrun."""
 
     dlrover: bool
-    """Whether it is `dlrover-run`."""
+    """The launcher is `dlrover-run`."""
     program: list[Word]
     """The words that start torchrun, such as `torchrun` or `python -m torch.distributed.run`."""
     given: list[Given] = field(default_factory=list[Given])

@@ -43,7 +43,7 @@ class SourceWarning:
     """The value."""
     fate: Fate
     message: str
-    """What happens instead."""
+    """The outcome for the field."""
     line: int | None = None
     """The line of the file, counted from 1; None without a file."""
 

@@ -35,7 +35,7 @@ class System:
     variables: frozenset[str] = frozenset()
     """Variables that it sets in each node's environment, and Perdure does not."""
     tells_nodes: bool = False
-    """Whether it passes the number of nodes to torchrun."""
+    """The system passes the number of nodes to torchrun."""
     hidden: str = ""
     """The message for commands that cannot be parsed."""
 
