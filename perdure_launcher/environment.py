@@ -21,6 +21,7 @@ from .layout import INJECTED, WARM
 from .supervisor.commands import BACKEND
 from .system.interfaces import interface_of
 from .system.processes import pid_namespace
+from .torch_internals import UNLIMITED_RESTARTS
 
 TORCHRUN_VARIABLE = "PERDURE_TORCHRUN"
 """Variable with the settings for the rendezvous handler; ranks do not inherit it."""
@@ -33,7 +34,6 @@ PARENT_VARIABLE = "PERDURE_RANK_PARENT"
 """Variable with the PID of the ranks' parent and its PID namespace: ranks end with that process."""
 
 _HIDDEN = (CONFIG_VARIABLE, "PERDURE_AGENT_CONFIG")
-UNLIMITED_RESTARTS = 1_000_000
 
 _ENTRY_POINTS = f"""\
 [torchrun.handlers]

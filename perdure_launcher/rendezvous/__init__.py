@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..environment import TORCHRUN_VARIABLE, TorchrunSettings
 from ..supervisor.commands import BACKEND
+from ..torch_internals import Launch, current_launch, replace_rendezvous_backends
 from ..warm_start.names import EXECUTABLE_VARIABLE, PYTHON_VARIABLE
 from ..warm_start.plan import Plan
 from ..warm_start.starts import say_all_cold
 from ..warm_start.supervisor import WarmKeeper, offer
-from .torchrun import Launch, current_launch
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
@@ -31,7 +31,7 @@ def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
     registrations."""
     text = os.environ.get(TORCHRUN_VARIABLE)
     if text is not None:
-        _take_over()
+        replace_rendezvous_backends(create)
         settings = TorchrunSettings.load(text)
         if settings.warm_starts and (reason := offer(settings.warm_folder, os.environ)):
             logger.info("ranks start cold: %s", reason)
@@ -60,14 +60,6 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
     launch = current_launch()
     processes = launch.processes if launch else settings.processes
     return PerdureRendezvous(parameters, settings, processes=processes, warm=_warm_keeper(settings, launch))
-
-
-def _take_over() -> None:
-    from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
-
-    registry: dict[str, Any] = rendezvous_handler_registry._registry  # pyright: ignore[reportPrivateUsage]
-    for name in list(registry):
-        registry[name] = create
 
 
 def _warm_keeper(settings: TorchrunSettings, launch: Launch | None) -> WarmKeeper | None:

@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousError,
     RendezvousHandler,
@@ -39,11 +38,14 @@ from ..rank_plugins.progress import steps
 from ..state import RendezvousState, StateFile
 from ..system.cgroups import MemoryController
 from ..system.ports import PortPool
+from ..torch_internals import detach_from_flags, serve_store
 from ..warm_start.supervisor import PREPARATION, WarmKeeper
 from .exits import ExitWatch
 from .store import WorldStore
-from .torchrun import let_the_job_decide
 from .world_feed import WorldFeed
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +148,7 @@ class PerdureRendezvous(RendezvousHandler):
         """
         if self._refused:
             raise RendezvousError(self._refused)
-        let_the_job_decide(self)
+        detach_from_flags(self)
         exits = self._exits.take()
         while True:
             world = None if self._feed.stage_is_complete else self._feed.newer_than(self._entered)
@@ -285,14 +287,8 @@ class PerdureRendezvous(RendezvousHandler):
                 return None
             try:
                 listening = self._ports.take(world.store_port)
-                self._stores[world.generation] = TCPStore(
-                    self._ports.host,
-                    world.store_port,
-                    is_master=True,
-                    wait_for_workers=False,
-                    master_listen_fd=listening.detach(),
-                )
-            except (OSError, RuntimeError) as error:
+                self._stores[world.generation] = serve_store(self._ports.host, world.store_port, listening)
+            except (OSError, RuntimeError, TypeError) as error:
                 reason = f"the store of generation {world.generation} cannot listen on port {world.store_port}: {error}"
                 logger.error("%s", reason)
                 return RankExit(local_rank=0, global_rank=world.base_rank, error=reason, time=time.time())

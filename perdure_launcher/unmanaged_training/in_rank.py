@@ -21,6 +21,7 @@ from ..environment import GENERATION_VARIABLE, PROGRESS_VARIABLE, STORE_VARIABLE
 from ..layout import AGENT_SOCKET
 from ..rank_plugins.progress import mark_apart
 from ..rank_plugins.step_counter import is_rank
+from ..torch_internals import process_group_handlers
 
 _UNPROTECTED = "/v1/launcher/unprotected"
 _PAUSE = 0.5
@@ -77,10 +78,7 @@ def hold_to_store() -> None:
     place = Place.of(os.environ)
     if place is None:
         return
-    # Looked up in sys.modules, since the attribute of this name is a function.
-    handlers: dict[str, Callable[..., Any]] = sys.modules["torch.distributed.rendezvous"].__dict__[
-        "_rendezvous_handlers"
-    ]
+    handlers = process_group_handlers()
     for scheme in ("env", "tcp"):
         handlers[scheme] = _held(handlers[scheme], place)
     if place.world_size > 1:
@@ -154,8 +152,7 @@ def _held(original: Callable[..., Any], place: Place) -> Callable[..., Any]:
         if not dist.is_initialized():
             corrected = place.corrected(url)
             if corrected != url:
-                handlers: dict[str, Any] = sys.modules["torch.distributed.rendezvous"].__dict__["_rendezvous_handlers"]
-                return handlers["env"](corrected, *args, **kwargs)
+                return process_group_handlers()["env"](corrected, *args, **kwargs)
         return original(url, *args, **kwargs)
 
     return rendezvous

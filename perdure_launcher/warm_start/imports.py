@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..torch_internals import plugin_loader
 from .environ_tracker import ALL, reading
 from .fork_safety import Marks, holds_devices, list_children
 from .generators import made_since_frozen, pythons_generators
@@ -88,6 +89,8 @@ class Imports:
             raise Unfit(f"torch imports {', '.join(names)} from the script's own folder")
         if names := _set_before_torch(self.plan, self._always):
             raise Unfit(f"the script sets {', '.join(names)}, which is read when torch is imported")
+        if plugin_loader() is None:
+            raise Unfit("this torch has no function that loads its plugins after it is imported")
         if self.way.same_process:
             return
         if threads := Marks.now().threads:

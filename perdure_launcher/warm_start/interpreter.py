@@ -20,6 +20,7 @@ import sys
 from collections.abc import Mapping
 
 from ..system.processes import die_with_parent
+from ..torch_internals import plugin_loader
 from . import learning
 from .imports import Imports, Unfit
 from .messages import Request, answer
@@ -130,7 +131,5 @@ def _shed_the_fork(imports: Imports) -> None:
 def _load_plugins() -> None:
     """Loads the device plugins and our step counter with the rank's environment, as the end of `import torch` would
     have."""
-    if os.environ.get(AUTOLOAD_VARIABLE, "1") == "1":
-        import torch
-
-        torch._import_device_backends()  # pyright: ignore[reportPrivateUsage]
+    if os.environ.get(AUTOLOAD_VARIABLE, "1") == "1" and (load := plugin_loader()) is not None:
+        load()
