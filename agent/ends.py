@@ -63,10 +63,10 @@ def command_message(state: NodeState, body: CommandExit, generation: int) -> str
 def last_seen(state: NodeState) -> str:
     """Returns the last known state of a command that has not entered the newest world, for users."""
     if state.ready_after is not None:
-        return "its rendezvous handler was ready, and does not take it"
+        return "its rendezvous handler was ready, but did not accept it"
     if state.entered:
         return f"it was in generation {state.entered} last"
-    return "it has not come to the rendezvous"
+    return "it has not reached the rendezvous"
 
 
 def _was_in(state: NodeState, body: CommandExit, generation: int) -> bool:

@@ -30,7 +30,7 @@ import os
 import signal
 import sys
 
-# The first process of a container does not hear a signal that it does not handle, and imports take a while.
+# The first process of a container ignores signals that it does not handle, and imports take a while.
 signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
 
 from perdure_launcher.__main__ import main

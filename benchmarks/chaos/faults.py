@@ -23,7 +23,7 @@ class Kind(StrEnum):
     RANKS_OF_TWO_NODES = "ranks of two nodes"
     TORCHRUN = "torchrun"
     COMMAND = "command"
-    STAND_IN = "process that stands in for a warm rank"
+    STAND_IN = "shim of a warm rank"
     WARM_INTERPRETER = "warm interpreter"
     LAUNCHER = "launcher"
     AGENT = "agent"

@@ -246,7 +246,7 @@ class EnvMode:
         if not node.config.warm_starts:
             return None
         if found is None:
-            say_all_cold(node.warm_folder, f"{self._command[0]} is no Python program that can be started ahead")
+            say_all_cold(node.warm_folder, f"{self._command[0]} is not a Python program that can be started in advance")
             return None
         plan = Plan.of_ranks(found.arguments, environment)
         if reason := offer(node.warm_folder, environment, python=found.python):

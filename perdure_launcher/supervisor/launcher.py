@@ -170,14 +170,14 @@ class Launcher:
             self._stop_unprotected(event)
         elif isinstance(event, _Signal) and event.number != signal.SIGCHLD and self._leaving is None:
             name = signal.Signals(event.number).name
-            self._leaving = Leaving(128 + event.number, f"the launcher got {name}", event.number)
+            self._leaving = Leaving(128 + event.number, f"the launcher received {name}", event.number)
             # Every process that ends from now on ends because its node does.
             self._outbox.post("/v1/launcher/leaving", LeavingReport(reason=self._leaving.reason))
 
     def _desire(self, desired: Desired) -> None:
         self._desired = desired
         if desired.exit:
-            self._leaving = self._leaving or Leaving(0, desired.reason or "the agent asked for it")
+            self._leaving = self._leaving or Leaving(0, desired.reason or "the agent requested it")
             if desired.exit_grace_s is not None:
                 self._leaving_grace = timedelta(seconds=desired.exit_grace_s)
         if desired.stop_generation > self._stopped_generation:

@@ -31,8 +31,8 @@ warning, say)."""
 _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0")
 
 _WITHOUT_PLACE = (
-    "this process trains although no world gave it a place: it was started without torchrun, so {consequence}. "
-    "`accelerate launch` does this unless --multi_gpu and at least two processes are asked for, and so does a script "
+    "this process trains although it has no rank in a world: it was started without torchrun, so {consequence}. "
+    "`accelerate launch` does this unless --multi_gpu and at least two processes are requested, and so does a script "
     "that runs plain python. Start the ranks with torchrun (scripts that use accelerate run under it as they are), or "
     "set the role's `rendezvous` to `env`, and Perdure starts one process per rank itself. If it is meant to train "
     f"beside the job, start it with `env -u {TORCHRUN_VARIABLE}`"
@@ -40,7 +40,7 @@ _WITHOUT_PLACE = (
 _ALONE_IN_CROWD = "each node would train alone beside the others, over the same checkpoints"
 _ALONE = "nothing would start it again after a failure"
 _WORLD_OF_ITS_OWN = (
-    "the script asks for a process group of {size} at {asked}, which no other node can reach, so each node would train "
+    "the script requests a process group of {size} at {asked}, which no other node can reach, so each node would train "
     "alone beside the others, over the same checkpoints. Leave MASTER_ADDR, MASTER_PORT, the rank and the world size "
     "out of the script: each rank finds them in its environment (init_process_group() alone is enough)"
 )

@@ -32,7 +32,7 @@ class Marks:
         if self.files > before.files:
             return f"its import left {self.files - before.files} files open"
         if self.shared_mappings > before.shared_mappings:
-            return "its import made a lock or other memory that forks share"
+            return "its import created a lock or other memory that forks share"
         return ""
 
 

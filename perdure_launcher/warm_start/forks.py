@@ -154,7 +154,7 @@ class Forks:
         self._trial_result = None
         os.waitpid(pid, 0)
         if not content:
-            self.leave_word("the process that tried to import more died")
+            self.leave_word("the process that tried the imports died")
             return
         if refused := json.loads(content):
             self._left_out[refused["package"]] = refused["reason"]
@@ -163,7 +163,7 @@ class Forks:
             if self._trials < _MOST_TRIALS:
                 self._try(learned, then)
                 return
-            self.leave_word("too much cannot be imported ahead")
+            self.leave_word("too many packages cannot be imported in advance")
         else:
             self._import(learned)
         lost = {package: reason for package, reason in self._left_out.items() if package in self._lost}
@@ -171,5 +171,5 @@ class Forks:
 
     def _import(self, learned: Learned) -> None:
         if refused := self._trial(learned, attend=lambda: self._loop.attend(0)):
-            self._unfit = f"its imports had another result than when they were tried: {refused['reason']}"
+            self._unfit = f"its imports had another result than in the trial: {refused['reason']}"
         self.leave_word(self._unfit)

@@ -200,7 +200,9 @@ class _Leftovers:
         if list_children() != self._children:
             raise Refused(package, "its import left a process running")
         if self._set_for_drivers and self._way.same_process and holds_devices():
-            raise Refused(package, f"its import wakes a GPU, and the script sets {', '.join(self._set_for_drivers)}")
+            raise Refused(
+                package, f"its import initializes a GPU, and the script sets {', '.join(self._set_for_drivers)}"
+            )
 
 
 def _has_touched_devices() -> bool:

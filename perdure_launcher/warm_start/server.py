@@ -118,7 +118,7 @@ class Server:
         if found := self._plan.difference(request.arguments, request.environment):
             return found
         if names := difference(self._context, request.context):
-            return f"it was started with another {names}"
+            return f"its {names} differ from the warm interpreter's"
         return ""
 
     def _start(self, request: Request) -> bool:

@@ -100,7 +100,7 @@ def _ask(folder: str, arguments: list[str], environment: dict[str, str], passing
     if word == STARTED:
         return connection
     if word == ENDED:
-        raise NotWarm("the process that was to be the rank ended before it was")
+        raise NotWarm("the process for the rank ended before it became the rank")
     raise NotWarm(detail if word == COLD else _refusal(folder) or "the warm interpreter has ended")
 
 

@@ -208,7 +208,7 @@ class Standbys:
             standby.discarded = True
             self._left_out[refused["package"]] = refused["reason"]
             if len(self._left_out) > _MOST_REFUSALS:
-                self._fail("too much cannot be imported ahead")
+                self._fail("too many packages cannot be imported in advance")
         elif failure := said.get("failure"):
             standby.discarded = True
             self._fail(failure)

@@ -86,7 +86,7 @@ async def test_a_launcher_that_leaves_says_how(backend: LocalBackend, job: Local
         await eventually(lambda: job.pids("sleep 600"))
         os.kill(job.pids("-m perdure_launcher")[0], signal.SIGTERM)
         gone = await watch.until(GONE)
-        assert gone.reason == "the launcher got SIGTERM"
+        assert gone.reason == "the launcher received SIGTERM"
         assert gone.signal == signal.SIGTERM
 
 

@@ -136,13 +136,13 @@ def test_a_failure_is_told_once_over_restarts_too(bench: Bench) -> None:
 @pytest.mark.parametrize("code", [0, 1, 143])
 def test_a_node_that_is_ended_from_outside_is_lost_however_its_command_ends(bench: Bench, code: int) -> None:
     bench.apply(1)
-    bench.node.ended_from_outside(LeavingReport(reason="the launcher got SIGTERM"))
+    bench.node.ended_from_outside(LeavingReport(reason="the launcher received SIGTERM"))
     bench.start()
     bench.node.ready(ReadyReport(after_generation=1, ranks=(rank(),)))
     bench.node.finished(FinishedReport(generation=1, time=NOW.timestamp()))
     bench.exit(generation=1, code=code)
     [failure] = bench.job.of(Failure)
-    assert (failure.kind, failure.message) == (FailureKind.NODE, "node 3 lost: the launcher got SIGTERM")
+    assert (failure.kind, failure.message) == (FailureKind.NODE, "node 3 lost: the launcher received SIGTERM")
     assert bench.job.of(Finished) == []
     assert bench.group.of(Ready) == []
 
@@ -150,7 +150,7 @@ def test_a_node_that_is_ended_from_outside_is_lost_however_its_command_ends(benc
 def test_a_node_that_its_job_ends_is_no_failure(bench: Bench) -> None:
     bench.apply(1)
     bench.node.leave("the job is over")
-    bench.node.ended_from_outside(LeavingReport(reason="the launcher got SIGTERM"))
+    bench.node.ended_from_outside(LeavingReport(reason="the launcher received SIGTERM"))
     bench.exit(generation=1, code=1)
     assert bench.job.of(Failure) == []
 

@@ -49,7 +49,7 @@ async def test_it_is_told_once_and_the_command_is_started_again(agent: RunningAg
     await agent.post("/v1/launcher/exited", attempt=1, generation=0, signal=15, time=time.time())
     _, again = await workflows.expect(workflows.job, "failure", count=2)
     assert (again["kind"], again["generation"]) == ("RENDEZVOUS", 2)
-    assert "has not come to the rendezvous" in again["message"]
+    assert "has not reached the rendezvous" in again["message"]
     assert await attempt(agent) == 2
     await workflows.expect(workflows.group, "heartbeat", count=3)
     assert len(await workflows.seen(workflows.job, "failure")) == 2

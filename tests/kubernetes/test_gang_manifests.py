@@ -226,7 +226,7 @@ def test_a_pod_that_is_deleted_before_it_had_a_machine_is_gone_and_held():
     gone = pod(2, gated=True, conditions=[preempted], deleted=True)
     assert (event_of(waiting).kind, is_held(waiting, "kueue.x-k8s.io/managed")) == (NodeEventKind.PENDING, False)
     assert event_of(gone).kind is NodeEventKind.GONE
-    assert event_of(gone).reason == "its queue has taken its place back (WorkloadEvicted: Preempted)"
+    assert event_of(gone).reason == "its queue has evicted it (WorkloadEvicted: Preempted)"
     assert is_held(gone, "kueue.x-k8s.io/managed")
     assert not is_held(gone, "")
 

@@ -185,7 +185,7 @@ async def test_the_elastic_part_comes_after_the_base_and_goes_without_it(
 
         await asyncio.gather(kueue.preempt(job.name(2)), kueue.preempt(job.name(3)))
         for rank in (2, 3):
-            await watch.until(NodeEventKind.GONE, rank=rank, saying="taken its place back (WorkloadEvicted: Preempted")
+            await watch.until(NodeEventKind.GONE, rank=rank, saying="has evicted it (WorkloadEvicted: Preempted")
         assert {event.rank for event in watch.events if event.kind is NodeEventKind.GONE} == {2, 3}
 
         # What Kueue holds of one is its place in the group, for a replacement; for the other it is not needed.
@@ -239,7 +239,7 @@ async def test_a_job_whose_elastic_part_is_preempted_saves_and_goes_on_smaller(
             assert await exists(results / f"saved-{known.generation}-1")
             (incident,) = [one for one in await training.incidents() if one.failure]
             assert (incident.failure, incident.culprit) == (FailureClass.NODE_LOST, 1)
-            assert any("its queue has taken its place back" in sign.text for sign in incident.evidence)
+            assert any("its queue has evicted it" in sign.text for sign in incident.evidence)
 
             # Its replacement waits in the queue, and the job grows again when that admits it.
             replacement = await gated_pod(job, rank=1, incarnation=2)

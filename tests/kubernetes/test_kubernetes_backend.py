@@ -101,7 +101,7 @@ async def test_memory_beyond_the_limit_is_told_with_the_limit(
     async with watching(backend, job.watch()) as watch:
         await backend.create(job.request())
         gone = await watch.until(GONE)
-        assert "more memory than its limit of 6Mi (OOMKilled)" in gone.reason
+        assert "ran out of memory; its limit is 6Mi (OOMKilled)" in gone.reason
 
 
 async def test_what_no_machine_can_take_waits_with_the_scheduler_s_words(

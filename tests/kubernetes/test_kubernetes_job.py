@@ -56,7 +56,7 @@ async def test_a_pod_deleted_under_training_is_replaced_and_all_step_again(
         incident = (await training.incidents())[0]
         assert (incident.failure, incident.culprit) == (FailureClass.NODE_LOST, 1)
         # On a busy machine its kubelet is slower to report it than the job waits for the reason.
-        said = {(EvidenceSource.BACKEND, "deleted"), (EvidenceSource.AGENT, "the launcher got SIGTERM")}
+        said = {(EvidenceSource.BACKEND, "deleted"), (EvidenceSource.AGENT, "the launcher received SIGTERM")}
         assert any(sign.source is source and text in sign.text for sign in incident.evidence for source, text in said)
 
         await client.cancel(name)

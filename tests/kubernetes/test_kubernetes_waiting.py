@@ -75,6 +75,6 @@ async def test_a_job_says_which_quota_it_waits_for(cluster: TestCluster, job: Po
     async with perdure(cluster, job.namespace) as (_, client):
         waiting = await start(client, role(), tmp_path, limits={"queue_timeout": "5s"})
         result = await client.wait(waiting.name)
-        assert "node 0: its namespace's quota none is used up: it asks for pods=1, and the limit is pods=0" in (
+        assert "node 0: its namespace's quota none is used up: it requests pods=1, and the limit is pods=0" in (
             result.reason
         )

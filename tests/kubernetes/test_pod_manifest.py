@@ -243,7 +243,12 @@ def training_with(**state: Any) -> dict[str, Any]:
             "UNKNOWN",
         ),
         (training_with(terminated={"exitCode": 0, "reason": "Completed"}), "GONE", "ended with exit code 0", "UNKNOWN"),
-        (training_with(terminated={"exitCode": 137, "reason": "OOMKilled"}), "GONE", "than its limit of", "JOB"),
+        (
+            training_with(terminated={"exitCode": 137, "reason": "OOMKilled"}),
+            "GONE",
+            "it ran out of memory; its limit is that of its machine",
+            "JOB",
+        ),
         ({"phase": "Failed", "reason": "NodeLost"}, "GONE", "its machine was lost", "MACHINE"),
         (training_with(running={"startedAt": "2026-01-01T00:00:00Z"}), "RUNNING", "", "UNKNOWN"),
         (
@@ -299,7 +304,7 @@ def test_the_two_words_for_an_image_that_is_not_pulled_are_told_once():
     [
         (
             'pods "p" is forbidden: exceeded quota: gpus, requested: cpu=1,pods=1, used: cpu=3,pods=9, limited: pods=9',
-            (NodeNotYet, "quota gpus is used up: it asks for cpu=1,pods=1, and the limit is pods=9", True),
+            (NodeNotYet, "quota gpus is used up: it requests cpu=1,pods=1, and the limit is pods=9", True),
         ),
         (
             'pods "p" is forbidden: error looking up service account nlp/trainer: serviceaccount "trainer" not found',

@@ -178,7 +178,7 @@ async def test_a_process_that_trains_without_a_place_is_stopped_at_its_first_ste
         assert "set the role's `rendezvous` to `env`" in report.body["detail"]
         exited = await node.agent.heard(EXITED)
         assert exited.body["exit_code"] == 1
-        assert "TrainingOutsideError: this process trains although no world gave it a place" in exited.body["log_tail"]
+        assert "TrainingOutsideError: this process trains although it has no rank in a world" in exited.body["log_tail"]
 
 
 async def test_a_process_that_is_meant_to_train_beside_the_job_may() -> None:

@@ -118,7 +118,7 @@ async def test_sigterm_to_the_launcher_ends_the_command_and_is_reported() -> Non
         assert node.launcher
         node.launcher.terminate()
         assert await node.left() == 128 + signal.SIGTERM
-        assert (await node.agent.heard("/v1/launcher/leaving")).body == {"reason": "the launcher got SIGTERM"}
+        assert (await node.agent.heard("/v1/launcher/leaving")).body == {"reason": "the launcher received SIGTERM"}
         assert (await node.agent.heard(EXITED)).body["exit_code"] == 3
         left = json.loads((node.run_directory / "exit.json").read_text())
         assert (left["exit_code"], left["signal"]) == (143, 15)

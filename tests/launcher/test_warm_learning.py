@@ -86,7 +86,7 @@ LEFT_OUT = [
     {
         "has_generator": "its import made generators (Random)",
         "has_numpys": "its import made generators (PCG64)",
-        "has_lock": "its import made a lock or other memory that forks share",
+        "has_lock": "its import created a lock or other memory that forks share",
     },
     pytest.param({"has_torchs": "its import made generators (Generator)"}, marks=with_real_torch),
 ]

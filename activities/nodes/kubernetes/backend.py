@@ -311,7 +311,7 @@ def refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:
     if error.status == 404:
         raise NodeRefused(f"namespace {namespace} does not exist; create it, or set `namespace`") from error
     if error.status in (400, 422):
-        raise NodeRefused(f"the API server does not take it: {error.message}") from error
+        raise NodeRefused(f"the API server rejects it: {error.message}") from error
     if error.quota_exceeded:
         raise NodeNotYet(_quota(error.message)) from error
     if error.status == 403 and _NO_ACCOUNT in error.message:
@@ -332,4 +332,4 @@ def _quota(message: str) -> str:
     if found is None:
         return f"its namespace's quota is used up: {message}"
     name, requested, limited = found.groups()
-    return f"its namespace's quota {name} is used up: it asks for {requested}, and the limit is {limited}"
+    return f"its namespace's quota {name} is used up: it requests {requested}, and the limit is {limited}"

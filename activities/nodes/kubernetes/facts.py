@@ -23,25 +23,25 @@ class Ending(NamedTuple):
 
 
 ENDINGS: Mapping[str, Ending] = {
-    "OOMKilled": Ending("it took more memory than its limit of {memory}", LossCause.JOB),
+    "OOMKilled": Ending("it ran out of memory; its limit is {memory}", LossCause.JOB),
     "Evicted": Ending("its machine evicted it", LossCause.UNKNOWN),
     "Preempting": Ending("its machine made room for another pod"),
     "Terminated": Ending("its machine shut down"),
     "NodeLost": Ending("its machine was lost", LossCause.MACHINE),
-    "NodeAffinity": Ending("its machine no longer suits it"),
+    "NodeAffinity": Ending("its machine no longer matches its node affinity"),
     "NodeShutdown": Ending("its machine shut down"),
-    "UnexpectedAdmissionError": Ending("its machine did not take it", LossCause.MACHINE),
-    "DeadlineExceeded": Ending("its activeDeadlineSeconds were over", LossCause.JOB),
-    "ContainerStatusUnknown": Ending("its machine does not know what became of it", LossCause.MACHINE),
+    "UnexpectedAdmissionError": Ending("its machine rejected it", LossCause.MACHINE),
+    "DeadlineExceeded": Ending("its activeDeadlineSeconds elapsed", LossCause.JOB),
+    "ContainerStatusUnknown": Ending("its machine has lost its status", LossCause.MACHINE),
     "PreemptionByScheduler": Ending("preempted by a pod of higher priority"),
-    "DeletionByTaintManager": Ending("its machine's taints do not tolerate it any more"),
+    "DeletionByTaintManager": Ending("it does not tolerate its machine's taints"),
     "EvictionByEvictionAPI": Ending("evicted, as a drain of its machine does"),
-    "DeletionByPodGC": Ending("its machine is no more"),
+    "DeletionByPodGC": Ending("its machine was removed"),
     "TerminationByKubelet": Ending("its machine ended it"),
-    "WorkloadEvicted": Ending("its queue has taken its place back"),
+    "WorkloadEvicted": Ending("its queue has evicted it"),
     "NotAdmitted": Ending("its queue no longer admits it"),
-    "NoMatchingWorkload": Ending("its queue does not know its group any more"),
-    "WorkloadDeleted": Ending("its place in the queue was deleted"),
+    "NoMatchingWorkload": Ending("its queue no longer knows its group"),
+    "WorkloadDeleted": Ending("its Workload in the queue was deleted"),
 }
 """The meaning of each reason for which Kubernetes or Kueue ends a pod. Texts keep the original reason and message."""
 
@@ -227,7 +227,7 @@ def _training_state(pod: Pod) -> ContainerState:
 
 def _memory_limit(pod: Pod) -> str:
     training = next((one for one in pod.spec.containers if one.name == TRAINING), None)
-    return training.resources.limits.get("memory", "its machine") if training else "its machine"
+    return training.resources.limits.get("memory", "that of its machine") if training else "that of its machine"
 
 
 def _told(meaning: str, word: str, message: str) -> str:

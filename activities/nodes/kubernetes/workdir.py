@@ -135,7 +135,7 @@ def _refuse(error: KubernetesError, namespace: str) -> None:
     if error.status == 404:
         raise NodeRefused(f"namespace {namespace} does not exist; create it, or set `namespace`") from error
     if error.status in (400, 403, 413, 422):
-        raise NodeRefused(f"the API server does not take the code: {error.message}") from error
+        raise NodeRefused(f"the API server rejects the code: {error.message}") from error
 
 
 def _part_name(archive: str, index: int) -> str:
