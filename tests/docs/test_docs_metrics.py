@@ -24,7 +24,7 @@ from workflows.messages import Metrics, Progress
 from workflows.messages.agents import AgentMessage, DeviceUsage
 
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-NODES = PAGE.partition("## Of a node")[2].partition("## Of a job")[0]
+NODES = PAGE.partition("## Node figures")[2].partition("## Job attributes")[0]
 ALWAYS = {"service_name", "namespace", "le"}
 """Labels that the page tells once for all, and the bounds of histograms."""
 
