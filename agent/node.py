@@ -92,7 +92,7 @@ class Node:
         # Launchers that polled the previous agent must detect that this one may have another desired state.
         self._keep(version=self.state.version + 1)
 
-    # What the control plane commands
+    # Commands of the control plane
 
     def refusal(self, node: NodeIdentity) -> str:
         """Returns why this node does not follow a command for an identity; empty if it does."""
@@ -166,7 +166,7 @@ class Node:
             self._keep(leaving_grace=seconds)
         return CommandAnswer(accepted=True, generation=self.state.generation)
 
-    # What the node's processes are told
+    # Desired state for the node's processes
 
     def has_news(self, *, after: int, complete: int, stage: int = -1, stages: int = 0) -> bool:
         """Returns whether there is news for a handler that left world `after` and knows `complete` and `stages`."""
@@ -201,7 +201,7 @@ class Node:
             reason=state.leaving or "",
         )
 
-    # What the node's processes say
+    # Reports of the node's processes
 
     def launcher_hello(self, hello: LauncherHello) -> None:
         changes: dict[str, object] = {"mode": hello.mode, "script": hello.script}

@@ -40,7 +40,7 @@ class RankExit(Body):
     global_rank: int | None = None
     pid: int | None = None
     exit_code: int | None = None
-    """None where a signal ended it."""
+    """None if a signal ended it."""
     signal: int | None = None
     error: str | None = None
     """The exception's type and message, on one line, from the rank's torch error file."""
@@ -148,7 +148,7 @@ class CommandExit(Body):
     attempt: int
     generation: int = 0
     exit_code: int | None = None
-    """None where a signal ended it."""
+    """None if a signal ended it."""
     signal: int | None = None
     ranks: tuple[RankExit, ...] = ()
     """Exits that torchrun detected but could not report."""

@@ -201,7 +201,7 @@ class AgentSession:
                 if mismatch := protocol_mismatch(launcher=PROTOCOL, agent=answer.protocol):
                     raise AgentRefused(mismatch)
             except AgentRefused as refused:
-                # Asked again and again, since the agent may be replaced; told once.
+                # Retried, since the agent may be replaced; logged once.
                 if str(refused) != self._refusal:
                     self._refusal = str(refused)
                     logger.error("%s", refused)

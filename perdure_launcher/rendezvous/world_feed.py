@@ -41,21 +41,21 @@ class WorldFeed(threading.Thread):
             return self._newest
 
     def newer_than(self, generation: int) -> World | None:
-        """The newest world, if it is newer than this."""
+        """Returns the newest world if it is newer than this generation."""
         world = self.newest
         return world if world is not None and world.generation > generation else None
 
     @property
     def stage_is_complete(self) -> bool:
-        """The job has finished what this torchrun is for: there will be no world for it."""
+        """Whether the job has finished this torchrun's stage, so that there will be no world for it."""
         with self._changed:
             return self._stages_complete > self._stage
 
     def wait_newer(self, generation: int) -> World | None:
-        """Waits for a newer world, for as long as it takes; a signal's handler may end the wait by raising.
+        """Waits for a newer world without a time limit; a signal handler may end the wait by raising.
 
         Returns:
-            The world; None where the job has finished this stage.
+            The world; None if the job has finished this stage.
         """
         with self._changed:
             while self._stages_complete <= self._stage:
@@ -65,7 +65,7 @@ class WorldFeed(threading.Thread):
             return None
 
     def wait_complete(self, generation: int) -> bool:
-        """Waits until the generation is complete (True), or a newer world has taken its place (False)."""
+        """Waits until the generation is complete (returns True), or a newer world has replaced it (returns False)."""
         with self._changed:
             while self._complete < generation:
                 if self._newest is not None and self._newest.generation > generation:
