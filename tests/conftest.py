@@ -29,11 +29,11 @@ _NEEDS = {
     "cluster": ("tests/kubernetes/", "tests/security/cluster/"),
     "ranks": ("tests/benchmarks/", "tests/system/", *(f"tests/launcher/test_{name}.py" for name in _WITH_RANKS)),
 }
-"""What tests need, by their folders and files: there is one cluster, and ranks import torch again and again, which
-takes a core each time. All others need a Temporal server at most."""
+"""Tests by what they need, as folders and files: there is only one cluster, and ranks import torch repeatedly, which
+takes a core each time. All other tests need at most a Temporal server."""
 
 _LONGEST = ("tests/workflows/", "tests/cli/", "tests/agent/")
-"""Of those others, what takes most of the time: begun first, so that no process has it left at the end."""
+"""The longest of the other tests: they start first, so that no process has one of them left at the end."""
 
 _CORES_PER_RANKS = 2
 """Processes with ranks beside each other: one for so many cores."""
@@ -125,7 +125,7 @@ async def temporal_client(temporal_server: DevServer) -> Client:
 
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[LocalControlPlane]:
-    """What `perdure run` starts, server and worker, for tests that never stop them; jobs have names of their own."""
+    """The server and worker of `perdure run`, for tests that never stop them; each job has its own name."""
     with tempfile.TemporaryDirectory(prefix="perdure-local-", ignore_cleanup_errors=True) as name:
         plane = LocalControlPlane(StateFolder(Path(name) / "state"))
         saved = {variable: os.environ.pop(variable, None) for variable in ("TEMPORAL_ADDRESS", "TEMPORAL_NAMESPACE")}

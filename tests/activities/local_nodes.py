@@ -123,7 +123,7 @@ class LocalJob:
         return found
 
     def agent_state(self, rank: int = 0) -> dict[str, Any]:
-        """What the node's agent remembers; empty before it does."""
+        """Returns the saved state of the node's agent; empty if there is none yet."""
         path = self.folder(rank) / "run" / "agent-state.json"
         return json.loads(path.read_bytes()) if path.exists() else {}
 

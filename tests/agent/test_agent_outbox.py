@@ -245,7 +245,7 @@ def stepping(generation: int) -> Stepping:
 
 @pytest.fixture
 def latest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a spread, the latest moment."""
+    """Makes every spread choose its latest time."""
     monkeypatch.setattr(outbox_module.random, "uniform", lambda low, high: high)
 
 

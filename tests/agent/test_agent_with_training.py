@@ -46,7 +46,7 @@ dist.destroy_process_group()
 
 
 class Brain:
-    """What the workflows would do, by hand."""
+    """Takes the workflows' decisions on request of a test."""
 
     def __init__(self, workflows: Workflows, job: LocalJob, nodes: list[NodeIdentity]) -> None:
         self.workflows = workflows
@@ -183,7 +183,7 @@ def _node_of(pid: int) -> int:
 
 
 async def _restart_agents(backend: LocalBackend, request: Any) -> None:
-    """What a watch does; creating again repairs the node in the same way."""
+    """Restarts ended agents like a watch: creating a node again repairs it in the same way."""
     while True:
         await asyncio.sleep(0.3)
         await backend.create(request)

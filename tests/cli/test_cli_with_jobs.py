@@ -23,7 +23,7 @@ WAITS = f"{STEPS}; echo started as rank $RANK of $WORLD_SIZE; while [ ! -e finis
 """A training of any length, which ends when the file `finish` appears in its folder."""
 
 FAILS_LOUDLY = r"printf '\033]52;c;aGk=\007the data is gone\n' >&2; exit 7"
-"""What it prints would write to the clipboard of a terminal."""
+"""A command whose output would write to the clipboard of a terminal."""
 
 
 def submit(command_line: CommandLine, jobs: SyncClient, name: str, *, nodes: str = "1", script: str = WAITS) -> None:

@@ -26,7 +26,7 @@ from workflows.node_group import NodeGroup
 
 @workflow.defn(name="TrainingJob")
 class OtherJob:
-    """What it does for the same events is something else."""
+    """A workflow whose commands for the same events differ."""
 
     @workflow.run
     async def run(self, spec: dict[str, object]) -> None:

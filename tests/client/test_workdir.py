@@ -49,7 +49,7 @@ def unpacked(packed: PackedWorkdir, folder: Path, *, part: int = 500) -> Path:
 
 
 def tree(folder: Path) -> dict[str, tuple[bytes, bool]]:
-    """What `made` was given."""
+    """Returns the files of a folder, in the format of the argument of `made`."""
     return {
         str(path.relative_to(folder)): (path.read_bytes(), bool(path.stat().st_mode & stat.S_IXUSR))
         for path in folder.rglob("*")

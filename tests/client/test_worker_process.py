@@ -66,7 +66,7 @@ async def test_it_serves_both_queues_is_probed_and_scraped_and_stops_cleanly(
 
 
 def get(address: str) -> str | None:
-    """What is answered there; None while nothing answers."""
+    """Returns the answer of an HTTP server; None while there is none."""
     try:
         with urllib.request.urlopen(address, timeout=10) as answer:
             return answer.read().decode()

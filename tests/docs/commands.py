@@ -16,7 +16,7 @@ STRUCTURE = {"for", "done", "until", "while", "if", "fi"}
 """Words of the shell that begin no command."""
 
 VERBATIM = {"perdure", "make", "kubectl", "helm", "temporal", "docker", "curl", "srun", "pytest", "python"}
-"""What code in a text must begin with to be a command; in blocks everything is one."""
+"""First words of inline code that make it a command; in code blocks everything is one."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Command:
     settings: tuple[str, ...] = ()
     """Variables that are set for it, as NAME=VALUE."""
     whole: bool = True
-    """Whether it stands as it is typed; in a text it may be a part of one."""
+    """Whether it is a complete command; inline code may contain only a part of one."""
 
     @property
     def program(self) -> str:

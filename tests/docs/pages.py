@@ -43,13 +43,13 @@ class Page:
 
     @cached_property
     def anchors(self) -> set[str]:
-        """Of its headings, as they are made for links."""
+        """The anchors of the page's headings."""
         pairs = zip(self._tokens, self._tokens[1:], strict=False)
         return {_slug(inline) for opening, inline in pairs if opening.type == "heading_open"}
 
     @cached_property
     def links(self) -> list[str]:
-        """Where its links lead, and its images lie."""
+        """The targets of the page's links and images."""
         return [str(target) for _, token in self._inline() for target in map(token.attrGet, ("href", "src")) if target]
 
     @cached_property

@@ -36,7 +36,7 @@ NOT_RUN_HERE = {
 """Programs whose commands no test in this file reads, and why, or which test does."""
 
 PLACEHOLDERS = {"COMMAND": "status", "RANK": "0", "NUMBER": "1"}
-"""What stands for a word that only some words can replace."""
+"""Values for placeholders that accept only certain values."""
 
 ON_JOBS = "tests/cli/test_cli_with_jobs.py"
 HELD_ELSEWHERE = {
@@ -92,7 +92,7 @@ def test_perdure_knows_the_command_and_its_options(command: Command):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What the docs' readers have: a job, other systems' jobs, the examples."""
+    """A folder with a reader's files: a job, other systems' jobs, the examples."""
     fixtures = ROOT / "tests" / "importers" / "fixtures"
     job = (ROOT / "examples" / "minimal.yaml").read_text(encoding="utf-8")
     for name in ("job.yaml", "spiral.yaml"):

@@ -113,7 +113,7 @@ def scrape(address: str) -> str:
 
 
 def test_all_that_is_told_is_in_the_sdk():
-    """What a short job does not meet, such as failures, is at least known to the SDK's native library."""
+    """Tests that metrics that a short job does not produce, such as failures, occur in the SDK's native library."""
     library = Path(str(bridge.__file__)).read_bytes()
     names = {name.removeprefix("temporal_") for name in told()} | {
         label for row in told().values() for label in row.labels

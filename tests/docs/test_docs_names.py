@@ -172,7 +172,8 @@ ROLE = ("roles", "<name>")
 
 
 def field_named(text: str) -> tuple[str, ...] | None:
-    """Where in the specification a dotted name leads, if its beginning is a field there, or one of a role."""
+    """Returns the location of a dotted name in the specification, if its first part is a field of the job or of a
+    role."""
     name = text.partition(":")[0]
     if not re.fullmatch(r"[a-z_]+(\.([a-z_]+|<name>))+", name) or chart_has(name) or path_in(name):
         return None

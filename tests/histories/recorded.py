@@ -28,7 +28,7 @@ def recorded_files() -> list[Path]:
 
 
 def digests(release: Path) -> str:
-    """What the manifest of a release's folder holds: a line for each of its recordings."""
+    """Returns the content of a release's manifest: a line for each of its recordings."""
     return "".join(
         f"{sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(release.glob("*.json.gz"))
     )

@@ -165,7 +165,7 @@ def test_an_added_field_is_carried_over_or_named_or_refused(
 
 
 def prefix_of(document: SpecDocument, count: int) -> Location:
-    """What the paths of a document beside the job begin with."""
+    """Returns the prefix of the paths of a document beside the job."""
     kind = document.data.get("kind")
     return (f"{kind} {document.data['metadata']['name']}",) if count > 1 and kind != "TrainJob" else ()
 

@@ -18,13 +18,13 @@ CHART = REPOSITORY / "deploy" / "helm" / "perdure"
 
 
 class HelmFailed(Exception):
-    """What helm says when it refuses."""
+    """helm failed; the message is its output."""
 
 
 async def helm_says(
     helm: Path, *words: str | Path, values: Mapping[str, Any] | None = None, kubeconfig: str = ""
 ) -> str:
-    """What a helm command prints.
+    """Returns the output of a helm command.
 
     Raises:
         HelmFailed: if it fails.

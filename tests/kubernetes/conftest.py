@@ -96,6 +96,6 @@ async def job(cluster: TestCluster, tmp_path: Path) -> AsyncIterator[PodJob]:
 
 @pytest.fixture
 def results() -> Iterator[Path]:
-    """Where ranks write; a path that exists in their containers as well."""
+    """A folder for the ranks' results, whose path exists in their containers as well."""
     with tempfile.TemporaryDirectory(prefix="perdure-results-") as folder:
         yield Path(folder)

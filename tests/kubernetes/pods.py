@@ -30,7 +30,7 @@ NOWHERE = {"TEMPORAL_ADDRESS": f"{API_ADDRESS}:9"}
 
 @dataclass(frozen=True)
 class TestCluster:
-    """Where tests make pods."""
+    """The cluster in which tests create pods."""
 
     __test__ = False
 

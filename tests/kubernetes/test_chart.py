@@ -80,7 +80,7 @@ async def test_it_grants_what_the_documentation_says_and_where_the_values_say(he
         return {resource: set(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
 
     def rights(objects: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
-        """Of the worker: kind, name and namespace."""
+        """Returns kind, name and namespace of the worker's rights."""
         found = [one for one in objects if one["kind"].startswith(("Role", "ClusterRole"))]
         for one in found:
             # Presets are read beside the worker, also where it may run no job.

@@ -97,7 +97,7 @@ def contents(archive: Path) -> tuple[dict[str, Any], set[str]]:
 
 
 def stages(dockerfile: str) -> list[dict[str, list[str]]]:
-    """Of each stage, what is said by each instruction."""
+    """Returns the arguments of each instruction, for each stage."""
     lines = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", dockerfile, flags=re.MULTILINE)).splitlines()
     found: list[dict[str, list[str]]] = []
     for line in filter(None, lines):

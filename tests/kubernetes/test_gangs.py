@@ -34,7 +34,7 @@ ADMITTED_LATER: dict[str, Any] = {
     "metadata": {"finalizers": [FINALIZER], "labels": {FINALIZER: "true"}},
     "spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
 }
-"""What Kueue's webhook adds to a pod that has a queue."""
+"""The fields that Kueue's webhook adds to a pod with a queue."""
 
 SAVES_WHEN_ASKED_TO_END = """
 import os, pathlib, signal, sys, time
@@ -56,7 +56,7 @@ while True:
 
 
 class PlayedKueue:
-    """What Kueue does to the pods of a job."""
+    """Simulates Kueue's actions on the pods of a job."""
 
     def __init__(self, job: PodJob) -> None:
         self._api = job.api

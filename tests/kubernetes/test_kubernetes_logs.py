@@ -25,8 +25,8 @@ while :; do i=$((i + 1)); echo "line $i of node $GROUP_RANK"; sleep 0.1 & wait $
 
 @pytest.fixture
 def kept() -> Iterator[Path]:
-    """Where agents copy logs to: one path for them and for clients. Agents run as another user, and take mounts only
-    beneath `/mnt`."""
+    """The folder for copies of logs, with one path for agents and clients. Agents run as another user, and take mounts
+    only beneath `/mnt`."""
     Path("/mnt").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="perdure-kept-", dir="/mnt") as folder:
         Path(folder).chmod(0o777)

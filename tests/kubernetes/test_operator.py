@@ -38,7 +38,7 @@ from workflows.names import job_workflow_id
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DEFINITION = yaml.safe_load((REPOSITORY / "deploy" / "crds" / "trainingjobs.yaml").read_text())
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
-"""What `kubectl get` asks for."""
+"""The media type that `kubectl get` requests."""
 
 Condition = Callable[[TrainingJobResource], bool]
 
@@ -81,7 +81,7 @@ class Resources:
         raise AssertionError("unreachable: states never end")
 
     async def until_gone(self, name: str, *, within: float = 60.0) -> list[TrainingJobResource]:
-        """What it was on its way."""
+        """Returns the states of an object until it is gone."""
         seen: list[TrainingJobResource] = []
         async with asyncio.timeout(within), aclosing(self._states(name)) as states:
             async for known in states:
@@ -103,7 +103,7 @@ class Resources:
                         raise AssertionError(change)
 
     async def shown(self) -> list[dict[str, Any]]:
-        """What `kubectl get trainingjobs` prints: a mapping of column to cell for each object."""
+        """Returns the table of `kubectl get trainingjobs`: a mapping of column to cell for each object."""
         client: Any = self.api._client
         request = await client.param_serialize(
             "GET", collection(self.namespace), header_params={"Accept": TABLE}, auth_settings=["BearerToken"]
@@ -147,7 +147,7 @@ class Operator:
 
 @pytest.fixture
 async def resources(job: PodJob) -> AsyncIterator[Resources]:
-    """Of the test's own namespace; the definition is the cluster's, and stays."""
+    """The resources of the test's own namespace; the definition belongs to the cluster, and stays."""
     try:
         await job.api.create(DEFINITIONS, DEFINITION)
     except KubernetesError as error:
@@ -221,7 +221,7 @@ def operator_alone(cluster: TestCluster, address: str) -> dict[str, Any]:
 
 
 async def runs_of(client: TemporalClient, namespace: str, name: str) -> int:
-    """How many runs the name has had."""
+    """Returns the number of runs that the name has had."""
     query = f"WorkflowId = '{job_workflow_id(namespace, name)}'"
     return (await client.count_workflows(query)).count
 

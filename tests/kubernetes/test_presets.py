@@ -19,7 +19,7 @@ def preset(**content: Any) -> dict[str, Preset]:
 
 
 def job(role: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-    """What a client sends."""
+    """Returns the data of a job that a client sends."""
     role = {"nodes": 2, "command": ["torchrun", "train.py"], **(role or {})}
     spec, _ = validate_spec({"name": "a", "backend": "kubernetes", "runtime": "efa", "roles": {"w": role}, **fields})
     return to_mapping(spec)

@@ -24,11 +24,11 @@ class Host:
     """A network namespace."""
 
     pid: int
-    """Of the process that holds it."""
+    """The PID of the process that keeps the namespace."""
 
     @property
     def entry(self) -> list[str]:
-        """What starts a program there."""
+        """The command that starts a program in the namespace."""
         return ["nsenter", f"--net=/proc/{self.pid}/ns/net", "--"]
 
     def ip(self, *arguments: str) -> None:

@@ -38,7 +38,7 @@ class Node:
         self.launcher: subprocess.Popen[bytes] | None = None
         self.interpreter_arguments = ["-m", "perdure_launcher"]
         self.placed_by: list[str] = []
-        """What starts the launcher, such as `nsenter` with a network namespace."""
+        """The command that starts the launcher, such as `nsenter` with a network namespace."""
         self.config: dict[str, Any] = {
             "command": list(command),
             "workdir": str(SCRIPTS),
@@ -162,7 +162,7 @@ async def all_ready(*nodes: Node, path: str = READY) -> list[Post]:
 
 
 Processes = int | Sequence[int]
-"""Of each node, or of one after the other."""
+"""The number of processes of every node, or of each node in order."""
 
 
 def ranks_by_node(nodes: Sequence[Node], processes: Processes) -> list[range]:
@@ -172,7 +172,7 @@ def ranks_by_node(nodes: Sequence[Node], processes: Processes) -> list[range]:
 
 
 def world_of(nodes: Sequence[Node], generation: int, *, port: int, processes: Processes = 1) -> list[dict[str, Any]]:
-    """What each node receives about a world of these nodes, in this order; the first hosts the store."""
+    """Returns each node's message about a world of these nodes, in this order; the first hosts the store."""
     ranks = ranks_by_node(nodes, processes)
     return [
         {

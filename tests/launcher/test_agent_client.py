@@ -34,7 +34,7 @@ class Server:
         self.greeting: dict[str, Any] = {}
         """The answer to `/hello`."""
         self.unparsable = ""
-        """What makes a request wrong."""
+        """A text that makes a request malformed."""
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:

@@ -47,7 +47,7 @@ def torchruns(node: Node) -> list[int]:
 
 
 def ranks_of(node: Node, generation: int) -> list[int]:
-    """What torchrun has started as ranks of a generation, and all that came of it."""
+    """Returns the ranks of a generation that torchrun has started, and all their descendants."""
     return node.processes(lambda environment: environment.get("PERDURE_GENERATION", "").strip() == str(generation))
 
 
@@ -155,7 +155,7 @@ async def test_a_node_may_die_in_the_exit_barrier_and_an_agent_be_away_when_it_e
 
 
 def daemons(node: Node, generation: int) -> list[int]:
-    """What ranks of `clings.py` have left behind."""
+    """Returns the daemons that ranks of `clings.py` have left behind."""
     return [int(line) for line in (node.run_directory / f"daemons-{generation}").read_text().split()]
 
 

@@ -75,7 +75,7 @@ async def test_hosts_whose_first_interface_leads_nowhere(hosts: tuple[Host, Host
 
 @BOTH_MODES
 async def test_stores_take_their_ports_of_a_range_in_turn(command: list[str], path: str, free_ports: range) -> None:
-    """And all of it over the machine's own IPv6 address."""
+    """Uses the machine's own IPv6 address throughout."""
     allowed = f"{free_ports[0]}-{free_ports[-1]}"
     nodes = [Node(command, nodes="2", run_id="pair", address="::1", store_ports=allowed) for _ in range(2)]
     async with running(*nodes):

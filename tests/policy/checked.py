@@ -33,7 +33,7 @@ class CheckedScenario(Scenario):
         self.served: set[tuple[int, int, int]] = set()
         """Store ports in use: node, incarnation, port."""
         self.signs: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
-        """What ever spoke against an incarnation."""
+        """All evidence against each incarnation."""
         self.unreachable: set[tuple[int, int]] = set()
         """Incarnations that were so at any time."""
         self.in_a_world: set[tuple[int, int]] = set()

@@ -117,7 +117,7 @@ class SimulatedNode:
         self.process: _Process | None = None
         self.started = 0
         self.entered = 0
-        """What the launcher remembers."""
+        """The newest generation that the launcher entered."""
         self.overdue_since: tuple[int, float] = (0, 0.0)
         config = AgentConfig(
             node=identity,

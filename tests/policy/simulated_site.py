@@ -86,7 +86,7 @@ class Site:
         heapq.heappush(self._queue, (self.clock + seconds, next(self._order), action))
 
     def delay(self) -> float:
-        """How long a message takes."""
+        """Returns the delay of a message."""
         return self.chance.choice((0.01, 0.05, 0.3, 2.0, 8.0)) if self.faulty else 0.05
 
     def run(self, until: float, *, done: Callable[[], bool] = lambda: False) -> None:
@@ -139,7 +139,7 @@ class Site:
         self.reconcile()
 
     def reconcile(self) -> None:
-        """What the group's workflow does, without its waiting."""
+        """Does what the group's workflow does, without its waits."""
         table = self.table
         desired = {} if table.winding_down else table.desire.nodes
         for rank, record in list(table.records.items()):
@@ -251,7 +251,7 @@ class Site:
                     one.node.stepping(process.inside, counted=True, starts=None)
 
     def peers_notice(self, gone: SimulatedNode, generation: int, *, silent: bool = False) -> None:
-        """Who was connected to it fails soon, or with torch's timeout where its machine says nothing more."""
+        """Makes the peers of a lost node fail soon, or with torch's timeout if its machine is silent."""
         for peer in self.inside(generation) if generation else ():
             process = peer.process
             if peer is gone or process is None or not process.steps:
@@ -280,7 +280,7 @@ class Site:
         return len(inside) == state.world.nodes and all(one.process and one.process.steps for one in inside)
 
     def story(self) -> str:
-        """Where everything stands, for a test that fails."""
+        """Describes the state of everything, for a test that fails."""
         state = self.job.state
         nodes = "; ".join(
             f"{one.identity.rank}.{one.identity.incarnation} gen {one.node.state.generation} {one.node.summary}"

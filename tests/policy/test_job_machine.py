@@ -84,7 +84,7 @@ class JobMachine(RuleBasedStateMachine):
         self.next_port = 20_000
         self.sequence = 0
         self.places: dict[tuple[int, int], tuple[str, int]] = {}
-        """Who was told the token of an incarnation."""
+        """The machines that received the token of each incarnation."""
         if running:
             self.all_run()
 
@@ -97,7 +97,7 @@ class JobMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(self._alive()))
 
     def _ports(self, node: NodeState, data: st.DataObject) -> tuple[int, ...]:
-        """What the node listens on, as of now or, in a report that was on its way, of a while ago."""
+        """Returns the ports on which the node listens: the current ones or, for a delayed report, earlier ones."""
         ports = self.listening[node.rank, node.incarnation]
         if data.draw(st.booleans()):
             ports.append(self.next_port)
@@ -332,7 +332,7 @@ class JobMachine(RuleBasedStateMachine):
         assert self.job.state == before
 
     def _answer(self) -> None:
-        """What a group always does when it is asked: every member says that it has entered."""
+        """Answers an inquiry like a group: every member reports that it has entered."""
         generation, inquiry = self.job.generation, self.job.state.inquiry
         for node in self.job.state.members:
             if self.job.node(node.rank) == node and node.alive:

@@ -36,7 +36,7 @@ def step_again(job: Scenario, *ranks: int) -> Scenario:
 
 
 def told(job: Scenario) -> dict[str, list[str]]:
-    """What `perdure explain` prints of the only entry, by label, without the times of day."""
+    """Returns the output of `perdure explain` for the only entry, by label, without the times of day."""
     [entry] = job.state.incidents
     lines: dict[str, list[str]] = {"TITLE": [entry.title]}
     label = ""

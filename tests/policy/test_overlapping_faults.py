@@ -15,7 +15,7 @@ from workflows.policy.events import RestartRequested
 
 
 def told(incident: IncidentView) -> dict[str, str]:
-    """What `perdure explain` prints, by label; the first line of each."""
+    """Returns the output of `perdure explain` by label, with the first line of each."""
     lines = explanation(incident, job="job", flag="").plain.splitlines()
     return {"TITLE": lines[0]} | {line[:6].strip(): line[6:] for line in lines[1:] if line[:6].strip()}
 

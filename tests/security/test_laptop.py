@@ -17,7 +17,7 @@ from perdure.local.control_plane import LocalControlPlane
 from perdure.state_folder import StateFolder
 
 FROM_A_PAGE = {"Content-Type": "text/plain", "Origin": "https://evil.example"}
-"""What a browser sends to another origin without asking it first."""
+"""Headers of a request that a browser sends to another origin without a preflight."""
 
 HOSTS = ("127.0.0.1:{port}", "localhost:{port}", "evil.example")
 """The last one is what the browser says when a name of the attacker leads to this machine."""

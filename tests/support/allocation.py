@@ -36,7 +36,7 @@ class Allocation:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a batch script finds."""
+        """The environment of a batch script."""
         path = os.pathsep.join([str(self.programs), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         return {
             "PATH": path,

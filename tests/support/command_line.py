@@ -34,7 +34,7 @@ _UNSET = {"TEMPORAL_ADDRESS": "", "TEMPORAL_NAMESPACE": "", "PERDURE_NAMESPACE":
 
 @dataclass
 class Finished:
-    """What a command printed, and how it left."""
+    """The output and exit code of a command."""
 
     code: int
     out: str

@@ -60,7 +60,7 @@ class DevServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes Temporal's clients find this server."""
+        """The variables with which Temporal's clients find this server."""
         return {"TEMPORAL_ADDRESS": self.address, "TEMPORAL_NAMESPACE": self.namespace}
 
     async def start(self, *, within: float = 60.0) -> None:

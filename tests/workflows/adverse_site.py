@@ -47,9 +47,9 @@ class AdverseSite(Fleet):
         self._workers: AsyncExitStack | None = None
         self._coming_back: set[asyncio.Task[None]] = set()
         self.sent: list[tuple[str, str, AgentMessage]] = []
-        """What agents have sent: workflow, signal and message."""
+        """All messages of agents: workflow, signal and message."""
         self.delays: list[float] = []
-        """Of the next messages, in seconds."""
+        """The delays of the next messages, in seconds."""
         self.doubled = 0
         """So many of the next messages arrive twice."""
         self.words_of_the_next_release = 0
@@ -205,7 +205,7 @@ class AdverseSite(Fleet):
             await self._changed.wait()
 
     def story(self, status: JobStatus | None) -> str:
-        """Where everything stands, for a test that fails."""
+        """Describes the state of everything, for a test that fails."""
         nodes = "; ".join(
             f"{node.rank}.{node.incarnation} {node.agent.node.summary if node.agent else 'no agent'}"
             f" gen {node.agent.node.state.generation if node.agent else '?'} {node.command}"

@@ -81,7 +81,7 @@ class PlayedNode:
     leaving: bool = False
     """Refuses worlds, as an agent does whose node is being ended."""
     refused: int = 0
-    """How many."""
+    """The number of refused worlds."""
     silent: bool = False
     """Takes commands but does not step."""
     enters: bool = True
@@ -267,7 +267,7 @@ class Fleet:
         self.client = client
         self.task_queue = task_queue
         self.nodes: dict[tuple[str, int, int], PlayedNode] = {}
-        """Of the newest job of each name."""
+        """The nodes of the newest job of each name."""
         self._started: list[PlayedNode] = []
         self.deleted: list[str] = []
         self.become_ready = True
@@ -292,7 +292,7 @@ class Fleet:
         self.delete_nothing = False
         """Nodes that are to be deleted stay."""
         self.watches = 0
-        """How often one was begun."""
+        """The number of watches that were started."""
         self.watches_die = asyncio.Event()
         self.may_end = asyncio.Event()
         """Nodes that are deleted end."""
@@ -451,7 +451,7 @@ class Fleet:
         raise ApplicationError("its worker has died")
 
     def _news(self, request: WatchRequest, told: set[tuple[int, int]]) -> list[NodeEvent]:
-        """What there is to say of nodes of which nothing was said."""
+        """Returns events of nodes that were not reported yet."""
         events: list[NodeEvent] = []
         for (job_id, rank, incarnation), node in self.nodes.items():
             ours = job_id == request.job_id and node.request.group_id == request.group_id

@@ -47,7 +47,7 @@ AT_ONCE = 4
 """Signals in flight: with more, a server on SQLite is too busy taking them to let the group run at all."""
 
 KINDS = (TransitionKind.READY, TransitionKind.STEPPING, TransitionKind.STORE_PORTS)
-"""What the signals of the flood become: each makes one edge, so that none can be missing unseen."""
+"""The transitions that the flood's signals cause: one each, so that none can be missing unnoticed."""
 
 
 @workflow.defn(name="ListeningJob", sandboxed=False)
@@ -98,7 +98,7 @@ async def watch_nodes(request: WatchRequest) -> None:
 
 @dataclass(frozen=True)
 class Flooded:
-    """What a flood led to."""
+    """The result of a flood."""
 
     sent: dict[int, list[tuple[str, int]]]
     heard: dict[int, list[tuple[str, int]]]
@@ -220,7 +220,7 @@ async def heartbeats(nodes: list[PlayedNode]) -> None:
 
 
 async def runs_of(client: Client, workflow_id: str) -> int:
-    """How many runs the workflow has had, counted backwards from the newest."""
+    """Returns the number of the workflow's runs, counted backwards from the newest."""
     runs, run_id = 0, (await client.get_workflow_handle(workflow_id).describe()).run_id
     while run_id:
         runs += 1

@@ -88,7 +88,7 @@ async def views_of(job: WorkflowHandle[Any, Any], group: int) -> list[NodeView]:
 
 
 def carried(message: JobState) -> bytes:
-    """What the server is given."""
+    """Returns the bytes that the server receives."""
     return pack(message).model_dump_json().encode()
 
 

@@ -114,11 +114,11 @@ class TrainingNode(PlayedNode):
         self.attempts = 0
         """Starts of the command."""
         self.entered = 0
-        """What the launcher remembers."""
+        """The newest generation that the launcher entered."""
         self._network: AdverseNetwork | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._reports: deque[Callable[[Node], None]] = deque()
-        """What the node's processes say while their agent is away."""
+        """Reports of the node's processes while their agent is away."""
         self.config = AgentConfig(
             node=request.node,
             job_id=request.job_id,

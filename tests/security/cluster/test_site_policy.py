@@ -30,11 +30,11 @@ ESCAPE = {
         "volumes": [{"name": "disk", "hostPath": {"path": "/"}}],
     }
 }
-"""What reads the machine's disk, with every Secret and key on it."""
+"""A pod template that reads the machine's disk, with every Secret and key on it."""
 
 
 async def started(server: DevServer, namespace: str, role: dict[str, Any]) -> JobResult:
-    """What becomes of a job that somebody starts who reaches Temporal."""
+    """Starts a job with direct access to Temporal; returns its result."""
     temporal, name = await server.client(), f"attack-{secrets.token_hex(3)}"
     spec = {
         "name": name,
