@@ -206,7 +206,7 @@ async def _took(table: NodeTable, name: str, command: CompleteGeneration | Resta
 
 async def _until_reachable(table: NodeTable, node: NodeIdentity) -> bool:
     """Waits until a command that was not taken can be sent again; returns False once it is no longer desired."""
-    await workflow.sleep(options.COMMAND_PAUSE, summary=f"before node {node.rank} is asked again")
+    await workflow.sleep(options.COMMAND_PAUSE, summary=f"before the command to node {node.rank} is sent again")
     await workflow.wait_condition(
         lambda: table.winding_down or (record := table.current(node)) is None or record.reachable
     )

@@ -202,7 +202,7 @@ async def _release(table: NodeTable, record: NodeRecord) -> bool:
 
     if not record.joined or gone():
         return True
-    if await agent_calls.dismiss(table, node, table.desire.reason or "the job no longer wants this node"):
+    if await agent_calls.dismiss(table, node, table.desire.reason or "the job no longer needs this node"):
         with suppress(TimeoutError):
             await workflow.wait_condition(
                 gone,

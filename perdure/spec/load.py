@@ -35,7 +35,7 @@ class SpecDocument:
     data: Any
     """Mappings, lists and scalars."""
     lines: dict[Location, int]
-    """The line, counted from 1, on which each key or item stands."""
+    """The line, counted from 1, of each key or item."""
     folder: Path | None
     """The folder of the file; None for a text."""
 

@@ -110,7 +110,7 @@ def test_who_comes_again_is_the_evidence_that_its_predecessor_is_gone():
     assert job.state.phase is JobPhase.WAITING
     incident = job.state.incidents[-1]
     assert (incident.failure, incident.culprit) == (FailureClass.NODE_LOST, 1)
-    assert "b has joined anew from b" in incident.evidence[-1].text
+    assert "b has joined again from b" in incident.evidence[-1].text
     assert incident.title == "node 1 lost, its place is open"
     job.opened()
     assert given(place_of(job.state, again)) == (1, 2)

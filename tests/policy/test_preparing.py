@@ -16,7 +16,7 @@ from workflows.policy.timers import next_deadline
 JOIN_TIMEOUT = timedelta(minutes=10)
 ENTER_TIMEOUT = timedelta(minutes=5, seconds=4)
 A_LONG_TIME = timedelta(hours=20)
-WORKS = "its command works and has not come to its torchrun; only limits.active_deadline ends that"
+WORKS = "its command runs and has not started its torchrun yet; only limits.active_deadline ends that"
 
 
 def prepare(job: Scenario, *ranks: int) -> Scenario:

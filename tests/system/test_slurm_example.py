@@ -81,7 +81,7 @@ async def test_a_task_that_dies_and_is_started_again_has_its_place_back(cluster:
     cluster.srun("node-2", "perdure", "join", name, "--wait", "--", *training)
     known = await job.running(nodes=3, after=known.generation)
     signs = [sign.text for incident in await job.incidents() for sign in incident.evidence]
-    assert any("has joined anew from node-2" in sign for sign in signs), signs
+    assert any("has joined again from node-2" in sign for sign in signs), signs
 
     await client.cancel(name)
     assert await batch.leave() >= 4

@@ -81,7 +81,7 @@ async def test_work_before_the_first_torchrun_may_take_longer_than_a_node_has_to
         command=staged("until [ -e installed ]; do sleep 0.2; done", f"torchrun {SCRIPT} {out} --steps 5"),
         timing={"rendezvous": {"join_timeout": "40s"}},
     )
-    known = await job.until(lambda s: "its command works and has not come to its torchrun" in s.reason)
+    known = await job.until(lambda s: "its command runs and has not started its torchrun yet" in s.reason)
     assert known.phase is JobPhase.STARTING
     started = known.started_at
     await job.until(lambda s: datetime.now(UTC) - started > timedelta(seconds=45))

@@ -44,7 +44,7 @@ class CommandAnswer(Message):
     entered: int | None = None
     """The newest one that the node has entered."""
     preparing: bool = False
-    """The command works, and has not come to its torchrun yet."""
+    """The command runs, and has not started its torchrun yet."""
     detail: str = ""
 
 

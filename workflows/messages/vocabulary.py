@@ -47,7 +47,7 @@ class NodePhase(Vocabulary):
     LOST = "LOST"
     """Evidence shows that its processes are gone. A new incarnation may follow."""
     REMOVED = "REMOVED"
-    """Taken away because the job no longer wants it."""
+    """Removed because the job no longer needs it."""
     UNKNOWN = "UNKNOWN"
     """A phase that only a newer release knows: the node exists, and later events tell more."""
 

@@ -19,7 +19,7 @@ from workflows.policy.state import JobState, NodeFailure, NodeState
 
 
 def entry_deadline(state: JobState, job: JobSpec) -> datetime | None:
-    """When the job must ask for a member, or give it up; None where every member is known to be in the world."""
+    """The time for the job to ask for a member, or give it up; None if every member is known to be in the world."""
     return min(_deadlines(state, job).values(), default=None)
 
 

@@ -139,7 +139,7 @@ def _because_of(interruption: Interruption, failure: NodeFailure) -> Interruptio
 
 
 def _may_still_train(state: JobState, interruption: Interruption) -> bool:
-    """Whether only a request interrupts the world, and every member of it is there."""
+    """Whether only a request interrupts the world, and all its members are alive."""
     if interruption.requested is None:
         return False
     alive = sum(node.alive for node in state.members)

@@ -183,7 +183,7 @@ def _comes_back(state: JobState, rank: int) -> bool:
 def _lost(state: JobState, node: NodeState, holder: Holder, request: JoinRequest, now: datetime) -> JobState:
     """Records that the predecessor is gone, as if a backend had reported it."""
     if holder.node_id == request.node_id:
-        detail = f"{request.node_id} has joined anew{f' from {request.host}' if request.host else ''}"
+        detail = f"{request.node_id} has joined again{f' from {request.host}' if request.host else ''}"
     else:
         detail = f"{holder.node_id} took the place and its agent never reported"
     transition = NodeTransition(

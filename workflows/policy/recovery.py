@@ -183,7 +183,7 @@ def _node_gone(
         return Verdict(
             rule='node-loss/5 "between two worlds: replace, disturb no other"',
             title=f"{title}, {asked}",
-            action=f"{ask}; its command begins anew and passes over the torchruns that have finished",
+            action=f"{ask}; its command starts over and skips the torchruns that have finished",
             failure=culprit.failure,
             culprit=culprit.rank,
             considered=(in_place, Considered(option="restart the others", why_not="their commands continue")),

@@ -1,6 +1,6 @@
 """Turns events into known facts; it decides nothing.
 
-Stale messages are told from news here: by the job's uid, the incarnation and its token, the sequence numbers, and the
+Stale messages are recognized here: by the job's uid, the incarnation and its token, the sequence numbers, and the
 generation that they are about.
 """
 
@@ -38,9 +38,9 @@ CONTROL_LAG_GRACE = timedelta(seconds=15)
 
 _REMEMBERED_SEQUENCES = 32
 
-_PREPARES = "its command works and has not come to its torchrun; only limits.active_deadline ends that"
+_PREPARES = "its command runs and has not started its torchrun yet; only limits.active_deadline ends that"
 
-_OLD_AGENT = "its agent is of an older release and cannot pass over torchruns that have finished; update it"
+_OLD_AGENT = "its agent is of an older release and cannot skip torchruns that have finished; update it"
 
 
 def reduce(state: JobState, event: Event, now: datetime) -> JobState:

@@ -90,6 +90,6 @@ def put_label(draft: Draft, label: str, field: Field) -> None:
     if label == _QUEUE_LABEL:
         draft.put(("queue",), field.text(), field)
     elif label.startswith("kueue.x-k8s.io/"):
-        field.drop("of Kueue's labels, Perdure sets those that its own fields say")
+        field.drop("of Kueue's labels, Perdure sets those that its own fields define")
     else:
         draft.put(("labels", label), field.text(), field)

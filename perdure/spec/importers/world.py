@@ -165,7 +165,7 @@ class _World:
         parts = filled.split(":")
         if len(parts) <= 2 and all(part.strip().isdecimal() for part in parts):
             return int(parts[0]), int(parts[-1])
-        self._note("cannot be told from here; the number of replicas is taken", given.written, given.value)
+        self._note("cannot be determined here; the number of replicas is taken", given.written, given.value)
         return None
 
     def _agreed(self, given: Given, asked: tuple[int, int], replicas: Replicas) -> tuple[int, int]:
@@ -186,7 +186,7 @@ class _World:
         filled = fill_variables(given.value, self.variables) or ""
         if filled.isdecimal() and int(filled) > 0:
             return int(filled)
-        self._note("cannot be told from here; left out", given.written, given.value)
+        self._note("cannot be determined here; left out", given.written, given.value)
         return 1
 
     # Processes
@@ -209,7 +209,7 @@ class _World:
         if value.isdecimal() or value in ("gpu", "auto"):
             self._put_processes(int(value) if value.isdecimal() else value, *self.fields)
             return []
-        self._note("stays in the command: nproc_per_node cannot say it", given.written, given.value)
+        self._note("stays in the command: nproc_per_node cannot express it", given.written, given.value)
         return [given]
 
     def _put_processes_without_torchrun(self, processes: int | str, field: Field | None) -> None:
@@ -243,7 +243,7 @@ class _World:
             return
         value = fill_variables(given.value, self.variables) or ""
         if not value.isdecimal():
-            self._note("cannot be told from here; left out", given.written, given.value)
+            self._note("cannot be determined here; left out", given.written, given.value)
             return
         self.draft.put(("retry", "max_restarts"), int(value), *self.fields)
         self._note(BUDGET, given.written, given.value)
