@@ -25,21 +25,21 @@ from griffe import (
 _INTRODUCTION = """\
 # The Python API
 
-What other programs may import: the names of `perdure`, and `perdure.training` in training scripts, which needs the
-standard library only. Everything else is internal and changes without notice, but for the types that calls return.
+The public API: the names in `perdure`, and `perdure.training` for training scripts, which needs the standard library
+only. Everything else is internal and changes without notice, except the types that calls return.
 """
 
 _RETURNED = """\
-## What calls return
+## Return types
 
-Frozen models of pydantic. `model_dump(mode="json")` is what `-o json` prints.
+Frozen pydantic models. `model_dump(mode="json")` is what `-o json` prints.
 """
 
 _ERRORS = """\
 ## Errors
 
-What calls raise, from `perdure.errors`. Each has a `remedy`, a text for people, and an `exit_code`, which `perdure`
-exits with.
+The exceptions that calls raise, from `perdure.errors`. Each has a `remedy`, a text for users, and an `exit_code`, with
+which `perdure` exits.
 """
 
 _EXPLAINED_ELSEWHERE = {"JobSpec": "Its fields are in [spec.md](spec.md)."}

@@ -21,7 +21,7 @@ from perdure.spec.roles import NodeCount
 _INTRODUCTION = """\
 # The job specification
 
-A training job is described in YAML or JSON. This is all that it takes:
+A training job is described in YAML or JSON. A minimal job:
 
 ```yaml
 # yaml-language-server: $schema=./perdure-job.schema.json
@@ -42,25 +42,25 @@ How values are written:
 - Files are read by the rules of YAML 1.2: `2:8` and `on` are texts, only `true` and `false` are truth values.
 - `${job.name}` and `${job.namespace}` are filled in where a field's description names them. Inside `{…}` YAML wants
   them in quotes: `outputs: {logs: "s3://bucket/${job.name}"}`.
-- Numbers and truth values that are meant as texts need quotes: `env: {OMP_NUM_THREADS: "4"}`.
-- A field without a value is as good as left out. Unknown fields are errors.
-- As JSON and without what is default, a specification has at most 16 KiB.
+- Numbers and truth values need quotes where a text is expected: `env: {OMP_NUM_THREADS: "4"}`.
+- A field without a value is ignored. Unknown fields are errors.
+- As JSON without default values, a specification has at most 16 KiB.
 """
 
 _OUTRODUCTION = """\
-## Which fields have a meaning where
+## Fields by backend
 
 {availability}
 
-A field that would change what runs is refused where it has no meaning; one that says only where or how nicely it runs
-is ignored there, with a warning.
+A backend refuses a field that it does not support if the field would change what runs. It ignores a field without which
+the job still does the same, with a warning.
 
 | Field | Backends | Elsewhere |
 |-|-|-|
 {support}
 All other fields mean the same on every backend.
 
-## Started without Perdure's own commands
+## Starting jobs without Perdure's own commands
 
 The same data as plain JSON is the one argument of the workflow, so any client of Temporal can start a job:
 

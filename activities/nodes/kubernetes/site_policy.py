@@ -350,7 +350,7 @@ def _name_in(content: Mapping[str, Any], *fields: str, key: str = "name") -> str
 
 
 def _is_beneath(path: str, allowed: Sequence[str]) -> bool:
-    """Tells whether a path of the machine is one of these, or below one; `..` would lead out of it."""
+    """Returns whether a path of the machine is one of these or below one; paths with `..` are not."""
     place = PurePosixPath(path)
     if ".." in place.parts or not place.is_absolute():
         return False
