@@ -29,7 +29,7 @@ class Command:
     settings: tuple[str, ...] = ()
     """Variables that are set for it, as NAME=VALUE."""
     whole: bool = True
-    """Whether it is a complete command; inline code may contain only a part of one."""
+    """Whether the text is a complete command; inline code may contain only a part of one."""
 
     @property
     def program(self) -> str:

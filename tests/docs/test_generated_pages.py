@@ -34,7 +34,7 @@ def test_arguments_and_errors_of_a_method_are_told():
 
 
 def test_what_calls_return_is_told_with_what_that_holds():
-    returned = python_api.reference().partition("## What calls return")[2]
+    returned = python_api.reference().partition("## Return types")[2]
     assert "### `JobStatus`" in returned
     assert "| `phase` | `JobPhase` |" in returned
     assert "| `RUNNING` | Every member of the world steps" in returned
