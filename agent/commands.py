@@ -20,7 +20,7 @@ from workflows.messages import (
     CompleteGeneration,
     LeaseRequest,
     LogChunk,
-    NodeIdentity,
+    NodeCredentials,
     ReadLog,
     RestartCommand,
     StopNode,
@@ -100,7 +100,7 @@ class Commands:
         run_dir = self._node.config.run_dir
         return await asyncio.to_thread(read_log, run_dir, position=request.position, lines=request.lines)
 
-    def _refused(self, node: NodeIdentity) -> CommandAnswer | None:
+    def _refused(self, node: NodeCredentials) -> CommandAnswer | None:
         refusal = self._node.refusal(node)
         if not refusal:
             return None

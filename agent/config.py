@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perdure.spec.timing import Timing
-from workflows.messages import NodeIdentity
+from workflows.messages import NodeCredentials
 from workflows.names import NODES_PER_GROUP
 
 CONFIG_VARIABLE = "PERDURE_AGENT_CONFIG"
@@ -26,7 +26,7 @@ class AgentConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
-    node: NodeIdentity
+    node: NodeCredentials
     """The incarnation that this agent serves, with its token."""
     job_id: str
     """Workflow ID of the TrainingJob."""

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from enum import Enum
 
 from agent.protocol import time_of
-from agent.state import NodeState
+from agent.state import AgentState
 from perdure_launcher.protocol import CommandExit
 from perdure_launcher.protocol import RankExit as ReportedExit
 from workflows.messages import RankExit
@@ -27,18 +27,18 @@ class Meaning(Enum):
     FAILED = "the command failed, or left although its ranks had not finished"
 
 
-def is_news(state: NodeState, body: CommandExit) -> bool:
+def is_news(state: AgentState, body: CommandExit) -> bool:
     """Returns whether the command was still desired when it ended, and whether no later start replaced it."""
     return state.leaving is None and state.run and body.attempt >= state.attempt
 
 
-def starts_again(state: NodeState, body: CommandExit) -> bool:
+def starts_again(state: AgentState, body: CommandExit) -> bool:
     """Returns whether the command has to be restarted at once, for a newer world than it knew."""
     outdated = max(body.generation or state.entered, state.started_for) < state.generation
     return is_news(state, body) and (body.superseded or (outdated and body.exit_code not in _CANNOT_START))
 
 
-def meaning(state: NodeState, body: CommandExit, generation: int) -> Meaning:
+def meaning(state: AgentState, body: CommandExit, generation: int) -> Meaning:
     """Returns the meaning of the command's end for this generation."""
     if state.ended_by:
         return Meaning.NODE_ENDED
@@ -50,7 +50,7 @@ def meaning(state: NodeState, body: CommandExit, generation: int) -> Meaning:
     return Meaning.COMMAND_FINISHED if finished else Meaning.FAILED
 
 
-def command_message(state: NodeState, body: CommandExit, generation: int) -> str:
+def command_message(state: AgentState, body: CommandExit, generation: int) -> str:
     """Returns one line for users about a failed command."""
     message = body.message or _end_message("the command", body.exit_code, body.signal)
     if not _was_in(state, body, generation):
@@ -60,7 +60,7 @@ def command_message(state: NodeState, body: CommandExit, generation: int) -> str
     return message
 
 
-def last_seen(state: NodeState) -> str:
+def last_seen(state: AgentState) -> str:
     """Returns the last known state of a command that has not entered the newest world, for users."""
     if state.ready_after is not None:
         return "its rendezvous handler was ready, but did not accept it"
@@ -69,7 +69,7 @@ def last_seen(state: NodeState) -> str:
     return "it has not reached the rendezvous"
 
 
-def _was_in(state: NodeState, body: CommandExit, generation: int) -> bool:
+def _was_in(state: AgentState, body: CommandExit, generation: int) -> bool:
     return max(body.generation, state.entered) >= generation
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from agent.files import KeptFile, LogFile, log_files
 from perdure_launcher.layout import SHIPPED_LOGS
-from workflows.messages import NodeIdentity
+from workflows.messages import NodeCredentials
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class _Position(BaseModel):
 class LogShipper:
     """Copies one node's log into `<url>/<role>-<rank>/<incarnation>/part-NNNNNN.log`."""
 
-    def __init__(self, run_dir: Path, url: str, node: NodeIdentity, *, part_max: int = _PART_MAX) -> None:
+    def __init__(self, run_dir: Path, url: str, node: NodeCredentials, *, part_max: int = _PART_MAX) -> None:
         self._run_dir = run_dir
         self._url = f"{url.rstrip('/')}/{node.role}-{node.rank}/{node.incarnation}"
         self._part_max = part_max

@@ -44,7 +44,7 @@ from workflows.messages import (
     Failure,
     FailureKind,
     Finished,
-    NodeIdentity,
+    NodeCredentials,
     Progress,
     RankExit,
     RankStarts,
@@ -94,14 +94,11 @@ class Node:
 
     # Commands of the control plane
 
-    def refusal(self, node: NodeIdentity) -> str:
+    def refusal(self, node: NodeCredentials) -> str:
         """Returns why this node does not follow a command for an identity; empty if it does."""
         own = self.config.node
-        if (node.uid, node.role, node.rank, node.incarnation) != (own.uid, own.role, own.rank, own.incarnation):
-            return (
-                f"the command is for {node.uid}/{node.role}-{node.rank}/{node.incarnation}, "
-                f"this is {own.uid}/{own.role}-{own.rank}/{own.incarnation}"
-            )
+        if node.path != own.path:
+            return f"the command is for {node.path}, this is {own.path}"
         if node.token != own.token:
             return "the command does not carry this incarnation's token"
         return ""

@@ -30,7 +30,7 @@ from workflows.messages import (
     Joined,
     LeaseTaken,
     Metrics,
-    NodeIdentity,
+    NodeCredentials,
     Ready,
     Stall,
     Stepping,
@@ -75,12 +75,12 @@ _SHORTEST_SPREAD = 0.5
 class Envelope(TypedDict):
     """The fields that all messages share."""
 
-    sender: NodeIdentity
+    sender: NodeCredentials
     sequence: int
     time: datetime
 
 
-def envelope(node: NodeIdentity, time: datetime | None = None) -> Envelope:
+def envelope(node: NodeCredentials, time: datetime | None = None) -> Envelope:
     """Returns the common fields of a message about an event at `time`, or now. The outbox sets the sequence number."""
     return {"sender": node, "sequence": 1, "time": time or datetime.now(UTC)}
 

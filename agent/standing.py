@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from agent.state import NodeState
+from agent.state import AgentState
 from perdure_launcher.protocol import World
 
 
-def refusal_of(state: NodeState, world: World) -> str:
+def refusal_of(state: AgentState, world: World) -> str:
     """Returns why a node refuses a world; empty if it accepts it."""
     if state.leaving is not None:
         return f"this node is leaving: {state.leaving}"
@@ -17,7 +17,7 @@ def refusal_of(state: NodeState, world: World) -> str:
     return ""
 
 
-def summary_of(state: NodeState) -> str:
+def summary_of(state: AgentState) -> str:
     """Returns a short description of the state, for users."""
     if state.leaving is not None:
         return "leaving"

@@ -17,7 +17,7 @@ from perdure_launcher.protocol import World
 logger = logging.getLogger(__name__)
 
 
-class NodeState(BaseModel):
+class AgentState(BaseModel):
     """The persistent state of one incarnation."""
 
     version: int = 0
@@ -94,18 +94,18 @@ class NodeState(BaseModel):
 
 
 class StateFile:
-    """Saves a `NodeState` to disk, as far as the disk allows it."""
+    """Saves an `AgentState` to disk, as far as the disk allows it."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = KeptFile(run_dir / AGENT_STATE)
 
-    def load(self) -> NodeState:
+    def load(self) -> AgentState:
         """Returns the last saved state, or that of a new node."""
         content = self._file.read()
         if content is None:
-            return NodeState()
+            return AgentState()
         try:
-            return NodeState.model_validate_json(content)
+            return AgentState.model_validate_json(content)
         except ValidationError as error:
             aside = self._file.set_aside(content)
             logger.error(
@@ -113,7 +113,7 @@ class StateFile:
             )
             return _without(content, {problem["loc"][0] for problem in error.errors() if problem["loc"]})
 
-    def save(self, state: NodeState) -> None:
+    def save(self, state: AgentState) -> None:
         """Saves the state. A write error is logged, and the write is retried at the next change."""
         self._file.write(state.model_dump_json().encode())
 
@@ -123,10 +123,10 @@ class StateFile:
         return self._file.stale
 
 
-def _without(content: bytes, fields: set[int | str]) -> NodeState:
+def _without(content: bytes, fields: set[int | str]) -> AgentState:
     """Returns the state without some of its fields, which another release may have written."""
     try:
         known: dict[str, Any] = json.loads(content)
-        return NodeState.model_validate({name: value for name, value in known.items() if name not in fields})
+        return AgentState.model_validate({name: value for name, value in known.items() if name not in fields})
     except (ValueError, AttributeError):
-        return NodeState()
+        return AgentState()

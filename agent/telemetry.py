@@ -166,7 +166,6 @@ class Telemetry:
             Heartbeat(
                 **common,
                 generation=state.generation,
-                progress=self._ranks.newest,
                 store_ports=state.store_ports,
             )
         )

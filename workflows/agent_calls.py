@@ -19,7 +19,7 @@ with workflow.unsafe.imports_passed_through():
         CompleteGeneration,
         EvidenceSource,
         LeaseRequest,
-        NodeIdentity,
+        NodeCredentials,
         RestartCommand,
         StopNode,
         TransitionKind,
@@ -27,7 +27,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.node_table import NodeTable
 
 
-async def hold_lease(table: NodeTable, node: NodeIdentity) -> None:
+async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:
     """Holds one node's lease again and again. Each loss changes the node's state, and the next lease is scheduled at
     once."""
     lease, signals = table.timing.lease, table.timing.signals
@@ -74,7 +74,7 @@ async def hold_lease(table: NodeTable, node: NodeIdentity) -> None:
             )
 
 
-async def apply_world(table: NodeTable, node: NodeIdentity, generation: int) -> None:
+async def apply_world(table: NodeTable, node: NodeCredentials, generation: int) -> None:
     """Sends the world to one agent, for as long as that world is the current one."""
     patience = table.timing.commands.schedule_to_start
     while True:
@@ -131,7 +131,7 @@ async def apply_world(table: NodeTable, node: NodeIdentity, generation: int) -> 
         return
 
 
-async def check_connection(table: NodeTable, node: NodeIdentity) -> None:
+async def check_connection(table: NodeTable, node: NodeCredentials) -> None:
     """Has a ready node prove that it can connect to the world that it would join, before that world stops for it.
 
     A node that cannot connect is reported at once. It continues to try until it succeeds, or until that world ends.
@@ -161,7 +161,7 @@ async def check_connection(table: NodeTable, node: NodeIdentity) -> None:
         table.connected(node, problem=problem)
 
 
-async def complete(table: NodeTable, node: NodeIdentity, generation: int) -> None:
+async def complete(table: NodeTable, node: NodeCredentials, generation: int) -> None:
     """Lets a node's torchrun leave its exit barrier; a node that is unreachable when the job ends is deleted anyway."""
     command = CompleteGeneration(node=node, generation=generation, stages_complete=table.desire.stages_complete)
     summary = f"all ranks finished generation {generation}: release node {node.rank}"
@@ -175,7 +175,7 @@ async def complete(table: NodeTable, node: NodeIdentity, generation: int) -> Non
     table.dirty = True
 
 
-async def restart_command(table: NodeTable, node: NodeIdentity, number: int) -> None:
+async def restart_command(table: NodeTable, node: NodeCredentials, number: int) -> None:
     """Has a node's command started again between two worlds, as soon as its agent can be reached."""
     command = RestartCommand(node=node, number=number)
     while not await _took(table, "restart_command", command, summary=f"start the command again{table.why}"):
@@ -204,7 +204,7 @@ async def _took(table: NodeTable, name: str, command: CompleteGeneration | Resta
     return True
 
 
-async def _until_reachable(table: NodeTable, node: NodeIdentity) -> bool:
+async def _until_reachable(table: NodeTable, node: NodeCredentials) -> bool:
     """Waits until a command that was not taken can be sent again; returns False once it is no longer desired."""
     await workflow.sleep(options.COMMAND_PAUSE, summary=f"before the command to node {node.rank} is sent again")
     await workflow.wait_condition(
@@ -213,7 +213,7 @@ async def _until_reachable(table: NodeTable, node: NodeIdentity) -> bool:
     return not table.winding_down and table.current(node) is not None
 
 
-async def dismiss(table: NodeTable, node: NodeIdentity, reason: str) -> bool:
+async def dismiss(table: NodeTable, node: NodeCredentials, reason: str) -> bool:
     """Tells an incarnation that is no longer desired to end, in case its backend could not; returns whether it
     answered."""
     try:

@@ -20,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
         CreatedNode,
         EvidenceSource,
         GroupRef,
-        NodeIdentity,
+        NodeCredentials,
         NodeOrder,
         NodePhase,
         NodeRef,
@@ -35,7 +35,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.node_table import NodeTable
 
 
-async def create(table: NodeTable, node: NodeIdentity) -> None:
+async def create(table: NodeTable, node: NodeCredentials) -> None:
     """Has one incarnation created."""
     [request] = _request(table, [node]).each
     try:
@@ -55,7 +55,7 @@ async def create(table: NodeTable, node: NodeIdentity) -> None:
         _created(table, node, created)
 
 
-async def create_together(table: NodeTable, nodes: Sequence[NodeIdentity]) -> None:
+async def create_together(table: NodeTable, nodes: Sequence[NodeCredentials]) -> None:
     """Has many incarnations created at once; the table shows which of them still lack a result."""
     try:
         result = await workflow.execute_activity(
@@ -78,7 +78,7 @@ async def create_together(table: NodeTable, nodes: Sequence[NodeIdentity]) -> No
             _refused(table, node, refusal)
 
 
-def _request(table: NodeTable, nodes: Sequence[NodeIdentity]) -> NodesRequest:
+def _request(table: NodeTable, nodes: Sequence[NodeCredentials]) -> NodesRequest:
     group = table.group
     return NodesRequest(
         orders=tuple(
@@ -93,7 +93,7 @@ def _request(table: NodeTable, nodes: Sequence[NodeIdentity]) -> NodesRequest:
     )
 
 
-def _refused(table: NodeTable, node: NodeIdentity, reason: str) -> None:
+def _refused(table: NodeTable, node: NodeCredentials, reason: str) -> None:
     record = table.current(node)
     if record is not None:
         table.put(record.changed(phase=NodePhase.LOST, reason=reason, since=workflow.now()))
@@ -102,7 +102,7 @@ def _refused(table: NodeTable, node: NodeIdentity, reason: str) -> None:
         )
 
 
-def _created(table: NodeTable, node: NodeIdentity, created: CreatedNode) -> None:
+def _created(table: NodeTable, node: NodeCredentials, created: CreatedNode) -> None:
     record = table.current(node)
     if record is None:
         return
@@ -149,7 +149,7 @@ async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
         summary=f"delete {_spoken([record.node for record in records])}{table.why}",
     )
     for record, certain in zip(records, ended, strict=True):
-        table.retiring.pop((record.node.rank, record.node.incarnation), None)
+        table.retiring.pop(record.node.key, None)
         table.transition(record, TransitionKind.REMOVED, workflow.now(), source=EvidenceSource.BACKEND, certain=certain)
     table.dirty = True
 
@@ -181,7 +181,7 @@ def _heartbeat_timeout(table: NodeTable) -> timedelta:
     return max(options.BACKEND_HEARTBEAT, table.timing.lease.timeout)
 
 
-def _spoken(nodes: Sequence[NodeIdentity]) -> str:
+def _spoken(nodes: Sequence[NodeCredentials]) -> str:
     """Names the nodes, for summaries in the Temporal UI."""
     if len(nodes) == 1:
         return f"node {nodes[0].rank}.{nodes[0].incarnation}"
@@ -195,7 +195,7 @@ async def _release(table: NodeTable, record: NodeRecord) -> bool:
         Whether all its processes have ended.
     """
     node = record.node
-    key = (node.rank, node.incarnation)
+    key = node.key
 
     def gone() -> bool:
         return table.retiring[key].phase is NodePhase.LOST

@@ -7,6 +7,11 @@ UUIDs of version 7, and two runs within a minute share their first 8 digits.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workflows.messages import NodeId
+
 WORKER_TASK_QUEUE = "perdure"
 """The task queue of workflows and short activities, unless a site names another queue."""
 
@@ -50,18 +55,18 @@ def group_workflow_id(job_id: str, uid: str, role: str, group: int) -> str:
     return f"{job_id}/{uid}/{role}/{group}"
 
 
-def log_workflow_id(job_id: str, uid: str, role: str, rank: int, incarnation: int, request: str) -> str:
+def log_workflow_id(job_id: str, node: NodeId, request: str) -> str:
     """The workflow ID of one request for a node's log; `request` tells it from others."""
-    return f"log/{job_id.removeprefix('job/')}/{uid}/{role}-{rank}/{incarnation}/{request}"
+    return f"log/{job_id.removeprefix('job/')}/{node.path}/{request}"
 
 
-def node_task_queue(uid: str, role: str, rank: int, incarnation: int) -> str:
-    return f"node/{uid}/{role}-{rank}/{incarnation}"
+def node_task_queue(node: NodeId) -> str:
+    return f"node/{node.path}"
 
 
-def node_name(job_name: str, role: str, rank: int, uid: str, incarnation: int) -> str:
+def node_name(job_name: str, node: NodeId) -> str:
     """The name of a pod or a node's folder; at most 63 characters, as Kubernetes' labels allow."""
-    return fitting(job_name, f"-{role}-{rank}-{uid}{incarnation}")
+    return fitting(job_name, f"-{node.role}-{node.rank}-{node.uid}{node.incarnation}")
 
 
 def fitting(job_name: str, suffix: str) -> str:

@@ -29,8 +29,8 @@ with workflow.unsafe.imports_passed_through():
         Joined,
         LeaseTaken,
         Metrics,
+        NodeCredentials,
         NodeEvents,
-        NodeIdentity,
         NodePhase,
         NodeView,
         Ready,
@@ -59,7 +59,7 @@ class NodeGroup:
         """Tasks in flight: the kind, the node's rank, and the incarnation or generation."""
         self._cleared = False
         """The backend has confirmed that nothing of the group is left."""
-        self._tried_together: set[NodeIdentity] = set()
+        self._tried_together: set[NodeCredentials] = set()
         """Nodes that were requested together with others; one that was not created is then requested by itself,
         indefinitely."""
 
@@ -118,7 +118,7 @@ class NodeGroup:
     def stall(self, message: Stall) -> None:
         self._table.stall(message)
 
-    @workflow.signal(description="A node's progress")
+    @workflow.signal(description="A sign of life of a node's agent")
     def heartbeat(self, message: Heartbeat) -> None:
         node = message.sender
         if self._table.adopts and (node.rank, node.incarnation) not in self._table.retiring:
@@ -135,7 +135,7 @@ class NodeGroup:
         for gone in self._table.watched(message):
             self._cancel(gone, "lease", "connect")
 
-    @workflow.query(description="The nodes of this group, with their progress and metrics")
+    @workflow.query(description="The nodes of this group, with their metrics")
     def nodes(self) -> list[NodeView]:
         return self._table.views()
 
@@ -157,12 +157,12 @@ class NodeGroup:
         for record in list(table.records.values()):
             node = record.node
             if record.phase is NodePhase.REQUESTED or table.was_not_made(record):
-                self._start(("create", node.rank, node.incarnation), backend_calls.create(table, node))
+                self._start(("create", *node.key), backend_calls.create(table, node))
             elif record.phase is not NodePhase.LOST:
                 if record.joined:
-                    self._start(("lease", node.rank, node.incarnation), agent_calls.hold_lease(table, node))
+                    self._start(("lease", *node.key), agent_calls.hold_lease(table, node))
                 if table.world_to_join(node) is not None:
-                    self._start(("connect", node.rank, node.incarnation), agent_calls.check_connection(table, node))
+                    self._start(("connect", *node.key), agent_calls.check_connection(table, node))
                 elif record.joining is not None and not record.cut_off:
                     table.connected(node)
                 self._command(record)
@@ -211,7 +211,7 @@ class NodeGroup:
             for record in table.records.values()
             if record.phase is NodePhase.REQUESTED
             and record.node not in self._tried_together
-            and ("create", record.node.rank, record.node.incarnation) not in self._tasks
+            and ("create", *record.node.key) not in self._tasks
         ]
         if len(new) < options.MANY_NODES:
             return
@@ -238,9 +238,9 @@ class NodeGroup:
             return
         del table.records[node.rank]
         self._cancel(record, "create", "lease", "connect")
-        table.retiring[(node.rank, node.incarnation)] = record
+        table.retiring[node.key] = record
 
-    def _release_if_outdated(self, node: NodeIdentity) -> None:
+    def _release_if_outdated(self, node: NodeCredentials) -> None:
         if self._table.is_outdated(node):
             work = agent_calls.dismiss(self._table, node, "another node has its place, or the place is gone")
             self._start(("stop", node.rank, node.incarnation), work)
@@ -265,7 +265,7 @@ class NodeGroup:
             some = records[first : first + options.NODES_TOGETHER]
             task = asyncio.create_task(work(some))
             for record in some:
-                self._follow((kind, record.node.rank, record.node.incarnation), task)
+                self._follow((kind, *record.node.key), task)
 
     def _follow(self, key: tuple[str, int, int], task: asyncio.Task[Any]) -> asyncio.Task[Any]:
         self._tasks[key] = task
@@ -281,7 +281,7 @@ class NodeGroup:
 
     def _cancel(self, record: NodeRecord, *kinds: str) -> None:
         for kind in kinds:
-            task = self._tasks.get((kind, record.node.rank, record.node.incarnation))
+            task = self._tasks.get((kind, *record.node.key))
             if task is not None:
                 task.cancel()
 

@@ -12,11 +12,10 @@ from workflows.messages import (
     GroupDesire,
     Message,
     Metrics,
-    NodeIdentity,
+    NodeCredentials,
     NodePhase,
     NodeTransition,
     NodeView,
-    Progress,
     Ready,
     Stall,
 )
@@ -26,7 +25,7 @@ from workflows.messages.base import Time
 class NodeRecord(Message):
     """The newest incarnation of one node, with its agent's latest reports."""
 
-    node: NodeIdentity
+    node: NodeCredentials
     phase: NodePhase = NodePhase.REQUESTED
     since: datetime
     reason: str = ""
@@ -73,7 +72,6 @@ class NodeRecord(Message):
     """The newest generation that it runs or steps in."""
     stepped: int = 0
     """The newest generation in which its steps were seen."""
-    progress: Progress | None = None
     metrics: Metrics | None = None
     stall: Stall | None = None
     """The latest stall report of its agent."""
@@ -96,7 +94,6 @@ class NodeRecord(Message):
             generation=self.generation,
             group_rank=group_rank,
             processes=self.processes,
-            progress=self.progress,
             metrics=self.metrics,
             stalled_since=self.stall.since if self.stall and self.stall.generation == self.generation else None,
             store_ports=self.store_ports,

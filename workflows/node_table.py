@@ -19,14 +19,14 @@ from workflows.messages import (
     EvidenceSource,
     GroupDesire,
     Heartbeat,
+    Incarnation,
     Joined,
-    KnownNode,
     LeaseTaken,
     Metrics,
+    NodeCredentials,
     NodeEvent,
     NodeEventKind,
     NodeEvents,
-    NodeIdentity,
     NodePhase,
     NodeView,
     Ready,
@@ -65,7 +65,7 @@ class NodeTable:
         self.desire = group.desire
         self.records: dict[int, NodeRecord] = dict(carried.records) if carried else {}
         self.retiring: dict[tuple[int, int], NodeRecord] = {
-            (record.node.rank, record.node.incarnation): record for record in (carried.retiring if carried else ())
+            record.node.key: record for record in (carried.retiring if carried else ())
         }
         self.transitions = TransitionBatch(
             job_id=group.job_id,
@@ -114,7 +114,7 @@ class NodeTable:
         """Whether no node is left, including nodes that are being deleted."""
         return not self.records and not self.retiring
 
-    def is_replaced(self, node: NodeIdentity) -> bool:
+    def is_replaced(self, node: NodeCredentials) -> bool:
         """Whether a newer incarnation of the node is desired."""
         wanted = None if self.winding_down else self.desire.nodes.get(node.rank)
         return wanted is not None and wanted.incarnation > node.incarnation
@@ -155,7 +155,9 @@ class NodeTable:
         instead of only after its agent notices that there is another group, and joins again.
         """
         group, world = self.group, self.desire.world
-        node = NodeIdentity(uid=group.uid, role=group.role, rank=rank, incarnation=want.incarnation, token=want.token)
+        node = NodeCredentials(
+            uid=group.uid, role=group.role, rank=rank, incarnation=want.incarnation, token=want.token
+        )
         member = world.members.get(rank) if world is not None else None
         takes_part = member is not None and member.incarnation == want.incarnation
         joined = takes_part and self.behavior >= Behavior.RELEASE_0_2
@@ -227,7 +229,7 @@ class NodeTable:
         else:
             self.dirty = True
 
-    def world_to_join(self, node: NodeIdentity) -> World | None:
+    def world_to_join(self, node: NodeCredentials) -> World | None:
         """The training world that this ready node is not a member of; None where there is none."""
         record, world = self.current(node), self.desire.world
         if record is None or record.joining is None or world is None or not self.desire.undisturbed:
@@ -235,7 +237,7 @@ class NodeTable:
         member = world.members.get(node.rank)
         return None if member is not None and member.incarnation == node.incarnation else world
 
-    def connected(self, node: NodeIdentity, *, problem: str = "") -> None:
+    def connected(self, node: NodeCredentials, *, problem: str = "") -> None:
         """Records that a ready node can connect to the others, or cannot yet."""
         record = self.current(node)
         if record is None or record.joining is None:
@@ -291,7 +293,7 @@ class NodeTable:
         if record is None:
             return
         ports = message.store_ports or record.store_ports
-        self.put(record.changed(progress=message.progress or record.progress, store_ports=ports))
+        self.put(record.changed(store_ports=ports))
         if ports != record.store_ports:
             self.transition(record, TransitionKind.STORE_PORTS, message.time, store_ports=ports)
 
@@ -300,7 +302,7 @@ class NodeTable:
         if record is not None:
             self.put(record.changed(metrics=message))
 
-    def is_outdated(self, sender: NodeIdentity) -> bool:
+    def is_outdated(self, sender: NodeCredentials) -> bool:
         """Whether a newer incarnation has taken the sender's place, or the place no longer exists."""
         record = self.records.get(sender.rank)
         if record is None:
@@ -319,13 +321,13 @@ class NodeTable:
 
     # Reports of the backend
 
-    def begin_watch(self) -> tuple[KnownNode, ...]:
+    def begin_watch(self) -> tuple[Incarnation, ...]:
         """Begins a watch. Returns the nodes known to exist, so that the watch reports those that have gone."""
         for record in list(self.records.values()):
             if record.created is not None:
                 self.put(record.changed(watched=True))
         return tuple(
-            KnownNode(rank=record.node.rank, incarnation=record.node.incarnation)
+            Incarnation(rank=record.node.rank, incarnation=record.node.incarnation)
             for record in (*self.records.values(), *self.retiring.values())
             if (record.watched or record.created is not None) and record.phase is not NodePhase.LOST
         )
@@ -342,7 +344,7 @@ class NodeTable:
         return [gone for event in message.events if (gone := self._take_event(event)) is not None]
 
     def _take_event(self, event: NodeEvent) -> NodeRecord | None:
-        key = (event.rank, event.incarnation)
+        key = event.key
         if event.kind is NodeEventKind.GONE and (leaving := self.retiring.get(key)) is not None:
             self.retiring[key] = leaving.changed(phase=NodePhase.LOST, since=event.time, reason=event.reason)
             if self.behavior >= Behavior.RELEASE_0_2 and leaving.phase is not NodePhase.LOST and not self.winding_down:
@@ -434,7 +436,7 @@ class NodeTable:
     def put(self, record: NodeRecord) -> None:
         self.records[record.node.rank] = record
 
-    def current(self, node: NodeIdentity) -> NodeRecord | None:
+    def current(self, node: NodeCredentials) -> NodeRecord | None:
         """The record of this incarnation; None once it is not the desired one."""
         record = self.records.get(node.rank)
         return record if record is not None and record.node == node else None
@@ -460,10 +462,10 @@ class NodeTable:
         wanted = self.desire.nodes.get(rank)
         return wanted.avoids if wanted else ()
 
-    def name(self, node: NodeIdentity) -> str:
-        return node_name(self.group.spec.name, node.role, node.rank, node.uid, node.incarnation)
+    def name(self, node: NodeCredentials) -> str:
+        return node_name(self.group.spec.name, node)
 
-    def world_for(self, node: NodeIdentity, world: World) -> ApplyWorld:
+    def world_for(self, node: NodeCredentials, world: World) -> ApplyWorld:
         """The command that gives a member its world."""
         member = world.members[node.rank]
         return ApplyWorld(
@@ -480,5 +482,5 @@ class NodeTable:
             stage=world.stage,
         )
 
-    def queue(self, node: NodeIdentity) -> str:
-        return node_task_queue(node.uid, node.role, node.rank, node.incarnation)
+    def queue(self, node: NodeCredentials) -> str:
+        return node_task_queue(node)

@@ -25,7 +25,7 @@ class ReadNodeLog:
             "read_log",
             request,
             result_type=LogChunk,
-            task_queue=node_task_queue(request.uid, request.role, request.rank, request.incarnation),
+            task_queue=node_task_queue(request),
             schedule_to_close_timeout=options.LOG_PATIENCE,
             retry_policy=options.COMMAND_RETRY,
             summary=f"log of node {request.rank}.{request.incarnation}",

@@ -11,7 +11,7 @@ from temporalio.exceptions import ApplicationError
 with workflow.unsafe.imports_passed_through():
     from perdure.spec.job import JobSpec
     from perdure.spec.roles import NodeCount
-    from workflows.messages import NodeIdentity, NodeRequest, RelaunchRequest, ScaleRequest
+    from workflows.messages import NodeCredentials, NodeRequest, RelaunchRequest, ScaleRequest
     from workflows.names import node_name, node_task_queue
     from workflows.policy.state import JobState, NodeState
 
@@ -60,18 +60,15 @@ def check_relaunch(state: JobState, request: RelaunchRequest) -> None:
 
 def node_request(state: JobState, node: NodeState, job: JobSpec, info: workflow.Info, *, group_id: str) -> NodeRequest:
     """The answer to a machine that takes this node's place: the request that a backend would get to create the node."""
+    place = NodeCredentials(
+        uid=state.uid, role=state.role, rank=node.rank, incarnation=node.incarnation, token=node.token
+    )
     return NodeRequest(
-        node=NodeIdentity(
-            uid=state.uid,
-            role=state.role,
-            rank=node.rank,
-            incarnation=node.incarnation,
-            token=node.token,
-        ),
-        name=node_name(state.name, state.role, node.rank, state.uid, node.incarnation),
+        node=place,
+        name=node_name(state.name, place),
         spec=job,
         job_id=info.workflow_id,
         job_first_run_id=info.first_execution_run_id,
         group_id=group_id,
-        task_queue=node_task_queue(state.uid, state.role, node.rank, node.incarnation),
+        task_queue=node_task_queue(place),
     )

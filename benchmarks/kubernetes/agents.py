@@ -15,7 +15,6 @@ import random
 import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,6 @@ from workflows.messages import (
     LeaseRequest,
     LeaseTaken,
     LeaseView,
-    Progress,
     Ready,
     RestartCommand,
     Stepping,
@@ -152,10 +150,9 @@ class PlayedAgent:
     async def _beat(self) -> None:
         # Spread over the interval, like real agents.
         await asyncio.sleep(random.uniform(0.0, 0.5) * self._interval)
-        for number in count(1):
+        while True:
             await asyncio.sleep(self._interval)
-            progress = Progress(step=number)
-            self._say(Heartbeat, generation=self._generation, progress=progress)
+            self._say(Heartbeat, generation=self._generation)
 
     def _say(self, kind: type[AgentMessage], **facts: Any) -> None:
         """Sends a message through a real agent's outbox, which retries, and spreads messages over time."""
@@ -163,10 +160,10 @@ class PlayedAgent:
 
     async def _send(self, signal: str, message: AgentMessage) -> None:
         await self._control.signal(Destination.GROUP, signal, message)
-        if isinstance(message, Heartbeat) and message.progress is not None:
-            node = self._config.node
+        if isinstance(message, Heartbeat):
+            node = f"{self._config.node.rank}.{self._config.node.incarnation}"
             self._tally.heartbeats += 1
-            self._tally.sent[f"{node.rank}.{node.incarnation}"] = message.progress.step
+            self._tally.sent[node] = self._tally.sent.get(node, 0) + 1
 
 
 async def play(kubeconfig: str, namespace: str, share: int, shares: int, folder: Path) -> None:

@@ -17,7 +17,7 @@ from activities.nodes.kubernetes.api import Object
 from activities.nodes.kubernetes.pod import pod_of
 from activities.nodes.kubernetes.settings import KubernetesSettings
 from perdure.spec.job import JobSpec
-from workflows.messages import NodeIdentity, NodeRequest
+from workflows.messages import NodeCredentials, NodeRequest
 from workflows.names import node_name
 
 from .records import Posted
@@ -116,9 +116,10 @@ async def at_once(calls: Iterable[Awaitable[Any]]) -> None:
 
 def _request(spec: JobSpec, rank: int) -> NodeRequest:
     uid, token = "ba5e0000", secrets.token_hex(16)
+    node = NodeCredentials(uid=uid, role=ROLE, rank=rank, incarnation=1, token=token)
     return NodeRequest(
-        node=NodeIdentity(uid=uid, role=ROLE, rank=rank, incarnation=1, token=token),
-        name=node_name(spec.name, ROLE, rank, uid, 1),
+        node=node,
+        name=node_name(spec.name, node),
         spec=spec,
         job_id=f"job/{spec.namespace}/{spec.name}",
         job_first_run_id="none",

@@ -22,7 +22,7 @@ from activities.nodes.kubernetes.pod import RANK
 from benchmarks.recovery.processes import TrialFailed
 from benchmarks.recovery.steady import MEGABYTE, cpu_seconds
 from perdure.errors import NoWorker
-from workflows.messages import JobPhase, JobStatus, NodeView
+from workflows.messages import Heartbeat, JobPhase, JobStatus
 
 from .fleet import at_once, played_machines, post_bare, post_job
 from .records import Held, Relaunched, Thousand
@@ -205,10 +205,15 @@ async def _most_held(players: Players, nodes: int) -> int:
 
 
 async def _heartbeats_taken(site: Site, name: str) -> dict[str, int]:
-    """Returns the number of the newest heartbeat that the groups know, by rank and incarnation."""
+    """By rank and incarnation, how many are in the histories of the groups' runs."""
     temporal = await site.client.connect()
-    found: dict[str, int] = {}
+    found: dict[str, set[int]] = {}
     for group in (await site.client.status(name)).groups:
-        views = await temporal.get_workflow_handle(group).query("nodes", result_type=list[NodeView])
-        found |= {f"{view.rank}.{view.incarnation}": view.progress.step if view.progress else 0 for view in views}
-    return found
+        async for run in temporal.list_workflows(f"WorkflowId = '{group}'"):
+            async for event in temporal.get_workflow_handle(group, run_id=run.run_id).fetch_history_events():
+                signal = event.workflow_execution_signaled_event_attributes
+                if signal.signal_name == "heartbeat":
+                    (message,) = await temporal.data_converter.decode(signal.input.payloads, [Heartbeat])
+                    node = f"{message.sender.rank}.{message.sender.incarnation}"
+                    found.setdefault(node, set()).add(message.sequence)
+    return {node: len(sequences) for node, sequences in found.items()}

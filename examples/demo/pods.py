@@ -15,6 +15,7 @@ from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
+from workflows.messages import NodeId
 from workflows.names import node_name
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -39,7 +40,8 @@ class Pods:
         return {"backend": "kubernetes", "limits": {"termination_grace_period": "5s"}, "roles": {ROLE: role}}
 
     async def lose_node(self, uid: str, rank: int) -> None:
-        await self._api.delete(f"{PODS}/{node_name(NAME, ROLE, rank, uid, incarnation=1)}")
+        node = NodeId(uid=uid, role=ROLE, rank=rank, incarnation=1)
+        await self._api.delete(f"{PODS}/{node_name(NAME, node)}")
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from activities.nodes.local import LocalBackend, state_folder
 from activities.nodes.local.folders import NodeFolder, NodeFolders
 from activities.nodes.local.launch import program
 from perdure.errors import PerdureError, Refused
-from workflows.messages import JobStatus, NodePhase, NodeView
+from workflows.messages import JobStatus, NodeId, NodePhase, NodeView
 from workflows.names import node_name
 
 _NOT_THERE = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.LOST, NodePhase.REMOVED)
@@ -83,7 +83,8 @@ def shell_command(status: JobStatus, node: NodeView, command: Sequence[str], *, 
 
 
 def _in_its_pod(status: JobStatus, node: NodeView, command: Sequence[str], *, terminal: bool) -> ShellCommand:
-    pod = node_name(status.name, status.role, node.rank, status.uid, node.incarnation)
+    named = NodeId(uid=status.uid, role=status.role, rank=node.rank, incarnation=node.incarnation)
+    pod = node_name(status.name, named)
     where = ("-n", status.namespace, pod, "-c", TRAINING)
     words = ("kubectl", "exec", "-it" if terminal else "-i", *where, "--", "/bin/sh", "-c", SHELL, "sh", *command)
     return ShellCommand(words)

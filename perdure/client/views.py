@@ -109,7 +109,6 @@ def _merged(job: NodeView, group: NodeView | None, lease: LeaseView | None) -> N
             "host": group.host or job.host,
             "address": group.address or job.address,
             "reason": job.reason or group.reason,
-            "progress": group.progress,
             "metrics": group.metrics,
             "log_path": group.log_path,
         }

@@ -16,7 +16,7 @@ from activities.nodes.local import launch
 from activities.nodes.local.folders import Ending, NodeFolder, now
 from perdure.spec.job import JobSpec
 from tests.support.waiting import eventually
-from workflows.messages import NodeIdentity, NodeRef, NodeRequest, WatchRequest
+from workflows.messages import NodeCredentials, NodeId, NodeRef, NodeRequest, WatchRequest
 from workflows.names import node_name, node_task_queue
 
 NOWHERE = {"TEMPORAL_ADDRESS": "127.0.0.1:9"}
@@ -51,7 +51,7 @@ class LocalJob:
 
     def request(self, rank: int = 0, incarnation: int = 1) -> NodeRequest:
         return NodeRequest(
-            node=NodeIdentity(
+            node=NodeCredentials(
                 uid=self.uid, role="worker", rank=rank, incarnation=incarnation, token=secrets.token_hex(8)
             ),
             name=self.name(rank, incarnation),
@@ -59,11 +59,14 @@ class LocalJob:
             job_id=self.job_id,
             job_first_run_id=self.job_first_run_id,
             group_id=self.group_id,
-            task_queue=node_task_queue(self.uid, "worker", rank, incarnation),
+            task_queue=node_task_queue(self.id(rank, incarnation)),
         )
 
+    def id(self, rank: int = 0, incarnation: int = 1) -> NodeId:
+        return NodeId(uid=self.uid, role="worker", rank=rank, incarnation=incarnation)
+
     def name(self, rank: int = 0, incarnation: int = 1) -> str:
-        return node_name(self.spec.name, "worker", rank, self.uid, incarnation)
+        return node_name(self.spec.name, self.id(rank, incarnation))
 
     def ref(self, rank: int = 0, incarnation: int = 1, *, grace: float = 2.0) -> NodeRef:
         return NodeRef(

@@ -24,7 +24,7 @@ from perdure.spec.timing import LeaseTiming, SignalTiming, Timing
 from tests.agent.recorder import Call, LeaseCall, Recorder, Seen
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
-from workflows.messages import ApplyWorld, LeaseRequest, NodeIdentity
+from workflows.messages import ApplyWorld, LeaseRequest, NodeCredentials
 
 QUICK = Timing(
     lease=LeaseTiming(heartbeat=timedelta(seconds=0.5), timeout=timedelta(seconds=3)),
@@ -88,7 +88,7 @@ class RunningAgent:
     """One agent process after another, for the same incarnation of a node."""
 
     def __init__(self, server: DevServer, workflows: Workflows, folder: Path, **config: Any) -> None:
-        self.node = NodeIdentity(
+        self.node = NodeCredentials(
             uid=secrets.token_hex(4), role="worker", rank=0, incarnation=1, token=secrets.token_hex(8)
         )
         self.run_dir = folder

@@ -13,12 +13,12 @@ from agent.outbox import Outbox
 from agent.progress import ProgressReader
 from agent.state import StateFile
 from agent.telemetry import Telemetry
-from workflows.messages import NodeIdentity
+from workflows.messages import NodeCredentials
 
 
 def config(run_dir: Path, nodes: str) -> AgentConfig:
     return AgentConfig(
-        node=NodeIdentity(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="t"),
+        node=NodeCredentials(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="t"),
         job_id="job/default/a",
         job_first_run_id="run",
         job_name="a",

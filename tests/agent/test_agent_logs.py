@@ -9,9 +9,9 @@ import fsspec
 import pytest
 
 from agent.logs import LogShipper
-from workflows.messages import NodeIdentity
+from workflows.messages import NodeCredentials
 
-NODE = NodeIdentity(uid="0a1b2c3d", role="worker", rank=1, incarnation=2, token="secret")
+NODE = NodeCredentials(uid="0a1b2c3d", role="worker", rank=1, incarnation=2, token="secret")
 
 
 class Log:

@@ -25,10 +25,19 @@ from perdure_launcher.protocol import (
     SupersededReport,
     UnmanagedReport,
 )
-from workflows.messages import AgentMessage, ApplyWorld, Failure, FailureKind, Finished, NodeIdentity, Progress, Ready
+from workflows.messages import (
+    AgentMessage,
+    ApplyWorld,
+    Failure,
+    FailureKind,
+    Finished,
+    NodeCredentials,
+    Progress,
+    Ready,
+)
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
-IDENTITY = NodeIdentity(uid="0a1b2c3d", role="worker", rank=3, incarnation=2, token="secret")
+IDENTITY = NodeCredentials(uid="0a1b2c3d", role="worker", rank=3, incarnation=2, token="secret")
 
 
 class Told:

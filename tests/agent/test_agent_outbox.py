@@ -20,12 +20,12 @@ from workflows.messages import (
     Finished,
     Heartbeat,
     Joined,
-    NodeIdentity,
+    NodeCredentials,
     Ready,
     Stepping,
 )
 
-NODE = NodeIdentity(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="secret")
+NODE = NodeCredentials(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="secret")
 
 
 def failure(generation: int) -> Failure:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.state import NodeState, StateFile
+from agent.state import AgentState, StateFile
 from perdure_launcher.layout import AGENT_STATE
 
 
@@ -21,14 +21,14 @@ from perdure_launcher.layout import AGENT_STATE
 )
 def test_only_what_cannot_be_read_is_forgotten(tmp_path: Path, changes: dict[str, object], kept: dict[str, int]):
     file = StateFile(tmp_path)
-    file.save(NodeState(attempt=3, entered=7))
+    file.save(AgentState(attempt=3, entered=7))
     path = tmp_path / AGENT_STATE
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    assert file.load() == NodeState.model_validate(kept)
+    assert file.load() == AgentState.model_validate(kept)
 
 
 def test_what_is_no_state_is_kept_aside(tmp_path: Path):
     for content in ("[1, 2", "[1, 2]", "7"):
         (tmp_path / AGENT_STATE).write_text(content)
-        assert StateFile(tmp_path).load() == NodeState()
+        assert StateFile(tmp_path).load() == AgentState()
         assert (tmp_path / f"{AGENT_STATE}.rejected").read_text() == content

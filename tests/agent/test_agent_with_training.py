@@ -21,7 +21,7 @@ from tests.agent.recorder import Call, Recorder
 from tests.launcher.nodes import SCRIPTS
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
-from workflows.messages import ApplyWorld, CompleteGeneration, NodeIdentity, RankStarts
+from workflows.messages import ApplyWorld, CompleteGeneration, NodeCredentials, RankStarts
 from workflows.names import node_task_queue
 
 SCRIPT = """
@@ -48,7 +48,7 @@ dist.destroy_process_group()
 class Brain:
     """Takes the workflows' decisions on request of a test."""
 
-    def __init__(self, workflows: Workflows, job: LocalJob, nodes: list[NodeIdentity]) -> None:
+    def __init__(self, workflows: Workflows, job: LocalJob, nodes: list[NodeCredentials]) -> None:
         self.workflows = workflows
         self.job = job
         self.nodes = nodes
@@ -70,8 +70,8 @@ class Brain:
         }
         return [messages[node.rank] for node in self.nodes]
 
-    async def command(self, node: NodeIdentity, activity: str, argument: Any) -> dict[str, Any]:
-        queue = node_task_queue(node.uid, node.role, node.rank, node.incarnation)
+    async def command(self, node: NodeCredentials, activity: str, argument: Any) -> dict[str, Any]:
+        queue = node_task_queue(node)
         call = Call(queue=queue, activity=activity, argument=argument.model_dump(mode="json"))
         answer = await self.workflows.group.execute_update(Recorder.call, call)
         assert answer["accepted"], answer

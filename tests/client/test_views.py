@@ -39,7 +39,7 @@ def status(progress: Progress | None) -> JobStatus:
 
 
 def test_the_lease_has_the_latest_progress_and_the_group_the_facts() -> None:
-    groups = [node(0, host="a", log_path="/log", progress=Progress(step=10)), node(1, host="b")]
+    groups = [node(0, host="a", log_path="/log"), node(1, host="b")]
     leases = [LeaseHeard(rank=0, incarnation=1, view=LeaseView(epoch=3, generation=2, progress=Progress(step=12)))]
     first, second = merge_nodes([node(0, group_rank=0), node(1, group_rank=1)], groups, leases)
     assert (first.host, first.log_path, first.group_rank, first.generation) == ("a", "/log", 0, 2)
@@ -48,7 +48,7 @@ def test_the_lease_has_the_latest_progress_and_the_group_the_facts() -> None:
 
 
 def test_another_incarnation_says_nothing_about_this_one() -> None:
-    groups = [node(0, incarnation=1, host="old", progress=Progress(step=99))]
+    groups = [node(0, incarnation=1, host="old")]
     leases = [LeaseHeard(rank=0, incarnation=1, view=LeaseView(epoch=1, progress=Progress(step=99)))]
     (view,) = merge_nodes([node(0, incarnation=2)], groups, leases)
     assert (view.host, view.progress) == ("", None)

@@ -21,7 +21,7 @@ from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
 from tests.support.waiting import eventually
-from workflows.messages import KnownNode, NodeIdentity, NodeRef, NodeRequest, WatchRequest
+from workflows.messages import Incarnation, NodeCredentials, NodeId, NodeRef, NodeRequest, WatchRequest
 from workflows.names import node_name, node_task_queue
 
 NOWHERE = {"TEMPORAL_ADDRESS": f"{API_ADDRESS}:9"}
@@ -137,17 +137,20 @@ class PodJob:
 
     def request(self, rank: int = 0, incarnation: int = 1) -> NodeRequest:
         return NodeRequest(
-            node=NodeIdentity(uid=self.uid, role="worker", rank=rank, incarnation=incarnation, token="t" * 16),
+            node=NodeCredentials(uid=self.uid, role="worker", rank=rank, incarnation=incarnation, token="t" * 16),
             name=self.name(rank, incarnation),
             spec=self.spec,
             job_id=f"job/{self.namespace}/made-up",
             job_first_run_id="no-run",
             group_id=self.group_id,
-            task_queue=node_task_queue(self.uid, "worker", rank, incarnation),
+            task_queue=node_task_queue(self.id(rank, incarnation)),
         )
 
+    def id(self, rank: int = 0, incarnation: int = 1) -> NodeId:
+        return NodeId(uid=self.uid, role="worker", rank=rank, incarnation=incarnation)
+
     def name(self, rank: int = 0, incarnation: int = 1) -> str:
-        return node_name(self.spec.name, "worker", rank, self.uid, incarnation)
+        return node_name(self.spec.name, self.id(rank, incarnation))
 
     def ref(
         self,
@@ -182,7 +185,7 @@ class PodJob:
             backend="kubernetes",
             namespace=self.namespace,
             owner_check=timedelta(seconds=10),
-            known=tuple(KnownNode(rank=rank, incarnation=incarnation) for rank, incarnation in known),
+            known=tuple(Incarnation(rank=rank, incarnation=incarnation) for rank, incarnation in known),
         )
 
     async def pod(self, rank: int = 0, incarnation: int = 1) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from activities.nodes.kubernetes.naming import INCARNATION, RANK
 from activities.nodes.kubernetes.objects import Pod
 from activities.nodes.kubernetes.pod import pod_of
 from perdure.spec.job import JobSpec
-from workflows.messages import NodeEventKind, NodeIdentity, NodeRequest
+from workflows.messages import NodeCredentials, NodeEventKind, NodeRequest
 from workflows.names import node_name
 
 UID = "0a1b2c3d"
@@ -26,9 +26,10 @@ def request(
     nodes = {"min": 2, "max": 6, "unit": 2}
     role = {"nodes": nodes, "command": ["torchrun", "train.py"], "image": "torch:1", **(role or {})}
     job = {"name": name, "backend": "kubernetes", "queue": "research", "roles": {"worker": role}, **spec}
+    node = NodeCredentials(uid=UID, role="worker", rank=rank, incarnation=incarnation, token="t")
     return NodeRequest(
-        node=NodeIdentity(uid=UID, role="worker", rank=rank, incarnation=incarnation, token="t"),
-        name=node_name(name, "worker", rank, UID, incarnation),
+        node=node,
+        name=node_name(name, node),
         spec=JobSpec.model_validate(job),
         job_id="job/default/a",
         job_first_run_id="run",

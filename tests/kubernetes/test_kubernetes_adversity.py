@@ -35,7 +35,7 @@ async def test_names_may_be_as_long_as_the_specification_allows(backend: Kuberne
     request = request.model_copy(
         update={
             "node": node,
-            "name": node_name(longest.spec.name, node.role, node.rank, node.uid, node.incarnation),
+            "name": node_name(longest.spec.name, node),
             "spec": longest.spec.model_copy(update={"roles": {node.role: longest.spec.roles["worker"]}}),
         }
     )

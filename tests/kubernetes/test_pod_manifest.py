@@ -16,7 +16,7 @@ from activities.nodes.kubernetes.merge import merge
 from activities.nodes.kubernetes.objects import Pod
 from activities.nodes.kubernetes.pod import INCARNATION, RANK, pod_of
 from perdure.spec.job import JobSpec
-from workflows.messages import LossCause, NodeEvent, NodeEventKind, NodeIdentity, NodeRequest
+from workflows.messages import LossCause, NodeCredentials, NodeEvent, NodeEventKind, NodeRequest
 from workflows.names import node_name
 
 SETTINGS = KubernetesSettings(agent_image="perdure:1", connection={"TEMPORAL_ADDRESS": "temporal:7233"})
@@ -27,10 +27,10 @@ def request(
 ) -> NodeRequest:
     role = {"nodes": 2, "command": ["torchrun", "train.py"], "image": "torch:1", **(role or {})}
     job = JobSpec.model_validate({"name": name, "backend": "kubernetes", "roles": {"worker": role}, **spec})
-    node = NodeIdentity(uid="0a1b2c3d", role="worker", rank=130, incarnation=3, token="secret-token")
+    node = NodeCredentials(uid="0a1b2c3d", role="worker", rank=130, incarnation=3, token="secret-token")
     return NodeRequest(
         node=node,
-        name=node_name(name, "worker", 130, node.uid, 3),
+        name=node_name(name, node),
         spec=job,
         job_id="job/default/a",
         job_first_run_id="run",

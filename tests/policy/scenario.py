@@ -15,7 +15,7 @@ from workflows.messages import (
     FailureKind,
     Finished,
     IncidentView,
-    NodeIdentity,
+    NodeCredentials,
     NodePhase,
     NodeTransition,
     Progress,
@@ -210,9 +210,9 @@ class Scenario:
             self.take(NodeFinished(finished=finished))
         return self
 
-    def identity(self, rank: int) -> NodeIdentity:
+    def identity(self, rank: int) -> NodeCredentials:
         node = self.node(rank)
-        return NodeIdentity(uid=UID, role="worker", rank=rank, incarnation=node.incarnation, token=node.token)
+        return NodeCredentials(uid=UID, role="worker", rank=rank, incarnation=node.incarnation, token=node.token)
 
     # What is known
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agent.config import AgentConfig
 from agent.node import Node
-from agent.state import NodeState as AgentState
-from agent.state import StateFile
+from agent.state import AgentState, StateFile
 from perdure_launcher.protocol import CommandExit, EnteredReport, HandlerHello, LauncherHello, RankExit, ReadyReport
 from workflows.messages import (
     AgentMessage,
@@ -21,9 +20,9 @@ from workflows.messages import (
     Heartbeat,
     Joined,
     LeaseTaken,
+    NodeCredentials,
     NodeEvent,
     NodeEventKind,
-    NodeIdentity,
     Progress,
     Ready,
     Stepping,
@@ -106,7 +105,7 @@ class _Process:
 class SimulatedNode:
     """One incarnation: machine, agent, launcher and command."""
 
-    def __init__(self, site: Site, identity: NodeIdentity) -> None:
+    def __init__(self, site: Site, identity: NodeCredentials) -> None:
         self.site, self.identity = site, identity
         self.machine = True
         self.connected = True

@@ -26,9 +26,9 @@ from tests.policy.simulated_node import SimulatedNode
 from workflows.messages import (
     EvidenceSource,
     GroupDesire,
+    NodeCredentials,
     NodeEvent,
     NodeEvents,
-    NodeIdentity,
     NodePhase,
     TransitionKind,
 )
@@ -151,7 +151,9 @@ class Site:
                     agent.machine, agent.process = False, None
         for rank, want in desired.items():
             if rank not in table.records:
-                node = NodeIdentity(uid=UID, role="worker", rank=rank, incarnation=want.incarnation, token=want.token)
+                node = NodeCredentials(
+                    uid=UID, role="worker", rank=rank, incarnation=want.incarnation, token=want.token
+                )
                 table.put(NodeRecord(node=node, since=self.job.now))
                 self.after(self.delay(), lambda node=node: self._create(node))
         for record in list(table.records.values()):
@@ -176,7 +178,7 @@ class Site:
             moment = self._transitions_due - self.clock
             self.after(moment, lambda transition=transition: self.take(TransitionSeen(transition=transition)))
 
-    def _create(self, node: NodeIdentity) -> None:
+    def _create(self, node: NodeCredentials) -> None:
         record = self.table.current(node)
         if record is None or record.phase is not NodePhase.REQUESTED:
             return
@@ -196,7 +198,7 @@ class Site:
             self._commands.add(key)
             self.after(self.delay(), lambda: self._apply(key, node, 0.0))
 
-    def _apply(self, key: tuple[int, int, int], node: NodeIdentity, waited: float) -> None:
+    def _apply(self, key: tuple[int, int, int], node: NodeCredentials, waited: float) -> None:
         table, generation = self.table, key[2]
         world, record = table.desire.world, table.current(node)
         if record is None or world is None or world.generation != generation or table.winding_down:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from workflows.messages import Failure, FailureClass, FailureKind, NodeIdentity, RankExit
+from workflows.messages import Failure, FailureClass, FailureKind, NodeCredentials, RankExit
 from workflows.policy.failures import classify, classify_rank, describe_rank, signal_name
 
 VICTIMS = {
@@ -61,7 +61,7 @@ USERS_OWN = {
 
 
 def failure(kind: FailureKind = FailureKind.COMMAND, **fields: Any) -> Failure:
-    sender = NodeIdentity(uid="0123abcd", role="worker", rank=0, incarnation=1, token="t")
+    sender = NodeCredentials(uid="0123abcd", role="worker", rank=0, incarnation=1, token="t")
     return Failure(sender=sender, sequence=1, time=datetime(2026, 1, 1, tzinfo=UTC), generation=1, kind=kind, **fields)
 
 

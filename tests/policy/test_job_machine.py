@@ -22,7 +22,7 @@ from workflows.messages import (
     FailureKind,
     Finished,
     JoinRequest,
-    NodeIdentity,
+    NodeCredentials,
     NodePhase,
     Progress,
     ProgressSource,
@@ -111,9 +111,9 @@ class JobMachine(RuleBasedStateMachine):
     def _transition(self, node: NodeState, kind: TransitionKind, **facts: Any) -> None:
         self.job.transition(node.rank, kind, incarnation=node.incarnation, **facts)
 
-    def _identity(self, node: NodeState, **fields: Any) -> NodeIdentity:
+    def _identity(self, node: NodeState, **fields: Any) -> NodeCredentials:
         known = {"uid": UID, "role": "worker", "rank": node.rank, "incarnation": node.incarnation, "token": node.token}
-        return NodeIdentity(**known | fields)
+        return NodeCredentials(**known | fields)
 
     def _message(self, node: NodeState, data: st.DataObject, **identity: Any) -> dict[str, Any]:
         self.sequence += 1

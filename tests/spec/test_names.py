@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activities.nodes.kubernetes.naming import run_name
+from workflows.messages import NodeId
 from workflows.names import node_name
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -21,7 +22,7 @@ uids = st.from_regex(r"[0-9a-f]{8}", fullmatch=True)
 def test_a_nodes_name_is_a_label_that_keeps_what_tells_it_apart(
     job: str, role: str, rank: int, uid: str, incarnation: int
 ) -> None:
-    name = node_name(job, role, rank, uid, incarnation)
+    name = node_name(job, NodeId(uid=uid, role=role, rank=rank, incarnation=incarnation))
     assert LABEL.fullmatch(name)
     assert name.endswith(f"-{role}-{rank}-{uid}{incarnation}")
     assert name.startswith(job[:10].rstrip("-"))

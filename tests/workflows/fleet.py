@@ -35,13 +35,14 @@ from workflows.messages import (
     Finished,
     GroupMissing,
     Heartbeat,
+    Incarnation,
     Joined,
-    KnownNode,
     LeaseRequest,
     LeaseTaken,
     NodeEvent,
     NodeEventKind,
     NodeEvents,
+    NodeId,
     NodeRequest,
     NodesCreated,
     NodesRef,
@@ -463,9 +464,10 @@ class Fleet:
             events.append(NodeEvent(kind=kind, rank=rank, incarnation=incarnation, time=now(), reason=reason))
         return events
 
-    def _is_away(self, request: WatchRequest, node: KnownNode) -> bool:
+    def _is_away(self, request: WatchRequest, node: Incarnation) -> bool:
         name = request.job_id.rpartition("/")[2]
-        return node_name(name, request.role, node.rank, request.uid, node.incarnation) in self._away
+        named = NodeId(uid=request.uid, role=request.role, rank=node.rank, incarnation=node.incarnation)
+        return node_name(name, named) in self._away
 
     @staticmethod
     def _gone(rank: int, incarnation: int, reason: str = "deleted while no watch ran") -> NodeEvent:

@@ -25,13 +25,12 @@ from workflows.messages import (
     GroupDesire,
     GroupTransitions,
     Heartbeat,
-    NodeIdentity,
+    NodeCredentials,
     NodeRequest,
     NodesCreated,
     NodesRef,
     NodesRequest,
     NodeView,
-    Progress,
     Ready,
     Stepping,
     TransitionKind,
@@ -102,7 +101,6 @@ class Flooded:
 
     sent: dict[int, list[tuple[str, int]]]
     heard: dict[int, list[tuple[str, int]]]
-    table: list[NodeView]
     runs: int
     seconds: float
 
@@ -132,7 +130,6 @@ async def flood(client: Client, *, nodes: int, signals_per_node: int) -> Flooded
         return Flooded(
             sent=dict(enumerate(sent)),
             heard={rank: [(kind, number) for kind, number in transitions] for rank, transitions in heard.items()},
-            table=await group.query("nodes", result_type=list[NodeView]),
             runs=await runs_of(client, group.id),
             seconds=seconds,
         )
@@ -153,14 +150,13 @@ async def _talk(
                 case TransitionKind.STEPPING:
                     await group.signal("stepping", Stepping(**known, generation=number))
                 case _:
-                    progress = Progress(step=number)
-                    await group.signal("heartbeat", Heartbeat(**known, store_ports=(number,), progress=progress))
+                    await group.signal("heartbeat", Heartbeat(**known, store_ports=(number,)))
         transitions.append((kind, number))
     return transitions
 
 
-def _identity(rank: int) -> NodeIdentity:
-    return NodeIdentity(uid=UID, role="worker", rank=rank, incarnation=1, token="token")
+def _identity(rank: int) -> NodeCredentials:
+    return NodeCredentials(uid=UID, role="worker", rank=rank, incarnation=1, token="token")
 
 
 @asynccontextmanager

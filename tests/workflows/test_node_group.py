@@ -32,7 +32,6 @@ async def test_no_signal_is_lost_when_a_group_continues_as_new():
     assert flooded.runs > 3
     assert flooded.signals_sent == 1500
     assert flooded.heard == flooded.sent, "every signal's edge, once, and in order per node"
-    assert {view.progress.step for view in flooded.table if view.progress} == {74}
 
 
 async def test_leases_are_held_again_after_continue_as_new():

@@ -13,12 +13,13 @@ from tests.workflows.fleet import job_spec
 from workflows.messages import (
     DesiredNode,
     GroupDesire,
+    Heartbeat,
     Joined,
     LeaseTaken,
+    NodeCredentials,
     NodeEvent,
     NodeEventKind,
     NodeEvents,
-    NodeIdentity,
     NodePhase,
     Ready,
     TransitionKind,
@@ -28,7 +29,7 @@ from workflows.node_table import NodeTable
 from workflows.policy.behavior import CURRENT, Behavior
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-NODE = NodeIdentity(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="t" * 16)
+NODE = NodeCredentials(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="t" * 16)
 NOT_PULLED = "training: its image cannot be pulled (ErrImagePull: not found)"
 PENDING, RUNNING = NodeEventKind.PENDING, NodeEventKind.RUNNING
 
@@ -94,6 +95,15 @@ def test_why_a_command_cannot_start_is_told_although_the_agent_has_joined(joins_
     assert table.told[-1] == (TransitionKind.JOINED, "")
     table.ready()
     assert table.shown == (NodePhase.READY, "")
+
+
+def test_progress_in_the_heartbeat_of_an_older_agent_is_ignored() -> None:
+    table = Table()
+    table.joined()
+    said = Heartbeat(sender=NODE, sequence=9, time=NOW, store_ports=(7,)).model_dump(mode="json")
+    table.table.heartbeat(Heartbeat.model_validate({**said, "progress": {"step": 12, "source": "REPORTED"}}))
+    [view] = table.table.views()
+    assert (view.progress, view.store_ports) == (None, (7,))
 
 
 def test_what_a_queue_said_is_late_once_the_agent_has_joined() -> None:

@@ -29,7 +29,6 @@ from workflows.messages.agents import (
     LeaseTaken,
     LeaseView,
     Metrics,
-    NodeIdentity,
     Progress,
     RankExit,
     RankStarts,
@@ -41,7 +40,6 @@ from workflows.messages.backends import (
     CreatedNode,
     GroupRef,
     JobCheck,
-    KnownNode,
     NodeEvent,
     NodeEventKind,
     NodeEvents,
@@ -74,6 +72,7 @@ from workflows.messages.groups import (
     TransitionKind,
     World,
 )
+from workflows.messages.identity import Incarnation, NodeCredentials, NodeId
 from workflows.messages.joining import JoinAnswer, JoinRefusal, JoinRequest
 from workflows.messages.logs import LogChunk, LogPosition, ReadLog
 from workflows.messages.users import Accepted, ReasonRequest, RelaunchRequest, ScaleRequest
@@ -111,6 +110,7 @@ __all__ = [
     "GroupRef",
     "GroupTransitions",
     "Heartbeat",
+    "Incarnation",
     "IncidentView",
     "JobCheck",
     "JobPhase",
@@ -120,7 +120,6 @@ __all__ = [
     "JoinRefusal",
     "JoinRequest",
     "Joined",
-    "KnownNode",
     "LeaseRequest",
     "LeaseTaken",
     "LeaseView",
@@ -130,10 +129,11 @@ __all__ = [
     "Member",
     "Message",
     "Metrics",
+    "NodeCredentials",
     "NodeEvent",
     "NodeEventKind",
     "NodeEvents",
-    "NodeIdentity",
+    "NodeId",
     "NodeOrder",
     "NodePhase",
     "NodeRef",

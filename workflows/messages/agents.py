@@ -10,27 +10,15 @@ from pydantic import Field
 
 from perdure.spec.durations import Duration
 from workflows.messages.base import ErrorText, LogTail, Message, ShortText, Time, Vocabulary
+from workflows.messages.identity import NodeCredentials
 from workflows.messages.logs import LogPosition
 from workflows.messages.vocabulary import ProgressSource
-
-
-class NodeIdentity(Message):
-    """One incarnation of one node."""
-
-    uid: str
-    """The job run's uid: 8 hexadecimal digits."""
-    role: str
-    rank: int = Field(ge=0)
-    """The node's slot in its role, 0 to max-1; it outlives incarnations. The rank inside a world is `group_rank`."""
-    incarnation: int = Field(ge=1)
-    token: str
-    """A secret of this incarnation: agents prove themselves with it, and commands to the agent carry it."""
 
 
 class AgentMessage(Message):
     """Base of all messages of agents. Its fields let a receiver recognize repeated, reordered and stale messages."""
 
-    sender: NodeIdentity
+    sender: NodeCredentials
     sequence: int = Field(ge=1)
     """Counts the messages to one destination; a restarted agent continues the count."""
     time: Time
@@ -143,10 +131,10 @@ class LeaseTaken(AgentMessage):
 
 
 class Heartbeat(AgentMessage):
-    """Progress of a node. To the NodeGroup, within its signal budget."""
+    """A sign of life of an agent. To the NodeGroup, within its signal budget. Agents of older releases add the node's
+    progress, which travels with the lease."""
 
     generation: int = 0
-    progress: Progress | None = None
     store_ports: tuple[int, ...] = ()
 
 

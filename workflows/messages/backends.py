@@ -6,27 +6,32 @@ from datetime import timedelta
 
 from perdure.spec.accepted import AcceptedSpec
 from perdure.spec.durations import Duration
-from workflows.messages.agents import NodeIdentity
 from workflows.messages.base import Message, ShortText, Time, Vocabulary
+from workflows.messages.identity import Incarnation, NodeCredentials, NodeId
 from workflows.messages.vocabulary import LossCause
 
 
-class NodeRequest(Message):
-    """Argument of `create_node`: everything that a backend needs. Repeating the request creates no second node."""
+class NodeOrder(Message):
+    """The part of a request that differs between the nodes of a group."""
 
-    node: NodeIdentity
+    node: NodeCredentials
     name: str
     """Deterministic: see `workflows.names.node_name`."""
+    task_queue: str
+    """The node's own task queue."""
+    avoids: tuple[str, ...] = ()
+    """Machines that the node should avoid."""
+
+
+class NodesOwner(Message):
+    """The part of a request that is the same for all nodes of a group: the job, and the group."""
+
     spec: AcceptedSpec
     job_id: str
     job_first_run_id: str
     group_id: str
-    task_queue: str
-    """The node's own task queue."""
     nodes_min: int | None = None
     """The minimum number of nodes after a scale request; None where the spec's value applies."""
-    avoids: tuple[str, ...] = ()
-    """Machines that the node should avoid."""
 
     @property
     def minimum(self) -> int:
@@ -34,52 +39,26 @@ class NodeRequest(Message):
         return self.nodes_min or self.spec.role[1].nodes.min
 
 
-class NodeOrder(Message):
-    """The part of a `NodesRequest` that differs between its nodes. See `NodeRequest`."""
-
-    node: NodeIdentity
-    name: str
-    task_queue: str
-    avoids: tuple[str, ...] = ()
+class NodeRequest(NodeOrder, NodesOwner):
+    """Argument of `create_node`: everything that a backend needs. Repeating the request creates no second node."""
 
 
-class NodesRequest(Message):
+class NodesRequest(NodesOwner):
     """Argument of `create_nodes`: many nodes of one group."""
 
     orders: tuple[NodeOrder, ...]
-    spec: AcceptedSpec
-    job_id: str
-    job_first_run_id: str
-    group_id: str
-    nodes_min: int | None = None
 
     @property
     def each(self) -> tuple[NodeRequest, ...]:
         """One request per node."""
-        return tuple(
-            NodeRequest(
-                node=order.node,
-                name=order.name,
-                task_queue=order.task_queue,
-                avoids=order.avoids,
-                spec=self.spec,
-                job_id=self.job_id,
-                job_first_run_id=self.job_first_run_id,
-                group_id=self.group_id,
-                nodes_min=self.nodes_min,
-            )
-            for order in self.orders
-        )
+        shared = {name: getattr(self, name) for name in NodesOwner.model_fields}
+        return tuple(NodeRequest.model_validate({**dict(order), **shared}) for order in self.orders)
 
 
-class NodeRef(Message):
+class NodeRef(NodeId):
     """One incarnation of a node, for a backend."""
 
     name: str
-    uid: str
-    role: str
-    rank: int
-    incarnation: int
     backend: str
     namespace: str
     grace: Duration = timedelta(seconds=30)
@@ -135,12 +114,10 @@ class NodeEventKind(Vocabulary):
     """A kind that only a newer worker's backend knows: it proves that the node was seen, and nothing else."""
 
 
-class NodeEvent(Message):
+class NodeEvent(Incarnation):
     """A fact from the backend about one incarnation."""
 
     kind: NodeEventKind
-    rank: int
-    incarnation: int
     time: Time
     reason: ShortText = ""
     queued: bool = False
@@ -168,13 +145,6 @@ class NodeEvents(Message):
     """The job that owns the group has closed: wind down."""
 
 
-class KnownNode(Message):
-    """One incarnation that exists, as far as the group knows."""
-
-    rank: int
-    incarnation: int
-
-
 class WatchRequest(Message):
     """Argument of `watch_nodes`. A watch begins with a full list, so that nothing between two watches is missed."""
 
@@ -187,7 +157,7 @@ class WatchRequest(Message):
     backend: str
     namespace: str
     owner_check: Duration
-    known: tuple[KnownNode, ...] = ()
+    known: tuple[Incarnation, ...] = ()
     """Nodes that existed and are not known to be lost. The watch reports those that no longer exist."""
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from perdure.spec.durations import Duration
-from workflows.messages.agents import NodeIdentity
 from workflows.messages.base import Message
+from workflows.messages.identity import NodeCredentials
 
 
 class LeaseRequest(Message):
     """Argument of `hold_lease`, which returns only when cancelled or superseded."""
 
-    node: NodeIdentity
+    node: NodeCredentials
     epoch: int
     heartbeat: Duration
     signal_interval: Duration
@@ -21,7 +21,7 @@ class ApplyWorld(Message):
     """Argument of `apply_world`: constant in size, below 500 bytes. The command must run for this generation: the
     agent starts it if it does not run, and restarts it if it runs in an older generation."""
 
-    node: NodeIdentity
+    node: NodeCredentials
     generation: int
     nodes: int
     group_rank: int
@@ -51,7 +51,7 @@ class CommandAnswer(Message):
 class CheckConnection(Message):
     """Argument of `check_connection`, which fails while no machine answers this node at that address."""
 
-    node: NodeIdentity
+    node: NodeCredentials
     address: str
     port: int
 
@@ -59,7 +59,7 @@ class CheckConnection(Message):
 class CompleteGeneration(Message):
     """Argument of `complete_generation`."""
 
-    node: NodeIdentity
+    node: NodeCredentials
     generation: int
     stages_complete: int = 0
     """The number of the command's torchruns that the job has finished, including this generation's."""
@@ -68,7 +68,7 @@ class CompleteGeneration(Message):
 class RestartCommand(Message):
     """Argument of `restart_command`: start a command that ended between two worlds again on its node."""
 
-    node: NodeIdentity
+    node: NodeCredentials
     number: int
     """Counts the requests to one incarnation: the agent ignores a number that it has already carried out."""
 
@@ -76,6 +76,6 @@ class RestartCommand(Message):
 class StopNode(Message):
     """Argument of `stop_node`: end the command and exit; sent to an incarnation that is no longer desired."""
 
-    node: NodeIdentity
+    node: NodeCredentials
     grace: Duration
     reason: str

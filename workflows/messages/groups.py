@@ -6,6 +6,7 @@ from pydantic import Field
 
 from workflows.messages.agents import RankStarts
 from workflows.messages.base import Message, ShortText, Time, Vocabulary
+from workflows.messages.identity import Incarnation
 from workflows.messages.views import NodeView
 from workflows.messages.vocabulary import EvidenceSource, LossCause
 
@@ -36,12 +37,10 @@ class TransitionKind(Vocabulary):
     """A kind that only a newer group knows; its other fields count."""
 
 
-class NodeTransition(Message):
+class NodeTransition(Incarnation):
     """One change of one node, as its group saw it."""
 
     kind: TransitionKind
-    rank: int
-    incarnation: int
     time: Time
     source: EvidenceSource = EvidenceSource.AGENT
     detail: ShortText = ""

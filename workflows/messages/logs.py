@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from workflows.messages.base import Message
+from workflows.messages.identity import NodeId
 
 
 class LogPosition(Message):
@@ -14,14 +15,10 @@ class LogPosition(Message):
     """The offset in that file, in bytes."""
 
 
-class ReadLog(Message):
+class ReadLog(NodeId):
     """Argument of the workflow `ReadNodeLog` and of the agents' `read_log`. Reading changes nothing and needs no
     token."""
 
-    uid: str
-    role: str
-    rank: int
-    incarnation: int
     position: LogPosition | None = None
     """The position at which to begin; None for the beginning, or as `lines` says."""
     lines: int | None = None

@@ -5,15 +5,14 @@ from __future__ import annotations
 from perdure.spec.durations import Duration
 from workflows.messages.agents import Metrics, Progress, RankStarts
 from workflows.messages.base import Message, ShortText, Time
+from workflows.messages.identity import Incarnation
 from workflows.messages.logs import LogPosition
 from workflows.messages.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase
 
 
-class NodeView(Message):
+class NodeView(Incarnation):
     """A node as the query `nodes` shows it."""
 
-    rank: int
-    incarnation: int
     phase: NodePhase
     token: str = ""
     """Empty in queries: only `adopted` carries it."""
@@ -27,6 +26,7 @@ class NodeView(Message):
     """Its rank in the current world; None where it is not a member."""
     processes: int = 1
     progress: Progress | None = None
+    """As its agent's lease has it, in `Client.nodes`."""
     metrics: Metrics | None = None
     stalled_since: Time | None = None
     """When its stalled ranks made their last step."""

@@ -12,11 +12,12 @@ from pydantic import Field
 
 from workflows.messages import (
     FailureClass,
+    Incarnation,
     IncidentView,
     JobPhase,
     LossCause,
     Message,
-    NodeIdentity,
+    NodeCredentials,
     NodePhase,
     Progress,
     World,
@@ -40,11 +41,9 @@ class NodeFailure(Message):
     """False where only an exit code is known: the node may be a victim that did not report why it failed."""
 
 
-class NodeState(Message):
+class NodeState(Incarnation):
     """The newest incarnation of one node."""
 
-    rank: int
-    incarnation: int
     token: str
     phase: NodePhase = NodePhase.REQUESTED
     since: datetime
@@ -174,11 +173,9 @@ class Interruption(Message):
         return frozenset(failure.rank for failure in self.failures if failure.failure in failures)
 
 
-class LeavingNode(Message):
+class LeavingNode(Incarnation):
     """An incarnation that was given up on request, and whose ranks may still save a checkpoint."""
 
-    rank: int
-    incarnation: int
     until: datetime
     """When it is presumed gone without proof."""
 
@@ -314,7 +311,7 @@ class JobState(Message):
         by_group_rank = sorted(members, key=lambda rank: members[rank].group_rank)
         return tuple(node for rank in by_group_rank if self.is_member(node := self.nodes[rank]))
 
-    def is_current(self, sender: NodeIdentity) -> bool:
+    def is_current(self, sender: NodeCredentials) -> bool:
         """Whether the sender is a desired incarnation of this run, and proves it by its token."""
         node = self.nodes.get(sender.rank)
         known = node is not None and node.alive and (sender.incarnation, sender.token) == (node.incarnation, node.token)

@@ -77,8 +77,8 @@ def observe_end(state: JobState, transition: NodeTransition) -> JobState:
     node = state.nodes.get(transition.rank)
     if node is None or transition.kind not in (TransitionKind.LOST, TransitionKind.REMOVED) or not transition.certain:
         return state
-    ended = (transition.rank, transition.incarnation)
-    state = state.changed(leaving=tuple(one for one in state.leaving if (one.rank, one.incarnation) != ended))
+    ended = transition.key
+    state = state.changed(leaving=tuple(one for one in state.leaving if one.key != ended))
     if node.predecessor == transition.incarnation:
         return state.with_node(node.changed(predecessor=0, predecessor_until=None))
     if node.incarnation == transition.incarnation and node.may_still_run:

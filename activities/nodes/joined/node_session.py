@@ -24,7 +24,7 @@ from activities.nodes.configurations import agent_configuration, launcher_config
 from activities.nodes.joined import child
 from activities.nodes.joined.machine import Machine, joined_nodes
 from activities.nodes.local import launch
-from activities.nodes.local.folders import Ending, NodeFolder, NodeRecord, now
+from activities.nodes.local.folders import Ending, FolderOwner, NodeFolder, now
 from activities.nodes.local.processes import kill_leftovers
 from perdure_launcher.layout import AGENT_SOCKET
 from workflows.messages import NodeRequest
@@ -107,7 +107,7 @@ class NodeSession:
             logger.error("%s: its end cannot be recorded: %s", self._folder.name, error)
             return ending
 
-    def _lay_down(self) -> NodeRecord:
+    def _lay_down(self) -> FolderOwner:
         """Writes the files that the node's processes read."""
         folder, request, machine = self._folder, self._request, self._machine
         workdir = request.spec.workdir
@@ -118,11 +118,11 @@ class NodeSession:
         place = (workdir.path if workdir else None) or os.getcwd()
         launcher = launcher_configuration(request, address=machine.address, workdir=place) | {"stdout": True}
         folder.write("launcher.json", json.dumps(launcher, indent=1))
-        record = NodeRecord.of(request)
+        record = FolderOwner.of(request)
         folder.write("node.json", record.model_dump_json(indent=1))
         return record
 
-    async def _start_launcher(self, record: NodeRecord) -> Process:
+    async def _start_launcher(self, record: FolderOwner) -> Process:
         environment = launch.common_environment(self._folder, record)
         environment["PERDURE_LAUNCHER_CONFIG"] = str(self._folder.path / "launcher.json")
         # Users may call perdure by its path without activating its environment; torchrun beside it must still be found.
@@ -134,7 +134,7 @@ class NodeSession:
             "perdure_launcher", environment, output=None, errors=self._folder.path / "launcher.log"
         )
 
-    async def _keep_agent(self, record: NodeRecord) -> None:
+    async def _keep_agent(self, record: FolderOwner) -> None:
         """Starts the agent, and restarts it whenever it ends while its launcher runs."""
         environment = launch.agent_environment(self._folder, record, self._connection)
         output = self._folder.path / "agent.out"

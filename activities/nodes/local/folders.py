@@ -35,7 +35,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from activities.nodes.local.processes import ProcessIdentity
 from perdure.spec.durations import parse_duration
 from perdure_launcher import layout
-from workflows.messages import NodeRequest
+from workflows.messages import NodeId, NodeRequest
 
 STATE_VARIABLE = "PERDURE_STATE"
 
@@ -58,35 +58,23 @@ class _File(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class NodeRecord(_File):
-    """The identity of the node in a folder."""
+class FolderOwner(NodeId):
+    """Which node a folder is of."""
 
-    uid: str
-    role: str
-    rank: int
-    incarnation: int
     job_id: str
     group_id: str
     created_at: datetime
 
     @classmethod
-    def of(cls, request: NodeRequest) -> NodeRecord:
-        """Creates the record of a node that is created now."""
-        node = request.node
-        return cls(
-            uid=node.uid,
-            role=node.role,
-            rank=node.rank,
-            incarnation=node.incarnation,
-            job_id=request.job_id,
-            group_id=request.group_id,
-            created_at=now(),
-        )
+    def of(cls, request: NodeRequest) -> FolderOwner:
+        """Creates the owner of the folder of a node that is created now."""
+        node = NodeId.model_validate(request.node, from_attributes=True)
+        return cls(**dict(node), job_id=request.job_id, group_id=request.group_id, created_at=now())
 
     @property
     def mark(self) -> str:
         """The value of `PERDURE_NODE` in the environment of all processes of the node."""
-        return f"{self.uid}/{self.role}-{self.rank}/{self.incarnation}"
+        return self.path
 
 
 class Ending(_File):
@@ -98,7 +86,7 @@ class Ending(_File):
     signal: int | None = None
 
 
-_Model = TypeVar("_Model", bound=_File)
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class NodeFolder:
@@ -113,8 +101,8 @@ class NodeFolder:
         return self.path.is_dir()
 
     @property
-    def record(self) -> NodeRecord | None:
-        return _read(self.path / "node.json", NodeRecord)
+    def record(self) -> FolderOwner | None:
+        return _read(self.path / "node.json", FolderOwner)
 
     @property
     def launcher(self) -> ProcessIdentity | None:

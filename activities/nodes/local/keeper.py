@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from activities.nodes.local import launch
-from activities.nodes.local.folders import Ending, NodeFolder, NodeFolders, NodeRecord, now
+from activities.nodes.local.folders import Ending, FolderOwner, NodeFolder, NodeFolders, now
 from activities.nodes.local.processes import kill_leftovers
 from workflows.messages import NodeRequest
 
@@ -34,7 +34,7 @@ class NodeKeeper:
             record = folder.record or launch.write_configurations(folder, request)
         return self.start(folder, record)
 
-    def start(self, folder: NodeFolder, record: NodeRecord) -> str:
+    def start(self, folder: NodeFolder, record: FolderOwner) -> str:
         """Starts a node that never ran. Returns the reason if the node has to wait, or an empty string."""
         with folder.locked():
             if folder.deleted or folder.ended:
@@ -58,14 +58,14 @@ class NodeKeeper:
             return ""
         return f"no free slot: {running} of {capacity} in use"
 
-    def restart_agent(self, folder: NodeFolder, record: NodeRecord) -> None:
+    def restart_agent(self, folder: NodeFolder, record: FolderOwner) -> None:
         """Restarts the agent if it has ended while its launcher runs."""
         with folder.locked():
             launcher = folder.launcher
             if launcher is not None and launcher.alive and not folder.deleted and folder.ended is None:
                 self._start_agent(folder, record)
 
-    def _start_agent(self, folder: NodeFolder, record: NodeRecord) -> None:
+    def _start_agent(self, folder: NodeFolder, record: FolderOwner) -> None:
         if (agent := folder.agent) is not None:
             if agent.alive:
                 return

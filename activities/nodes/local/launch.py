@@ -14,7 +14,7 @@ import agent
 from activities.nodes.backend import NodeRefused
 from activities.nodes.configurations import agent_configuration, launcher_configuration
 from activities.nodes.local import spawn
-from activities.nodes.local.folders import NodeFolder, NodeRecord
+from activities.nodes.local.folders import FolderOwner, NodeFolder
 from agent.config import CONFIG_VARIABLE as AGENT_CONFIG_VARIABLE
 from workflows.messages import NodeRequest
 
@@ -42,7 +42,7 @@ def refuse_impossible(request: NodeRequest) -> None:
         )
 
 
-def write_configurations(folder: NodeFolder, request: NodeRequest) -> NodeRecord:
+def write_configurations(folder: NodeFolder, request: NodeRequest) -> FolderOwner:
     """Writes the files that starting the node requires; `node.json` comes last and marks the folder as complete."""
     workdir = request.spec.workdir
     folder.log.parent.mkdir(parents=True, exist_ok=True)
@@ -50,12 +50,12 @@ def write_configurations(folder: NodeFolder, request: NodeRequest) -> NodeRecord
     folder.write("agent.json", config.model_dump_json(indent=1))
     place = (workdir.path if workdir else None) or os.getcwd()
     folder.write("launcher.json", json.dumps(launcher_configuration(request, address=ADDRESS, workdir=place), indent=1))
-    record = NodeRecord.of(request)
+    record = FolderOwner.of(request)
     folder.write("node.json", record.model_dump_json(indent=1))
     return record
 
 
-def start_launcher(folder: NodeFolder, record: NodeRecord) -> subprocess.Popen[bytes]:
+def start_launcher(folder: NodeFolder, record: FolderOwner) -> subprocess.Popen[bytes]:
     """Begins to start the launcher; `finish` waits for the start."""
     environment = common_environment(folder, record)
     environment["PERDURE_LAUNCHER_CONFIG"] = str(folder.path / "launcher.json")
@@ -71,7 +71,7 @@ def start_launcher(folder: NodeFolder, record: NodeRecord) -> subprocess.Popen[b
     )
 
 
-def start_agent(folder: NodeFolder, record: NodeRecord, connection: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start_agent(folder: NodeFolder, record: FolderOwner, connection: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Begins to start the agent, with `connection` overriding the worker's Temporal variables; `finish` waits for the
     start."""
     return _start(
@@ -104,7 +104,7 @@ def program(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", module]
 
 
-def agent_environment(folder: NodeFolder, record: NodeRecord, connection: Mapping[str, str]) -> dict[str, str]:
+def agent_environment(folder: NodeFolder, record: FolderOwner, connection: Mapping[str, str]) -> dict[str, str]:
     """Returns the agent's environment, with `connection` overriding this process's Temporal variables."""
     environment = common_environment(folder, record) | dict(connection)
     environment[AGENT_CONFIG_VARIABLE] = str(folder.path / "agent.json")
@@ -115,7 +115,7 @@ def agent_environment(folder: NodeFolder, record: NodeRecord, connection: Mappin
     return environment
 
 
-def common_environment(folder: NodeFolder, record: NodeRecord) -> dict[str, str]:
+def common_environment(folder: NodeFolder, record: FolderOwner) -> dict[str, str]:
     """Returns this process's environment, plus the variables that identify the node."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
     return environment | {"PERDURE_RUN_DIR": str(folder.run_dir), "PERDURE_NODE": record.mark}

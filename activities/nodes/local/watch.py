@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 
-from activities.nodes.local.folders import Ending, NodeFolder, NodeFolders, NodeRecord, now
+from activities.nodes.local.folders import Ending, FolderOwner, NodeFolder, NodeFolders, now
 from activities.nodes.local.keeper import NodeKeeper
 from activities.nodes.local.processes import ProcessIdentity
 from workflows.messages import NodeEvent, NodeEventKind, WatchRequest
@@ -24,12 +24,12 @@ _LONGEST_PAUSE = 30.0
 is the first one again."""
 
 
-def node_event(record: NodeRecord, kind: NodeEventKind, *, time: datetime, reason: str = "") -> NodeEvent:
+def node_event(record: FolderOwner, kind: NodeEventKind, *, time: datetime, reason: str = "") -> NodeEvent:
     """Returns an event of the node of a record."""
     return NodeEvent(kind=kind, rank=record.rank, incarnation=record.incarnation, time=time, reason=reason)
 
 
-def gone_event(record: NodeRecord, ending: Ending) -> NodeEvent:
+def gone_event(record: FolderOwner, ending: Ending) -> NodeEvent:
     """Returns the event that the node has ended, with how it ended."""
     return NodeEvent(
         kind=NodeEventKind.GONE,
@@ -83,11 +83,11 @@ class GroupWatch:
                 logger.error("the nodes of this machine cannot be listed, retrying: %s", error)
             await self._pause()
 
-    def _follow(self, folder: NodeFolder, record: NodeRecord) -> None:
+    def _follow(self, folder: NodeFolder, record: FolderOwner) -> None:
         if record.role == self._request.role and group_index(record.rank) == self._request.group:
             self._following[folder.name] = asyncio.create_task(self._follow_on(folder, record))
 
-    async def _follow_on(self, folder: NodeFolder, record: NodeRecord) -> None:
+    async def _follow_on(self, folder: NodeFolder, record: FolderOwner) -> None:
         """Follows one node from its current state to its end."""
         while True:
             try:
@@ -97,7 +97,7 @@ class GroupWatch:
                 logger.exception("%s: watching the node failed, retrying", folder.name)
                 await asyncio.sleep(_LOOK_AGAIN)
 
-    async def _until_gone(self, folder: NodeFolder, record: NodeRecord) -> None:
+    async def _until_gone(self, folder: NodeFolder, record: FolderOwner) -> None:
         launcher = await self._until_started(folder, record)
         if launcher is not None:
             self._tell(node_event(record, NodeEventKind.RUNNING, time=now()))
@@ -113,7 +113,7 @@ class GroupWatch:
         self.look_again()
         await self._keeper.end_agent(folder)
 
-    async def _until_started(self, folder: NodeFolder, record: NodeRecord) -> ProcessIdentity | None:
+    async def _until_started(self, folder: NodeFolder, record: FolderOwner) -> ProcessIdentity | None:
         """Returns the launcher as soon as it has started; None if the node has ended."""
         told = ""
         while folder.ended is None:
@@ -128,7 +128,7 @@ class GroupWatch:
             await self._pause()
         return None
 
-    async def _keep_agent(self, folder: NodeFolder, record: NodeRecord) -> None:
+    async def _keep_agent(self, folder: NodeFolder, record: FolderOwner) -> None:
         """Restarts the agent whenever it ends while its launcher runs, as a kubelet does with a sidecar."""
         loop = asyncio.get_running_loop()
         pause = _FIRST_PAUSE

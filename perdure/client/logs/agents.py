@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -12,7 +11,7 @@ from temporalio.client import WorkflowFailureError
 
 from perdure.client.error_mapping import map_errors
 from perdure.errors import LogsUnavailable, PerdureError
-from workflows.messages import LogChunk, LogPosition, ReadLog
+from workflows.messages import LogChunk, LogPosition, NodeId, ReadLog
 from workflows.names import READ_NODE_LOG, log_workflow_id
 
 if TYPE_CHECKING:
@@ -28,20 +27,10 @@ Ask = Callable[[ReadLog], Awaitable[LogChunk]]
 """Sends the request to the node's agent, and returns its answer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeOfJob:
-    """One incarnation, with the parts of the name of its agent's task queue."""
-
-    uid: str
-    role: str
-    rank: int
-    incarnation: int
-
-
 class AgentLog:
     """Reads one node's log from its last position, for as long as its agent answers."""
 
-    def __init__(self, ask: Ask, node: NodeOfJob) -> None:
+    def __init__(self, ask: Ask, node: NodeId) -> None:
         self._ask = ask
         self._node = node
         self._position: LogPosition | None = None
@@ -81,16 +70,7 @@ class AgentLog:
     async def _read(self) -> AsyncGenerator[str]:
         at_end = False
         while not at_end:
-            chunk = await self._ask(
-                ReadLog(
-                    uid=self._node.uid,
-                    role=self._node.role,
-                    rank=self._node.rank,
-                    incarnation=self._node.incarnation,
-                    position=self._position,
-                    lines=self._lines,
-                )
-            )
+            chunk = await self._ask(ReadLog(**dict(self._node), position=self._position, lines=self._lines))
             self._position, at_end = chunk.position, chunk.at_end
             *whole, self._rest = (self._rest + chunk.text).split("\n")
             for line in whole:
@@ -104,14 +84,13 @@ async def ask_agent(client: Client, job_id: str, request: ReadLog) -> LogChunk:
         LogsUnavailable: if it does not.
     """
     temporal = await client.connect()
-    node = (request.uid, request.role, request.rank, request.incarnation)
     try:
         async with map_errors(client):
             return await temporal.execute_workflow(
                 READ_NODE_LOG,
                 request,
                 result_type=LogChunk,
-                id=log_workflow_id(job_id, *node, uuid4().hex),
+                id=log_workflow_id(job_id, request, uuid4().hex),
                 task_queue=client.endpoint.task_queue,
                 execution_timeout=TIMEOUT,
                 static_summary=f"log of node {request.rank}.{request.incarnation}",

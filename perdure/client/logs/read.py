@@ -16,12 +16,12 @@ from activities.nodes.joined import JoinedBackend
 from activities.nodes.joined.machine import joined_nodes
 from activities.nodes.local import LocalBackend, state_folder
 from activities.nodes.local.folders import NodeFolders
-from perdure.client.logs.agents import AgentLog, Ask, NodeOfJob, ask_agent
+from perdure.client.logs.agents import AgentLog, Ask, ask_agent
 from perdure.client.logs.copies import CopiedLog
 from perdure.client.logs.files import FileLog
 from perdure.client.views import FINAL_PHASES, View
 from perdure.errors import ControlPlaneUnreachable, LogsUnavailable, PerdureError
-from workflows.messages import JobStatus, NodePhase, NodeView
+from workflows.messages import JobStatus, NodeId, NodePhase, NodeView
 from workflows.names import job_workflow_id
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class _Finder:
         newest = incarnation == view.incarnation
         if newest and view.log_path and Path(view.log_path).parent.is_dir():
             return FileLog(Path(view.log_path))
-        node = NodeOfJob(uid=status.uid, role=status.role, rank=view.rank, incarnation=incarnation)
+        node = NodeId(uid=status.uid, role=status.role, rank=view.rank, incarnation=incarnation)
         if newest and view.phase in _SPEAKING and status.phase not in FINAL_PHASES:
             log = AgentLog(self._ask, node)
             log.end = view.log_end
