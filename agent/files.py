@@ -58,19 +58,12 @@ class KeptFile:
 
     def write(self, content: bytes) -> bool:
         """Replaces the content; returns False if the disk rejects the write."""
-        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            # Private, because it may contain the incarnation's token.
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            draft.replace(self._path)
+            write_private_file(self._path, content)
         except OSError as error:
             if not self.stale:
                 logger.error("%s cannot be written; continuing from memory: %s", self._path, error)
             self.stale = True
-            with contextlib.suppress(OSError):
-                draft.unlink()
             return False
         if self.stale:
             logger.info("%s can be written again", self._path)
@@ -82,6 +75,24 @@ class KeptFile:
         path = self._path.with_name(f"{self._path.name}.rejected")
         KeptFile(path).write(content)
         return path
+
+
+def write_private_file(path: Path, content: bytes) -> None:
+    """Replaces a file atomically; only its owner can read it, because it may contain an incarnation's token.
+
+    Raises:
+        OSError: if the disk rejects it. The file then keeps its content.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def tail_of(path: Path, limit: int) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from socket import socket
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -114,18 +114,12 @@ def serve_store(host: str, port: int, listening: socket) -> TCPStore:
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
-@dataclass(frozen=True)
-class WorkerFailure:
-    """A rank that failed, as torchrun logs it."""
-
-    local_rank: int
-    pid: int
-    code: int
-    """Negative for signals."""
-    error_file: str | None
+_Exit = TypeVar("_Exit")
 
 
-def logged_failures(record: logging.LogRecord, *, terminated: Collection[int]) -> list[WorkerFailure]:
+def logged_failures(
+    record: logging.LogRecord, *, terminated: Collection[int], exit_of: Callable[[int, int, int, str | None], _Exit]
+) -> list[_Exit]:
     """Returns the ranks that failed if torchrun logs a failure of ranks; empty for other records.
 
     The record's text and arguments, and `_failures` and `error_files` of the object whose `_poll` logs it; read in
@@ -134,6 +128,7 @@ def logged_failures(record: logging.LogRecord, *, terminated: Collection[int]) -
     Args:
         record: Of the logger `MULTIPROCESSING_LOGGER`.
         terminated: Processes that torchrun terminated; they did not fail.
+        exit_of: Creates the exit from local rank, process ID, status (negative for signals) and error file.
 
     Raises:
         ValueError: if the record has other arguments.
@@ -143,7 +138,7 @@ def logged_failures(record: logging.LogRecord, *, terminated: Collection[int]) -
     context = next((frame.f_locals.get("self") for frame in _callers() if frame.f_code.co_name == "_poll"), None)
     failures: Mapping[int, Any] = getattr(context, "_failures", None) or {}
     found = [
-        WorkerFailure(int(one.local_rank), int(one.pid), int(one.exitcode), one.error_file)
+        exit_of(int(one.local_rank), int(one.pid), int(one.exitcode), one.error_file)
         for one in failures.values()
         if not (int(one.pid) in terminated and one.exitcode in (-signal.SIGTERM, -signal.SIGKILL))
     ]
@@ -151,7 +146,7 @@ def logged_failures(record: logging.LogRecord, *, terminated: Collection[int]) -
         return found
     code, local_rank, pid = (int(str(argument)) for argument in _arguments(record)[:3])
     error_files: Mapping[int, str] = getattr(context, "error_files", None) or {}
-    return [WorkerFailure(local_rank, pid, code, error_files.get(local_rank))]
+    return [exit_of(local_rank, pid, code, error_files.get(local_rank))]
 
 
 def logged_termination(record: logging.LogRecord) -> int | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..protocol import RankExit
+from ..system.files import write_file
 from ..system.text import well_formed
 from .codec import Malformed, decode
 
@@ -117,9 +118,7 @@ class ExitSpool:
     def write(self, exits: Sequence[RankExit]) -> None:
         """Writes the exits. Errors are ignored: on a full disk the exits still arrive through the socket."""
         with contextlib.suppress(OSError):
-            scratch = self._path.with_suffix(".new")
-            scratch.write_text(json.dumps({"exits": [asdict(item) for item in exits]}))
-            scratch.replace(self._path)
+            write_file(self._path, json.dumps({"exits": [asdict(item) for item in exits]}))
 
     def read(self, *, started_after: float) -> tuple[RankExit, ...]:
         """Reads the exits written since `started_after`. Ranks can write to the file, so it may have any content."""

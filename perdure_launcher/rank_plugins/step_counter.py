@@ -113,13 +113,12 @@ def _keep_uncaught_exceptions() -> None:
     def keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with contextlib.suppress(Exception):
             if os.getpid() == owner and not os.path.exists(path):
+                from ..system.files import write_file
                 from .error_file import error_content
 
                 callstack = "".join(traceback.format_exception(kind, error, trace))
                 # When a peer has failed, ranks are killed while they write, and torchrun fails on a partial file.
-                scratch = Path(f"{path}.new")
-                scratch.write_text(json.dumps(error_content(error, callstack)), encoding="utf-8")
-                scratch.replace(path)
+                write_file(path, json.dumps(error_content(error, callstack)))
         following(kind, error, trace)
 
     sys.excepthook = keep

@@ -21,7 +21,6 @@ from ..agent_link.rank_exits import rank_exit
 from ..protocol import RankExit
 from ..torch_internals import (
     MULTIPROCESSING_LOGGER,
-    WorkerFailure,
     logged_failures,
     logged_termination,
     torchrun_is_terminated,
@@ -64,21 +63,21 @@ class ExitWatch(logging.Filter):
         """Reads the record, and lets it pass."""
         # torchrun must continue with any record, including those of releases that are not known here.
         with contextlib.suppress(Exception):
-            if failures := logged_failures(record, terminated=self._terminated):
-                self._exits += [self._exit_of(failure) for failure in failures]
+            if exits := logged_failures(record, terminated=self._terminated, exit_of=self._exit_of):
+                self._exits += exits
                 self._on_exits(tuple(self._exits))
             elif (pid := logged_termination(record)) is not None:
                 self._limit_termination(pid)
         return True
 
-    def _exit_of(self, failure: WorkerFailure) -> RankExit:
-        start = read_start(self._warm_folder, failure.local_rank)
+    def _exit_of(self, local_rank: int, pid: int, code: int, error_file: str | None) -> RankExit:
+        start = read_start(self._warm_folder, local_rank)
         return rank_exit(
-            local_rank=failure.local_rank,
-            global_rank=self.base_rank + failure.local_rank,
-            pid=start.pid if start else failure.pid,
-            code=failure.code,
-            error_file=failure.error_file,
+            local_rank=local_rank,
+            global_rank=self.base_rank + local_rank,
+            pid=start.pid if start else pid,
+            code=code,
+            error_file=error_file,
         )
 
     def _limit_termination(self, pid: int) -> None:

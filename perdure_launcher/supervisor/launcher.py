@@ -27,6 +27,7 @@ from ..protocol import Desired, LauncherHello, LeavingReport, UnmanagedReport
 from ..state import StateFile
 from ..system import processes
 from ..system.cgroups import MemoryController
+from ..system.files import write_file
 from ..system.nvml import Devices
 from ..system.usage import UsageMeter, processes_per_node
 from ..unmanaged_training import in_node
@@ -278,13 +279,8 @@ def write_exit_file(run_directory: Path, leaving: Leaving) -> None:
         "time": time.time(),
         "reason": leaving.reason,
     }
-    scratch = path.with_suffix(".new")
     try:
-        with scratch.open("w", encoding="utf-8") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
+        write_file(path, json.dumps(content), durable=True)
     except OSError as error:
         logger.error("%s cannot be written: %s", path, error)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ..system.files import write_file
 from ..system.text import well_formed
 from .learning import Learned
 
@@ -141,6 +142,4 @@ def log(text: str) -> None:
 def leave_word(path: str, content: Mapping[str, object]) -> None:
     """Writes a JSON file for other processes; errors are ignored."""
     with contextlib.suppress(OSError):
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            json.dump(content, file)
-        os.replace(f"{path}.new", path)
+        write_file(path, json.dumps(content))

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 
+from ..system.files import write_file
+
 FOLDER_VARIABLE = "PERDURE_WARM"
 """Environment variable with the folder of the socket and of the records of starts."""
 PYTHON_VARIABLE = "PERDURE_WARM_PYTHON"
@@ -88,6 +90,4 @@ def record_start(folder: str, *, warm: bool, standby: bool = False, reason: str 
     }
     path = f"{folder}/{START_PREFIX}{os.environ.get('LOCAL_RANK', '0')}"
     with contextlib.suppress(OSError):
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            json.dump(start, file)
-        os.replace(f"{path}.new", path)
+        write_file(path, json.dumps(start))

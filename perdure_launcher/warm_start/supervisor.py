@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from ..system.files import write_file
 from ..system.processes import begin_child, environment_of, read_process
 from .names import ALL_COLD, EXECUTABLE_VARIABLE, FOLDER_VARIABLE, LEARNED, PID, PYTHON_VARIABLE, REFUSAL, SOCKET, WARM
 from .plan import START, Plan
@@ -231,9 +232,7 @@ def prepare(folder: Path, python: str) -> Path:
     start = folder / START
     start.mkdir(parents=True, exist_ok=True)
     # Atomic: an interpreter that is just starting must never read an empty file and continue with the script.
-    scratch = start / f"sitecustomize.{os.getpid()}"
-    scratch.write_text(_SITECUSTOMIZE, encoding="utf-8")
-    scratch.replace(start / "sitecustomize.py")
+    write_file(start / "sitecustomize.py", _SITECUSTOMIZE)
     stand_in = folder / _STAND_IN
     stand_in.write_bytes(os.fsencode(_STAND_IN_PROGRAM.format(python=python, package=str(_PACKAGE.parent))))
     stand_in.chmod(0o755)

@@ -33,6 +33,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from activities.nodes.local.processes import ProcessIdentity
+from agent.files import write_private_file
 from perdure.spec.durations import parse_duration
 from perdure_launcher import layout
 from workflows.messages import NodeId, NodeRequest
@@ -179,11 +180,7 @@ class NodeFolder:
     def write(self, name: str, content: str) -> Path:
         """Writes a file atomically, readable by its owner only."""
         path = self.path / name
-        draft = self.path / f".{name}.{os.getpid()}"
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(content)
-        draft.replace(path)
+        write_private_file(path, content.encode())
         return path
 
     def mark_deleted(self) -> None:
