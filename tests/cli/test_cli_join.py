@@ -29,7 +29,7 @@ def test_a_job_file_is_joined_whatever_backend_it_names(command_line: CommandLin
     command_line.write("job.yaml", "name: x\nbackend: kubernetes\nroles: {worker: {nodes: 2, command: [true]}}\n")
     done = command_line.run("join", "some-job", "--spec", "job.yaml", "--nodes", "2")
     assert done.code == 2
-    assert "the file says this" in done.err
+    assert "the file sets this" in done.err
 
 
 def test_a_server_that_is_not_there_is_exit_code_6(command_line: CommandLine) -> None:
