@@ -216,7 +216,7 @@ class NodeGroup:
         if len(new) < options.MANY_NODES:
             return
         # Incarnations that were replaced are never requested again.
-        self._tried_together &= {record.node for record in table.records.values()}
+        self._tried_together.intersection_update(record.node for record in table.records.values())
         self._tried_together.update(record.node for record in new)
         self._start_together(
             "create", new, lambda some: backend_calls.create_together(table, [record.node for record in some])

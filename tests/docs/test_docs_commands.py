@@ -31,6 +31,7 @@ NOT_RUN_HERE = {
     "kill": "breaks the reader's job: tests/system/test_readme.py does it to a job of its own",
     "pgrep": "finds the process to kill",
     "pkill": "breaks the reader's server: tests/system/test_survival.py does it to its own",
+    "uv": "installs from the network; .venv/bin/perdure is the same package",
     "srun": "Slurm is not here: tests/system/test_slurm_example.py plays it; the command that it starts is checked",
 }
 """Programs whose commands no test in this file reads, and why, or which test does."""
