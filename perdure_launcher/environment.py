@@ -41,7 +41,7 @@ _ENTRY_POINTS = f"""\
 
 [torch.backends]
 {BACKEND} = perdure_launcher.rank_plugins.step_counter:autoload
-{BACKEND}-outside = perdure_launcher.unmanaged_training.in_rank:autoload
+{BACKEND}-unmanaged = perdure_launcher.unmanaged_training.in_rank:autoload
 """
 
 
@@ -144,7 +144,7 @@ def torchrun_environment(config: LauncherConfig, base: Mapping[str, str], *, pro
     return environment
 
 
-def foreseen_environment(torchrun: Mapping[str, str], *, processes: int) -> dict[str, str]:
+def expected_environment(torchrun: Mapping[str, str], *, processes: int) -> dict[str, str]:
     """Returns the environment that torchrun's ranks will have, without the variables that depend on the rank."""
     environment = {
         name: value for name, value in torchrun.items() if not name.startswith("PET_") and name != TORCHRUN_VARIABLE

@@ -24,7 +24,7 @@ from perdure_launcher.system.processes import begin_child
 from perdure_launcher.warm_start.names import PID
 from perdure_launcher.warm_start.plan import Plan
 from perdure_launcher.warm_start.starts import read_start
-from perdure_launcher.warm_start.supervisor import WarmKeeper, offer
+from perdure_launcher.warm_start.supervisor import InterpreterSupervisor, offer
 
 SCRIPT = Path(__file__).with_name("steps.py")
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "PERDURE_GENERATION": "1"}
@@ -88,7 +88,7 @@ def measure_step_times(*, pairs: int, blocks: int) -> StepTimes:
             raise TrialFailed(reason)
         started = _Kind([sys.executable, *arguments], {**environment, **PLACE})
         forked = _Kind([offered["PYTHON_EXEC"], *arguments], {**environment, **PLACE, **offered})
-        keeper = WarmKeeper(folder=folder, python=sys.executable, plan=Plan.of_ranks(arguments, environment))
+        keeper = InterpreterSupervisor(folder=folder, python=sys.executable, plan=Plan.of_ranks(arguments, environment))
         try:
             keeper.ensure()
             with forked.rank():  # Once it steps, the interpreter is complete.

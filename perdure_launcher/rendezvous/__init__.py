@@ -17,8 +17,8 @@ from ..supervisor.commands import BACKEND
 from ..torch_internals import Launch, current_launch, replace_rendezvous_backends
 from ..warm_start.names import EXECUTABLE_VARIABLE, PYTHON_VARIABLE
 from ..warm_start.plan import Plan
-from ..warm_start.starts import say_all_cold
-from ..warm_start.supervisor import WarmKeeper, offer
+from ..warm_start.starts import record_all_cold
+from ..warm_start.supervisor import InterpreterSupervisor, offer
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
@@ -35,7 +35,7 @@ def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
         settings = TorchrunSettings.load(text)
         if settings.warm_starts and (reason := offer(settings.warm_folder, os.environ)):
             logger.info("ranks start cold: %s", reason)
-            say_all_cold(settings.warm_folder, reason)
+            record_all_cold(settings.warm_folder, reason)
     return create
 
 
@@ -59,18 +59,18 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
         os.environ.pop(name, None)
     launch = current_launch()
     processes = launch.processes if launch else settings.processes
-    return PerdureRendezvous(parameters, settings, processes=processes, warm=_warm_keeper(settings, launch))
+    return PerdureRendezvous(parameters, settings, processes=processes, warm=_interpreter_supervisor(settings, launch))
 
 
-def _warm_keeper(settings: TorchrunSettings, launch: Launch | None) -> WarmKeeper | None:
+def _interpreter_supervisor(settings: TorchrunSettings, launch: Launch | None) -> InterpreterSupervisor | None:
     """Returns the supervisor of the warm interpreter if ranks start through the shim. Call it when the environment is
     as ranks will inherit it."""
-    stand_in, python = os.environ.pop(EXECUTABLE_VARIABLE, None), os.environ.get(PYTHON_VARIABLE)
-    if python is None or stand_in is None:
+    shim, python = os.environ.pop(EXECUTABLE_VARIABLE, None), os.environ.get(PYTHON_VARIABLE)
+    if python is None or shim is None:
         return None
-    if launch is None or launch.entrypoint != stand_in:
+    if launch is None or launch.entrypoint != shim:
         why = "does not show what it starts" if launch is None else f"starts {launch.entrypoint} itself (--no-python)"
-        say_all_cold(settings.warm_folder, f"torchrun {why}")
+        record_all_cold(settings.warm_folder, f"torchrun {why}")
         return None
     plan = Plan.of_ranks(launch.arguments, os.environ)
-    return WarmKeeper(folder=settings.warm_folder, python=python, plan=plan)
+    return InterpreterSupervisor(folder=settings.warm_folder, python=python, plan=plan)

@@ -39,7 +39,7 @@ from ..state import RendezvousState, StateFile
 from ..system.cgroups import MemoryController
 from ..system.ports import PortPool
 from ..torch_internals import detach_from_flags, serve_store
-from ..warm_start.supervisor import PREPARATION, WarmKeeper
+from ..warm_start.supervisor import PREPARATION, InterpreterSupervisor
 from .exits import ExitWatch
 from .store import WorldStore
 from .world_feed import WorldFeed
@@ -60,7 +60,12 @@ class PerdureRendezvous(RendezvousHandler):
     """The rendezvous handler of one torchrun in the job."""
 
     def __init__(
-        self, parameters: RendezvousParameters, settings: TorchrunSettings, *, processes: int, warm: WarmKeeper | None
+        self,
+        parameters: RendezvousParameters,
+        settings: TorchrunSettings,
+        *,
+        processes: int,
+        warm: InterpreterSupervisor | None,
     ) -> None:
         """Creates the handler; it sends nothing to the agent before the first rendezvous.
 
@@ -94,7 +99,7 @@ class PerdureRendezvous(RendezvousHandler):
             socket_path=run_directory / layout.AGENT_SOCKET,
             hello_path="/v1/rendezvous/hello",
             hello=self._hello,
-            on_return=self._say_ready_again,
+            on_return=self._report_ready_again,
         )
         self._outbox = Outbox(self._session)
         self._feed = WorldFeed(self._session, after=self._entered, stage=self._stage, prepare=self._prepare)
@@ -158,14 +163,14 @@ class PerdureRendezvous(RendezvousHandler):
                     raise RendezvousError(problem)
                 if world is None and self._world is None:
                     self._prepare_to_join()
-                self._say_ready(self._explained(exits) if world is None else exits)
+                self._report_ready(self._with_reason(exits) if world is None else exits)
                 exits = []
             if world is None:
                 self._waiting_since = self._entered
                 world = self._feed.wait_newer(self._entered)
                 self._waiting_since = None
                 if world is None:
-                    raise self._passing()
+                    raise self._leave_completed_stage()
             if failure := self._open_store(world):
                 self._entered = world.generation
                 exits = [failure]
@@ -244,7 +249,7 @@ class PerdureRendezvous(RendezvousHandler):
         self._outbox.post("/v1/rendezvous/superseded", SupersededReport(generation=generation))
         threading.Event().wait(_COMMAND_ENDS.total_seconds())
 
-    def _passing(self) -> SystemExit:
+    def _leave_completed_stage(self) -> SystemExit:
         """Returns the exception that ends this torchrun with success and without ranks: the job has finished this
         stage."""
         text = (
@@ -305,7 +310,7 @@ class PerdureRendezvous(RendezvousHandler):
             store_ports=tuple(self._ports.numbers),
         )
 
-    def _say_ready(self, exits: Sequence[RankExit]) -> None:
+    def _report_ready(self, exits: Sequence[RankExit]) -> None:
         killed = self._memory.out_of_memory_kills > self._out_of_memory_kills
         self._outbox.post(
             _READY,
@@ -320,13 +325,13 @@ class PerdureRendezvous(RendezvousHandler):
             delivered=self._spool.clear if exits else None,
         )
 
-    def _say_ready_again(self) -> None:
+    def _report_ready_again(self) -> None:
         """Reports again that this torchrun waits, to an agent that may have forgotten it. Failures are not repeated:
         the agent has to keep them."""
         if self._waiting_since == self._entered and not self._outbox.holds(_READY):
-            self._say_ready(())
+            self._report_ready(())
 
-    def _explained(self, exits: Sequence[RankExit]) -> Sequence[RankExit]:
+    def _with_reason(self, exits: Sequence[RankExit]) -> Sequence[RankExit]:
         """Returns an exit that explains a rendezvous without a newer world: ranks failed, even if torchrun does not log
         which."""
         if exits or self._world is None:

@@ -105,7 +105,7 @@ class RankCommand:
     """Ranks per node, if the command sets a number."""
 
 
-def foreseen_ranks(command: Sequence[str], *, path: str, workdir: Path) -> RankCommand | None:
+def expected_ranks(command: Sequence[str], *, path: str, workdir: Path) -> RankCommand | None:
     """Predicts from the command alone what torchrun will start; None if the command does not determine it.
 
     The result is a guess; torchrun's own handler determines the launch later.

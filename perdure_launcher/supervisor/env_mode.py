@@ -24,8 +24,8 @@ from ..system.ports import PortPool
 from ..system.text import well_formed
 from ..warm_start.names import EXECUTABLE_VARIABLE
 from ..warm_start.plan import Plan
-from ..warm_start.starts import read_start, say_all_cold
-from ..warm_start.supervisor import PREPARATION, SETTLING, WarmKeeper, offer
+from ..warm_start.starts import read_start, record_all_cold
+from ..warm_start.supervisor import PREPARATION, SETTLING, InterpreterSupervisor, offer
 from .capture import Output
 from .node import Node
 from .process_tree import CommandFailed, Exit
@@ -96,7 +96,7 @@ class EnvMode:
             if desired.world is not None and desired.world.generation > self._entered:
                 self._start(desired.world)
             elif not self._over and self._ready_after != self._entered and (self._entered or self._prepared.is_set()):
-                self._say_ready(())
+                self._report_ready(())
 
     def observe(self, exits: list[Exit]) -> None:
         current, tree = self._current, self._node.tree
@@ -128,7 +128,7 @@ class EnvMode:
             return
         if current.failures:
             killed = self._node.memory.out_of_memory_kills > current.out_of_memory_kills
-            self._say_ready(current.failures, out_of_memory=killed)
+            self._report_ready(current.failures, out_of_memory=killed)
             return
         self._over = True
         codes = [current.codes.get(local_rank, -signal.SIGKILL) for local_rank in current.local_ranks.values()]
@@ -136,9 +136,9 @@ class EnvMode:
             self._node.outbox.post(
                 "/v1/rendezvous/finished", FinishedReport(generation=current.world.generation, time=time.time())
             )
-        self._say_exited(current, next((code for code in codes if code), 0))
+        self._report_exit(current, next((code for code in codes if code), 0))
 
-    def say_ready_again(self) -> None:
+    def report_ready_again(self) -> None:
         """Reports again that this node waits, to an agent that may have forgotten it. Called by any thread."""
         if self._current is None and self._ready_after is not None and not self._over:
             self._post_ready(())
@@ -161,7 +161,7 @@ class EnvMode:
             time.sleep(_LOOK)
         self._node.wake()
 
-    def _prepare(self, warm: WarmKeeper) -> None:
+    def _prepare(self, warm: InterpreterSupervisor) -> None:
         warm.wait_until_warm(PREPARATION)
         self._prepared.set()
         self._node.wake()
@@ -198,7 +198,7 @@ class EnvMode:
                 current.local_ranks[pid] = local_rank
         except CommandFailed as failed:
             node.tree.kill()
-            self._say_not_started(failed, output)
+            self._report_not_started(failed, output)
             return
         finally:
             output.close_write_end()
@@ -237,7 +237,7 @@ class EnvMode:
             "TORCHELASTIC_ERROR_FILE": str(error_file),
         }
 
-    def _prepare_warm_starts(self) -> WarmKeeper | None:
+    def _prepare_warm_starts(self) -> InterpreterSupervisor | None:
         """Makes ranks start through the shim if the command is a Python program and the job allows it."""
         node, environment = self._node, self._environment
         found = python_command(
@@ -246,15 +246,17 @@ class EnvMode:
         if not node.config.warm_starts:
             return None
         if found is None:
-            say_all_cold(node.warm_folder, f"{self._command[0]} is not a Python program that can be started in advance")
+            record_all_cold(
+                node.warm_folder, f"{self._command[0]} is not a Python program that can be started in advance"
+            )
             return None
         plan = Plan.of_ranks(found.arguments, environment)
         if reason := offer(node.warm_folder, environment, python=found.python):
             logger.info("ranks start cold: %s", reason)
-            say_all_cold(node.warm_folder, reason)
+            record_all_cold(node.warm_folder, reason)
             return None
         self._command = (environment[EXECUTABLE_VARIABLE], *found.arguments)
-        return node.warm_keeper(found.python, plan)
+        return node.interpreter_supervisor(found.python, plan)
 
     def _failure(self, current: _Ranks, ended: Exit, local_rank: int) -> RankExit:
         rank = current.world.base_rank + local_rank
@@ -271,7 +273,7 @@ class EnvMode:
             error_file=self._node.config.errors / f"rank-{rank}.json",
         )
 
-    def _say_ready(self, failures: Sequence[RankExit], *, out_of_memory: bool = False) -> None:
+    def _report_ready(self, failures: Sequence[RankExit], *, out_of_memory: bool = False) -> None:
         self._ready_after = self._entered
         self._ports.replenish()
         problem = self._ports.problem
@@ -280,9 +282,9 @@ class EnvMode:
         if problem:
             output = self._node.capture.open()
             output.close_write_end()
-            self._say_not_started(CommandFailed(os.EX_TEMPFAIL, problem), output)
+            self._report_not_started(CommandFailed(os.EX_TEMPFAIL, problem), output)
 
-    def _say_not_started(self, failed: CommandFailed, output: Output) -> None:
+    def _report_not_started(self, failed: CommandFailed, output: Output) -> None:
         logger.error("%s", failed)
         output.note(f"perdure: {well_formed(str(failed))}\n".encode())
         self._over = True
@@ -300,7 +302,7 @@ class EnvMode:
             ),
         )
 
-    def _say_exited(self, current: _Ranks, code: int) -> None:
+    def _report_exit(self, current: _Ranks, code: int) -> None:
         exit_code, signal_number = split_status(code)
         self._node.outbox.post(
             "/v1/launcher/exited",

@@ -72,7 +72,7 @@ class _Wake:
     """The state of the mode has changed."""
 
 
-_Event = Desired | in_node.Bypass | _Signal | _Wake
+_Event = Desired | in_node.UnmanagedRanks | _Signal | _Wake
 
 
 class Launcher:
@@ -117,7 +117,7 @@ class Launcher:
         )
         self._mode: Mode = TorchrunMode(node) if _wants_torchrun(config) else EnvMode(node)
         self._desired = NOTHING_DESIRED
-        self._guard = in_node.RankGuard(torchrun=self._mode.name == "torchrun", several=config.max_nodes > 1)
+        self._scanner = in_node.ProcessScanner(torchrun=self._mode.name == "torchrun", several=config.max_nodes > 1)
         self._leaving: Leaving | None = None
         self._leaving_grace = config.termination_grace
         self._stopped_generation = 0
@@ -167,8 +167,8 @@ class Launcher:
     def _hear(self, event: _Event) -> None:
         if isinstance(event, Desired):
             self._desire(event)
-        elif isinstance(event, in_node.Bypass):
-            self._stop_unprotected(event)
+        elif isinstance(event, in_node.UnmanagedRanks):
+            self._stop_unmanaged(event)
         elif isinstance(event, _Signal) and event.number != signal.SIGCHLD and self._leaving is None:
             name = signal.Signals(event.number).name
             self._leaving = Leaving(128 + event.number, f"the launcher received {name}", event.number)
@@ -210,13 +210,13 @@ class Launcher:
             if process.parent == os.getpid() and process.pid not in self._tree.roots
         ]
 
-    def _stop_unprotected(self, bypass: in_node.Bypass) -> None:
+    def _stop_unmanaged(self, unmanaged: in_node.UnmanagedRanks) -> None:
         if self._state.read().handler_pid:
             return
-        logger.error("%s (processes %s)", bypass.explanation, bypass.processes)
-        self._mode.explain(bypass.explanation)
+        logger.error("%s (processes %s)", unmanaged.explanation, unmanaged.processes)
+        self._mode.explain(unmanaged.explanation)
         self._outbox.post(
-            "/v1/launcher/unprotected", UnmanagedReport(ranks=tuple(bypass.processes), detail=bypass.explanation)
+            "/v1/launcher/unprotected", UnmanagedReport(ranks=tuple(unmanaged.processes), detail=unmanaged.explanation)
         )
         self._tree.kill()
 
@@ -242,8 +242,8 @@ class Launcher:
         while True:
             due = time.monotonic() >= usage_at
             searching = torchrun and not self._state.read().handler_pid
-            if (searching or (several and not torchrun and due)) and (bypass := self._guard.look()):
-                self._events.put(bypass)
+            if (searching or (several and not torchrun and due)) and (unmanaged := self._scanner.scan()):
+                self._events.put(unmanaged)
             if due:
                 usage_at = time.monotonic() + USAGE_INTERVAL.total_seconds()
                 usage = meter.read()
@@ -266,7 +266,7 @@ class Launcher:
     def _agent_returned(self) -> None:
         self._feed.forget()
         if isinstance(self._mode, EnvMode):
-            self._mode.say_ready_again()
+            self._mode.report_ready_again()
 
 
 def write_exit_file(run_directory: Path, leaving: Leaving) -> None:

@@ -14,7 +14,7 @@ from ..protocol import Desired
 from ..state import StateFile
 from ..system.cgroups import MemoryController
 from ..warm_start.plan import Plan
-from ..warm_start.supervisor import WarmKeeper
+from ..warm_start.supervisor import InterpreterSupervisor
 from .capture import Capture
 from .process_tree import Exit, ProcessTree
 
@@ -44,10 +44,10 @@ class Node:
     def warm_folder(self) -> Path:
         return self.config.run_directory / WARM
 
-    def warm_keeper(self, python: str, plan: Plan) -> WarmKeeper:
+    def interpreter_supervisor(self, python: str, plan: Plan) -> InterpreterSupervisor:
         """Creates the supervisor of a warm interpreter that runs beside the command across attempts. Use it in the
         launcher's main thread."""
-        return WarmKeeper(
+        return InterpreterSupervisor(
             folder=self.warm_folder,
             python=python,
             plan=plan,

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from ..agent_link.rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool, describe_status, split_status
-from ..environment import foreseen_environment, torchrun_environment
+from ..environment import expected_environment, torchrun_environment
 from ..layout import RANK_EXITS
 from ..protocol import CommandExit, Desired
 from ..state import RendezvousState
@@ -19,9 +19,9 @@ from ..system import processes
 from ..system.text import well_formed
 from ..warm_start.names import EXECUTABLE_VARIABLE
 from ..warm_start.plan import Plan
-from ..warm_start.supervisor import WarmKeeper
+from ..warm_start.supervisor import InterpreterSupervisor
 from .capture import Output
-from .commands import BACKEND, foreseen_ranks
+from .commands import BACKEND, expected_ranks
 from .node import Node
 from .process_tree import CommandFailed, Exit
 
@@ -57,7 +57,7 @@ class TorchrunMode:
         self._command = node.config.command
         self._environment = torchrun_environment(node.config, node.environment, processes=node.processes)
         self._spool = ExitSpool(node.config.errors / RANK_EXITS)
-        self._warm = self._foreseen_warm_keeper()
+        self._warm = self._expected_interpreter()
         self._current: _Attempt | None = None
         self.attempt = 0
 
@@ -150,18 +150,18 @@ class TorchrunMode:
         logger.info("attempt %s started as process %s", attempt, root)
         self._current = _Attempt(root=root, output=output, started_at=started_at, out_of_memory_kills=kills)
 
-    def _foreseen_warm_keeper(self) -> WarmKeeper | None:
+    def _expected_interpreter(self) -> InterpreterSupervisor | None:
         """Returns a supervisor for the ranks that torchrun will probably start, so that their interpreter can import
         modules while torchrun itself still imports."""
         node, environment = self._node, self._environment
         if not node.config.warm_starts or EXECUTABLE_VARIABLE in environment:
             return None
         workdir = node.workdir or Path.cwd()
-        foreseen = foreseen_ranks(self._command, path=environment.get("PATH", os.defpath), workdir=workdir)
-        if foreseen is None:
+        expected = expected_ranks(self._command, path=environment.get("PATH", os.defpath), workdir=workdir)
+        if expected is None:
             return None
-        ranks = foreseen_environment(environment, processes=foreseen.processes or node.processes)
-        return node.warm_keeper(foreseen.python, Plan.of_ranks(foreseen.arguments, ranks))
+        ranks = expected_environment(environment, processes=expected.processes or node.processes)
+        return node.interpreter_supervisor(expected.python, Plan.of_ranks(expected.arguments, ranks))
 
 
 def not_started(attempt: int, failed: CommandFailed, output: Output) -> CommandExit:

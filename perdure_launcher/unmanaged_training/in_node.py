@@ -14,28 +14,16 @@ from ..environment import GENERATION_VARIABLE
 from ..supervisor.commands import instead_of_deepspeed
 from ..system import processes
 from ..warm_start.names import LISTENING_VARIABLE
+from .cases import Case
 
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 
-_IN_CROWD = "this node would train alone beside the others, over the same checkpoints"
-_ALONE = f"the command starts torchrun by itself, so {_IN_CROWD}. Set the role's `rendezvous` to `torchrun`"
-_BYPASSED = (
-    "ranks were started without Perdure's rendezvous, so {consequence}. Usual causes: a launcher that brings its own "
-    "rendezvous, or a script that overwrites PYTHONPATH. Start the ranks with plain torchrun, and add to PYTHONPATH "
-    "instead of replacing it"
-)
-_DEEPSPEED = (
-    "the deepspeed launcher starts ranks by itself, so {consequence}. DeepSpeed needs no launcher of its own; write "
-    "instead: {instead}"
-)
-_NO_RESTARTS = "nothing would start them again after a failure"
-
-_LOOKS = 4
+_SCANS = 4
 """Number of checks per process: it shows its parent's environment until it has executed its own program."""
 
 
 @dataclass(frozen=True)
-class Bypass:
+class UnmanagedRanks:
     """Ranks that bypass Perdure's rendezvous, or a process that is about to start such ranks."""
 
     processes: list[int]
@@ -43,11 +31,11 @@ class Bypass:
     """The message for the user."""
 
 
-class RankGuard:
+class ProcessScanner:
     """Checks new processes. It checks each only a few times, since an environment does not change after that."""
 
     def __init__(self, *, torchrun: bool, several: bool, environment: Mapping[str, str] = os.environ) -> None:
-        """Creates the guard.
+        """Creates the scanner.
 
         Args:
             torchrun: Whether ranks are expected to come from torchrun with Perdure's rendezvous, and not from the
@@ -56,24 +44,25 @@ class RankGuard:
             environment: The launcher's own environment. Its rank variables do not make a process a rank.
         """
         self._torchrun = torchrun
-        self._consequence = _IN_CROWD if several else _NO_RESTARTS
+        self._several = several
         self._inherited = {name: environment.get(name) for name in _PLACE}
-        self._looks: dict[tuple[int, int], int] = {}
+        self._scans: dict[tuple[int, int], int] = {}
 
-    def look(self) -> Bypass | None:
+    def scan(self) -> UnmanagedRanks | None:
         """Checks the new processes."""
         alive = {(process.pid, process.start_ticks) for process in processes.descendants() if not process.zombie}
-        self._looks = {key: self._looks.get(key, 0) + 1 for key in alive}
-        new = sorted(pid for (pid, _), looks in self._looks.items() if looks <= _LOOKS)
+        self._scans = {key: self._scans.get(key, 0) + 1 for key in alive}
+        new = sorted(pid for (pid, _), scans in self._scans.items() if scans <= _SCANS)
         for pid in new:
             if instead := instead_of_deepspeed(processes.command_of(pid)):
-                return Bypass([pid], _DEEPSPEED.format(consequence=self._consequence, instead=instead))
-        if ranks := [pid for pid in new if self._is_unprotected(processes.environment_of(pid))]:
-            explanation = _BYPASSED.format(consequence=self._consequence) if self._torchrun else _ALONE
-            return Bypass(ranks, explanation)
+                explanation = Case.DEEPSPEED_LAUNCHER.explain(several_nodes=self._several, instead=instead)
+                return UnmanagedRanks([pid], explanation)
+        if ranks := [pid for pid in new if self._is_unmanaged(processes.environment_of(pid))]:
+            case = Case.RENDEZVOUS_BYPASSED if self._torchrun else Case.TORCHRUN_IN_COMMAND
+            return UnmanagedRanks(ranks, case.explain(several_nodes=self._several))
         return None
 
-    def _is_unprotected(self, environment: Mapping[str, str]) -> bool:
+    def _is_unmanaged(self, environment: Mapping[str, str]) -> bool:
         place = {name: environment.get(name) for name in _PLACE}
         if place == self._inherited or None in (place["RANK"], place["WORLD_SIZE"], place["LOCAL_RANK"]):
             return False

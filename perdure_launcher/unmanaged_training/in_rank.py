@@ -22,31 +22,17 @@ from ..layout import AGENT_SOCKET
 from ..rank_plugins.progress import mark_apart
 from ..rank_plugins.step_counter import is_rank
 from ..torch_internals import process_group_handlers
+from .cases import Case
 
-_UNPROTECTED = "/v1/launcher/unprotected"
+_UNMANAGED = "/v1/launcher/unprotected"
 _PAUSE = 0.5
 _STEPS_BEFORE_A_GROUP = 10
 """Steps after which a process group is expected: scripts may step once before they begin (to silence a scheduler's
 warning, say)."""
 _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0")
 
-_WITHOUT_PLACE = (
-    "this process trains although it has no rank in a world: it was started without torchrun, so {consequence}. "
-    "`accelerate launch` does this unless --multi_gpu and at least two processes are requested, and so does a script "
-    "that runs plain python. Start the ranks with torchrun (scripts that use accelerate run under it as they are), or "
-    "set the role's `rendezvous` to `env`, and Perdure starts one process per rank itself. If it is meant to train "
-    f"beside the job, start it with `env -u {TORCHRUN_VARIABLE}`"
-)
-_ALONE_IN_CROWD = "each node would train alone beside the others, over the same checkpoints"
-_ALONE = "nothing would start it again after a failure"
-_WORLD_OF_ITS_OWN = (
-    "the script requests a process group of {size} at {asked}, which no other node can reach, so each node would train "
-    "alone beside the others, over the same checkpoints. Leave MASTER_ADDR, MASTER_PORT, the rank and the world size "
-    "out of the script: each rank finds them in its environment (init_process_group() alone is enough)"
-)
 
-
-class TrainingOutsideError(RuntimeError):
+class UnmanagedTrainingError(RuntimeError):
     """The training takes no part in the job's world, and would corrupt the output of others."""
 
 
@@ -54,39 +40,38 @@ def autoload() -> None:
     """Installs the checks; the entry point in the group `torch.backends`. If it raised, `import torch` would fail."""
     with contextlib.suppress(Exception):
         if is_rank(os.environ):
-            hold_to_store()
+            use_job_store()
         elif TORCHRUN_VARIABLE in os.environ:
-            watch_unplaced()
+            refuse_steps()
 
 
-def watch_unplaced() -> None:
+def refuse_steps() -> None:
     """Makes the first optimizer step fail in a process that is no rank, below a command that should start torchrun."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     settings = TorchrunSettings.load(os.environ[TORCHRUN_VARIABLE])
 
     def refuse(*_: object) -> None:
-        consequence = _ALONE_IN_CROWD if settings.max_nodes > 1 else _ALONE
-        _stop(Path(settings.run_directory), _WITHOUT_PLACE.format(consequence=consequence))
+        _stop(Path(settings.run_directory), Case.NOT_A_RANK.explain(several_nodes=settings.max_nodes > 1))
 
     # torchrun's own process runs this, too, but steps no optimizer.
     register_optimizer_step_pre_hook(refuse)
 
 
-def hold_to_store() -> None:
+def use_job_store() -> None:
     """Makes a rank's first process group use the job's store, regardless of the address in the script."""
-    place = Place.of(os.environ)
+    place = RankPlace.of(os.environ)
     if place is None:
         return
     handlers = process_group_handlers()
     for scheme in ("env", "tcp"):
-        handlers[scheme] = _held(handlers[scheme], place)
+        handlers[scheme] = _with_job_store(handlers[scheme], place)
     if place.world_size > 1:
-        _watch_for_apart(place)
+        _record_steps_without_group(place)
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """The rank variables that the process had before any line of the script ran."""
 
     address: str
@@ -97,7 +82,7 @@ class Place:
     progress: Path
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Place | None:
+    def of(cls, environment: Mapping[str, str]) -> RankPlace | None:
         """Reads the variables; None if one is missing."""
         try:
             address, _, port = environment[STORE_VARIABLE].rpartition(":")
@@ -112,14 +97,14 @@ class Place:
         except (KeyError, ValueError):
             return None
 
-    def corrected(self, url: str) -> str:
+    def job_url(self, url: str) -> str:
         """Returns the URL to use instead of this one, in the format of `init_process_group`.
 
         A group of the same ranks is the job's, and uses the job's store. Any other group is the script's own concern,
         unless it can only be separate training.
 
         Raises:
-            TrainingOutsideError: if the group can only be separate training.
+            UnmanagedTrainingError: if the group can only be separate training.
         """
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query))
@@ -133,32 +118,33 @@ class Place:
             return url
         there = ":".join(asked)
         if (rank, size) == (self.rank, self.world_size):
-            _say(
+            _print(
                 f"the script names {there} for its process group; the job's own {self.address}:{self.port} is used, "
                 "since only that is there again after a failure"
             )
             os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = self.address, self.port
             return f"env://?{parts.query}"
         if self.world_size > self.local_world_size and asked[0].startswith(_LOOPBACK):
-            _stop(self.progress.parent, _WORLD_OF_ITS_OWN.format(size=size, asked=there))
+            explanation = Case.SEPARATE_PROCESS_GROUP.explain(several_nodes=True, size=size, address=there)
+            _stop(self.progress.parent, explanation)
         return url
 
 
-def _held(original: Callable[..., Any], place: Place) -> Callable[..., Any]:
+def _with_job_store(original: Callable[..., Any], place: RankPlace) -> Callable[..., Any]:
     def rendezvous(url: str, *args: Any, **kwargs: Any) -> Any:
         import torch.distributed as dist
 
         # Groups that are created beside the first one are the script's own concern.
         if not dist.is_initialized():
-            corrected = place.corrected(url)
-            if corrected != url:
-                return process_group_handlers()["env"](corrected, *args, **kwargs)
+            job_url = place.job_url(url)
+            if job_url != url:
+                return process_group_handlers()["env"](job_url, *args, **kwargs)
         return original(url, *args, **kwargs)
 
     return rendezvous
 
 
-def _watch_for_apart(place: Place) -> None:
+def _record_steps_without_group(place: RankPlace) -> None:
     """Records that the rank makes steps without a process group: a sweep may intend that, a training does not."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -185,12 +171,12 @@ def _stop(run_directory: Path, detail: str) -> None:
     from ..agent_link.client import AgentConnection, AgentGone, AgentRefused
     from ..protocol import UnmanagedReport
 
-    _say(detail)
+    _print(detail)
     connection = AgentConnection(run_directory / AGENT_SOCKET)
     try:
         while True:
             try:
-                connection.request("POST", _UNPROTECTED, UnmanagedReport(ranks=(os.getpid(),), detail=detail))
+                connection.request("POST", _UNMANAGED, UnmanagedReport(ranks=(os.getpid(),), detail=detail))
                 break
             except AgentGone:
                 time.sleep(_PAUSE)
@@ -198,9 +184,9 @@ def _stop(run_directory: Path, detail: str) -> None:
                 break
     finally:
         connection.close()
-    raise TrainingOutsideError(detail)
+    raise UnmanagedTrainingError(detail)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(f"perdure: {text}\n")
     sys.stderr.flush()

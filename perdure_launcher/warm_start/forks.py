@@ -16,7 +16,7 @@ from .fork_safety import end_children
 from .imports import Imports, Refused
 from .learning import Learned
 from .loop import Loop
-from .messages import Request, leave_word, log
+from .messages import Request, log, write_record
 from .names import LEARNED
 from .traces import Traces
 
@@ -96,14 +96,14 @@ class Forks:
         """Returns why ranks with this report cannot be started from imports made in advance; empty if they can."""
         reason = self._imports.contradicted_by(learned.changed)
         if reason:
-            self.leave_word(reason)
+            self.write_record(reason)
         return reason
 
-    def leave_word(self, failure: str = "") -> None:
+    def write_record(self, failure: str = "") -> None:
         """Writes what was imported, and the failure if there was one, to a file for other processes."""
         content = {"modules": len(sys.modules), "left_out": self._left_out, "failure": failure}
         log(f"imports of ranks: {content}")
-        leave_word(f"{self._folder}/{LEARNED}", content)
+        write_record(f"{self._folder}/{LEARNED}", content)
 
     def _fork(self) -> int:
         pid = os.fork()
@@ -122,7 +122,7 @@ class Forks:
         except OSError as error:
             os.close(reading)
             os.close(writing)
-            self.leave_word(f"fork: {error.strerror}")
+            self.write_record(f"fork: {error.strerror}")
             return
         if pid == 0:
             code = 1
@@ -154,7 +154,7 @@ class Forks:
         self._trial_result = None
         os.waitpid(pid, 0)
         if not content:
-            self.leave_word("the process that tried the imports died")
+            self.write_record("the process that tried the imports died")
             return
         if refused := json.loads(content):
             self._left_out[refused["package"]] = refused["reason"]
@@ -163,7 +163,7 @@ class Forks:
             if self._trials < _MOST_TRIALS:
                 self._try(learned, then)
                 return
-            self.leave_word("too many packages cannot be imported in advance")
+            self.write_record("too many packages cannot be imported in advance")
         else:
             self._import(learned)
         lost = {package: reason for package, reason in self._left_out.items() if package in self._lost}
@@ -172,4 +172,4 @@ class Forks:
     def _import(self, learned: Learned) -> None:
         if refused := self._trial(learned, attend=lambda: self._loop.attend(0)):
             self._unfit = f"its imports had another result than in the trial: {refused['reason']}"
-        self.leave_word(self._unfit)
+        self.write_record(self._unfit)

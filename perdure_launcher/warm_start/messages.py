@@ -139,7 +139,7 @@ def log(text: str) -> None:
     sys.stderr.flush()
 
 
-def leave_word(path: str, content: Mapping[str, object]) -> None:
+def write_record(path: str, content: Mapping[str, object]) -> None:
     """Writes a JSON file for other processes; errors are ignored."""
     with contextlib.suppress(OSError):
         write_file(path, json.dumps(content))

@@ -188,7 +188,7 @@ class Server:
         elif self._standbys.wanted:
             self._standbys.replenish(learned)
         elif self._devices:
-            self._forks.leave_word()
+            self._forks.write_record()
             self._keep_standbys(learned, {}, {})
         else:
             self._forks.learn(learned, lambda lost, others: self._keep_standbys(learned, lost, others))

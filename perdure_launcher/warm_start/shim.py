@@ -41,7 +41,7 @@ def main() -> None:
         passing.stop()
         record_start(folder, warm=False, reason=str(reason))
         os.execvpe(python, [python, *arguments], environment)
-    _stand_in(connection)
+    _follow_rank(connection)
 
 
 class _Passing:
@@ -113,7 +113,7 @@ def _signals_blocked() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _stand_in(connection: socket.socket) -> None:
+def _follow_rank(connection: socket.socket) -> None:
     connection.settimeout(None)
     try:
         word, _, status = _line(connection).partition(" ")

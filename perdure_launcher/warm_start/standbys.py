@@ -21,7 +21,7 @@ from ..system.cgroups import MemoryController
 from ..system.processes import available_bytes, resident_bytes
 from .learning import Learned
 from .loop import Loop
-from .messages import Request, leave_word, log, receive, send
+from .messages import Request, log, receive, send, write_record
 from .names import STANDBY_VARIABLE, STANDBYS
 from .plan import Plan
 from .start_method import STANDBY
@@ -81,7 +81,7 @@ class Standbys:
         self._learned, self._reason = learned, reason
         self._left_out.update(without or {})
         self._due = time.monotonic()
-        self._leave_word()
+        self._write_record()
 
     @property
     def wanted(self) -> bool:
@@ -129,7 +129,7 @@ class Standbys:
             return None
         self._forget(found)
         self._deaths = 0
-        self._leave_word()
+        self._write_record()
         return found.pid
 
     @property
@@ -214,7 +214,7 @@ class Standbys:
             self._fail(failure)
         else:
             standby.read = frozenset(said["read"])
-        self._leave_word()
+        self._write_record()
 
     def _end(self, standby: _Standby) -> None:
         _, status = os.waitpid(standby.pid, 0)
@@ -226,7 +226,7 @@ class Standbys:
         log(f"the standby of local rank {standby.local_rank} ended with {code}")
         if self._deaths >= _MOST_DEATHS:
             self._fail(f"{_MOST_DEATHS} standbys ended before they were used, the last one with {code}")
-        self._leave_word()
+        self._write_record()
 
     def _discard(self, standby: _Standby) -> None:
         """Kills a standby; its end is handled later."""
@@ -249,12 +249,12 @@ class Standbys:
         self._failure = reason
         log(f"no more standbys: {reason}")
 
-    def _leave_word(self) -> None:
+    def _write_record(self) -> None:
         """Writes the available standbys, and why they exist, to a file for other processes."""
         waiting = [standby for standby in self._alive if standby.read is not None and not standby.discarded]
         ready = {standby.local_rank: standby.pid for standby in waiting}
         content = {"reason": self._reason, "ready": ready, "left_out": self._left_out, "failure": self._failure}
-        leave_word(f"{self.folder}/{STANDBYS}", content)
+        write_record(f"{self.folder}/{STANDBYS}", content)
 
 
 def _no_room() -> str:

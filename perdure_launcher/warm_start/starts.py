@@ -25,7 +25,7 @@ class Start:
     """Whether the rank was a standby and not a fork."""
 
 
-def say_all_cold(folder: Path, reason: str) -> None:
+def record_all_cold(folder: Path, reason: str) -> None:
     """Records why ranks are started without the shim, which would otherwise record it for each rank."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 PREPARATION = timedelta(seconds=30)
 """The time that a node may prepare before it joins an elastic job; the other nodes continue to train meanwhile."""
 
-_STAND_IN = "python"
+_SHIM = "python"
 _LOG = "log"
 
 _BACKLOG = 128
@@ -40,7 +40,7 @@ _LONGEST_INTERPRETER = 120
 """Maximum length of the interpreter's path: older kernels truncate a script's first line after 127 bytes."""
 _PACKAGE = Path(__file__).parent.parent
 
-_STAND_IN_PROGRAM = """\
+_SHIM_PROGRAM = """\
 #!{python} -IS
 import sys
 
@@ -78,13 +78,13 @@ def offer(folder: Path, environment: MutableMapping[str, str], *, python: str = 
     if len(os.fsencode(python)) > _LONGEST_INTERPRETER or any(map(str.isspace, python)):
         return f"{python} cannot stand in a script's first line"
     try:
-        stand_in = prepare(folder, python)
+        shim = prepare(folder, python)
     except OSError as error:
         return f"{folder} cannot be written: {error.strerror}"
-    if not os.access(stand_in, os.X_OK):
-        return f"{stand_in} cannot be executed on this node"
+    if not os.access(shim, os.X_OK):
+        return f"{shim} cannot be executed on this node"
     (folder / ALL_COLD).unlink(missing_ok=True)
-    environment[EXECUTABLE_VARIABLE] = str(stand_in)
+    environment[EXECUTABLE_VARIABLE] = str(shim)
     environment[PYTHON_VARIABLE] = python
     environment[FOLDER_VARIABLE] = str(folder)
     return ""
@@ -102,7 +102,7 @@ class Preparation:
     """The descriptor for its output."""
 
 
-class WarmKeeper:
+class InterpreterSupervisor:
     """Starts the warm interpreter, and restarts it after it has died.
 
     Supervisors follow each other in one folder: the launcher starts the interpreter that torchrun's handler later takes
@@ -233,7 +233,7 @@ def prepare(folder: Path, python: str) -> Path:
     start.mkdir(parents=True, exist_ok=True)
     # Atomic: an interpreter that is just starting must never read an empty file and continue with the script.
     write_file(start / "sitecustomize.py", _SITECUSTOMIZE)
-    stand_in = folder / _STAND_IN
-    stand_in.write_bytes(os.fsencode(_STAND_IN_PROGRAM.format(python=python, package=str(_PACKAGE.parent))))
-    stand_in.chmod(0o755)
-    return stand_in
+    shim = folder / _SHIM
+    shim.write_bytes(os.fsencode(_SHIM_PROGRAM.format(python=python, package=str(_PACKAGE.parent))))
+    shim.chmod(0o755)
+    return shim

@@ -9,7 +9,7 @@ import pytest
 from perdure_launcher.supervisor.commands import (
     RankCommand,
     begins_with_torchrun,
-    foreseen_ranks,
+    expected_ranks,
     instead_of_deepspeed,
     starts_torchrun,
 )
@@ -106,11 +106,11 @@ def test_what_torchrun_will_start_is_foreseen(
 ) -> None:
     folder = torchrun.parent
     expected = RankCommand("/opt/venv/bin/python3", arguments, processes)
-    assert foreseen_ranks(["torchrun", *options], path=str(folder), workdir=folder) == expected
+    assert expected_ranks(["torchrun", *options], path=str(folder), workdir=folder) == expected
     python = torchrun.rename(folder / "python3.12")
     by_module = ["python3.12", "-m", "torch.distributed.run", *options]
     expected = RankCommand(str(python), arguments, processes)
-    assert foreseen_ranks(by_module, path=str(folder), workdir=folder) == expected
+    assert expected_ranks(by_module, path=str(folder), workdir=folder) == expected
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,12 @@ def test_what_torchrun_will_start_is_foreseen(
     ],
 )
 def test_what_cannot_be_read_from_the_command_is_not_guessed(command: list[str], torchrun: Path) -> None:
-    assert foreseen_ranks(command, path=f"{torchrun.parent}:/bin:/usr/bin", workdir=torchrun.parent) is None
+    assert expected_ranks(command, path=f"{torchrun.parent}:/bin:/usr/bin", workdir=torchrun.parent) is None
 
 
 def test_a_script_of_another_interpreter_is_not_guessed(torchrun: Path) -> None:
     torchrun.write_text("#!/bin/sh\nexec python main.py\n")
-    assert foreseen_ranks(["torchrun", "t.py"], path=str(torchrun.parent), workdir=torchrun.parent) is None
+    assert expected_ranks(["torchrun", "t.py"], path=str(torchrun.parent), workdir=torchrun.parent) is None
 
 
 @pytest.mark.parametrize(

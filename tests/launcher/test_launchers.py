@@ -98,7 +98,7 @@ async def test_a_torchrun_that_lost_the_plugin_is_stopped_on_a_single_node_too()
     node = Node(["env", "-u", "PYTHONPATH", *TORCHRUN, "--standalone", "alone.py"])
     async with running(node):
         report = await node.agent.heard(UNPROTECTED)
-        assert "so nothing would start them again after a failure" in report.body["detail"]
+        assert "so nothing would start it again after a failure" in report.body["detail"]
         assert "add to PYTHONPATH instead of replacing it" in report.body["detail"]
         await node.agent.heard(EXITED)
         assert node.processes(lambda environment: "LOCAL_RANK" in environment) == []
@@ -178,7 +178,9 @@ async def test_a_process_that_trains_without_a_place_is_stopped_at_its_first_ste
         assert "set the role's `rendezvous` to `env`" in report.body["detail"]
         exited = await node.agent.heard(EXITED)
         assert exited.body["exit_code"] == 1
-        assert "TrainingOutsideError: this process trains although it has no rank in a world" in exited.body["log_tail"]
+        assert (
+            "UnmanagedTrainingError: this process trains although it has no rank in a world" in exited.body["log_tail"]
+        )
 
 
 async def test_a_process_that_is_meant_to_train_beside_the_job_may() -> None:
@@ -225,9 +227,9 @@ async def test_a_script_that_makes_a_world_of_its_own_on_each_of_several_nodes_i
         await form_world(nodes, 1, port=ready[0].body["store_ports"][0])
         for node in nodes:
             report = await node.agent.heard(UNPROTECTED)
-            assert "asks for a process group of 1 at localhost:29511" in report.body["detail"]
+            assert "requests a process group of 1 at localhost:29511" in report.body["detail"]
             assert "Leave MASTER_ADDR, MASTER_PORT, the rank and the world size out" in report.body["detail"]
-            await eventually(lambda node=node: "TrainingOutsideError" in node.output)
+            await eventually(lambda node=node: "UnmanagedTrainingError" in node.output)
             assert node.ranks() == {}, "it has made no step"
 
 

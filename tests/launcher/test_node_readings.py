@@ -14,7 +14,7 @@ from perdure_launcher.system.cgroups import MemoryController
 from perdure_launcher.system.nvml import Devices
 from perdure_launcher.system.processes import all_processes, descendants, environment_of, read_process, resident_bytes
 from perdure_launcher.system.usage import UsageMeter, processes_per_node
-from perdure_launcher.unmanaged_training.in_node import RankGuard
+from perdure_launcher.unmanaged_training.in_node import ProcessScanner
 
 
 def test_this_process_is_read_as_the_kernel_has_it() -> None:
@@ -173,13 +173,13 @@ ALONE = {"TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "1"}
 def test_ranks_without_a_place_are_found(
     torchrun: bool, environment: dict[str, str], inherited: dict[str, str], unprotected: bool
 ) -> None:
-    guard = RankGuard(torchrun=torchrun, several=True, environment=inherited)
+    scanner = ProcessScanner(torchrun=torchrun, several=True, environment=inherited)
     child = subprocess.Popen(["sleep", "100"], env={"PATH": os.environ["PATH"], **environment})
     try:
-        assert (bypass := guard.look()) is None or bypass.processes == [child.pid]
+        assert (bypass := scanner.scan()) is None or bypass.processes == [child.pid]
         assert (bypass is not None) == unprotected
         for _ in range(5):
-            bypass = guard.look()
+            bypass = scanner.scan()
         assert bypass is None, "a process is not looked at indefinitely"
     finally:
         child.kill()

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from perdure_launcher.unmanaged_training.in_rank import Place
+from perdure_launcher.unmanaged_training.in_rank import RankPlace
 
 STORE = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29700"}
 OWN = {"MASTER_ADDR": "localhost", "MASTER_PORT": "12355"}
 
 
-def place(*, rank: int = 1, world_size: int = 4, local_world_size: int = 2) -> Place:
-    return Place(
+def place(*, rank: int = 1, world_size: int = 4, local_world_size: int = 2) -> RankPlace:
+    return RankPlace(
         address="10.0.0.1",
         port="29700",
         rank=rank,
@@ -40,21 +40,21 @@ def test_the_jobs_own_ranks_meet_at_its_store(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert place().corrected(url) == corrected
+    assert place().job_url(url) == corrected
 
 
 def test_a_world_of_its_own_on_one_node_is_the_scripts_affair(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in OWN.items():
         monkeypatch.setenv(name, value)
     spawned = "env://?rank=0&world_size=8"
-    assert place(world_size=2, local_world_size=2).corrected(spawned) == spawned
+    assert place(world_size=2, local_world_size=2).job_url(spawned) == spawned
 
 
 def test_an_environment_without_a_store_gives_no_place() -> None:
     rank = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     whole = {**rank, "PERDURE_STORE": "fd00::1:29700", "PERDURE_PROGRESS_DIR": "/run/progress"}
-    found = Place.of(whole)
+    found = RankPlace.of(whole)
     assert found is not None
     assert (found.address, found.port, found.rank) == ("fd00::1", "29700", 1)
     for name in whole:
-        assert Place.of({key: value for key, value in whole.items() if key != name}) is None
+        assert RankPlace.of({key: value for key, value in whole.items() if key != name}) is None

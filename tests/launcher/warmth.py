@@ -19,7 +19,7 @@ from perdure_launcher.system.processes import begin_child
 from perdure_launcher.warm_start.names import LEARNED, STANDBYS
 from perdure_launcher.warm_start.plan import Plan
 from perdure_launcher.warm_start.starts import Start, read_starts
-from perdure_launcher.warm_start.supervisor import WarmKeeper, offer
+from perdure_launcher.warm_start.supervisor import InterpreterSupervisor, offer
 from tests.launcher.nodes import ROOT, SCRIPTS
 from tests.support.waiting import wait_for
 
@@ -42,7 +42,7 @@ class Warmth:
         self.offered: dict[str, str] = {}
         assert offer(self.folder, self.offered, python=self.executable) == ""
         plan = Plan.of_ranks(self.arguments, self.environment)
-        self.keeper = WarmKeeper(folder=self.folder, python=self.executable, plan=plan)
+        self.keeper = InterpreterSupervisor(folder=self.folder, python=self.executable, plan=plan)
 
     def start(
         self,
