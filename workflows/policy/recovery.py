@@ -94,12 +94,10 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
             considered=(Considered(option="replace a node", why_not="no evidence names one, and none is known lost"),),
         )
     if culprit.failure is FailureClass.RENDEZVOUS_TIMEOUT:
-        return Verdict(
+        return _blame(
+            culprit,
             rule='rendezvous-timeout/1 "start its command again"',
-            title=f"node {culprit.rank}: {culprit.text}",
             action="start the command again on its node and restart the other ranks in place",
-            failure=culprit.failure,
-            culprit=culprit.rank,
             considered=(
                 Considered(option="wait longer", why_not="timing.rendezvous.enter_timeout is over"),
                 Considered(
@@ -108,12 +106,10 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
             ),
         )
     if state.world is None:
-        return Verdict(
+        return _blame(
+            culprit,
             rule='failed-start/1 "replace the node, and try again a few times"',
-            title=f"node {culprit.rank}: {culprit.text}",
             action="replace the node and start its command again",
-            failure=culprit.failure,
-            culprit=culprit.rank,
             considered=(
                 Considered(
                     option="start it again on its node",
@@ -123,30 +119,46 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
             ),
         )
     if state.between_stages:
-        return Verdict(
+        return _blame(
+            culprit,
             rule='command-failure/1 "start it again on its node"',
-            title=f"node {culprit.rank}: {culprit.text}",
             action="start the command again on its node; it skips the torchruns that have finished",
-            failure=culprit.failure,
-            culprit=culprit.rank,
             considered=(
                 Considered(option="restart the others", why_not="their commands continue"),
                 Considered(option="replace the node", why_not="its agent and launcher are alive"),
             ),
         )
     command = culprit.failure is FailureClass.COMMAND_LOST
-    return Verdict(
+    return _blame(
+        culprit,
         rule='command-lost/1 "start it again on its node"' if command else 'rank-failure/1 "restart in place"',
-        title=f"node {culprit.rank}: {culprit.text}",
         action="start the command again and restart the other ranks in place"
         if command
         else "restart the ranks of every node in place",
-        failure=culprit.failure,
-        culprit=culprit.rank,
         considered=(
             Considered(option="replace the node", why_not="its agent and launcher are alive"),
             Considered(option="continue with fewer nodes", why_not="no capacity is lost"),
         ),
+    )
+
+
+def _blame(
+    culprit: NodeFailure,
+    *,
+    rule: str,
+    action: str,
+    considered: tuple[Considered, ...],
+    stop: Outcome | None = None,
+) -> Verdict:
+    """The verdict about a failure that one node began."""
+    return Verdict(
+        rule=rule,
+        title=f"node {culprit.rank}: {culprit.text}",
+        action=action,
+        failure=culprit.failure,
+        culprit=culprit.rank,
+        considered=considered,
+        stop=stop,
     )
 
 
@@ -243,12 +255,10 @@ def _must_stop(
     traits, retry = FAILURE_CLASSES[culprit.failure], job.retry
 
     def stop(rule: str, reason: str, exit_code: int) -> Verdict:
-        return Verdict(
+        return _blame(
+            culprit,
             rule=rule,
-            title=f"node {culprit.rank}: {culprit.text}",
             action="stop the job",
-            failure=culprit.failure,
-            culprit=culprit.rank,
             considered=(Considered(option="restart", why_not=reason),),
             stop=Outcome(phase=JobPhase.FAILED, exit_code=exit_code, reason=reason, decided_at=now),
         )
