@@ -13,8 +13,8 @@ _NO_NAMES = {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}
 listens at this address, so each query is refused at once instead of after 10 seconds."""
 
 
-SITE_POLICY = "host_paths: [/]\n"
-"""The site policy that such pods need: they mount folders of the machine."""
+SITE_POLICY = "host_paths: [/]\nrun_as_root: true\n"
+"""The site policy that such pods need: they mount folders of the machine, and root alone may read some of them."""
 
 
 def with_host_programs(*writable: Path) -> dict[str, Any]:
@@ -28,4 +28,5 @@ def with_host_programs(*writable: Path) -> dict[str, Any]:
     programs = dict.fromkeys(str(Path(prefix) / "bin") for prefix in (sys.prefix, sys.base_prefix))
     path = ":".join([*programs, "/usr/bin", "/bin"])
     training = {"name": "training", "volumeMounts": mounts, "env": [{"name": "PATH", "value": path}]}
-    return {"spec": {"containers": [training], "volumes": volumes, **_NO_NAMES}}
+    as_root = {"runAsUser": 0, "runAsGroup": 0}
+    return {"spec": {"containers": [training], "volumes": volumes, "securityContext": as_root, **_NO_NAMES}}

@@ -63,7 +63,7 @@ def test_training_sees_neither_the_token_nor_a_service_account():
     pod = manifest()
     training = container(pod, "training")
     assert "secret-token" not in str(training)
-    assert [mount["name"] for mount in training["volumeMounts"]] == ["perdure"]
+    assert [mount["name"] for mount in training["volumeMounts"]] == ["home", "tmp", "perdure"]
     assert pod["spec"]["automountServiceAccountToken"] is False
     assert "TEMPORAL_ADDRESS" not in env(pod, "training")
     assert env(pod, "perdure-agent")["TEMPORAL_ADDRESS"] == "temporal:7233"
@@ -108,7 +108,9 @@ def test_fields_become_what_kubernetes_calls_them():
         "requests": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "4"},
         "limits": {"memory": "64Gi", "nvidia.com/gpu": "4"},
     }
-    assert {mount["mountPath"] for mount in training["volumeMounts"]} == {"/data", "/dev/shm", "/perdure"}
+    assert {mount["mountPath"] for mount in training["volumeMounts"]} == {
+        *("/data", "/dev/shm", "/perdure", "/home/perdure", "/tmp"),
+    }
     assert env(pod, "training")["HF_TOKEN"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
     assert env(pod, "training")["PATH"] == "/opt/conda/bin:/bin", "the interpreter may be found there alone"
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "H100"}

@@ -45,6 +45,20 @@ BEYOND_GRACE = 10
 _UNPRIVILEGED_USER = 65532
 """The user ID of Perdure's own containers; the training container keeps its image's user."""
 
+TRAINING_USER = 1000
+"""The user and group ID of training containers, whose images mostly say root. `pod_template` may set another one."""
+
+HOME = "/home/perdure"
+"""The home folder of training containers: a user without an entry in the image's passwd file has none."""
+
+_SCRATCH_LIMIT = "50Gi"
+"""Size limit of a training container's home and temporary folders together with what its image's folders would hold:
+caches of compilers and downloaded models. A container that exceeds it is evicted before it fills the machine's disk."""
+_SHARED_LIMIT = "8Gi"
+"""Size limit of the folder that agent and training share: the log's rotated files, and the job's code."""
+_PRIVATE_LIMIT = "256Mi"
+"""Size limit of the agent's private folder: its configuration, and what it has not delivered yet."""
+
 _ADDRESS_LATER = "0.0.0.0"
 """Placeholder in the configurations until the pod has an address; `agent.prepare` replaces it."""
 
@@ -96,15 +110,21 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
 
 
 def _confine(spec: dict[str, Any]) -> None:
-    """Sets, in each container that does not say otherwise, what Kubernetes leaves open by default."""
+    """Completes the security contexts of a pod, where its template removed or left out what Kubernetes leaves open."""
+    of_pod = spec["securityContext"] = dict(spec.get("securityContext") or {})
+    of_pod.setdefault("seccompProfile", {"type": "RuntimeDefault"})
+    of_pod.setdefault("runAsNonRoot", of_pod.get("runAsUser") != 0)
+    if of_pod.get("runAsUser") == 0:
+        # For a site whose policy allows it, as that of a template that names root.
+        of_pod["runAsNonRoot"] = False
+    spec.setdefault("automountServiceAccountToken", False)
     for container in (*spec["containers"], *spec["initContainers"]):
         security = container["securityContext"] = dict(container.get("securityContext") or {})
+        if security.get("runAsUser") == 0:
+            security["runAsNonRoot"] = False
         if not security.get("privileged"):
             security.setdefault("allowPrivilegeEscalation", False)
             security["capabilities"] = {"drop": ["ALL"]} | (security.get("capabilities") or {})
-    security = spec["securityContext"] = dict(spec.get("securityContext") or {})
-    security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
-    spec.setdefault("automountServiceAccountToken", False)
 
 
 def _refuse_command(template: Mapping[str, Any]) -> None:
@@ -128,13 +148,21 @@ def _suggested(request: NodeRequest, role: Role) -> dict[str, Any]:
             # it.
             *({"name": name, "value": value} for name, value in spec.env.items() if name == "PATH"),
             *(_from_secret(name, reference) for name, reference in spec.secrets.items()),
+            {"name": "HOME", "value": HOME},
+            # Python asks for the user's name, torch's compiler among others, and finds it nowhere else.
+            *({"name": name, "value": "perdure"} for name in ("USER", "LOGNAME")),
         ],
         "ports": [{"name": name, "containerPort": port} for name, port in role.ports.items()],
         "volumeMounts": [
             {"name": f"volume-{index}", "mountPath": volume.mount_path, "readOnly": volume.read_only}
             for index, volume in enumerate(spec.volumes)
-        ],
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        ]
+        + [{"name": "home", "mountPath": HOME}, {"name": "tmp", "mountPath": "/tmp"}],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
         # Without a better termination message, Kubernetes reports the log's last lines.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -150,10 +178,19 @@ def _suggested(request: NodeRequest, role: Role) -> dict[str, Any]:
                 "persistentVolumeClaim": {"claimName": volume.pvc, "readOnly": volume.read_only},
             }
             for index, volume in enumerate(spec.volumes)
-        ],
+        ]
+        + [{"name": name, "emptyDir": {"sizeLimit": _SCRATCH_LIMIT}} for name in ("home", "tmp")],
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {
+            "seccompProfile": {"type": "RuntimeDefault"},
+            "runAsNonRoot": True,
+            "runAsUser": TRAINING_USER,
+            "runAsGroup": TRAINING_USER,
+            "fsGroup": TRAINING_USER,
+            # Otherwise each start changes the owner of every file on the job's volumes.
+            "fsGroupChangePolicy": "OnRootMismatch",
+        },
         "tolerations": [one.model_dump(mode="json", exclude_none=True) for one in role.tolerations],
         "imagePullSecrets": [{"name": name} for name in role.image_pull_secrets],
     }
@@ -218,6 +255,7 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
         "imagePullPolicy": settings.agent_pull_policy,
         "securityContext": {
             "runAsUser": _UNPRIVILEGED_USER,
+            "runAsGroup": _UNPRIVILEGED_USER,
             "runAsNonRoot": True,
             "readOnlyRootFilesystem": True,
             "allowPrivilegeEscalation": False,
@@ -239,7 +277,10 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
         ],
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
     }
-    volumes: list[dict[str, Any]] = [{"name": "perdure", "emptyDir": {}}, {"name": "perdure-agent", "emptyDir": {}}]
+    volumes: list[dict[str, Any]] = [
+        {"name": "perdure", "emptyDir": {"sizeLimit": _SHARED_LIMIT}},
+        {"name": "perdure-agent", "emptyDir": {"sizeLimit": _PRIVATE_LIMIT}},
+    ]
     if archive := archive_of(spec):
         carry(archive, prepare=prepare, volumes=volumes)
     agent: dict[str, Any] = ours | {

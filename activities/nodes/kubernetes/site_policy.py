@@ -74,6 +74,8 @@ class SitePolicy(Section):
     """The machine's namespaces that a pod may share. `network` includes its ports."""
     privileged: bool = False
     """Containers may be privileged, gain privileges, and run without seccomp and AppArmor."""
+    run_as_root: bool = False
+    """Containers may run as root. Those that say nothing run as the user 1000."""
     capabilities: _Patterns = ()
     """Capabilities that a container may add, such as `IPC_LOCK`."""
     sysctls: _Patterns = ()
@@ -300,6 +302,10 @@ def _of_secrets(
 
 
 def _of_confinement(policy: SitePolicy, field: str, security: Mapping[str, Any]) -> Iterator[Violation]:
+    if not policy.run_as_root:
+        for name, root in (("runAsUser", 0), ("runAsNonRoot", False)):
+            if name in security and security[name] == root:
+                yield Violation(field=f"{field}.{name}", value=format_value(root), rule="no root (run_as_root)")
     if policy.privileged:
         return
     for name in ("seccompProfile", "appArmorProfile"):
