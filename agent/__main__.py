@@ -25,9 +25,9 @@ _EXIT_ALREADY_RUNS = 75
 """EX_TEMPFAIL: another agent serves this node; trying again later may succeed."""
 
 
-def _log_to(run_dir: Path) -> None:
+def _log_to(private_dir: Path) -> None:
     """Logs to a bounded file: an outage must not fill a disk, nor an unread pipe block the agent."""
-    folder = run_dir / layout.LOGS
+    folder = private_dir / layout.LOGS
     # A full disk loses log lines, and has no other effect.
     logging.raiseExceptions = False
     try:
@@ -41,13 +41,13 @@ def _log_to(run_dir: Path) -> None:
     logging.getLogger("temporalio").setLevel(logging.ERROR)
 
 
-def _lock(run_dir: Path) -> int:
+def _lock(private_dir: Path) -> int:
     """Makes this the node's only agent for as long as the process lives.
 
     Raises:
         BlockingIOError: if another agent runs.
     """
-    descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(private_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
 
@@ -59,14 +59,14 @@ def _run() -> int:
         sys.stderr.write(f"agent: {error}\n")
         return _EXIT_CONFIG
     try:
-        _lock(config.run_dir)
+        _lock(config.private_dir)
     except BlockingIOError:
-        sys.stderr.write(f"agent: another agent serves {config.run_dir}\n")
+        sys.stderr.write(f"agent: another agent serves {config.private_dir}\n")
         return _EXIT_ALREADY_RUNS
     except OSError as error:
-        sys.stderr.write(f"agent: run_dir is {config.run_dir}, which cannot be used: {error.strerror}\n")
+        sys.stderr.write(f"agent: its folder is {config.private_dir}, which cannot be used: {error.strerror}\n")
         return _EXIT_CONFIG
-    _log_to(config.run_dir)
+    _log_to(config.private_dir)
     asyncio.run(_serve(config))
     return 0
 

@@ -48,6 +48,9 @@ class AgentConfig(BaseModel):
     """Ranks per node in the specification; launcher or handler report the actual number."""
     run_dir: Path
     """The run directory, shared with the launcher. Its path is short: socket paths are limited to 108 bytes."""
+    state_dir: Path | None = None
+    """A folder of the agent alone, where training code may write to the run directory as another user; unset: the run
+    directory."""
     timing: Timing = Timing()
     termination_grace: float = 30.0
     """Seconds that the command has to end after SIGTERM."""
@@ -55,6 +58,11 @@ class AgentConfig(BaseModel):
     """The path of the node's log, for users, if the backend cannot know it."""
     outputs_logs: str | None = None
     """URL of a folder, in fsspec's format, to which the node's log is copied."""
+
+    @property
+    def private_dir(self) -> Path:
+        """The folder for what the agent keeps for itself."""
+        return self.state_dir or self.run_dir
 
     @property
     def most_nodes(self) -> int:

@@ -7,8 +7,10 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from perdure_launcher.layout import ROTATED_LOGS, output_log
+from perdure_launcher.layout import LOGS, OUTPUT_LOG, ROTATED_LOGS
+from perdure_launcher.system.untrusted_files import NotARegularFile, open_beneath
 
 logger = logging.getLogger(__name__)
 
@@ -17,21 +19,28 @@ logger = logging.getLogger(__name__)
 class LogFile:
     """One file of a node's log, known by its inode: its name changes when the log is rotated."""
 
-    path: Path
+    run_dir: Path
+    name: str
     inode: int
     size: int
+
+    def open(self) -> BinaryIO:
+        """Opens the file.
+
+        Raises:
+            OSError: if something else has taken its place, or it cannot be read.
+        """
+        return open_beneath(self.run_dir, f"{LOGS}/{self.name}")
 
 
 def log_files(run_dir: Path) -> list[LogFile]:
     """Returns the log's files, oldest first."""
-    log = output_log(run_dir)
-    names = [f"{log.name}.{number}" for number in range(ROTATED_LOGS, 0, -1)] + [log.name]
+    names = [*(f"{OUTPUT_LOG}.{number}" for number in range(ROTATED_LOGS, 0, -1)), OUTPUT_LOG]
     files: list[LogFile] = []
     for name in names:
-        path = log.with_name(name)
-        with contextlib.suppress(FileNotFoundError):
-            stat = path.stat()
-            files.append(LogFile(path, stat.st_ino, stat.st_size))
+        with contextlib.suppress(FileNotFoundError, NotARegularFile), open_beneath(run_dir, f"{LOGS}/{name}") as file:
+            known = os.fstat(file.fileno())
+            files.append(LogFile(run_dir, name, known.st_ino, known.st_size))
     return files
 
 
@@ -95,10 +104,10 @@ def write_private_file(path: Path, content: bytes) -> None:
         raise
 
 
-def tail_of(path: Path, limit: int) -> str:
-    """Returns the end of a text file, at most `limit` bytes; empty if there is no file."""
+def log_tail(run_dir: Path, limit: int) -> str:
+    """Returns the end of the log's newest file, at most `limit` bytes; empty if there is none."""
     try:
-        with path.open("rb") as file:
+        with open_beneath(run_dir, f"{LOGS}/{OUTPUT_LOG}") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
             return file.read(limit).decode(errors="replace")
     except OSError:

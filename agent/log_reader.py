@@ -13,6 +13,8 @@ CHUNK_BYTES = 256 * 1024
 """Bytes of one answer: below Temporal's warning threshold (512 KiB), and below its limit (2 MiB) with any JSON
 escaping."""
 _BLOCK = 64 * 1024
+_LONGEST_SEARCH = 64 * 1024 * 1024
+"""Bytes of one file that are searched for line breaks: a log without any may be of any size."""
 
 
 def end_of_log(run_dir: Path) -> LogPosition | None:
@@ -41,7 +43,7 @@ def read_log(
     index, offset = _place(files, position, lines)
     while offset >= files[index].size and index + 1 < len(files):
         index, offset = index + 1, 0
-    with files[index].path.open("rb") as log:
+    with files[index].open() as log:
         log.seek(offset)
         text, taken = _decoded(log.read(limit))
     offset += taken
@@ -64,9 +66,10 @@ def _last_lines(files: Sequence[LogFile], count: int) -> tuple[int, int]:
     # The line break at the end of the file does not begin a line.
     left = count + 1 if _ends_with_line_break(files[-1]) else count
     for index in range(len(files) - 1, -1, -1):
-        with files[index].path.open("rb") as log:
+        with files[index].open() as log:
             end = files[index].size
-            while end > 0:
+            earliest = max(0, end - _LONGEST_SEARCH)
+            while end > earliest:
                 begin = max(0, end - _BLOCK)
                 log.seek(begin)
                 block = log.read(end - begin)
@@ -76,11 +79,13 @@ def _last_lines(files: Sequence[LogFile], count: int) -> tuple[int, int]:
                     if left <= 0:
                         return index, begin + at + 1
                 end = begin
+        if earliest:
+            return index, earliest
     return 0, 0
 
 
 def _ends_with_line_break(file: LogFile) -> bool:
-    with file.path.open("rb") as log:
+    with file.open() as log:
         log.seek(max(0, file.size - 1))
         return log.read(1) == b"\n"
 

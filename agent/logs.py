@@ -40,11 +40,28 @@ class _Position(BaseModel):
 class LogShipper:
     """Copies one node's log into `<url>/<role>-<rank>/<incarnation>/part-NNNNNN.log`."""
 
-    def __init__(self, run_dir: Path, url: str, node: NodeCredentials, *, part_max: int = _PART_MAX) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        url: str,
+        node: NodeCredentials,
+        *,
+        private_dir: Path | None = None,
+        part_max: int = _PART_MAX,
+    ) -> None:
+        """Begins where an earlier agent ended.
+
+        Args:
+            run_dir: The node's run directory.
+            url: The folder of all nodes' logs, as fsspec takes it.
+            node: The node.
+            private_dir: Holds how far the log is copied; by default the run directory.
+            part_max: Bytes of a part.
+        """
         self._run_dir = run_dir
         self._url = f"{url.rstrip('/')}/{node.role}-{node.rank}/{node.incarnation}"
         self._part_max = part_max
-        self._file = KeptFile(run_dir / SHIPPED_LOGS)
+        self._file = KeptFile((private_dir or run_dir) / SHIPPED_LOGS)
         self._position = self._read_position()
         self._files: Any = None
         self._root = ""
@@ -77,7 +94,7 @@ class LogShipper:
             return
         # If the current file has been rotated away, the oldest remaining one comes next.
         index = next((i for i, file in enumerate(files) if file.inode == self._position.inode), None)
-        if index is None or files[index].path.stat().st_size < self._position.start:
+        if index is None or files[index].size < self._position.start:
             index = index or 0
             self._next_file(files[index])
         while True:
@@ -88,7 +105,7 @@ class LogShipper:
             self._next_file(files[index])
 
     def _ship_file(self, file: LogFile) -> None:
-        with file.path.open("rb") as log:
+        with file.open() as log:
             while True:
                 position = self._position
                 log.seek(position.start)

@@ -15,14 +15,13 @@ from typing import Protocol
 from agent import ends
 from agent.config import AgentConfig
 from agent.ends import Meaning
-from agent.files import tail_of
+from agent.files import log_tail
 from agent.notifier import Notifier
 from agent.outbox import envelope
 from agent.protocol import time_or_arrival
 from agent.standing import refusal_of, summary_of
 from agent.state import StateFile
 from perdure.spec.durations import format_duration
-from perdure_launcher.layout import output_log
 from perdure_launcher.protocol import (
     CommandExit,
     Desired,
@@ -241,7 +240,7 @@ class Node:
                     ranks=ranks,
                     message=ends.rank_message(ranks),
                     # An exit by `sys.exit("…")` leaves no error file: its text is in the log only.
-                    log_tail=tail_of(output_log(self.config.run_dir), _LOG_TAIL_MAX),
+                    log_tail=log_tail(self.config.run_dir, _LOG_TAIL_MAX),
                     progress=self._progress(),
                     store_ports=body.store_ports,
                     out_of_memory=body.out_of_memory,
@@ -388,7 +387,7 @@ class Node:
                 generation=generation,
                 kind=FailureKind.NODE,
                 message=f"node {self.config.node.rank} lost: {self.state.ended_by}",
-                log_tail=tail_of(output_log(self.config.run_dir), _LOG_TAIL_MAX),
+                log_tail=log_tail(self.config.run_dir, _LOG_TAIL_MAX),
                 progress=self._progress(),
             ),
         )
@@ -452,7 +451,7 @@ class Node:
                 kind=FailureKind.RENDEZVOUS,
                 message=f"the command did not enter generation {state.generation} within {patience}: "
                 f"{ends.last_seen(state)}",
-                log_tail=tail_of(output_log(self.config.run_dir), _LOG_TAIL_MAX),
+                log_tail=log_tail(self.config.run_dir, _LOG_TAIL_MAX),
                 progress=self._progress(),
                 store_ports=state.store_ports,
             ),

@@ -59,7 +59,7 @@ class Agent:
         ranks = ProgressReader(config.run_dir)
         self.node = Node(
             config,
-            StateFile(config.run_dir),
+            StateFile(config.private_dir),
             to_job=self._to_job,
             to_group=self._to_group,
             progress=lambda: ranks.newest,
@@ -76,11 +76,15 @@ class Agent:
             without_lease=self._join_again,
         )
         self._server = NodeServer(self.node, self._telemetry, config.run_dir, on_hello=self._follow_launcher)
-        self._shipper = LogShipper(config.run_dir, config.outputs_logs, config.node) if config.outputs_logs else None
+        self._shipper = (
+            LogShipper(config.run_dir, config.outputs_logs, config.node, private_dir=config.private_dir)
+            if config.outputs_logs
+            else None
+        )
 
     def _outbox(self, destination: Destination) -> Outbox:
         return Outbox(
-            layout.outbox(self._config.run_dir, destination.lower()),
+            layout.outbox(self._config.private_dir, destination.lower()),
             send=partial(self._control.signal, destination),
             not_found=partial(self._not_found, destination),
             spread=spread_of(self._config.most_nodes),

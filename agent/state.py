@@ -96,8 +96,8 @@ class AgentState(BaseModel):
 class StateFile:
     """Saves an `AgentState` to disk, as far as the disk allows it."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._file = KeptFile(run_dir / AGENT_STATE)
+    def __init__(self, folder: Path) -> None:
+        self._file = KeptFile(folder / AGENT_STATE)
 
     def load(self) -> AgentState:
         """Returns the last saved state, or that of a new node."""

@@ -9,7 +9,9 @@ from agent.config import AgentConfig
 from workflows.messages import NodeRequest
 
 
-def agent_configuration(request: NodeRequest, *, address: str, host: str = "", run_dir: Path) -> AgentConfig:
+def agent_configuration(
+    request: NodeRequest, *, address: str, host: str = "", run_dir: Path, state_dir: Path | None = None
+) -> AgentConfig:
     """Returns the agent's configuration.
 
     Args:
@@ -17,6 +19,7 @@ def agent_configuration(request: NodeRequest, *, address: str, host: str = "", r
         address: where other nodes reach it.
         host: the name of its machine, for users.
         run_dir: the run directory that it shares with the launcher.
+        state_dir: a folder of its own, where the launcher runs as another user.
     """
     spec = request.spec
     role = spec.roles[request.node.role]
@@ -33,6 +36,7 @@ def agent_configuration(request: NodeRequest, *, address: str, host: str = "", r
         nodes=str(role.nodes),
         processes=role.nproc_per_node,
         run_dir=run_dir,
+        state_dir=state_dir,
         timing=spec.timing,
         termination_grace=spec.limits.termination_grace_period.total_seconds(),
         outputs_logs=spec.outputs.logs,

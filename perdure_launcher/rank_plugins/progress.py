@@ -13,6 +13,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..system.untrusted_files import read_beneath
+
 MAGIC = 0x50524431
 SIZE = 64
 COUNTED = 0
@@ -23,6 +25,10 @@ _LAYOUT = struct.Struct("<IIQQQQdd8x")
 _SOURCE = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _REAL = struct.Struct("<d")
+_LARGEST = 2**63 - 1
+"""Steps, at most: what reads them further on counts in 64 bits with a sign."""
+_LATEST = 2.0**36
+"""Seconds since the epoch, in the year 4147: any program may write to the file."""
 _SOURCE_AT, _STEP_AT, _TOTAL_AT, _LOSS_AT, _TIME_AT = 4, 24, 32, 40, 48
 
 
@@ -53,13 +59,13 @@ def progress_path(directory: Path, rank: int) -> Path:
 def read_progress(path: Path) -> RankProgress | None:
     """Reads a progress file; None if it does not exist or is incomplete."""
     try:
-        content = path.read_bytes()
+        content = read_beneath(path.parent, path.name, limit=SIZE)
     except OSError:
         return None
     if len(content) < SIZE:
         return None
     magic, source, generation, pid, step, total, loss, time = _LAYOUT.unpack_from(content)
-    if magic != MAGIC:
+    if magic != MAGIC or not 0 <= time < _LATEST or max(step, total) > _LARGEST:
         return None
     return RankProgress(
         source=source,
@@ -90,7 +96,7 @@ def mark_apart(directory: Path, *, generation: int) -> None:
 def is_apart(directory: Path, *, generation: int) -> bool:
     """Returns whether `mark_apart` was called in this generation."""
     try:
-        return (directory / _APART).read_text(encoding="utf-8") == str(generation)
+        return read_beneath(directory, _APART, limit=SIZE) == str(generation).encode()
     except OSError:
         return False
 

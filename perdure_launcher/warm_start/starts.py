@@ -8,7 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..system.text import well_formed
+from ..system.untrusted_files import read_beneath
 from .names import ALL_COLD, STANDBYS, START_PREFIX
+
+_LONGEST = 64 * 1024
+"""Bytes of a record, at most: ranks can write to the folder."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ def record_all_cold(folder: Path, reason: str) -> None:
 def read_why_all_cold(folder: Path) -> str:
     """Returns why ranks are started without the shim; empty if they use it, or warm starts are disabled."""
     try:
-        return (folder / ALL_COLD).read_text(encoding="utf-8")
+        return read_beneath(folder, ALL_COLD, limit=_LONGEST).decode(errors="replace")
     except OSError:
         return ""
 
@@ -43,16 +47,16 @@ def read_why_all_cold(folder: Path) -> str:
 def read_start(folder: Path, local_rank: int) -> Start | None:
     """Returns a rank's last start; None if it was not started through the shim."""
     try:
-        start = Start(**json.loads((folder / f"{START_PREFIX}{local_rank}").read_text(encoding="utf-8")))
+        start = Start(**json.loads(read_beneath(folder, f"{START_PREFIX}{local_rank}", limit=_LONGEST)))
         return replace(start, reason=well_formed(start.reason))
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def lacks_standbys(folder: Path, *, processes: int) -> bool:
     """Returns whether some of this many ranks need standbys that are not ready yet."""
     try:
-        said = json.loads((folder / STANDBYS).read_text(encoding="utf-8"))
+        said = json.loads(read_beneath(folder, STANDBYS, limit=_LONGEST))
     except (OSError, ValueError):
         return False
     return not said["failure"] and len(said["ready"]) < processes

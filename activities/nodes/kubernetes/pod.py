@@ -333,7 +333,7 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
 
 
 def _agent_configuration(request: NodeRequest) -> str:
-    config = agent_configuration(request, address=_ADDRESS_LATER, run_dir=Path(RUN_DIRECTORY))
+    config = agent_configuration(request, address=_ADDRESS_LATER, run_dir=Path(RUN_DIRECTORY), state_dir=Path(PRIVATE))
     return config.model_dump_json()
 
 

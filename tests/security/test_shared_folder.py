@@ -1,0 +1,149 @@
+"""What training code may put into the folder that it shares with its agent, and what the agent makes of it."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.files import log_files, log_tail
+from agent.log_reader import end_of_log, read_log
+from agent.logs import LogShipper
+from agent.progress import ProgressReader
+from perdure_launcher.rank_plugins.progress import MAGIC, read_progress
+from perdure_launcher.system.untrusted_files import NotARegularFile, open_beneath, read_beneath
+from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
+from workflows.messages import LogChunk, NodeCredentials
+
+SECRET = "TEMPORAL_API_KEY=secret"
+NODE = NodeCredentials(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="t" * 16)
+
+Trap = Callable[[Path, Path], object]
+"""Puts something in place of a file; the second path is a file that only the agent may read."""
+
+
+def _socket(path: Path) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+        finally:
+            os.close(folder)
+
+
+TRAPS: dict[str, Trap] = {
+    "link": lambda path, secret: path.symlink_to(secret),
+    "link-to-own-environment": lambda path, _: path.symlink_to("/proc/self/environ"),
+    "link-to-a-descriptor": lambda path, _: path.symlink_to("/proc/self/fd/0"),
+    "dangling-link": lambda path, _: path.symlink_to("nowhere"),
+    "loop": lambda path, _: path.symlink_to(path.name),
+    "pipe": lambda path, _: os.mkfifo(path),
+    "socket": lambda path, _: _socket(path),
+    "device": lambda path, _: path.symlink_to("/dev/zero"),
+    "folder": lambda path, _: path.mkdir(),
+}
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "agent.env"
+    path.write_text(SECRET)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    for folder in ("logs", "progress", "warm"):
+        (tmp_path / "run" / folder).mkdir(parents=True)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("trap", TRAPS.values(), ids=TRAPS.keys())
+async def test_in_place_of_the_log(run: Path, secret: Path, trap: Trap) -> None:
+    trap(run / "logs" / "output.log", secret)
+    assert log_files(run) == []
+    assert log_tail(run, 1000) == ""
+    assert end_of_log(run) is None
+    assert read_log(run, lines=10) == LogChunk()
+    await LogShipper(run, f"file://{run.parent}/kept", NODE).ship()
+    assert not list(run.parent.glob("kept/**/*.log"))
+
+
+@pytest.mark.parametrize("name", ["logs", "progress", "warm"])
+def test_in_place_of_a_folder(run: Path, secret: Path, name: str) -> None:
+    elsewhere = run.parent / "elsewhere"
+    elsewhere.mkdir()
+    for file in ("output.log", "rank-0", "all-cold"):
+        (elsewhere / file).write_text(SECRET)
+    (run / name).rmdir()
+    (run / name).symlink_to(elsewhere)
+    assert log_files(run) == []
+    assert read_progress(run / "progress" / "rank-0") is None
+    assert read_why_all_cold(run / "warm") == ""
+
+
+def test_a_log_that_is_swapped_after_it_was_found(run: Path, secret: Path) -> None:
+    log = run / "logs" / "output.log"
+    log.write_text("line\n")
+    [found] = log_files(run)
+    log.unlink()
+    log.symlink_to(secret)
+    with pytest.raises(NotARegularFile):
+        found.open()
+
+
+@pytest.mark.parametrize("trap", TRAPS.values(), ids=TRAPS.keys())
+def test_in_place_of_progress_and_of_starts(run: Path, secret: Path, trap: Trap) -> None:
+    trap(run / "progress" / "rank-0", secret)
+    trap(run / "warm" / "start-0", secret)
+    reader = ProgressReader(run)
+    reader.sample(generation=1, base_rank=0, processes=1, now=1.0)
+    assert reader.newest is None
+    assert read_starts(run / "warm", generation=1, processes=1) == []
+
+
+@pytest.mark.parametrize("time", [1e300, float("inf"), float("nan"), -1.0])
+def test_a_step_at_no_time(run: Path, time: float) -> None:
+    (run / "progress" / "rank-0").write_bytes(struct.pack("<IIQQQQdd8x", MAGIC, 1, 1, 7, 5, 0, 0.1, time))
+    assert read_progress(run / "progress" / "rank-0") is None
+
+
+def test_more_steps_than_a_number_holds(run: Path) -> None:
+    (run / "progress" / "rank-0").write_bytes(struct.pack("<IIQQQQdd8x", MAGIC, 1, 1, 7, 2**64 - 1, 0, 0.1, 1.0))
+    assert read_progress(run / "progress" / "rank-0") is None
+
+
+def test_100_gigabytes_without_a_line_break_take_no_memory_and_no_time(run: Path) -> None:
+    log = run / "logs" / "output.log"
+    with log.open("wb") as file:
+        file.truncate(100 * 1024**3)
+    chunk = read_log(run, lines=10)
+    assert chunk.position is not None
+    assert len(chunk.text) <= 256 * 1024
+    assert len(log_tail(run, 4000)) == 4000
+    os.truncate(run / "logs" / "output.log", 0)
+    for name in ("progress/rank-0", "warm/all-cold", "warm/start-0"):
+        with (run / name).open("wb") as file:
+            file.truncate(100 * 1024**3)
+    assert read_progress(run / "progress" / "rank-0") is None
+    assert len(read_why_all_cold(run / "warm")) <= 64 * 1024
+    assert read_starts(run / "warm", generation=1, processes=1) == []
+
+
+@pytest.mark.parametrize("name", ["../agent.env", "logs/../../agent.env", "/etc/passwd", "logs/.."])
+def test_a_path_that_leaves_the_folder(run: Path, secret: Path, name: str) -> None:
+    with pytest.raises(OSError):  # noqa: PT011
+        open_beneath(run, name)
+
+
+def test_what_belongs_there_is_read(run: Path) -> None:
+    (run / "logs" / "output.log").write_text("line\n")
+    assert read_beneath(run, "logs/output.log", limit=3) == b"lin"
+    assert read_log(run).text == "line\n"
+    with pytest.raises(FileNotFoundError):
+        open_beneath(run, "logs/missing.log")
