@@ -40,13 +40,18 @@ class TestCluster:
     """The machine's own cluster; None where `KUBECONFIG` names another one."""
 
     def backend(
-        self, *, connection: dict[str, str] | None = None, kubeconfig: Path | None = None, gangs: str = ""
+        self,
+        *,
+        connection: dict[str, str] | None = None,
+        kubeconfig: Path | None = None,
+        gangs: str = "",
+        policy: SitePolicy | None = None,
     ) -> KubernetesBackend:
         settings = KubernetesSettings(
             agent_image=self.agent_image,
             connection=connection or NOWHERE,
             gangs=adapter_of(gangs),
-            policy=SitePolicy.parse(SITE_POLICY),
+            policy=policy or SitePolicy.parse(SITE_POLICY),
         )
         return KubernetesBackend(settings, kubeconfig=str(kubeconfig or self.kubeconfig))
 

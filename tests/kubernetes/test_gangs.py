@@ -19,7 +19,9 @@ import yaml
 from activities.nodes.backend import NodeNotYet, NodeRefused
 from activities.nodes.kubernetes.api import KubernetesError
 from activities.nodes.kubernetes.gangs import adapter_of
+from activities.nodes.kubernetes.site_policy import ORDINARY_FIELDS, SitePolicy
 from scripts.cluster.cluster import Cluster
+from scripts.cluster.host_programs import SITE_POLICY
 from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
 from tests.support.waiting import eventually
@@ -35,6 +37,10 @@ ADMITTED_LATER: dict[str, Any] = {
     "spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
 }
 """The fields that Kueue's webhook adds to a pod with a queue."""
+POLICY = SitePolicy.parse(SITE_POLICY).model_copy(
+    update={"template_fields": (*ORDINARY_FIELDS, "metadata.finalizers", "spec.schedulingGates")}
+)
+"""Lets a job's own template play that webhook's part, which comes after the worker's check."""
 
 SAVES_WHEN_ASKED_TO_END = """
 import os, pathlib, signal, sys, time
@@ -165,7 +171,7 @@ async def test_kubernetes_own_scheduler_binds_no_node_before_there_are_enough(
 async def test_the_elastic_part_comes_after_the_base_and_goes_without_it(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, kueue: PlayedKueue, tmp_path: Path
 ) -> None:
-    backend = cluster.backend(gangs="kueue")
+    backend = cluster.backend(gangs="kueue", policy=POLICY)
     given = role(
         tmp_path,
         nodes={"min": 2, "max": 4, "unit": 2},
@@ -208,7 +214,7 @@ async def test_a_job_whose_elastic_part_is_preempted_saves_and_goes_on_smaller(
         results = Path(folder)
         script = results / "train.py"
         script.write_text(SAVES_WHEN_ASKED_TO_END)
-        async with perdure(cluster, job.namespace, gangs=adapter_of("kueue")) as (_, client):
+        async with perdure(cluster, job.namespace, gangs=adapter_of("kueue"), policy=POLICY) as (_, client):
             given = role(
                 results,
                 nodes="1:2",
