@@ -17,7 +17,7 @@ from datetime import datetime
 from temporalio import activity
 
 from agent.job_liveness import JobLiveness
-from agent.node import Node, Teller
+from agent.node import MessageSink, Node
 from agent.notifier import Notifier
 from agent.outbox import envelope
 from agent.telemetry import Telemetry
@@ -37,7 +37,7 @@ class Lease:
         control: ControlPlane,
         *,
         started_at: datetime,
-        to_group: Teller,
+        to_group: MessageSink,
         without_lease: Callable[[], None],
     ) -> None:
         """Creates the object without a lease.

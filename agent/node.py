@@ -58,7 +58,7 @@ _FAILURES_REMEMBERED = 64
 _LOG_TAIL_MAX = 4_000
 
 
-class Teller(Protocol):
+class MessageSink(Protocol):
     """A receiver of messages: an outbox."""
 
     def put(self, message: AgentMessage, *, first: bool = False) -> None: ...
@@ -77,8 +77,8 @@ class Node:
         config: AgentConfig,
         state_file: StateFile,
         *,
-        to_job: Teller,
-        to_group: Teller,
+        to_job: MessageSink,
+        to_group: MessageSink,
         progress: Callable[[], Progress | None],
     ) -> None:
         self.config = config
@@ -199,7 +199,7 @@ class Node:
 
     # Reports of the node's processes
 
-    def launcher_hello(self, hello: LauncherHello) -> None:
+    def on_launcher_hello(self, hello: LauncherHello) -> None:
         changes: dict[str, object] = {"mode": hello.mode, "script": hello.script}
         if hello.processes is not None and self.state.processes is None:
             changes["processes"] = hello.processes
@@ -208,7 +208,7 @@ class Node:
             changes["attempt"] = hello.attempt
         self._keep(**changes)
 
-    def handler_hello(self, hello: HandlerHello) -> None:
+    def on_handler_hello(self, hello: HandlerHello) -> None:
         own = f"{hello.min_nodes}:{hello.max_nodes}"
         asked = self.config.nodes if ":" in self.config.nodes else f"{self.config.nodes}:{self.config.nodes}"
         state = self.state
@@ -222,12 +222,12 @@ class Node:
             left=max(state.left, state.entered) if hello.pid != state.handler else state.left,
         )
 
-    def ready(self, body: ReadyReport) -> None:
+    def on_ready(self, body: ReadyReport) -> None:
         """Handles a node that waits for a world; `ranks` are the exits that ended its last one."""
         state = self.state
         if state.ended_by:
             if body.ranks:
-                self._tell_node_ended(body.after_generation, ends.earliest(ends.rank_exits(body.ranks)))
+                self._report_node_lost(body.after_generation, ends.earliest(ends.rank_exits(body.ranks)))
             return
         if body.ranks and state.leaving is None:
             ranks = ends.rank_exits(body.ranks)
@@ -268,7 +268,7 @@ class Node:
                 )
             )
 
-    def entered(self, body: EnteredReport) -> None:
+    def on_entered(self, body: EnteredReport) -> None:
         """Records that the node's rendezvous returned this world."""
         state = self.state
         if body.generation >= state.entered:
@@ -277,7 +277,7 @@ class Node:
                 entered=body.generation, entered_at=time_or_arrival(body.time), ready_after=None, store_ports=ports
             )
 
-    def stepping(self, generation: int, *, counted: bool, starts: RankStarts | None) -> None:
+    def report_stepping(self, generation: int, *, counted: bool, starts: RankStarts | None) -> None:
         """Records that all local ranks made a step in this generation, or have stayed alive in it without one."""
         first = generation > self.state.stepping
         if first or (counted and generation > self.state.stepped):
@@ -300,7 +300,7 @@ class Node:
         ended = state.exited_attempt >= state.attempt or state.ready_after is not None or not state.run
         return not ended and state.finished < state.entered == state.stepping == state.generation
 
-    def stalled(self, *, since: datetime, usual_step: timedelta | None) -> None:
+    def report_stall(self, *, since: datetime, usual_step: timedelta | None) -> None:
         """Records that no local rank steps any more, and reports it once per generation."""
         generation = self.state.entered
         if self.state.stalled != generation:
@@ -310,29 +310,29 @@ class Node:
                 Stall(**envelope(self.config.node), generation=generation, since=since, usual_step=usual_step)
             )
 
-    def stall_ended(self) -> None:
+    def report_stall_end(self) -> None:
         """Records that local ranks step, and reports it if a stall was reported before."""
         if self.state.stalled:
             self._keep(stalled=0)
             self._to_group.put(Stall(**envelope(self.config.node), generation=self.state.entered))
 
-    def finished(self, body: FinishedReport) -> None:
+    def on_finished(self, body: FinishedReport) -> None:
         """Records that all local ranks ended with 0 in this generation."""
         if self.state.ended_by:
             # They ended on request, so their success completes nothing.
             return
         if body.generation > self.state.finished:
             # Without torchrun the ranks are the command.
-            self._tell_finished(body.generation, time_or_arrival(body.time), command_runs=self.state.mode != "env")
+            self._report_finished(body.generation, time_or_arrival(body.time), command_runs=self.state.mode != "env")
 
-    def superseded(self, body: SupersededReport) -> None:
+    def on_superseded(self, body: SupersededReport) -> None:
         """Restarts the command: torchrun cannot restart ranks from the exit barrier, and later commands of a script
         must not run."""
         state = self.state
         if max(state.superseded, state.complete) < body.generation < state.generation and state.run:
             self._keep(superseded=body.generation, attempt=state.attempt + 1)
 
-    def _tell_finished(self, generation: int, time: datetime, *, command_runs: bool) -> None:
+    def _report_finished(self, generation: int, time: datetime, *, command_runs: bool) -> None:
         self._keep(finished=max(self.state.finished, generation))
         self._to_job.put(
             Finished(
@@ -343,14 +343,14 @@ class Node:
             )
         )
 
-    def ended_from_outside(self, body: LeavingReport) -> None:
+    def on_leaving(self, body: LeavingReport) -> None:
         """Records that the node is ended from outside, as when its pod is deleted. The job learns of it when the
         processes have ended, since they may save something first."""
         reason = body.reason or "its launcher is being ended"
         logger.warning("this node is being ended: %s", reason)
         self._keep(ended_by=reason)
 
-    def exited(self, body: CommandExit) -> None:
+    def on_exited(self, body: CommandExit) -> None:
         """Handles the end of the command. The launcher continues to run, and restarts the command on request.
 
         A restart is requested at once if the node has a newer world than this command knew, because no other command of
@@ -364,7 +364,7 @@ class Node:
         again = ends.starts_again(state, body)
         if ends.is_news(state, body) and not (again and (body.superseded or body.exit_code == 0)):
             generation = body.generation or state.entered
-            self._tell_end(body, generation if again else state.generation or generation, starts_again=again)
+            self._report_command_end(body, generation if again else state.generation or generation, starts_again=again)
         if again and state.mode == "env":
             # The launcher starts the newer world's ranks itself.
             self._keep(exited=identity)
@@ -377,7 +377,7 @@ class Node:
             ready_after=None,
         )
 
-    def _tell_node_ended(self, generation: int, time: datetime | None) -> None:
+    def _report_node_lost(self, generation: int, time: datetime | None) -> None:
         if self.state.leaving is not None:
             return
         self._fail(
@@ -392,15 +392,15 @@ class Node:
             ),
         )
 
-    def _tell_end(self, body: CommandExit, generation: int, *, starts_again: bool) -> None:
+    def _report_command_end(self, body: CommandExit, generation: int, *, starts_again: bool) -> None:
         ended_at = time_or_arrival(body.time)
         match ends.meaning(self.state, body, generation):
             case Meaning.NODE_ENDED:
-                self._tell_node_ended(generation, ended_at)
+                self._report_node_lost(generation, ended_at)
             case Meaning.RANKS_FINISHED:
-                self.finished(FinishedReport(generation=generation, time=body.time))
+                self.on_finished(FinishedReport(generation=generation, time=body.time))
             case Meaning.COMMAND_FINISHED:
-                self._tell_finished(generation, ended_at, command_runs=False)
+                self._report_finished(generation, ended_at, command_runs=False)
             case Meaning.FAILED:
                 self._fail(
                     f"command {body.attempt}/{body.generation}",
@@ -420,7 +420,7 @@ class Node:
                     ),
                 )
 
-    def unprotected(self, body: UnmanagedReport) -> None:
+    def on_unmanaged(self, body: UnmanagedReport) -> None:
         """Stops ranks that train outside of the job's world, before they overwrite the checkpoints of others."""
         state = self.state
         self._fail(
@@ -436,7 +436,7 @@ class Node:
         )
         self._keep(run=False)
 
-    def overdue(self) -> None:
+    def report_overdue(self) -> None:
         """Reports, once, that the command runs but has not entered the newest world for a long time."""
         state = self.state
         runs = state.run and state.exited_attempt < state.attempt

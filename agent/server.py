@@ -55,13 +55,13 @@ class NodeServer:
 
         def launcher_hello(body: LauncherHello) -> HelloAnswer:
             _check_protocol(body)
-            node.launcher_hello(body)
+            node.on_launcher_hello(body)
             on_hello(body)
             return HelloAnswer()
 
         def handler_hello(body: HandlerHello) -> HelloAnswer:
             _check_protocol(body)
-            node.handler_hello(body)
+            node.on_handler_hello(body)
             return HelloAnswer()
 
         def leave(body: LeaveRequest) -> None:
@@ -72,20 +72,20 @@ class NodeServer:
             [
                 web.post("/v1/launcher/hello", _post(LauncherHello, launcher_hello)),
                 web.get("/v1/launcher/desired", self._desired),
-                web.post("/v1/launcher/leaving", _post(LeavingReport, node.ended_from_outside)),
-                web.post("/v1/launcher/exited", _post(CommandExit, node.exited)),
-                web.post("/v1/launcher/ready", _post(ReadyReport, node.ready)),
-                web.post("/v1/launcher/entered", _post(EnteredReport, node.entered)),
-                web.post("/v1/launcher/finished", _post(FinishedReport, node.finished)),
+                web.post("/v1/launcher/leaving", _post(LeavingReport, node.on_leaving)),
+                web.post("/v1/launcher/exited", _post(CommandExit, node.on_exited)),
+                web.post("/v1/launcher/ready", _post(ReadyReport, node.on_ready)),
+                web.post("/v1/launcher/entered", _post(EnteredReport, node.on_entered)),
+                web.post("/v1/launcher/finished", _post(FinishedReport, node.on_finished)),
                 web.post("/v1/launcher/usage", _post(UsageReport, telemetry.usage)),
-                web.post("/v1/launcher/unprotected", _post(UnmanagedReport, node.unprotected)),
+                web.post("/v1/launcher/unprotected", _post(UnmanagedReport, node.on_unmanaged)),
                 web.post("/v1/leave", _post(LeaveRequest, leave)),
                 web.post("/v1/rendezvous/hello", _post(HandlerHello, handler_hello)),
-                web.post("/v1/rendezvous/ready", _post(ReadyReport, node.ready)),
+                web.post("/v1/rendezvous/ready", _post(ReadyReport, node.on_ready)),
                 web.get("/v1/rendezvous/world", self._world),
-                web.post("/v1/rendezvous/entered", _post(EnteredReport, node.entered)),
-                web.post("/v1/rendezvous/finished", _post(FinishedReport, node.finished)),
-                web.post("/v1/rendezvous/superseded", _post(SupersededReport, node.superseded)),
+                web.post("/v1/rendezvous/entered", _post(EnteredReport, node.on_entered)),
+                web.post("/v1/rendezvous/finished", _post(FinishedReport, node.on_finished)),
+                web.post("/v1/rendezvous/superseded", _post(SupersededReport, node.on_superseded)),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)

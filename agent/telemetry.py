@@ -9,7 +9,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
 from agent.log_reader import end_of_log
-from agent.node import Node, Teller
+from agent.node import MessageSink, Node
 from agent.outbox import envelope
 from agent.progress import ProgressReader
 from perdure_launcher.protocol import UsageReport
@@ -35,7 +35,7 @@ class Telemetry:
         node: Node,
         ranks: ProgressReader,
         *,
-        to_group: Teller,
+        to_group: MessageSink,
         on_preparing: Callable[[], None] = lambda: None,
     ) -> None:
         self._node = node
@@ -89,7 +89,7 @@ class Telemetry:
             self._look_for_stall(loop.time())
             if loop.time() >= next_heartbeat or self._ports_changed():
                 next_heartbeat = loop.time() + self._interval.total_seconds()
-                self._tell(with_metrics=count % self._signals.metrics_every == 0)
+                self._send_heartbeat(with_metrics=count % self._signals.metrics_every == 0)
                 count += 1
                 self._node.keep_stale()
             state = self._node.state
@@ -114,7 +114,7 @@ class Telemetry:
             self._handed_out, self._handed_out_at = generation, now
         patience = self._node.config.timing.rendezvous.enter_timeout.total_seconds()
         if patience and now - self._handed_out_at >= patience:
-            self._node.overdue()
+            self._node.report_overdue()
 
     def _look(self, now: float) -> None:
         state = self._node.state
@@ -130,7 +130,7 @@ class Telemetry:
         known = state.stepped if counted else state.stepping
         if known < state.entered and (counted or self._runs()):
             starts = self._ranks.starts(generation=state.entered, processes=state.processes or 1)
-            self._node.stepping(state.entered, counted=counted, starts=starts)
+            self._node.report_stepping(state.entered, counted=counted, starts=starts)
         if state.finished >= state.entered:
             self._ranks.end()
 
@@ -140,12 +140,12 @@ class Telemetry:
         if idle is None or not stall.after or not self._node.trains:
             return
         if idle >= max(stall.after.total_seconds(), stall.steps * (detector.usual or 0.0)):
-            self._node.stalled(
+            self._node.report_stall(
                 since=datetime.now(UTC) - timedelta(seconds=idle),
                 usual_step=None if detector.usual is None else timedelta(seconds=detector.usual),
             )
         else:
-            self._node.stall_ended()
+            self._node.report_stall_end()
 
     def _runs(self) -> bool:
         state = self._node.state
@@ -158,7 +158,7 @@ class Telemetry:
         state = self._node.state
         return state.entered == state.generation and bool(state.store_ports) and state.store_ports != self._told_ports
 
-    def _tell(self, *, with_metrics: bool) -> None:
+    def _send_heartbeat(self, *, with_metrics: bool) -> None:
         state = self._node.state
         self._told_ports = state.store_ports
         common = envelope(self._node.config.node)

@@ -71,7 +71,7 @@ class Bench:
         )
         self.job, self.group = Told(), Told()
         self.node = self.start()
-        self.node.launcher_hello(LauncherHello(pid=1, started_at=NOW.timestamp(), attempt=1, mode=mode, processes=1))
+        self.node.on_launcher_hello(LauncherHello(pid=1, started_at=NOW.timestamp(), attempt=1, mode=mode, processes=1))
 
     def start(self) -> Node:
         """An agent that has just started, perhaps again."""
@@ -100,10 +100,10 @@ class Bench:
         assert self.node.apply_world(command).accepted
 
     def enter(self, generation: int) -> None:
-        self.node.entered(EnteredReport(generation=generation, time=NOW.timestamp()))
+        self.node.on_entered(EnteredReport(generation=generation, time=NOW.timestamp()))
 
     def exit(self, *, attempt: int = 1, generation: int, code: int | None = None, **fields: Any) -> None:
-        self.node.exited(
+        self.node.on_exited(
             CommandExit(attempt=attempt, generation=generation, exit_code=code, time=NOW.timestamp(), **fields)
         )
 
@@ -123,7 +123,7 @@ def test_the_culprit_named_is_who_died_of_a_signal(bench: Bench) -> None:
     culprit = rank(
         local_rank=1, global_rank=5, pid=11, exit_code=None, signal=11, time=NOW.replace(second=1).timestamp()
     )
-    bench.node.ready(ReadyReport(after_generation=1, ranks=(victim, culprit), store_ports=(1,)))
+    bench.node.on_ready(ReadyReport(after_generation=1, ranks=(victim, culprit), store_ports=(1,)))
     [failure] = bench.job.of(Failure)
     assert failure.message == "rank 5 was ended by SIGSEGV (and 1 more)"
     assert failure.progress.step == 7
@@ -133,9 +133,9 @@ def test_the_culprit_named_is_who_died_of_a_signal(bench: Bench) -> None:
 def test_a_failure_is_told_once_over_restarts_too(bench: Bench) -> None:
     bench.apply(1)
     body = ReadyReport(after_generation=1, ranks=(rank(),))
-    bench.node.ready(body)
+    bench.node.on_ready(body)
     bench.start()
-    bench.node.ready(body)
+    bench.node.on_ready(body)
     bench.exit(generation=1, signal=9)
     bench.start()
     bench.exit(generation=1, signal=9)
@@ -145,10 +145,10 @@ def test_a_failure_is_told_once_over_restarts_too(bench: Bench) -> None:
 @pytest.mark.parametrize("code", [0, 1, 143])
 def test_a_node_that_is_ended_from_outside_is_lost_however_its_command_ends(bench: Bench, code: int) -> None:
     bench.apply(1)
-    bench.node.ended_from_outside(LeavingReport(reason="the launcher received SIGTERM"))
+    bench.node.on_leaving(LeavingReport(reason="the launcher received SIGTERM"))
     bench.start()
-    bench.node.ready(ReadyReport(after_generation=1, ranks=(rank(),)))
-    bench.node.finished(FinishedReport(generation=1, time=NOW.timestamp()))
+    bench.node.on_ready(ReadyReport(after_generation=1, ranks=(rank(),)))
+    bench.node.on_finished(FinishedReport(generation=1, time=NOW.timestamp()))
     bench.exit(generation=1, code=code)
     [failure] = bench.job.of(Failure)
     assert (failure.kind, failure.message) == (FailureKind.NODE, "node 3 lost: the launcher received SIGTERM")
@@ -159,17 +159,17 @@ def test_a_node_that_is_ended_from_outside_is_lost_however_its_command_ends(benc
 def test_a_node_that_its_job_ends_is_no_failure(bench: Bench) -> None:
     bench.apply(1)
     bench.node.leave("the job is over")
-    bench.node.ended_from_outside(LeavingReport(reason="the launcher received SIGTERM"))
+    bench.node.on_leaving(LeavingReport(reason="the launcher received SIGTERM"))
     bench.exit(generation=1, code=1)
     assert bench.job.of(Failure) == []
 
 
 def test_ready_is_told_only_while_there_is_no_newer_world(bench: Bench) -> None:
-    bench.node.ready(ReadyReport(after_generation=0, store_ports=(1, 2), processes=4))
+    bench.node.on_ready(ReadyReport(after_generation=0, store_ports=(1, 2), processes=4))
     [ready] = bench.group.of(Ready)
     assert (ready.after_generation, ready.store_ports, ready.processes) == (0, (1, 2), 4)
     bench.apply(2)
-    bench.node.ready(ReadyReport(after_generation=1, ranks=(rank(),)))
+    bench.node.on_ready(ReadyReport(after_generation=1, ranks=(rank(),)))
     assert len(bench.group.of(Ready)) == 1
     assert len(bench.job.of(Failure)) == 1
 
@@ -182,22 +182,22 @@ def test_a_commands_own_number_of_nodes_is_shown(tmp_path: Path) -> None:
     ):
         (tmp_path / folder).mkdir()
         bench = Bench(tmp_path / folder, nodes=nodes)
-        bench.node.handler_hello(HandlerHello(pid=5, min_nodes=least, max_nodes=most, processes=1))
-        bench.node.ready(ReadyReport())
+        bench.node.on_handler_hello(HandlerHello(pid=5, min_nodes=least, max_nodes=most, processes=1))
+        bench.node.on_ready(ReadyReport())
         [ready] = bench.group.of(Ready)
         assert ready.command_nodes == shown
 
 
 def test_a_new_torchrun_never_gets_the_world_that_the_last_one_left(bench: Bench) -> None:
     node = bench.node
-    node.handler_hello(HandlerHello(pid=5, min_nodes=2, max_nodes=4, processes=1))
+    node.on_handler_hello(HandlerHello(pid=5, min_nodes=2, max_nodes=4, processes=1))
     bench.apply(1)
     bench.enter(1)
     bench.exit(generation=1, signal=9)
-    node.handler_hello(HandlerHello(pid=6, min_nodes=2, max_nodes=4, processes=1))
+    node.on_handler_hello(HandlerHello(pid=6, min_nodes=2, max_nodes=4, processes=1))
     assert not node.has_news(after=0, complete=0)
     assert node.world_for(-1).generation == 0
-    node.ready(ReadyReport(after_generation=0))
+    node.on_ready(ReadyReport(after_generation=0))
     assert bench.group.of(Ready)[-1].after_generation == 1
     bench.apply(2)
     assert node.has_news(after=0, complete=0)
@@ -207,7 +207,7 @@ def test_a_new_torchrun_never_gets_the_world_that_the_last_one_left(bench: Bench
 def test_a_superseded_command_runs_again_at_once(bench: Bench) -> None:
     bench.apply(1)
     bench.enter(1)
-    bench.node.finished(FinishedReport(generation=1, time=NOW.timestamp()))
+    bench.node.on_finished(FinishedReport(generation=1, time=NOW.timestamp()))
     bench.apply(2)
     bench.exit(generation=1, code=87, superseded=True)
     assert bench.node.desired.attempt == 2
@@ -283,7 +283,7 @@ def test_a_command_without_a_rendezvous_finishes_by_ending_well(bench: Bench) ->
 def test_the_end_of_torchrun_and_the_end_of_its_command_are_reported_apart(bench: Bench) -> None:
     bench.apply(1)
     bench.enter(1)
-    bench.node.finished(FinishedReport(generation=1, time=NOW.timestamp()))
+    bench.node.on_finished(FinishedReport(generation=1, time=NOW.timestamp()))
     bench.node.complete_generation(1, stages=1)
     assert bench.node.summary == "its command runs without ranks"
     for _ in range(2):
@@ -299,7 +299,7 @@ def test_a_command_that_fails_after_its_torchrun_is_a_failure_and_starts_again_w
 ) -> None:
     bench.apply(1)
     bench.enter(1)
-    bench.node.finished(FinishedReport(generation=1, time=NOW.timestamp()))
+    bench.node.on_finished(FinishedReport(generation=1, time=NOW.timestamp()))
     bench.node.complete_generation(1, stages=1)
     bench.exit(generation=1, **how)
     [failure] = bench.job.of(Failure)
@@ -341,11 +341,11 @@ def test_a_torchrun_is_shown_worlds_of_its_own_stage_only(bench: Bench) -> None:
 def test_a_superseded_exit_barrier_has_the_command_started_again_once(bench: Bench) -> None:
     bench.apply(1)
     bench.enter(1)
-    bench.node.superseded(SupersededReport(generation=1))
+    bench.node.on_superseded(SupersededReport(generation=1))
     assert bench.node.desired.attempt == 1
     bench.apply(2)
     for _ in range(2):
-        bench.node.superseded(SupersededReport(generation=1))
+        bench.node.on_superseded(SupersededReport(generation=1))
         assert bench.node.desired.attempt == 2
     bench.exit(attempt=1, generation=1, code=87, superseded=True)
     assert bench.node.desired.attempt == 2
@@ -356,13 +356,13 @@ def test_in_env_mode_the_launcher_goes_into_newer_worlds_itself(tmp_path: Path) 
     bench = Bench(tmp_path, mode="env")
     bench.apply(1)
     bench.enter(1)
-    bench.node.finished(FinishedReport(generation=1, time=NOW.timestamp()))
+    bench.node.on_finished(FinishedReport(generation=1, time=NOW.timestamp()))
     bench.apply(2)
     bench.exit(generation=1, code=0)
     assert bench.node.desired.attempt == 1
     assert bench.node.summary != "command ended"
     bench.enter(2)
-    bench.node.finished(FinishedReport(generation=2, time=NOW.timestamp()))
+    bench.node.on_finished(FinishedReport(generation=2, time=NOW.timestamp()))
     bench.exit(generation=2, code=0)
     assert [finished.generation for finished in bench.job.of(Finished)] == [1, 2]
     bench.apply(3)
@@ -378,7 +378,7 @@ def test_a_command_that_could_not_be_started_says_why(bench: Bench) -> None:
 
 
 def test_unprotected_ranks_are_stopped_and_explained_once(bench: Bench) -> None:
-    bench.node.unprotected(UnmanagedReport(ranks=(11, 12), detail="ranks without a rendezvous"))
+    bench.node.on_unmanaged(UnmanagedReport(ranks=(11, 12), detail="ranks without a rendezvous"))
     assert not bench.node.desired.run
     bench.exit(generation=0, signal=9)
     [failure] = bench.job.of(Failure)
@@ -389,7 +389,7 @@ def test_unprotected_ranks_are_stopped_and_explained_once(bench: Bench) -> None:
 def test_a_node_that_leaves_reports_no_failure(bench: Bench) -> None:
     bench.apply(1)
     bench.node.leave("scaled down")
-    bench.node.ready(ReadyReport(after_generation=1, ranks=(rank(),)))
+    bench.node.on_ready(ReadyReport(after_generation=1, ranks=(rank(),)))
     bench.exit(generation=1, signal=15)
     assert not bench.job.messages
     assert bench.node.desired.exit
@@ -398,7 +398,7 @@ def test_a_node_that_leaves_reports_no_failure(bench: Bench) -> None:
 
 def test_versions_change_with_what_is_wanted_and_with_each_agent(bench: Bench) -> None:
     first = bench.node.desired.version
-    bench.node.ready(ReadyReport())
+    bench.node.on_ready(ReadyReport())
     assert bench.node.desired.version == first
     bench.apply(1)
     second = bench.node.desired.version
@@ -412,7 +412,7 @@ def test_an_agent_that_forgot_learns_from_its_launcher(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     (tmp_path / "agent-state.json").write_text("{")
     bench.start()
-    bench.node.launcher_hello(LauncherHello(pid=1, started_at=NOW.timestamp(), attempt=4, mode="torchrun"))
+    bench.node.on_launcher_hello(LauncherHello(pid=1, started_at=NOW.timestamp(), attempt=4, mode="torchrun"))
     assert bench.node.desired.attempt == 4
     bench.exit(attempt=4, generation=9, signal=9)
     bench.apply(10)
@@ -421,23 +421,23 @@ def test_an_agent_that_forgot_learns_from_its_launcher(tmp_path: Path) -> None:
 
 def script(bench: Bench, *, attempt: int = 1) -> None:
     hello = LauncherHello(pid=1, started_at=NOW.timestamp(), attempt=attempt, mode="torchrun", script=True)
-    bench.node.launcher_hello(hello)
+    bench.node.on_launcher_hello(hello)
 
 
 def torchrun(bench: Bench, *, pid: int = 5) -> None:
-    bench.node.handler_hello(HandlerHello(pid=pid, min_nodes=2, max_nodes=4, processes=1))
+    bench.node.on_handler_hello(HandlerHello(pid=pid, min_nodes=2, max_nodes=4, processes=1))
 
 
 def test_a_script_that_has_not_come_to_its_torchrun_has_not_missed_its_world(bench: Bench) -> None:
     script(bench)
     bench.apply(1)
-    bench.node.overdue()
+    bench.node.report_overdue()
     assert bench.node.state.prepares
     assert bench.start().state.prepares
     assert bench.job.of(Failure) == []
     torchrun(bench)
     assert not bench.node.state.prepares
-    bench.node.overdue()
+    bench.node.report_overdue()
     assert [failure.kind for failure in bench.job.of(Failure)] == [FailureKind.RENDEZVOUS]
 
 
@@ -452,10 +452,10 @@ def test_a_script_that_begins_anew_prepares_until_the_torchrun_that_has_ranks_to
     bench.apply(2, stage=1)
     assert bench.node.state.prepares
     torchrun(bench, pid=6)
-    bench.node.ready(ReadyReport(after_generation=1, stage=0))
+    bench.node.on_ready(ReadyReport(after_generation=1, stage=0))
     assert bench.node.state.prepares
     torchrun(bench, pid=7)
-    bench.node.ready(ReadyReport(after_generation=1, stage=1))
+    bench.node.on_ready(ReadyReport(after_generation=1, stage=1))
     assert not bench.node.state.prepares
 
 

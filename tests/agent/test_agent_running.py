@@ -21,7 +21,7 @@ async def test_ranks_that_stay_alive_run_and_a_later_first_step_is_reported_agai
     bench = Bench(tmp_path)
     bench.apply(1)
     entered_at = datetime.now(UTC)
-    bench.node.entered(EnteredReport(generation=1, time=entered_at.timestamp()))
+    bench.node.on_entered(EnteredReport(generation=1, time=entered_at.timestamp()))
     telemetry = Telemetry(bench.node, ProgressReader(tmp_path), to_group=bench.group)
     watching = asyncio.create_task(telemetry.run())
     try:
@@ -41,7 +41,7 @@ async def test_ranks_that_stay_alive_run_and_a_later_first_step_is_reported_agai
 async def test_a_first_step_that_comes_soon_is_all_that_is_reported(tmp_path: Path):
     bench = Bench(tmp_path)
     bench.apply(1)
-    bench.node.entered(EnteredReport(generation=1, time=datetime.now(UTC).timestamp()))
+    bench.node.on_entered(EnteredReport(generation=1, time=datetime.now(UTC).timestamp()))
     for counted in (True, True, False):
-        bench.node.stepping(1, counted=counted, starts=None)
+        bench.node.report_stepping(1, counted=counted, starts=None)
     assert [message.counted for message in bench.group.of(Stepping)] == [True]

@@ -89,11 +89,11 @@ def test_a_time_is_taken_to_the_microsecond() -> None:
 
 def test_a_node_has_one_rank_at_least(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.node.handler_hello(HandlerHello(pid=1, min_nodes=2, max_nodes=4, processes=0))
+    bench.node.on_handler_hello(HandlerHello(pid=1, min_nodes=2, max_nodes=4, processes=0))
     assert bench.node.state.processes == 1
     ended = RankExit(local_rank=0, signal=9, time=NOW.timestamp())
     bench.apply(1)
-    bench.node.ready(ReadyReport(after_generation=1, ranks=(ended,), processes=-3))
+    bench.node.on_ready(ReadyReport(after_generation=1, ranks=(ended,), processes=-3))
     assert [failure.ranks[0].signal for failure in bench.job.of(Failure)] == [9]
     assert [ready.processes for ready in bench.group.of(Ready)] == [1]
 

@@ -138,7 +138,7 @@ class SimulatedNode:
             to_group=self.to_group,
             progress=Progress,
         )
-        self.node.launcher_hello(
+        self.node.on_launcher_hello(
             LauncherHello(pid=1, started_at=site.job.now.timestamp(), mode="torchrun", processes=1)
         )
         self.to_group.put(Joined(**self._envelope(), agent_started_at=site.job.now, address=config.address, host="h"))
@@ -200,7 +200,7 @@ class SimulatedNode:
 
         def look() -> None:
             if self.machine and self.node.state.generation == generation and self.site.agents_report_overdue:
-                self.node.overdue()
+                self.node.report_overdue()
 
         self.site.after(patience, look)
 
@@ -210,9 +210,9 @@ class SimulatedNode:
         if self.site.hangs_at_start(self):
             return
         hello = HandlerHello(pid=process.number, min_nodes=1, max_nodes=9, processes=1)
-        self.node.handler_hello(hello)
+        self.node.on_handler_hello(hello)
         process.waits, process.after = True, self.entered
-        self.node.ready(ReadyReport(after_generation=0, store_ports=self.site.ports()))
+        self.node.on_ready(ReadyReport(after_generation=0, store_ports=self.site.ports()))
         self.follow()
 
     def _enter(self, process: _Process) -> None:
@@ -221,7 +221,7 @@ class SimulatedNode:
             process.waits, process.inside, process.steps = False, world.generation, False
             self.entered = world.generation
             ports = self.site.ports()
-            self.node.entered(
+            self.node.on_entered(
                 EnteredReport(generation=world.generation, time=self.site.job.now.timestamp(), store_ports=ports)
             )
             self.to_group.put(Heartbeat(**self._envelope(), generation=world.generation, store_ports=ports))
@@ -245,7 +245,7 @@ class SimulatedNode:
                     exit_code=code,
                     time=ended_at.timestamp(),
                 )
-                self.node.exited(body)
+                self.node.on_exited(body)
                 self.follow()
 
         self.site.after(dying, gone)
@@ -260,7 +260,7 @@ class SimulatedNode:
         process.inside, process.steps, process.waits = 0, False, True
         how: dict[str, Any] = {"exit_code": 1, "error": PEER_LOST} if victim else {"signal": 9}
         rank = RankExit(local_rank=0, pid=next(self.site.numbers), time=self.site.job.now.timestamp(), **how)
-        self.node.ready(ReadyReport(after_generation=generation, ranks=(rank,), store_ports=self.site.ports()))
+        self.node.on_ready(ReadyReport(after_generation=generation, ranks=(rank,), store_ports=self.site.ports()))
         self.site.peers_notice(self, generation)
         self.follow()
 

@@ -166,7 +166,7 @@ class TrainingNode(PlayedNode):
         self._network = AdverseNetwork(self.site, self.config)
         self.agent = Agent(self.config, self._network)
         node = self.agent.node
-        node.launcher_hello(
+        node.on_launcher_hello(
             LauncherHello(
                 pid=1, started_at=datetime.now(UTC).timestamp(), attempt=self.attempts, mode="torchrun", processes=1
             )
@@ -228,18 +228,18 @@ class TrainingNode(PlayedNode):
             return
         command.asks, command.left = True, self.entered
         hello = HandlerHello(pid=command.pid, min_nodes=1, max_nodes=9, processes=1)
-        self._say(lambda node: node.handler_hello(hello))
+        self._say(lambda node: node.on_handler_hello(hello))
         self._say_ready(command)
 
     def _say_ready(self, command: Command) -> None:
         body = ReadyReport(after_generation=command.left, store_ports=_ports())
-        self._say(lambda node: node.ready(body))
+        self._say(lambda node: node.on_ready(body))
 
     def _enter(self, command: Command, generation: int) -> None:
         command.asks, command.world, command.steps = False, generation, False
         self.entered = generation
         body = EnteredReport(generation=generation, time=datetime.now(UTC).timestamp(), store_ports=_ports())
-        self._say(lambda node: node.entered(body))
+        self._say(lambda node: node.on_entered(body))
         self.site.after(0.02, self.site.step)
 
     def step(self) -> None:
@@ -248,7 +248,7 @@ class TrainingNode(PlayedNode):
         assert command is not None
         command.steps = True
         generation = command.world
-        self._say(lambda node: node.stepping(generation, counted=True, starts=None))
+        self._say(lambda node: node.report_stepping(generation, counted=True, starts=None))
 
     def finish(self) -> None:
         """Its ranks end with 0."""
@@ -256,7 +256,7 @@ class TrainingNode(PlayedNode):
         if command is not None and command.steps:
             command.finished = True
             body = FinishedReport(generation=command.world, time=datetime.now(UTC).timestamp())
-            self._say(lambda node: node.finished(body))
+            self._say(lambda node: node.on_finished(body))
 
     def end_command(
         self,
@@ -283,7 +283,7 @@ class TrainingNode(PlayedNode):
         def gone() -> None:
             if self.command is command:
                 self.command = None
-                self._say(lambda node: node.exited(body))
+                self._say(lambda node: node.on_exited(body))
 
         self.site.after(dying, gone)
         if stepped and not command.finished:
@@ -299,7 +299,7 @@ class TrainingNode(PlayedNode):
         how: dict[str, Any] = {"exit_code": 1, "error": _PEER_LOST} if victim else {"signal": 9}
         rank = RankExit(local_rank=0, pid=next(_PIDS), time=datetime.now(UTC).timestamp(), **how)
         body = ReadyReport(after_generation=world, ranks=(rank,), store_ports=_ports())
-        self._say(lambda node: node.ready(body))
+        self._say(lambda node: node.on_ready(body))
         self.site.peers_notice(self, world)
         self.follow()
 
