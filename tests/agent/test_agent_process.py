@@ -145,8 +145,8 @@ async def test_finished_holds_per_generation(agent: RunningAgent, workflows: Wor
     await agent.enter(1)
     await agent.post("/v1/rendezvous/finished", generation=1, time=time.time())
     await agent.post("/v1/rendezvous/finished", generation=1, time=time.time())
-    [finished] = await workflows.expect(workflows.job, "finished")
-    assert finished["generation"] == 1
+    [first] = await workflows.expect(workflows.job, "finished")
+    assert first["generation"] == 1
     # A peer died in its last save: the barrier is left with the reserved code, and the command runs again.
     await agent.command("apply_world", agent.world(2))
     await agent.post("/v1/launcher/exited", attempt=1, generation=1, exit_code=87, superseded=True, time=time.time())
@@ -157,8 +157,9 @@ async def test_finished_holds_per_generation(agent: RunningAgent, workflows: Wor
     await agent.command("complete_generation", CompleteGeneration(node=agent.node, generation=2))
     assert (await asyncio.wait_for(waiting, 5))["complete"] == 2
     await agent.post("/v1/launcher/exited", attempt=2, generation=2, exit_code=0, time=time.time())
-    both = await workflows.expect(workflows.job, "finished", count=2)
-    assert [one["generation"] for one in both] == [1, 2]
+    # The ranks of each generation, and then the command.
+    finished = await workflows.expect(workflows.job, "finished", count=3)
+    assert [(one["generation"], one["command_runs"]) for one in finished] == [(1, True), (2, True), (2, False)]
     assert not await workflows.seen(workflows.job, "failure")
 
 
