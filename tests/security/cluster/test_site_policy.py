@@ -11,6 +11,7 @@ from activities.nodes.backend import NodeNotYet, NodeRefused
 from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
 from activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.client.client import Client
+from scripts.cluster.host_programs import SITE_POLICY
 from tests.kubernetes.pods import PodJob, TestCluster
 from tests.kubernetes.site import perdure
 from tests.support.temporal_server import DevServer
@@ -71,7 +72,7 @@ async def test_the_clusters_own_namespace_is_never_touched(cluster: TestCluster,
 
 
 async def test_a_namespace_has_room_for_so_many_nodes(cluster: TestCluster, job: PodJob) -> None:
-    policy = SitePolicy(host_paths=("/",), max_nodes=1)
+    policy = SitePolicy.parse(SITE_POLICY).model_copy(update={"max_nodes": 1})
     backend = KubernetesBackend(
         KubernetesSettings(agent_image=cluster.agent_image, policy=policy), kubeconfig=cluster.kubeconfig
     )
