@@ -55,9 +55,6 @@ SERVER_OPTIONS = (
     # every step of a recovery by up to 50 ms (an activity's round trip 101 ms, without the limit 18 ms).
     ("--dynamic-config-value", "history.transferProcessorMaxPollRPS=1000"),
     ("--dynamic-config-value", "history.timerProcessorMaxPollRPS=1000"),
-    # A timer may not fire earlier than this after its start. The default is 1 s, but groups gather reports for 0.2 s:
-    # from a rank's death to its next world the workflows alone took 1.0 s, with 100 ms 0.2 s.
-    ("--dynamic-config-value", 'history.timerProcessorMaxTimeShift="100ms"'),
     # Every node has a task queue of its own with one poller. With four partitions of each, the default, the server of a
     # thousand nodes took 3 GB, with one 1.1 GB.
     ("--dynamic-config-value", "matching.numTaskqueueReadPartitions=1"),
