@@ -147,7 +147,7 @@ def test_make_has_the_target(command: Command):
 def benchmark_arguments() -> list[tuple[str, str]]:
     """For which benchmark, and what it is given by BENCH_ARGS."""
     found: list[tuple[str, str]] = []
-    for page in {command.page for command in COMMANDS}:
+    for page in sorted({command.page for command in COMMANDS}):
         text = (ROOT / page).read_text(encoding="utf-8")
         target = ""
         for match in re.finditer(r"make bench-(\w+)|BENCH_ARGS=(?:'([^']*)'|\"([^\"]*)\"|([^`\s]+))", text):
