@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""Without O_NONBLOCK, opening a pipe waits for somebody to write to it."""
+"""Without O_NONBLOCK, opening a pipe waits until another process writes to it."""
 
 
 class NotARegularFile(OSError):

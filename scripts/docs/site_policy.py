@@ -14,7 +14,7 @@ _INTRODUCTION = """\
 
 A job describes its pods, and the worker creates them with rights that the job's user may not have. The site policy
 limits what a pod may request. The worker checks the complete pod at the moment when it would create it, so the policy
-holds for each job, whoever started its workflow. A job that exceeds the policy fails once, with a reason that names
+holds for each job, however its workflow was started. A job that exceeds the policy fails once, with a reason that names
 each field, its value and the rule:
 
 ```

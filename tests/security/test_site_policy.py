@@ -105,6 +105,11 @@ def test_a_container_that_the_job_adds_is_held_to_the_same(kind: str) -> None:
     assert added["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
+def test_capabilities_are_dropped_whatever_a_template_keeps() -> None:
+    pod = made(security(capabilities={"drop": [], "add": ["IPC_LOCK"]}), policy={"capabilities": ["IPC_LOCK"]})
+    assert container(pod, "training")["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+
+
 def test_what_a_template_takes_away_is_put_back() -> None:
     pod = made({"spec": {"securityContext": None, "containers": [{"name": "training", "securityContext": None}]}})
     assert container(pod, "training")["securityContext"]["allowPrivilegeEscalation"] is False
@@ -160,6 +165,9 @@ def test_no_policy_gives_the_workers_connection_to_a_job() -> None:
         agent(env=[{"name": "PYTHONPATH", "value": "/perdure/run"}]),
         agent(env=[{"name": "LD_PRELOAD", "value": "/perdure/run/x.so"}]),
         agent(env=[{"name": "TEMPORAL_ADDRESS", "value": "evil:7233"}]),
+        agent(env=[{"name": "AWS_CONFIG_FILE", "value": "/perdure/run/credential_process"}]),
+        agent(env=[{"name": "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES", "value": "1"}]),
+        agent(env=[{"name": "HTTPS_PROXY", "value": "http://evil:1"}]),
         agent(volumeMounts=[{"name": "perdure", "mountPath": "/usr/lib/python3"}]),
         agent(volumeMounts=[{"name": "perdure", "mountPath": "/mnt/../usr"}]),
         {"spec": {"initContainers": [{"name": "perdure-prepare", "env": [{"name": "AWS_X", "value": "1"}]}]}},

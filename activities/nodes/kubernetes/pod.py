@@ -124,7 +124,7 @@ def _confine(spec: dict[str, Any]) -> None:
             security["runAsNonRoot"] = False
         if not security.get("privileged"):
             security.setdefault("allowPrivilegeEscalation", False)
-            security["capabilities"] = {"drop": ["ALL"]} | (security.get("capabilities") or {})
+            security["capabilities"] = {**(security.get("capabilities") or {}), "drop": ["ALL"]}
 
 
 def _refuse_command(template: Mapping[str, Any]) -> None:

@@ -82,9 +82,12 @@ class SitePolicy(Section):
     """Kernel parameters that a pod may set."""
     runtime_classes: _Patterns = ()
     """Runtime classes that a pod may name."""
-    agent_variables: _Patterns = ("AWS_*", "AZURE_*", "GOOGLE_*", "GCS_*", "S3_*", "FSSPEC_*", "*_PROXY", "*_proxy")
-    """Variables that a job may give its agents, which copy logs to its storage. One that makes Python load other code
-    hands the agent over to the job."""
+    agent_variables: _Patterns = (
+        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"),
+        *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_*", "GOOGLE_APPLICATION_CREDENTIALS"),
+    )
+    """Variables that a job may give its agents, which copy logs to its storage. A variable that names a configuration
+    file, such as `AWS_CONFIG_FILE`, or makes Python load other code lets the job run commands as its agent."""
     max_nodes: int | None = Field(default=None, ge=1)
     """Nodes in one namespace at the same time; unset: no limit."""
     max_gpus: int | None = Field(default=None, ge=0)
