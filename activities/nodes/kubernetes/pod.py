@@ -52,8 +52,8 @@ HOME = "/home/perdure"
 """The home folder of training containers: a user without an entry in the image's passwd file has none."""
 
 _SCRATCH_LIMIT = "50Gi"
-"""Size limit of a training container's home and temporary folders together with what its image's folders would hold:
-caches of compilers and downloaded models. A container that exceeds it is evicted before it fills the machine's disk."""
+"""Size limit of a training container's home folder, and of its temporary folder: each holds caches of compilers or
+downloaded models. A pod that exceeds it is evicted before it fills the machine's disk."""
 _SHARED_LIMIT = "8Gi"
 """Size limit of the folder that agent and training share: the log's rotated files, and the job's code."""
 _PRIVATE_LIMIT = "256Mi"
