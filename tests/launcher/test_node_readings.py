@@ -15,6 +15,7 @@ from perdure_launcher.system.nvml import Devices
 from perdure_launcher.system.processes import all_processes, descendants, environment_of, read_process, resident_bytes
 from perdure_launcher.system.usage import UsageMeter, processes_per_node
 from perdure_launcher.unmanaged_training.in_node import ProcessScanner
+from tests.support.waiting import wait_for
 
 
 def test_this_process_is_read_as_the_kernel_has_it() -> None:
@@ -176,6 +177,8 @@ def test_ranks_without_a_place_are_found(
     scanner = ProcessScanner(torchrun=torchrun, several=True, environment=inherited)
     child = subprocess.Popen(["sleep", "100"], env={"PATH": os.environ["PATH"], **environment})
     try:
+        # Linux shows an empty environment for a moment after a process replaced its program.
+        wait_for(lambda: environment_of(child.pid), what="an environment")
         assert (bypass := scanner.scan()) is None or bypass.processes == [child.pid]
         assert (bypass is not None) == unprotected
         for _ in range(5):
