@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import Scenario
 from workflows.messages import JobPhase, NodePhase, NodeView, TransitionKind
 from workflows.policy.events import (
@@ -218,3 +219,12 @@ def test_a_group_that_wound_down_for_an_earlier_run_is_not_gone_for_this_one():
     assert job.state.outcome is not None
     assert not is_over(job.state)
     assert is_over(job.take(GroupWoundDown(group=0)).state)
+
+
+def test_a_command_that_ended_without_a_world_does_not_join_the_next_one():
+    """The decision is complete at once: no timer is set, and no event may follow."""
+    job = CheckedScenario("1:3")
+    job.running().lost(0).steps()
+    job.command_ended(0).rank_killed(0).rank_killed(1).steps()
+    assert (job.generation, job.group_ranks.keys()) == (3, {1, 2})
+    assert job.node(0).ended

@@ -192,6 +192,17 @@ def test_where_enough_commands_ask_for_another_torchrun_the_job_goes_on_without_
     assert job.state.outcome.phase is JobPhase.SUCCEEDED
 
 
+def test_a_job_does_not_wait_for_a_command_that_ended_before_a_world_of_a_later_stage_broke() -> None:
+    job = trained("1:3")
+    job.command_ended(0)
+    job.ready(1, 2, after=1, stage=1).steps()
+    job.rank_killed(1).steps()
+    assert job.generation == 3
+    job.command_ended(1, 2)
+    assert job.state.outcome is not None
+    assert job.state.outcome.phase is JobPhase.SUCCEEDED
+
+
 def test_an_elastic_node_that_came_too_late_does_its_own_work_before_the_job_ends() -> None:
     job = CheckedScenario("1:2")
     job.ready(0, stage=0).wait(10)

@@ -257,9 +257,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
     if state.between_stages:
         state = _with_fresh_progress(state)
     elif world is not None:
-        state = _announce(state, formed, job, now)
-        # Ranks that had finished do not count, because their world had not.
-        state = state.changed(nodes={rank: node.changed(ended=False) for rank, node in state.nodes.items()})
+        state = _continue_ended_members(_announce(state, formed, job, now))
     host = state.nodes[formed.store_rank]
     state = state.with_node(
         host.changed(
@@ -312,6 +310,19 @@ def _rest(state: JobState, job: JobSpec, now: datetime, *, size: int, available:
     if stages.awaits_nodes(state):
         return waiting.wait(state, job, now, available=available)
     return state.changed(ready_since=None, waiting_since=None)
+
+
+def _continue_ended_members(state: JobState) -> JobState:
+    """Marks all commands of a broken world as running: ranks that had finished in it train again with the others.
+
+    A command that ended in an earlier stage, or without entering a world, has nothing more to do and keeps its mark.
+    """
+    every_node = state.behavior < Behavior.RELEASE_0_2
+    nodes = {
+        rank: node.changed(ended=False) if every_node or state.is_member(node) else node
+        for rank, node in state.nodes.items()
+    }
+    return state.changed(nodes=nodes)
 
 
 def _with_fresh_progress(state: JobState) -> JobState:
