@@ -18,7 +18,8 @@ from temporalio.worker import Worker
 from activities.signals import SignalActivities
 from perdure.spec.validate import parse_spec
 from tests.support.waiting import eventually
-from tests.workflows.fleet import PlayedNode, job_spec, now
+from tests.workflows.fleet import job_spec
+from tests.workflows.played_node import PlayedNode, now
 from workflows.messages import (
     CreatedNode,
     DesiredNode,

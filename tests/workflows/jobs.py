@@ -9,7 +9,8 @@ from typing import Any
 from temporalio.client import WorkflowHandle
 
 from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, PlayedNode
+from tests.workflows.fleet import Fleet
+from tests.workflows.played_node import PlayedNode
 from workflows.messages import IncidentView, JobPhase, JobStatus
 
 

@@ -8,7 +8,8 @@ from temporalio import activity
 from temporalio.client import WorkflowHandle
 
 from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, PlayedNode, job_spec, now
+from tests.workflows.fleet import Fleet, job_spec
+from tests.workflows.played_node import PlayedNode, now
 from workflows.messages import (
     CommandAnswer,
     JoinAnswer,

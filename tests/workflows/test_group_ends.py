@@ -9,8 +9,9 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, PlayedNode, job_spec, running_fleet, submit
+from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running, status, until
+from tests.workflows.played_node import PlayedNode
 from workflows import options
 from workflows.messages import JobPhase
 

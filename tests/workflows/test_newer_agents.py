@@ -3,8 +3,9 @@ unknown."""
 
 from __future__ import annotations
 
-from tests.workflows.fleet import Fleet, job_spec, now, submit
+from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import incidents, node, running
+from tests.workflows.played_node import now
 from workflows.messages import FailureClass
 
 

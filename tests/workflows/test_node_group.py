@@ -11,9 +11,10 @@ from temporalio.client import WorkflowHandle
 
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
-from tests.workflows.fleet import job_spec, now, running_fleet, submit
+from tests.workflows.fleet import job_spec, running_fleet, submit
 from tests.workflows.flood import flood, heartbeats
 from tests.workflows.jobs import history_length, incidents, node, running, settled_history, status, until
+from tests.workflows.played_node import now
 from workflows import options
 from workflows.messages import FailureClass, JobPhase, ReasonRequest, ScaleRequest
 

@@ -9,8 +9,9 @@ from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
 from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, PlayedNode, job_spec, running_fleet, submit
+from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import incidents, node, running, status, until
+from tests.workflows.played_node import PlayedNode
 from workflows.messages import FailureKind, JobPhase
 
 

@@ -9,8 +9,9 @@ from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, job_spec, now, submit
+from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import incidents, node, running, status, until
+from tests.workflows.played_node import now
 from workflows.messages import (
     FailureClass,
     FailureKind,

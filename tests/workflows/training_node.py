@@ -29,7 +29,7 @@ from perdure_launcher.protocol import (
     RankExit,
     ReadyReport,
 )
-from tests.workflows.fleet import PlayedNode
+from tests.workflows.played_node import PlayedNode
 from workflows.messages import AgentMessage, Failure, Heartbeat, NodeRequest
 
 if TYPE_CHECKING:

@@ -1,0 +1,238 @@
+"""A simulated node: its agent's worker is real, and sends the reports that a test asks for."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
+
+from workflows.messages import (
+    ApplyWorld,
+    CheckConnection,
+    CommandAnswer,
+    CompleteGeneration,
+    Failure,
+    FailureKind,
+    Finished,
+    GroupMissing,
+    Heartbeat,
+    Joined,
+    LeaseRequest,
+    LeaseTaken,
+    NodeRequest,
+    RankExit,
+    Ready,
+    RestartCommand,
+    Stall,
+    Stepping,
+    StopNode,
+)
+
+if TYPE_CHECKING:
+    from tests.workflows.fleet import Fleet
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass
+class PlayedNode:
+    """One incarnation: an agent with a real worker on the node's own queue."""
+
+    fleet: Fleet
+    request: NodeRequest
+    started_at: datetime = field(default_factory=now)
+    generation: int = 0
+    entered: int = 0
+    worlds: list[ApplyWorld] = field(default_factory=list)
+    completed: int = 0
+    stages_complete: int = 0
+    command_restarts: int = 0
+    stopped: bool = False
+    leaving: bool = False
+    """Refuses worlds, as an agent does whose node is being ended."""
+    refused: int = 0
+    """The number of refused worlds."""
+    silent: bool = False
+    """Takes commands but does not step."""
+    enters: bool = True
+    """Its command runs, and enters each world that its agent takes."""
+    asked_to_connect: list[CheckConnection] = field(default_factory=list)
+    lease_epochs: list[int] = field(default_factory=list)
+    lease_taken_at: datetime | None = None
+    """When the newest lease came."""
+    _to_job: Any = field(default_factory=lambda: count(1))
+    _to_group: Any = field(default_factory=lambda: count(1))
+    _worker: asyncio.Task[None] | None = None
+    _ports: Any = field(default_factory=lambda: count(30_000))
+
+    @property
+    def rank(self) -> int:
+        return self.request.node.rank
+
+    @property
+    def incarnation(self) -> int:
+        return self.request.node.incarnation
+
+    def ports(self) -> tuple[int, ...]:
+        return tuple(next(self._ports) for _ in range(4))
+
+    async def start(self) -> None:
+        """The agent comes up: worker, `joined`, and soon `ready`."""
+        await self.serve()
+        await self.to_group("joined", Joined, agent_started_at=self.started_at, address="127.0.0.1", host="here")
+        if self.fleet.become_ready:
+            await self.ready()
+
+    async def serve(self) -> None:
+        """The agent can be reached, and says nothing."""
+        worker = Worker(
+            self.fleet.client,
+            task_queue=self.request.task_queue,
+            activities=[
+                self.hold_lease,
+                self.apply_world,
+                self.check_connection,
+                self.complete_generation,
+                self.restart_command,
+                self.stop_node,
+            ],
+            activity_task_poller_behavior=PollerBehaviorSimpleMaximum(1),
+            max_concurrent_activities=8,
+            max_heartbeat_throttle_interval=timedelta(seconds=1),
+        )
+        self._worker = asyncio.create_task(worker.run())
+
+    async def die(self) -> None:
+        """The agent goes without a word."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+            self._worker = None
+
+    async def restart(self) -> None:
+        """A new agent beside the same training."""
+        await self.die()
+        self.started_at = now()
+        ready, self.fleet.become_ready = self.fleet.become_ready, False
+        await self.start()
+        self.fleet.become_ready = ready
+
+    async def join_again(self) -> None:
+        """The agent holds no lease although the job runs."""
+        await self.to_group("joined", Joined, agent_started_at=self.started_at, address="127.0.0.1", host="here")
+
+    async def miss_group(self) -> None:
+        """The server knows no open group."""
+        await self.to_job("group_missing", GroupMissing)
+
+    async def ready(self, after: int = 0, *, stage: int | None = None) -> None:
+        await self.to_group("ready", Ready, after_generation=after, store_ports=self.ports(), stage=stage)
+
+    async def step(self) -> None:
+        await self.to_group("stepping", Stepping, generation=self.generation, entered_at=now())
+
+    async def stall(self, since: datetime | None) -> None:
+        """Its ranks have been stalled since then, or step again."""
+        await self.to_group("stall", Stall, generation=self.generation, since=since)
+
+    async def heartbeat(self, **fields: Any) -> None:
+        await self.to_group("heartbeat", Heartbeat, generation=self.generation, **fields)
+
+    async def rank_dies(self, *, signal: int | None = 9, error: str | None = None, **fields: Any) -> None:
+        exit_code = None if signal else 1
+        exits = (RankExit(local_rank=0, global_rank=self.rank, signal=signal, exit_code=exit_code, error=error),)
+        await self.fail(kind=FailureKind.RANKS, ranks=exits, **fields)
+
+    async def fail(self, **fields: Any) -> Failure:
+        failure = Failure(
+            sender=fields.pop("sender", self.request.node),
+            sequence=fields.pop("sequence", None) or next(self._to_job),
+            time=fields.pop("time", now()),
+            generation=fields.pop("generation", self.generation),
+            store_ports=self.ports(),
+            **fields,
+        )
+        await self.fleet.client.get_workflow_handle(self.request.job_id).signal("failure", failure)
+        return failure
+
+    async def finish(self, generation: int | None = None, *, command_runs: bool = False) -> None:
+        finished = Finished(
+            sender=self.request.node,
+            sequence=next(self._to_job),
+            time=now(),
+            generation=generation or self.generation,
+            command_runs=command_runs,
+        )
+        await self.fleet.client.get_workflow_handle(self.request.job_id).signal("finished", finished)
+
+    async def to_job(self, signal: str, message: type, **fields: Any) -> None:
+        fields = {"sender": self.request.node, "sequence": next(self._to_job), "time": now()} | fields
+        await self.fleet.client.get_workflow_handle(self.request.job_id).signal(signal, message(**fields))
+
+    async def to_group(self, signal: str, message: type, **fields: Any) -> None:
+        fields = {"sender": self.request.node, "sequence": next(self._to_group), "time": now()} | fields
+        await self.fleet.client.get_workflow_handle(self.request.group_id).signal(signal, message(**fields))
+
+    @activity.defn(name="hold_lease")
+    async def hold_lease(self, request: LeaseRequest) -> None:
+        self.lease_epochs.append(request.epoch)
+        self.lease_taken_at = now()
+        self.fleet.changed()
+        await self.to_group("lease_taken", LeaseTaken, agent_started_at=self.started_at, epoch=request.epoch)
+        while True:
+            activity.heartbeat({"epoch": request.epoch})
+            await asyncio.sleep(request.heartbeat.total_seconds())
+
+    @activity.defn(name="apply_world")
+    async def apply_world(self, world: ApplyWorld) -> CommandAnswer:
+        if world.node != self.request.node:
+            raise ApplicationError("not for this incarnation", non_retryable=True)
+        if self.leaving:
+            self.refused += 1
+            self.fleet.changed()
+        if self.leaving or world.generation < self.generation:
+            return CommandAnswer(accepted=False, generation=self.generation)
+        self.generation = world.generation
+        self.worlds.append(world)
+        self.fleet.changed()
+        self.enters = self.enters or world.restart_command
+        # It takes a moment to enter: longer than to answer.
+        answer = CommandAnswer(accepted=True, generation=world.generation, entered=self.entered)
+        if self.enters:
+            self.entered = world.generation
+        if self.enters and not self.silent:
+            await self.step()
+        return answer
+
+    @activity.defn(name="check_connection")
+    async def check_connection(self, command: CheckConnection) -> None:
+        self.asked_to_connect.append(command)
+        self.fleet.changed()
+        if problem := self.fleet.cut_off.get(self.rank):
+            raise ApplicationError(problem, type="CutOff")
+
+    @activity.defn(name="complete_generation")
+    async def complete_generation(self, request: CompleteGeneration) -> CommandAnswer:
+        self.completed, self.stages_complete = request.generation, request.stages_complete
+        self.fleet.changed()
+        return CommandAnswer(accepted=True, generation=request.generation)
+
+    @activity.defn(name="restart_command")
+    async def restart_command(self, request: RestartCommand) -> CommandAnswer:
+        self.command_restarts = request.number
+        self.fleet.changed()
+        return CommandAnswer(accepted=True, generation=self.generation)
+
+    @activity.defn(name="stop_node")
+    async def stop_node(self, request: StopNode) -> CommandAnswer:
+        self.stopped = True
+        self.fleet.changed()
+        return CommandAnswer(accepted=True, generation=self.generation)
