@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import TypeVar
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, is_cancelled_exception
@@ -24,6 +25,7 @@ with workflow.unsafe.imports_passed_through():
         NodeOrder,
         NodePhase,
         NodeRef,
+        NodeRequest,
         NodesCreated,
         NodesRef,
         NodesRequest,
@@ -34,48 +36,51 @@ with workflow.unsafe.imports_passed_through():
     from workflows.node_record import NodeRecord
     from workflows.node_table import NodeTable
 
+_ResultT = TypeVar("_ResultT")
+
 
 async def create(table: NodeTable, node: NodeCredentials) -> None:
     """Has one incarnation created."""
     [request] = _request(table, [node]).each
     try:
-        created = await workflow.execute_activity(
-            "create_node",
-            request,
-            result_type=CreatedNode,
-            start_to_close_timeout=options.SHORT_ACTIVITY,
-            heartbeat_timeout=_heartbeat_timeout(table),
-            retry_policy=options.BACKEND_RETRY,
-            cancellation_type=options.CREATE_CANCELLATION,
-            summary=f"create {_spoken([node])}{table.why}",
-        )
+        created = await _execute_creation(table, "create_node", request, CreatedNode, [node])
     except ActivityError as error:
-        _refused(table, node, str(error.cause or error))
+        _record_refusal(table, node, str(error.cause or error))
     else:
-        _created(table, node, created)
+        _record_creation(table, node, created)
 
 
 async def create_together(table: NodeTable, nodes: Sequence[NodeCredentials]) -> None:
     """Has many incarnations created at once; the table shows which of them still lack a result."""
     try:
-        result = await workflow.execute_activity(
-            "create_nodes",
-            _request(table, nodes),
-            result_type=NodesCreated,
-            start_to_close_timeout=options.SHORT_ACTIVITY,
-            heartbeat_timeout=_heartbeat_timeout(table),
-            retry_policy=options.BACKEND_RETRY,
-            cancellation_type=options.CREATE_CANCELLATION,
-            summary=f"create {_spoken(nodes)}{table.why}",
-        )
+        result = await _execute_creation(table, "create_nodes", _request(table, nodes), NodesCreated, nodes)
     except ActivityError as error:
         workflow.logger.warning("%s nodes were not created together: %s", len(nodes), error.cause or error)
         return
     for node in nodes:
         if created := result.created.get(node.rank):
-            _created(table, node, created)
+            _record_creation(table, node, created)
         elif refusal := result.refused.get(node.rank):
-            _refused(table, node, refusal)
+            _record_refusal(table, node, refusal)
+
+
+async def _execute_creation(
+    table: NodeTable,
+    activity: str,
+    request: NodeRequest | NodesRequest,
+    result_type: type[_ResultT],
+    nodes: Sequence[NodeCredentials],
+) -> _ResultT:
+    return await workflow.execute_activity(
+        activity,
+        request,
+        result_type=result_type,
+        start_to_close_timeout=options.SHORT_ACTIVITY,
+        heartbeat_timeout=_heartbeat_timeout(table),
+        retry_policy=options.BACKEND_RETRY,
+        cancellation_type=options.CREATE_CANCELLATION,
+        summary=f"create {_text(nodes)}{table.why}",
+    )
 
 
 def _request(table: NodeTable, nodes: Sequence[NodeCredentials]) -> NodesRequest:
@@ -93,7 +98,7 @@ def _request(table: NodeTable, nodes: Sequence[NodeCredentials]) -> NodesRequest
     )
 
 
-def _refused(table: NodeTable, node: NodeCredentials, reason: str) -> None:
+def _record_refusal(table: NodeTable, node: NodeCredentials, reason: str) -> None:
     record = table.current(node)
     if record is not None:
         table.put(record.changed(phase=NodePhase.LOST, reason=reason, since=workflow.now()))
@@ -102,7 +107,7 @@ def _refused(table: NodeTable, node: NodeCredentials, reason: str) -> None:
         )
 
 
-def _created(table: NodeTable, node: NodeCredentials, created: CreatedNode) -> None:
+def _record_creation(table: NodeTable, node: NodeCredentials, created: CreatedNode) -> None:
     record = table.current(node)
     if record is None:
         return
@@ -146,7 +151,7 @@ async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
         start_to_close_timeout=options.SHORT_ACTIVITY + spec.limits.termination_grace_period,
         heartbeat_timeout=_heartbeat_timeout(table),
         retry_policy=options.BACKEND_RETRY,
-        summary=f"delete {_spoken([record.node for record in records])}{table.why}",
+        summary=f"delete {_text([record.node for record in records])}{table.why}",
     )
     for record, certain in zip(records, ended, strict=True):
         table.retiring.pop(record.node.key, None)
@@ -181,7 +186,7 @@ def _heartbeat_timeout(table: NodeTable) -> timedelta:
     return max(options.BACKEND_HEARTBEAT, table.timing.lease.timeout)
 
 
-def _spoken(nodes: Sequence[NodeCredentials]) -> str:
+def _text(nodes: Sequence[NodeCredentials]) -> str:
     """Names the nodes, for summaries in the Temporal UI."""
     if len(nodes) == 1:
         return f"node {nodes[0].rank}.{nodes[0].incarnation}"

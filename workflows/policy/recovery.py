@@ -148,17 +148,20 @@ def _blame(
     rule: str,
     action: str,
     considered: tuple[Considered, ...],
+    title: str | None = None,
     stop: Outcome | None = None,
+    replace: tuple[int, ...] = (),
 ) -> Verdict:
-    """The verdict about a failure that one node began."""
+    """The verdict about a failure that one node began; its title is that node's failure, unless another is given."""
     return Verdict(
         rule=rule,
-        title=f"node {culprit.rank}: {culprit.text}",
+        title=title or f"node {culprit.rank}: {culprit.text}",
         action=action,
         failure=culprit.failure,
         culprit=culprit.rank,
         considered=considered,
         stop=stop,
+        replace=replace,
     )
 
 
@@ -178,36 +181,33 @@ def _node_gone(
     before = state.world.nodes if state.world else 0
     in_place = Considered(option="restart in place", why_not=give_up.why_not_in_place)
     title = _what_is_gone(interruption, gone)
-    asked, ask = _replacement(job)
+    request, action = _replacement(job)
     choice = job.recovery.on_capacity_loss
     if choice is CapacityLoss.FAIL:
         reason = f"{title}, and recovery.on_capacity_loss is fail: {culprit.text}"
-        return Verdict(
+        return _blame(
+            culprit,
             rule='node-loss/4 "on_capacity_loss is fail: stop"',
             title=title,
             action="stop the job",
-            failure=culprit.failure,
-            culprit=culprit.rank,
             considered=(in_place,),
             stop=Outcome(phase=JobPhase.FAILED, exit_code=3, reason=reason, decided_at=now),
         )
     if state.between_stages:
-        return Verdict(
+        return _blame(
+            culprit,
             rule='node-loss/5 "between two worlds: replace, disturb no other"',
-            title=f"{title}, {asked}",
-            action=f"{ask}; its command starts over and skips the torchruns that have finished",
-            failure=culprit.failure,
-            culprit=culprit.rank,
+            title=f"{title}, {request}",
+            action=f"{action}; its command starts over and skips the torchruns that have finished",
             considered=(in_place, Considered(option="restart the others", why_not="their commands continue")),
             replace=gone,
         )
     if size and choice is CapacityLoss.SHRINK:
-        return Verdict(
+        return _blame(
+            culprit,
             rule='node-loss/2 "n >= min: shrink"',
-            title=f"{title}: {before} to {size} nodes, {asked}",
-            action=f"continue with {size} of {len(survivors)} survivors; {ask}; grow when it is ready",
-            failure=culprit.failure,
-            culprit=culprit.rank,
+            title=f"{title}: {before} to {size} nodes, {request}",
+            action=f"continue with {size} of {len(survivors)} survivors; {action}; grow when it is ready",
             considered=(in_place, Considered(option="wait", why_not="recovery.on_capacity_loss is shrink")),
             replace=gone,
         )
@@ -216,12 +216,11 @@ def _node_gone(
         if not size
         else "recovery.on_capacity_loss is wait"
     )
-    return Verdict(
+    return _blame(
+        culprit,
         rule='node-loss/1 "replace, then continue"',
-        title=f"{title}, {asked}",
-        action=f"{ask} and wait for it, for at most {job.recovery.replace_timeout}",
-        failure=culprit.failure,
-        culprit=culprit.rank,
+        title=f"{title}, {request}",
+        action=f"{action} and wait for it, for at most {job.recovery.replace_timeout}",
         considered=(in_place, Considered(option="continue with fewer nodes", why_not=why_not)),
         replace=gone,
     )

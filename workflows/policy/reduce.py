@@ -283,18 +283,31 @@ def _ready(state: JobState, transition: NodeTransition, now: datetime) -> JobSta
     if not over or state.interruption is not None or state.outcome is not None:
         return state
     # The node's ranks are down, and its own failure report may still be on the way to the job.
-    return interrupt(
+    text = f"node {transition.rank} waits for a new world"
+    return _interrupt(
         state,
-        NodeFailure(
-            rank=transition.rank,
-            failure=FailureClass.PEER_LOST,
-            time=transition.time,
-            text=f"node {transition.rank} waits for a new world",
-        ),
-        now=now,
+        transition,
+        now,
+        FailureClass.PEER_LOST,
+        text,
         source=EvidenceSource.PEERS,
         generation=transition.generation,
     )
+
+
+def _interrupt(
+    state: JobState,
+    transition: NodeTransition,
+    now: datetime,
+    failure: FailureClass,
+    text: str,
+    *,
+    source: EvidenceSource,
+    generation: int = 0,
+) -> JobState:
+    """Records that the current world is over because of a transition."""
+    reported = NodeFailure(rank=transition.rank, failure=failure, time=transition.time, text=text)
+    return interrupt(state, reported, now=now, source=source, generation=generation)
 
 
 def _asks_for_a_world(state: JobState, node: NodeState, stage: int | None, after_generation: int) -> NodeState:
@@ -326,17 +339,8 @@ def _unresponsive(state: JobState, node: NodeState, transition: NodeTransition, 
     is_stopped = transition.generation == world.generation and max(node.stepping, node.entered) < world.generation
     if not is_stopped or (state.control_lag_until is not None and now < state.control_lag_until):
         return state
-    return interrupt(
-        state,
-        NodeFailure(
-            rank=node.rank,
-            failure=FailureClass.NODE_UNRESPONSIVE,
-            time=transition.time,
-            text=f"node {node.rank} does not take commands: {transition.detail}",
-        ),
-        now=now,
-        source=EvidenceSource.COMMAND,
-    )
+    text = f"node {node.rank} does not take commands: {transition.detail}"
+    return _interrupt(state, transition, now, FailureClass.NODE_UNRESPONSIVE, text, source=EvidenceSource.COMMAND)
 
 
 def _with_preparation(node: NodeState, *, preparing: bool) -> NodeState:
@@ -370,20 +374,9 @@ def _has_not_entered(state: JobState, node: NodeState, transition: NodeTransitio
 def _count_missed_world(state: JobState, transition: NodeTransition, now: datetime) -> JobState:
     node = state.nodes[transition.rank]
     state = state.with_node(node.changed(missed_worlds=node.missed_worlds + 1))
-    return interrupt(
-        state,
-        NodeFailure(
-            rank=transition.rank,
-            failure=FailureClass.RENDEZVOUS_TIMEOUT,
-            time=transition.time,
-            text=(
-                f"it was given generation {transition.generation} and has not entered it: "
-                f"{transition.detail or 'the reason is not known'}"
-            ),
-        ),
-        now=now,
-        source=EvidenceSource.COMMAND,
-    )
+    why = transition.detail or "the reason is not known"
+    text = f"it was given generation {transition.generation} and has not entered it: {why}"
+    return _interrupt(state, transition, now, FailureClass.RENDEZVOUS_TIMEOUT, text, source=EvidenceSource.COMMAND)
 
 
 def _end_node(state: JobState, node: NodeState, transition: NodeTransition, now: datetime) -> JobState:
@@ -398,19 +391,8 @@ def _end_node(state: JobState, node: NodeState, transition: NodeTransition, now:
     member = state.is_member(node) and not done
     if state.outcome is not None or not (member or refused):
         return lost
-    return interrupt(
-        lost,
-        NodeFailure(
-            rank=node.rank,
-            failure=(
-                FailureClass.LAUNCH if launch else FailureClass.CREATE_FAILED if refused else FailureClass.NODE_LOST
-            ),
-            time=transition.time,
-            text=text,
-        ),
-        now=now,
-        source=transition.source,
-    )
+    failure = FailureClass.LAUNCH if launch else FailureClass.CREATE_FAILED if refused else FailureClass.NODE_LOST
+    return _interrupt(lost, transition, now, failure, text, source=transition.source)
 
 
 def _lose(state: JobState, node: NodeState, now: datetime, reason: str, cause: LossCause) -> JobState:
