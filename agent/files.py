@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from perdure.files import write_private_file
 from perdure_launcher.layout import LOGS, OUTPUT_LOG, ROTATED_LOGS
 from perdure_launcher.system.untrusted_files import NotARegularFile, open_beneath
 
@@ -84,24 +85,6 @@ class KeptFile:
         path = self._path.with_name(f"{self._path.name}.rejected")
         KeptFile(path).write(content)
         return path
-
-
-def write_private_file(path: Path, content: bytes) -> None:
-    """Replaces a file atomically; only its owner can read it, because it may contain an incarnation's token.
-
-    Raises:
-        OSError: if the disk rejects it. The file then keeps its content.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        draft.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
 
 
 def log_tail(run_dir: Path, limit: int) -> str:

@@ -16,15 +16,12 @@ import errno
 import fcntl
 import os
 import shutil
-import tempfile
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TypeVar
-
-from pydantic import BaseModel, ValidationError
 
 from perdure.errors import StateFolderError
+from perdure.files import write_private_file
 
 FORMAT = 1
 """The folder's format. A release that reads an older one lists it here; none does yet."""
@@ -33,18 +30,19 @@ LEAST_FREE_BYTES = 64 * 1024 * 1024
 """The free space below which the server's database could not grow through one job."""
 
 
-RecordT = TypeVar("RecordT", bound=BaseModel)
+STATE_VARIABLE = "PERDURE_STATE"
 
 
 def default_path() -> Path:
     """The path in `PERDURE_STATE`, else the user's own folder."""
-    if named := os.environ.get("PERDURE_STATE"):
+    if named := os.environ.get(STATE_VARIABLE):
         return Path(named).expanduser().absolute()
     return users_own_path()
 
 
 def users_own_path() -> Path:
-    """`perdure` in XDG's state folder."""
+    """`perdure` in XDG's state folder, on every system."""
+    # platformdirs would choose a folder below ~/Library on macOS, where existing state is not.
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "perdure"
 
@@ -148,23 +146,7 @@ class StateFolder:
     def write(self, path: Path, text: str) -> None:
         """Replaces a file's content atomically."""
         with self.map_errors():
-            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-            try:
-                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                Path(name).replace(path)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
-
-    def read_record(self, path: Path, model: type[RecordT]) -> RecordT | None:
-        """Reads a record of this folder; None if there is none that can be read."""
-        try:
-            return model.model_validate_json(path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError, ValidationError):
-            return None
+            write_private_file(path, text.encode(), durable=True)
 
     @asynccontextmanager
     async def lock(self) -> AsyncGenerator[None]:

@@ -27,6 +27,7 @@ from perdure.client.connection import CALL_TIMEOUT, Endpoint, configured_endpoin
 from perdure.client.search_attributes import missing_search_attributes
 from perdure.client.workers import pollers
 from perdure.errors import ControlPlaneUnreachable, StateFolderError
+from perdure.files import read_record
 from perdure.local import temporal_binary
 from perdure.local.code_version import is_of_newer_release
 from perdure.local.control_plane import SERVER_OPTIONS, LocalStatus, WorkerRecord
@@ -279,7 +280,7 @@ async def check_workflow_tasks(client: TemporalClient) -> AsyncGenerator[Check]:
 
 def check_worker_code(state: StateFolder) -> Check:
     name = "worker's code"
-    record = state.read_record(state.worker_record, WorkerRecord)
+    record = read_record(state.worker_record, WorkerRecord)
     if record is None or not record.alive:
         remedy = "perdure worker --detach"
         return Check(name=name, verdict=Verdict.FAILED, detail="no local worker runs", remedy=remedy)

@@ -19,6 +19,7 @@ from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, Telemetr
 from temporalio.service import RetryConfig
 
 from perdure.errors import ControlPlaneUnreachable
+from perdure.files import read_record
 from perdure.state_folder import StateFolder
 from workflows.names import WORKER_TASK_QUEUE
 
@@ -105,7 +106,7 @@ def find_endpoint(address: str | None = None, *, state: StateFolder | None = Non
         return endpoint
     state = state or StateFolder()
     state.check_version()
-    if record := state.read_record(state.server_record, LocalServer):
+    if record := read_record(state.server_record, LocalServer):
         return local_endpoint(record, state)
     raise ControlPlaneUnreachable(
         f"no Temporal server: none is configured, and none was started from {state.path}",

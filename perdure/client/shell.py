@@ -17,10 +17,11 @@ import psutil
 from activities.nodes.containers import SHELL, TRAINING
 from activities.nodes.joined import JoinedBackend
 from activities.nodes.joined.machine import joined_nodes
-from activities.nodes.local import LocalBackend, state_folder
+from activities.nodes.local import LocalBackend
 from activities.nodes.local.folders import NodeFolder, NodeFolders
 from activities.nodes.local.launch import program
 from perdure.errors import PerdureError, Refused
+from perdure.state_folder import default_path
 from workflows.messages import JobStatus, NodeId, NodePhase, NodeView
 from workflows.names import node_name
 
@@ -76,7 +77,7 @@ def shell_command(status: JobStatus, node: NodeView, command: Sequence[str], *, 
         PerdureError: if the node is on another machine.
     """
     if status.backend == LocalBackend.name:
-        return _on_this_machine(NodeFolders(state_folder()), status, node, command)
+        return _on_this_machine(NodeFolders(default_path()), status, node, command)
     if status.backend == JoinedBackend.name:
         return _on_this_machine(joined_nodes(), status, node, command)
     return _in_its_pod(status, node, command, terminal=terminal)

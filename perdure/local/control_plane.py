@@ -29,6 +29,7 @@ from perdure.client.connection import CONNECT_TIMEOUT, Endpoint, LocalServer, co
 from perdure.client.search_attributes import SEARCH_ATTRIBUTES
 from perdure.client.workers import pollers, worker_identity
 from perdure.errors import ControlPlaneUnreachable, NoWorker
+from perdure.files import read_record
 from perdure.local import temporal_binary
 from perdure.local.code_version import code_version, is_of_newer_release
 from perdure.local.processes import DaemonRecord, spawn, tail
@@ -140,8 +141,8 @@ class LocalControlPlane:
         self._pods = pods
 
     def status(self) -> LocalStatus:
-        server = self.state.read_record(self.state.server_record, ServerRecord)
-        worker = self.state.read_record(self.state.worker_record, WorkerRecord)
+        server = read_record(self.state.server_record, ServerRecord)
+        worker = read_record(self.state.worker_record, WorkerRecord)
         return LocalStatus(
             server=server if server and server.alive else None, worker=worker if worker and worker.alive else None
         )
@@ -161,7 +162,7 @@ class LocalControlPlane:
             TemporalBinaryMissing: if there is no binary and none could be made.
         """
         async with self.state.lock():
-            record = self.state.read_record(self.state.server_record, ServerRecord)
+            record = read_record(self.state.server_record, ServerRecord)
             if record is None or not record.alive:
                 record = await self._start_server(record)
             endpoint = local_endpoint(record, self.state)
@@ -175,10 +176,10 @@ class LocalControlPlane:
             NoWorker: if it does not start; with the end of its log.
         """
         async with self.state.lock():
-            server = self.state.read_record(self.state.server_record, ServerRecord)
+            server = read_record(self.state.server_record, ServerRecord)
             if server is None:
                 raise ControlPlaneUnreachable("the local Temporal server was never started", remedy="Start it first.")
-            record = self.state.read_record(self.state.worker_record, WorkerRecord)
+            record = read_record(self.state.worker_record, WorkerRecord)
             if record and record.alive:
                 if record.address == server.address:
                     if record.code == code_version():

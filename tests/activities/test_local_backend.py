@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from activities.nodes.backend import NodeRefused
-from activities.nodes.local import LocalBackend, state_folder
+from activities.nodes.local import LocalBackend
 from activities.nodes.local import launch as launching
 from activities.nodes.local.folders import NodeFolder
+from perdure.state_folder import default_path
 from tests.activities.local_nodes import NOWHERE, LocalJob, nothing_left, run_at_once
 from tests.support.waiting import eventually
 from tests.support.watching import watching
@@ -287,10 +288,10 @@ async def test_what_can_never_run_is_refused_with_its_field(backend: LocalBacken
 
 def test_the_state_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PERDURE_STATE", str(tmp_path / "here"))
-    assert state_folder() == tmp_path / "here"
+    assert default_path() == tmp_path / "here"
     monkeypatch.delenv("PERDURE_STATE")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert state_folder() == tmp_path / "perdure"
+    assert default_path() == tmp_path / "perdure"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert state_folder() == tmp_path / ".local" / "state" / "perdure"
+    assert default_path() == tmp_path / ".local" / "state" / "perdure"

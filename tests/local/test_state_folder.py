@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from perdure.errors import ExitCode, StateFolderError
+from perdure.files import read_record
 from perdure.state_folder import FORMAT, StateFolder, default_path
 
 
@@ -68,10 +69,10 @@ def test_records_survive_a_damaged_write(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path).open()
     path = folder.path / "record.json"
     folder.write(path, Record(text="first").model_dump_json())
-    assert folder.read_record(path, Record) == Record(text="first")
+    assert read_record(path, Record) == Record(text="first")
     path.write_text("{")
-    assert folder.read_record(path, Record) is None
-    assert folder.read_record(folder.path / "none.json", Record) is None
+    assert read_record(path, Record) is None
+    assert read_record(folder.path / "none.json", Record) is None
 
 
 @pytest.fixture

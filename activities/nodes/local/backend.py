@@ -14,9 +14,10 @@ from pathlib import Path
 from temporalio.client import Client
 
 from activities.nodes.local import launch, retention
-from activities.nodes.local.folders import NodeFolders, now, state_folder
+from activities.nodes.local.folders import NodeFolders, now
 from activities.nodes.local.keeper import NodeKeeper
 from activities.nodes.local.watch import GroupWatch, gone_event, node_event
+from perdure.state_folder import default_path
 from workflows.messages import CreatedNode, NodeEvent, NodeEventKind, NodeRef, NodeRequest, WatchRequest
 
 
@@ -32,7 +33,7 @@ class LocalBackend:
             state: the folder of the nodes; `PERDURE_STATE` or the user's folder for application state by default.
             connection: Temporal's environment variables for agents; they override the worker's own.
         """
-        self._folders = NodeFolders(state or state_folder())
+        self._folders = NodeFolders(state or default_path())
         self._keeper = NodeKeeper(self._folders, dict(connection or {}))
         self._watches: set[GroupWatch] = set()
 

@@ -28,31 +28,20 @@ from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from activities.nodes.local.processes import ProcessIdentity
-from agent.files import write_private_file
+from perdure.files import read_record, write_private_file
 from perdure.spec.durations import parse_duration
 from perdure_launcher import layout
 from workflows.messages import NodeId, NodeRequest
-
-STATE_VARIABLE = "PERDURE_STATE"
 
 DEFAULT_RETENTION = timedelta(days=7)
 """Default retention: how long the folders of a job outlive it if the state folder does not configure that."""
 
 _RUN = "run"
 """The run directory in a node's folder."""
-
-
-def state_folder() -> Path:
-    """Returns the folder of this machine's nodes: `PERDURE_STATE`, or the user's folder for application state."""
-    if chosen := os.environ.get(STATE_VARIABLE):
-        return Path(chosen).absolute()
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "perdure"
 
 
 class _File(BaseModel):
@@ -87,9 +76,6 @@ class Ending(_File):
     signal: int | None = None
 
 
-_Model = TypeVar("_Model", bound=BaseModel)
-
-
 class NodeFolder:
     """One node's files."""
 
@@ -103,7 +89,7 @@ class NodeFolder:
 
     @property
     def record(self) -> FolderOwner | None:
-        return _read(self.path / "node.json", FolderOwner)
+        return read_record(self.path / "node.json", FolderOwner)
 
     @property
     def launcher(self) -> ProcessIdentity | None:
@@ -123,12 +109,12 @@ class NodeFolder:
 
     @property
     def ended(self) -> Ending | None:
-        return _read(self.path / "ended.json", Ending)
+        return read_record(self.path / "ended.json", Ending)
 
     @property
     def launcher_exit(self) -> Ending | None:
         """The end that the launcher recorded; None if the launcher was killed."""
-        return _read(self.path / _RUN / layout.EXIT, Ending)
+        return read_record(self.path / _RUN / layout.EXIT, Ending)
 
     @property
     def deleted(self) -> bool:
@@ -289,10 +275,3 @@ def lock(path: Path) -> Generator[None]:
 
 def now() -> datetime:
     return datetime.now(UTC)
-
-
-def _read(path: Path, model: type[_Model]) -> _Model | None:
-    try:
-        return model.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValidationError):
-        return None

@@ -11,9 +11,10 @@ from collections.abc import Generator, Iterator
 from datetime import timedelta
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from activities.nodes.local.spawn import boot_id, started_ticks
+from perdure.files import read_record
 
 _ROUNDS = 200
 """Maximum number of searches for leftover processes: the next search finds a process that forked during one."""
@@ -31,10 +32,7 @@ class ProcessIdentity(BaseModel):
     @classmethod
     def read(cls, path: Path) -> ProcessIdentity | None:
         """Reads the identity that a process wrote about itself; None if none did."""
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError, ValidationError):
-            return None
+        return read_record(path, cls)
 
     @property
     def alive(self) -> bool:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from activities.nodes.joined import JoinedBackend
 from activities.nodes.joined.machine import joined_nodes
-from activities.nodes.local import LocalBackend, state_folder
+from activities.nodes.local import LocalBackend
 from activities.nodes.local.folders import NodeFolders
 from perdure.client.logs.agents import AgentLog, Ask, ask_agent
 from perdure.client.logs.copies import CopiedLog
 from perdure.client.logs.files import FileLog
 from perdure.client.views import FINAL_PHASES, View
 from perdure.errors import ControlPlaneUnreachable, LogsUnavailable, PerdureError
+from perdure.state_folder import default_path
 from workflows.messages import JobStatus, NodeId, NodePhase, NodeView
 from workflows.names import job_workflow_id
 
@@ -197,7 +198,7 @@ class _Finder:
 def _kept_here(status: JobStatus) -> dict[tuple[int, int], Path]:
     """The logs of nodes of this machine, which are kept after the nodes are gone; by rank and incarnation."""
     folders: dict[str, Callable[[], NodeFolders]] = {
-        LocalBackend.name: lambda: NodeFolders(state_folder()),
+        LocalBackend.name: lambda: NodeFolders(default_path()),
         JoinedBackend.name: joined_nodes,
     }
     if status.backend not in folders:
