@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from tests.policy.scenario import Scenario
-from workflows.messages import FailureKind, TransitionKind, World
+from workflows.messages import FailureKind, NodePhase, TransitionKind, World
 from workflows.policy.events import (
     Event,
     FailureReported,
@@ -126,7 +126,9 @@ class CheckedScenario(Scenario):
             requested = (
                 isinstance(event, ScaleRequested | SuspendRequested) or after.suspended or rank >= after.nodes_max
             )
-            on_request = after.suspended or rank >= after.nodes_max or event == RelaunchRequested(rank=rank)
+            # A surplus node that a verdict gave up on was silent: nothing waits for its end.
+            surplus = rank >= after.nodes_max and then.phase is NodePhase.REMOVED
+            on_request = after.suspended or surplus or event == RelaunchRequested(rank=rank)
             if dropped and on_request and not (before.between_stages or before.has_finished(node) or node.ended):
                 self.sent_away.add((rank, node.incarnation))
             if dropped and not requested and before.stepping and not (before.interruption or before.between_stages):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import Scenario
 from workflows.messages import JobPhase, TransitionKind
 from workflows.policy.behavior import Behavior
@@ -72,6 +73,13 @@ def test_a_world_shrinks_when_the_surplus_has_ended():
     assert not job.state.leaving
 
 
+def test_a_silent_surplus_that_a_verdict_gives_up_on_delays_no_world():
+    job = CheckedScenario("1:2")
+    job.running().rank_killed(0).transition(1, TransitionKind.UNREACHABLE)
+    job.take(ScaleRequested(minimum=1, maximum=1)).transition(1, TransitionKind.UNRESPONSIVE, generation=2)
+    assert (job.generation, job.group_ranks) == (3, {0: 0})
+
+
 def test_a_surplus_that_says_nothing_is_presumed_gone_in_the_end():
     job = Scenario("1:3").running().take(ScaleRequested(minimum=1, maximum=2)).wait(89)
     assert job.generation == 1
@@ -122,6 +130,18 @@ def test_what_is_known_to_be_gone_delays_nothing(how: str):
 def test_a_node_that_was_in_no_world_delays_nothing():
     job = Scenario("2").ready(0).take(RelaunchRequested(rank=0))
     assert job.ready(0, 1).generation == 1
+
+
+def test_a_node_without_a_place_in_the_world_whose_command_ends_is_replaced_once_it_has_ended():
+    """Its report may be late, and its agent may have started the command again for a world that is over by now."""
+    roles = {"worker": {"nodes": {"min": 2, "max": 4, "unit": 2}, "command": ["torchrun", "train.py"]}}
+    job = CheckedScenario("2:4", roles=roles)
+    job.running().lost(3).steps()
+    assert job.group_ranks.keys() == {0, 1}
+    job.command_exited(2).ready(2, 3).wait(20)
+    assert job.generation == 2
+    job.removed(2)
+    assert job.group_ranks.keys() == {0, 1, 2, 3}
 
 
 def test_one_relaunched_twice_still_waits_for_the_first():

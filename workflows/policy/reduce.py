@@ -84,8 +84,9 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
     if not member:
         if in_its_world:
             return state
-        # The command ended before it could take part. There is no world to restart it in, so the node is replaced.
-        state = _lose(state, node, now, reported.text, LossCause.JOB)
+        # The command ended before it could take part. There is no world to restart it in, so the node is replaced. If
+        # it was in an earlier world, its agent may have started the command again since it sent this report.
+        state = _lose(state, succession.drop(state, node), now, reported.text, LossCause.JOB)
         if state.world is not None:
             return state
         state = count_another_try(state, node, now)

@@ -15,6 +15,7 @@ Who waits for it depends on why it is given up:
 |-|-|
 | a request: relaunch, scale down, suspend | the whole job, as any member of the next world may get its ranks |
 | a verdict on a failure | its replacement only; the others of an elastic job continue with fewer nodes at once |
+| its command ended while the world did not include it | its replacement only |
 
 After a request every machine answers as far as is known: the wait is as long as the processes take to end, usually less
 than a second. A node that a verdict gives up on is silent. It can report no end, so waiting for it would always take
