@@ -23,6 +23,7 @@ from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 from agent.config import AgentConfig
 from agent.job_liveness import JobLiveness, query_job_liveness
 from agent.outbox import ControlPlaneBusy, DestinationNotFound
+from perdure.backoff import Backoff
 from workflows.messages import AgentMessage
 
 logger = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class TemporalControlPlane:
 
     async def serve(self, commands: Sequence[Callable[..., Any]]) -> None:
         heartbeat = self._config.timing.lease.heartbeat
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -124,11 +125,8 @@ class TemporalControlPlane:
                 )
                 await worker.run()
             except Exception as error:
-                if loop.time() - began > _LONGEST_PAUSE:
-                    pause = _FIRST_PAUSE
-                logger.warning("commands cannot be received, retrying in %.1f s: %s", pause, error)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+                logger.warning("commands cannot be received, retrying: %s", error)
+            await asyncio.sleep(backoff.next_pause(ran=loop.time() - began))
 
     async def _connected(self) -> Client:
         async with self._connecting:

@@ -16,6 +16,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.nodes.backend import JobRevoked, NodeBackend, NodeNotYet, NodeRefused, Revocation, SharingBackend
 from agent.job_liveness import JobLiveness, query_job_liveness
+from perdure.backoff import Backoff
 from workflows.messages import (
     CreatedNode,
     GroupRef,
@@ -216,16 +217,16 @@ class NodeActivities:
         """Cancels the job as a user would, with the reason. Retries until the job is cancelled or already closed."""
         logger.warning("%s is cancelled: %s", job_id, reason)
         job = self._client.get_workflow_handle(job_id, first_execution_run_id=first_run_id)
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
                 await job.cancel(reason=reason, rpc_timeout=_CALL_TIMEOUT)
             except RPCError as error:
                 if error.status is RPCStatusCode.NOT_FOUND:
                     return
+                pause = backoff.next_pause()
                 logger.info("%s could not be cancelled, retrying in %.1f s: %s", job_id, pause, error)
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
             else:
                 return
 
@@ -290,7 +291,7 @@ class _Telling:
 
     async def run(self) -> None:
         """Sends pending signals. Returns when the group has closed."""
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -302,12 +303,12 @@ class _Telling:
                 if isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND:
                     logger.info("%s has closed, so its watch ends", self._group.id)
                     return
+                pause = backoff.next_pause()
                 logger.info("%s could not be signaled, retrying in %.1f s: %s", self._group.id, pause, error)
                 self._changed.set()
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
             else:
-                pause = _FIRST_PAUSE
+                backoff.reset()
                 del self._waiting[: len(message.events)]
                 if message.owner_closed:
                     self._owner_closed = False

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed, Removed
+from perdure.backoff import Backoff
 from perdure.client.client import Client
 from perdure.errors import ControlPlaneUnreachable, PerdureError
 from perdure.operator.reconcile import Reconciler
@@ -45,7 +46,7 @@ class Operator:
         self._namespaces = tuple(dict.fromkeys(namespaces))
         self._resources: dict[str, TrainingJobResource] = {}
         self._queue = Workqueue(per_second=LOOKS_PER_SECOND)
-        self._pauses: dict[str, float] = {}
+        self._backoffs: dict[str, Backoff] = {}
 
     async def run(self) -> None:
         """Serves the objects.
@@ -107,7 +108,7 @@ class Operator:
 
     def _forget(self, uid: str) -> None:
         self._resources.pop(uid, None)
-        self._pauses.pop(uid, None)
+        self._backoffs.pop(uid, None)
         self._queue.forget(uid)
 
     async def _notice(self) -> None:
@@ -149,7 +150,7 @@ class Operator:
             looked = await self._reconciler.look(resource)
         except Exception as error:
             # An error in one object must not block the others.
-            pause = self._pauses[uid] = min(2 * self._pauses.get(uid, FIRST_PAUSE / 2), LONGEST_PAUSE)
+            pause = self._backoffs.setdefault(uid, Backoff(FIRST_PAUSE, LONGEST_PAUSE)).next_pause()
             expected = isinstance(error, PerdureError | KubernetesError | OSError | TimeoutError)
             text = f"{error} {getattr(error, 'remedy', '')}".strip() or type(error).__name__
             logger.warning(
@@ -160,7 +161,7 @@ class Operator:
                 with contextlib.suppress(KubernetesError, OSError, TimeoutError):
                     await self._reconciler.doubt(resource, error)
             return
-        self._pauses.pop(uid, None)
+        self._backoffs.pop(uid, None)
         if uid in self._resources:
             self._know(looked.resource)
         if looked.again is not None:

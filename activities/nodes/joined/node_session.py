@@ -35,10 +35,6 @@ _AGENT_GRACE = 5.0
 """Seconds that an agent has to send its shutdown report and undelivered failures."""
 _ASKING = aiohttp.ClientTimeout(total=2)
 """Timeout of the request that informs the agent of the node's departure, which does not depend on it."""
-_FIRST_PAUSE = 0.2
-_LONGEST_PAUSE = 30.0
-"""Longest pause in seconds before a crashing agent is started again. After an agent that ran for this long, the pause
-is the first one again."""
 
 
 class NodeSession:
@@ -139,16 +135,13 @@ class NodeSession:
         environment = launch.agent_environment(self._folder, record, self._connection)
         output = self._folder.path / "agent.out"
         loop = asyncio.get_running_loop()
-        pause = _FIRST_PAUSE
+        backoff = launch.agent_backoff()
         while True:
             began = loop.time()
             self._agent = await self._start("agent", environment, output=output, errors=output)
             code = await self._agent.wait()
-            if loop.time() - began >= _LONGEST_PAUSE:
-                pause = _FIRST_PAUSE
             logger.warning("the agent exited with %s and is restarted", code)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            await asyncio.sleep(backoff.next_pause(ran=loop.time() - began))
 
     async def _end_agent(self) -> None:
         agent = self._agent

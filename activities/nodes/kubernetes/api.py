@@ -21,8 +21,11 @@ import aiohttp
 from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.utils import Backoff, on_retry_after_error
+from kubernetes.aio.utils import Backoff as RequestBackoff
+from kubernetes.aio.utils import on_retry_after_error
 from pydantic_core import from_json
+
+from perdure.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +37,10 @@ _WATCH_SECONDS = 300
 """Seconds for which the server keeps a watch open; bookmarks arrive about every minute."""
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=150)
 """Read timeout of a watch: a connection that is silent for longer was cut without notice."""
-_RETRIES = Backoff(steps=6, duration=0.2, factor=2.0, jitter=0.5)
+_RETRIES = RequestBackoff(steps=6, duration=0.2, factor=2.0, jitter=0.5)
 """Six attempts in about eight seconds, or as the server's Retry-After says; after that Temporal retries the
 activity."""
+_FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 10.0
 _REFUSAL_IS_FINAL = 5.0
 """Seconds for which a watch is retried that the server refuses as unauthorized; other requests follow `_RETRIES`."""
@@ -216,7 +220,7 @@ class KubernetesApi:
         query = {"labelSelector": labels, "fieldSelector": fields}
         query = {name: value for name, value in query.items() if value}
         version = ""
-        pause = _Pause()
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         loop = asyncio.get_running_loop()
         refused_since: float | None = None
         while True:
@@ -231,7 +235,7 @@ class KubernetesApi:
                     async for kind, thing in events:
                         version = thing["metadata"]["resourceVersion"]
                         refused_since = None
-                        pause.reset()
+                        backoff.reset()
                         if kind == "DELETED":
                             yield Removed(thing)
                         elif kind != "BOOKMARK":
@@ -245,13 +249,13 @@ class KubernetesApi:
                     refused_since = refused_since or loop.time()
                     if loop.time() - refused_since > _REFUSAL_IS_FINAL:
                         raise
-                    await pause.after(path, error)
+                    await _pause(backoff, path, error)
                 elif not error.transient:
                     raise
                 else:
-                    await pause.after(path, error)
+                    await _pause(backoff, path, error)
             except TRANSIENT as error:
-                await pause.after(path, error)
+                await _pause(backoff, path, error)
 
     async def _watch(self, path: str, query: Mapping[str, str], version: str) -> AsyncGenerator[tuple[str, Object]]:
         seconds = str(int(_WATCH_SECONDS * random.uniform(0.8, 1.2)))
@@ -316,22 +320,13 @@ class KubernetesApi:
         return response
 
 
-class _Pause:
-    """A pause that grows with every failure and is reset by a success."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._seconds = 0.2
-
-    async def after(self, what: str, error: Exception) -> None:
-        wait = self._seconds
-        if isinstance(error, KubernetesError) and error.headers.get("Retry-After", "").isdecimal():
-            wait = max(wait, float(error.headers["Retry-After"]))
-        logger.info("%s: watching again in %.1f s: %s", what, wait, error or type(error).__name__)
-        await asyncio.sleep(wait * random.uniform(1, 1.5))
-        self._seconds = min(self._seconds * 2, _LONGEST_PAUSE)
+async def _pause(backoff: Backoff, path: str, error: Exception) -> None:
+    """Waits before a path is watched again, for as long as the server's Retry-After says at least."""
+    pause = backoff.next_pause()
+    if isinstance(error, KubernetesError) and error.headers.get("Retry-After", "").isdecimal():
+        pause = max(pause, float(error.headers["Retry-After"]))
+    logger.info("%s: watching again in %.1f s: %s", path, pause, error or type(error).__name__)
+    await asyncio.sleep(pause * random.uniform(1, 1.5))
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -16,10 +16,16 @@ from activities.nodes.configurations import agent_configuration, launcher_config
 from activities.nodes.local import spawn
 from activities.nodes.local.folders import FolderOwner, NodeFolder
 from agent.config import CONFIG_VARIABLE as AGENT_CONFIG_VARIABLE
+from perdure.backoff import Backoff
 from workflows.messages import NodeRequest
 
 ADDRESS = "127.0.0.1"
 _SPAWN_TIMEOUT = 60.0
+
+
+def agent_backoff() -> Backoff:
+    """Returns the pauses before a crashing agent is started again; one that ran for half a minute begins anew."""
+    return Backoff(0.2, 30.0)
 
 
 class SpawnFailed(Exception):

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from activities.nodes.local.folders import Ending, FolderOwner, NodeFolder, NodeFolders, now
 from activities.nodes.local.keeper import NodeKeeper
+from activities.nodes.local.launch import agent_backoff
 from activities.nodes.local.processes import ProcessIdentity
 from workflows.messages import NodeEvent, NodeEventKind, WatchRequest
 from workflows.names import group_index
@@ -18,10 +19,6 @@ logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN = 1.0
 """Seconds between two searches for nodes that another worker created, and for free slots."""
-_FIRST_PAUSE = 0.2
-_LONGEST_PAUSE = 30.0
-"""Longest pause in seconds before a crashing agent is started again. After an agent that ran for this long, the pause
-is the first one again."""
 
 
 def node_event(record: FolderOwner, kind: NodeEventKind, *, time: datetime, reason: str = "") -> NodeEvent:
@@ -131,15 +128,12 @@ class GroupWatch:
     async def _keep_agent(self, folder: NodeFolder, record: FolderOwner) -> None:
         """Restarts the agent whenever it ends while its launcher runs, as a kubelet does with a sidecar."""
         loop = asyncio.get_running_loop()
-        pause = _FIRST_PAUSE
+        backoff = agent_backoff()
         while True:
             began = loop.time()
             if (agent := folder.agent) is not None:
                 await agent.gone()
-            if loop.time() - began >= _LONGEST_PAUSE:
-                pause = _FIRST_PAUSE
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            await asyncio.sleep(backoff.next_pause(ran=loop.time() - began))
             logger.warning("%s: its agent has ended and is restarted", folder.name)
             try:
                 await asyncio.to_thread(self._keeper.restart_agent, folder, record)
