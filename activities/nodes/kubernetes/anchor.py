@@ -14,7 +14,7 @@ from typing import Any
 from activities.nodes.backend import NodeRefused
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError, Object
 from activities.nodes.kubernetes.gangs import SharedObject
-from activities.nodes.kubernetes.naming import JOB, OURS, UID, run_name
+from activities.nodes.kubernetes.naming import JOB, OURS, UID, is_ours, run_name, selector
 from activities.nodes.kubernetes.workdir import adopt, archive_of
 from workflows.messages import NodeRequest
 
@@ -56,8 +56,8 @@ class Anchors:
         """Deletes the anchor of a job without pods. If the job runs again, its anchor is created again."""
         self._owners = {key: owner for key, owner in self._owners.items() if key[0] != uid}
         path = _anchors(namespace)
-        for anchor in await self._api.list(path, labels=f"{UID}={uid}"):
-            await self._api.delete(f"{path}/{anchor['metadata']['name']}")
+        for anchor in await self._api.list(path, labels=f"{selector(OURS)},{UID}={uid}"):
+            await self._api.delete(f"{path}/{anchor['metadata']['name']}", uid=anchor["metadata"]["uid"])
 
     async def why_gone(self, namespace: str, name: str, uid: str = "") -> str:
         """Returns why the job was removed from the cluster; empty if its anchor exists.
@@ -100,6 +100,11 @@ class Anchors:
             found = await self._api.get(f"{path}/{name}")
             if found is None:
                 raise
+            if not is_ours(found, {UID: request.node.uid}):
+                raise NodeRefused(
+                    f"a ConfigMap {name} that is not of this job exists in namespace {spec.namespace}; "
+                    "remove it, or give the job another name"
+                ) from error
             made = found
         owner = {
             "apiVersion": "v1",
@@ -112,7 +117,7 @@ class Anchors:
         for shared in self._shared(request):
             await self._ensure_shared(shared, owner)
         if archive := archive_of(request.spec):
-            await adopt(self._api, request.spec.namespace, archive.name, owner)
+            await adopt(self._api, request.spec.namespace, archive, owner)
         return owner
 
     async def _ensure_shared(self, shared: SharedObject, owner: dict[str, Any]) -> None:
@@ -130,8 +135,13 @@ class Anchors:
             if error.status != 409:
                 raise
             found = await self._api.get(f"{shared.collection}/{name}")
-            if shared.mutable and found and found["spec"] != found["spec"] | spec:
+            is_own = found is not None and owner["uid"] in _owners(found)
+            if shared.mutable and found and is_own and found["spec"] != found["spec"] | spec:
                 await self._api.patch(f"{shared.collection}/{name}", {"spec": spec})
+
+
+def _owners(found: Object) -> list[str]:
+    return [one["uid"] for one in found["metadata"].get("ownerReferences", ())]
 
 
 def _anchors(namespace: str) -> str:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
@@ -44,6 +45,8 @@ _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 10.0
 _REFUSAL_IS_FINAL = 5.0
 """Seconds for which a watch is retried that the server refuses as unauthorized; other requests follow `_RETRIES`."""
+_PATH = re.compile(r"(/[A-Za-z0-9][-A-Za-z0-9._:]*)+")
+"""Paths of the API. Names in them come from requests: none may lead to another object, as `..` and `?` would."""
 TRANSIENT = (aiohttp.ClientError, TimeoutError, ConnectionError)
 """Errors of the connection to the API server: the same request may succeed later."""
 
@@ -172,7 +175,9 @@ class KubernetesApi:
         query = ({"dryRun": "All"} if dry_run else {}) | ({"fieldValidation": "Strict"} if strict else {})
         return await self._request("POST", path, query=query, content=content)
 
-    async def patch(self, path: str, content: Object, *, strategic: bool = False) -> Object | None:
+    async def patch(
+        self, path: str, content: Object, *, strategic: bool = False, dry_run: bool = False
+    ) -> Object | None:
         """Merges the content into the object; returns None if it does not exist. A `resourceVersion` or `uid` in the
         content's metadata must be the object's.
 
@@ -180,13 +185,15 @@ class KubernetesApi:
             path: the object's.
             content: the fields to change; None removes a field.
             strategic: merge lists by their items' names and follow directives, which only built-in kinds support.
+            dry_run: only return the object as it would be.
 
         Raises:
             KubernetesError: if it is refused; 409 where the object is another one.
         """
         kind = f"application/{'strategic-' if strategic else ''}merge-patch+json"
         try:
-            return await self._request("PATCH", path, content=content, content_type=kind)
+            query = {"dryRun": "All"} if dry_run else {}
+            return await self._request("PATCH", path, query=query, content=content, content_type=kind)
         except _Absent:
             return None
 
@@ -300,6 +307,8 @@ class KubernetesApi:
         content_type: str = "application/json",
         patience: aiohttp.ClientTimeout = _REQUEST_TIMEOUT,
     ) -> aiohttp.ClientResponse:
+        if not _PATH.fullmatch(path):
+            raise KubernetesError(400, "BadRequest", f"{path!r} is no path of an object: a name in it is invalid")
         parameters = await self._client.param_serialize(
             method,
             path,

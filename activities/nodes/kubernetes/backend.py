@@ -77,8 +77,9 @@ class KubernetesBackend:
         finalizer = self._settings.gangs.finalizer
         namespace, uid = nodes[0].namespace, nodes[0].uid
         try:
-            there = await asyncio.gather(*(self._end(api, node) for node in nodes))
-            ending = [node for node, is_there in zip(nodes, there, strict=True) if is_there]
+            pods = await _own_pods(api, nodes)
+            ending = [node for node in nodes if node.name in pods]
+            await asyncio.gather(*(self._end(api, node, pods[node.name]) for node in ending))
             await _until_gone(api, ending, or_held_by=finalizer)
         except KubernetesError as error:
             if error.status != 403 or await _may_create_pods(api, namespace):
@@ -98,7 +99,7 @@ class KubernetesBackend:
     async def clear(self, group: GroupRef) -> None:
         """Deletes all pods with the group's labels, and the job's anchor together with the job's last pod."""
         api, anchors = await self._connection()
-        labels = f"{UID}={group.uid},{ROLE}={group.role},{GROUP}={group.group}"
+        labels = f"{selector(OURS)},{UID}={group.uid},{ROLE}={group.role},{GROUP}={group.group}"
         try:
             found = [Pod.model_validate(one) for one in await api.list(pods_of(group.namespace), labels=labels)]
             if found:
@@ -116,17 +117,17 @@ class KubernetesBackend:
         api, _ = await self._connection()
         await leftovers.keep_tidy(api, client)
 
-    async def _end(self, api: KubernetesApi, node: NodeRef) -> bool:
-        """Requests the pod's deletion; returns False if it does not exist."""
+    async def _end(self, api: KubernetesApi, node: NodeRef, pod: Pod) -> None:
+        """Requests the pod's deletion."""
         grace = int(node.grace.total_seconds()) + BEYOND_GRACE
         async with self._at_once:
-            return await api.delete(f"{pods_of(node.namespace)}/{node.name}", grace=grace) is not None
+            await api.delete(f"{pods_of(node.namespace)}/{node.name}", grace=grace, uid=pod.metadata.uid)
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:
-        """Returns the node's state according to its pod's object; None if there is no pod."""
+        """Returns the node's state according to its pod's object; None if the node has no pod."""
         api, _ = await self._connection()
-        pod = await api.get(f"{pods_of(node.namespace)}/{node.name}")
-        return None if pod is None else event_of(Pod.model_validate(pod))
+        pod = (await _own_pods(api, [node])).get(node.name)
+        return None if pod is None else event_of(pod)
 
     async def watch(self, request: WatchRequest) -> AsyncGenerator[tuple[Fact, ...]]:
         """Follows the group's pods with one list and one watch."""
@@ -146,12 +147,12 @@ class KubernetesBackend:
     async def is_adopted(self, request: WorkdirRequest) -> bool:
         """Returns whether a job owns the code."""
         api, _ = await self._connection()
-        return await workdir.is_adopted(api, request.namespace, request.archive.name)
+        return await workdir.is_adopted(api, request.namespace, request.archive)
 
     async def remove_archive(self, request: WorkdirRequest) -> None:
         """Deletes the code."""
         api, _ = await self._connection()
-        await workdir.remove(api, request.namespace, request.archive.name)
+        await workdir.remove(api, request.namespace, request.archive)
 
     async def with_preset(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Merges a specification over the preset that it names; see `PresetBackend`."""
@@ -233,6 +234,17 @@ class KubernetesBackend:
             )
 
 
+async def _own_pods(api: KubernetesApi, nodes: Sequence[NodeRef]) -> dict[str, Pod]:
+    """Returns the existing pods of nodes of one group, by name.
+
+    A request may name any pod of the namespace, so the pods are found by the labels that the worker gave them.
+    """
+    first, wanted = nodes[0], {(node.name, node.rank, node.incarnation) for node in nodes}
+    labels = _labels(first.uid, first.role, {node.rank for node in nodes})
+    pods = [Pod.model_validate(one) for one in await api.list(pods_of(first.namespace), labels=labels)]
+    return {pod.metadata.name: pod for pod in pods if (pod.metadata.name, pod.rank, pod.incarnation) in wanted}
+
+
 def _ref(pod: Pod, group: GroupRef) -> NodeRef:
     return NodeRef(
         name=pod.metadata.name,
@@ -249,7 +261,9 @@ def _ref(pod: Pod, group: GroupRef) -> NodeRef:
 
 async def _remove_anchor(api: KubernetesApi, anchors: Anchors, namespace: str, uid: str) -> None:
     """Deletes a job's anchor unless the job has pods that are not being deleted."""
-    pods = [Pod.model_validate(one) for one in await api.list(pods_of(namespace), labels=f"{UID}={uid}")]
+    pods = [
+        Pod.model_validate(one) for one in await api.list(pods_of(namespace), labels=f"{selector(OURS)},{UID}={uid}")
+    ]
     if all(pod.metadata.deletion_timestamp for pod in pods):
         await anchors.remove(namespace, uid)
 
@@ -293,7 +307,7 @@ async def _until_gone(api: KubernetesApi, nodes: Sequence[NodeRef], *, or_held_b
 
 def _labels(uid: str, role: str, ranks: Iterable[int]) -> str:
     """Returns a label selector for all incarnations of some nodes."""
-    return f"{UID}={uid},{ROLE}={role},{RANK} in ({','.join(map(str, sorted(ranks)))})"
+    return f"{selector(OURS)},{UID}={uid},{ROLE}={role},{RANK} in ({','.join(map(str, sorted(ranks)))})"
 
 
 def refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from workflows.names import fitting
 
@@ -18,6 +19,15 @@ UID, ROLE, GROUP, RANK, INCARNATION, JOB = (
 def selector(labels: Mapping[str, str]) -> str:
     """A label selector for objects that have all of these."""
     return ",".join(f"{name}={value}" for name, value in labels.items())
+
+
+def is_ours(found: Mapping[str, Any], labels: Mapping[str, str] | None = None) -> bool:
+    """Returns whether the worker made an object, with these labels among others.
+
+    Requests name objects, and a request may be forged: what the worker did not make it neither changes nor deletes.
+    """
+    there: Mapping[str, str] = found["metadata"].get("labels") or {}
+    return (OURS | dict(labels or {})).items() <= there.items()
 
 
 def run_name(job_name: str, uid: str) -> str:

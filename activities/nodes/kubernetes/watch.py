@@ -16,7 +16,7 @@ from activities.nodes.backend import Fact, Revocation
 from activities.nodes.kubernetes.anchor import Anchors
 from activities.nodes.kubernetes.api import TRANSIENT, Change, Changed, KubernetesApi, KubernetesError, Listed, Removed
 from activities.nodes.kubernetes.facts import event_of, is_repeated, processes_ended
-from activities.nodes.kubernetes.naming import GROUP, ROLE, UID, run_name
+from activities.nodes.kubernetes.naming import GROUP, OURS, ROLE, UID, run_name, selector
 from activities.nodes.kubernetes.objects import OwnerReference, Pod
 from workflows.messages import NodeEvent, NodeEventKind, WatchRequest
 
@@ -61,7 +61,7 @@ class GroupWatch:
         self._api = api
         self._anchors = anchors
         self._namespace = request.namespace
-        self._labels = f"{UID}={request.uid},{ROLE}={request.role},{GROUP}={request.group}"
+        self._labels = f"{selector(OURS)},{UID}={request.uid},{ROLE}={request.role},{GROUP}={request.group}"
         self._anchor = run_name(request.job_id.rpartition("/")[2], request.uid)
         self._expected = {(node.rank, node.incarnation) for node in request.known}
         self._pods: dict[str, Pod] = {}

@@ -13,7 +13,7 @@ from typing import Any
 
 from activities.nodes.backend import NodeRefused
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError, Object
-from activities.nodes.kubernetes.naming import OURS
+from activities.nodes.kubernetes.naming import OURS, is_ours
 from perdure.spec.data import WorkdirArchive
 from perdure.spec.job import JobSpec
 from workflows.messages import WorkdirRequest
@@ -24,6 +24,8 @@ pod."""
 
 _PARTS = "/perdure-archive"
 _KEY = "part"
+_DIGEST = "perdure.dev/digest"
+"""The annotation of a head with the digest of its archive."""
 
 
 def archive_of(spec: JobSpec) -> WorkdirArchive | None:
@@ -65,18 +67,16 @@ async def keep_part(api: KubernetesApi, request: WorkdirRequest, index: int, con
             "labels": OURS,
             "annotations": {
                 "perdure.dev/workflow": request.job_id,
-                "perdure.dev/digest": archive.digest,
+                _DIGEST: archive.digest,
                 "perdure.dev/source": request.source,
             },
         },
     }
     try:
-        owner = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "name": archive.name,
-            "uid": (await _made(api, path, head))["metadata"]["uid"],
-        }
+        there = await _made(api, path, head)
+        if not _is_head(there, archive):
+            raise NodeRefused(f"the ConfigMap {archive.name} in namespace {request.namespace} is not of this upload")
+        owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": archive.name, "uid": there["metadata"]["uid"]}
         part: Object = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -90,32 +90,45 @@ async def keep_part(api: KubernetesApi, request: WorkdirRequest, index: int, con
         raise
 
 
-async def is_adopted(api: KubernetesApi, namespace: str, archive: str) -> bool:
+async def is_adopted(api: KubernetesApi, namespace: str, archive: WorkdirArchive) -> bool:
     """Returns whether the archive belongs to a job's anchor."""
-    head = await api.get(f"{_config_maps(namespace)}/{archive}")
+    head = await _head(api, namespace, archive)
     return bool(head and head["metadata"].get("ownerReferences"))
 
 
-async def adopt(api: KubernetesApi, namespace: str, archive: str, anchor: dict[str, Any]) -> None:
+async def adopt(api: KubernetesApi, namespace: str, archive: WorkdirArchive, anchor: dict[str, Any]) -> None:
     """Makes a job's anchor an owner of the archive. A second job that was started with the same archive shares it.
 
     Raises:
         NodeRefused: if the archive does not exist.
     """
-    path = f"{_config_maps(namespace)}/{archive}"
-    head = await api.get(path)
+    path = f"{_config_maps(namespace)}/{archive.name}"
+    head = await _head(api, namespace, archive)
     others = [one for one in head["metadata"].get("ownerReferences", ()) if one["uid"] != anchor["uid"]] if head else []
-    content: Object = {"metadata": {"ownerReferences": [*others, anchor | {"controller": False}]}}
-    if head is None or await api.patch(path, content) is None:
+    owners: Object = {"ownerReferences": [*others, anchor | {"controller": False}]}
+    if head is None or await api.patch(path, {"metadata": {"uid": head["metadata"]["uid"], **owners}}) is None:
         raise NodeRefused(
-            f"workdir.archive: the uploaded code {archive} is not in namespace {namespace} any more; it goes with its "
-            "job, or 15 min after an upload without one. Submit the job again"
+            f"workdir.archive: the uploaded code {archive.name} is not in namespace {namespace} any more; it is "
+            "deleted with its job, or 15 min after an upload without one. Submit the job again"
         )
 
 
-async def remove(api: KubernetesApi, namespace: str, archive: str) -> None:
+async def remove(api: KubernetesApi, namespace: str, archive: WorkdirArchive) -> None:
     """Deletes the head, and with it all parts."""
-    await api.delete(f"{_config_maps(namespace)}/{archive}")
+    if head := await _head(api, namespace, archive):
+        await api.delete(f"{_config_maps(namespace)}/{archive.name}", uid=head["metadata"]["uid"])
+
+
+async def _head(api: KubernetesApi, namespace: str, archive: WorkdirArchive) -> Object | None:
+    """Returns the archive's head. A specification may name any ConfigMap: one that is no archive's head is not
+    returned."""
+    found = await api.get(f"{_config_maps(namespace)}/{archive.name}")
+    return found if found and _is_head(found, archive) else None
+
+
+def _is_head(found: Object, archive: WorkdirArchive) -> bool:
+    annotations: dict[str, str] = found["metadata"].get("annotations") or {}
+    return is_ours(found) and annotations.get(_DIGEST) == archive.digest
 
 
 async def _made(api: KubernetesApi, path: str, content: Object) -> Object:
