@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perdure.cli.common import AddressOption, OutputOption, local_endpoint_only, out, run_async, say, session
+from perdure.operator.ownership import Ownership
 
 if TYPE_CHECKING:
     from perdure.spec.job import Backend
@@ -88,6 +89,13 @@ def operator(
             show_default="all",
         ),
     ] = None,
+    owners: Annotated[
+        Ownership,
+        typer.Option(
+            help="How to treat the owner that the cluster's admission policies record in each object: require one, and "
+            "check that the owner may use what the job names; accept objects without one unchecked; or ignore owners.",
+        ),
+    ] = Ownership.REQUIRE,
     address: AddressOption = None,
 ) -> None:
     """Run the operator, which starts a job for each TrainingJob object of a cluster and mirrors its status there.
@@ -99,7 +107,7 @@ def operator(
     from perdure.operator import serve
     from perdure.services import run_service
 
-    service = serve.serve(address=address, namespaces=namespaces or ())
+    service = serve.serve(address=address, namespaces=namespaces or (), ownership=owners)
     raise typer.Exit(run_service(service, logger=serve.logger, log_file=None))
 
 

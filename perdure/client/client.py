@@ -146,6 +146,7 @@ class Client:
         again: bool = True,
         memo: Mapping[str, Any] | None = None,
         upload: bool = True,
+        owner: str = "",
         report: Report | None = None,
     ) -> Submission:
         """Starts a job; if its nodes need a folder of this machine, uploads that first.
@@ -156,6 +157,7 @@ class Client:
             again: Allow a name that an ended job has used.
             memo: Additional memo of the workflow, by which programs that start jobs can recognize them.
             upload: Allow sending folders of this machine; a client that submits for others must not send its own.
+            owner: The user that lists of jobs show; by default the one that this process runs as.
             report: Is called with lines about the progress, for people.
 
         Raises:
@@ -176,7 +178,7 @@ class Client:
                 queue = self.endpoint.task_queue
                 async with uploaded(temporal, job, task_queue=queue, report=report) as complete:
                     handle = await start_job(
-                        temporal, complete, workflow_id, task_queue=queue, again=again, memo=memo or {}
+                        temporal, complete, workflow_id, task_queue=queue, again=again, memo=memo or {}, owner=owner
                     )
             except WorkflowAlreadyStartedError:
                 flag = "" if job.namespace == "default" else f" -n {job.namespace}"

@@ -24,7 +24,14 @@ from workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_OWNER
 
 
 async def start_job(
-    temporal: Client, job: JobSpec, workflow_id: str, *, task_queue: str, again: bool, memo: Mapping[str, Any]
+    temporal: Client,
+    job: JobSpec,
+    workflow_id: str,
+    *,
+    task_queue: str,
+    again: bool,
+    memo: Mapping[str, Any],
+    owner: str = "",
 ) -> WorkflowHandle[Any, Any]:
     """Starts the workflow; without search attributes if the namespace does not have them.
 
@@ -35,7 +42,7 @@ async def start_job(
     _, role = job.role
     attributes = TypedSearchAttributes(
         [
-            SearchAttributePair(JOB_OWNER, _user()),
+            SearchAttributePair(JOB_OWNER, owner or _user()),
             SearchAttributePair(JOB_NAMESPACE, job.namespace),
             SearchAttributePair(JOB_BACKEND, job.backend.value),
         ]

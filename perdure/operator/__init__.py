@@ -9,6 +9,8 @@ any time and start again: jobs continue, and it then handles the changes that it
 | `crd`, `structural` | the definition of the resource, generated from the specification's models |
 | `resource`, `status` | the object as it is read, and its status |
 | `changes` | the differences between a running job and a new specification |
+| `owners`, `ownership`, `references` | whether the object's owner may use what the job names |
+| `events` | Kubernetes Events about objects |
 | `runs` | requests to Temporal |
 | `reconcile` | reconciling one object with its run |
 | `workqueue`, `operator` | the order and the time of reconciling |

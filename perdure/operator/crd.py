@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from perdure.operator.resource import GROUP, KIND, PLURAL, VERSION
+from perdure.operator.resource import GROUP, KIND, PLURAL, VERSION, Owner
 from perdure.operator.status import ResourceStatus
 from perdure.operator.structural import Schema, structural
 from perdure.spec.job import Backend
@@ -26,6 +26,14 @@ _COLUMNS = (
     ("Restarts", "integer", ".status.restarts", "Restarts that count against retry.max_restarts."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the object was created."),
 )
+_WIDE_COLUMN = {
+    "name": "Owner",
+    "type": "string",
+    "jsonPath": ".owner.username",
+    "description": "The user who wrote the specification.",
+    "priority": 1,
+}
+"""A column that only `kubectl get -o wide` shows."""
 _NAME_IS_SHORT = {
     "rule": "self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')",
     "message": "metadata.name: expected at most 63 lowercase letters, digits and inner hyphens",
@@ -42,7 +50,8 @@ def custom_resource_definition() -> dict[str, Any]:
         "additionalPrinterColumns": [
             {"name": name, "type": kind, "jsonPath": path, "description": description}
             for name, kind, path, description in _COLUMNS
-        ],
+        ]
+        + [_WIDE_COLUMN],
         "schema": {"openAPIV3Schema": _schema()},
     }
     return {
@@ -69,6 +78,7 @@ def _schema() -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": _spec_schema(),
+            "owner": _owner_schema(),
             "status": _status_schema(structural(status, status.pop("$defs"), by_users=False)),
         },
         "x-kubernetes-validations": [_NAME_IS_SHORT],
@@ -87,6 +97,12 @@ def _spec_schema() -> Schema:
     }
     description = "The desired job, as in docs/spec.md; name and namespace are the object's own."
     return structural({**job, "required": ["roles"], "description": description}, job["$defs"])
+
+
+def _owner_schema() -> Schema:
+    schema = Owner.model_json_schema(by_alias=True, mode="validation")
+    description = "The user who wrote spec. The cluster's admission policy records it; values of users are replaced."
+    return structural({**schema, "description": description}, {}, by_users=False)
 
 
 def _status_schema(schema: Schema) -> Schema:

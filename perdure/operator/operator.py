@@ -12,6 +12,8 @@ from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesEr
 from perdure.backoff import Backoff
 from perdure.client.client import Client
 from perdure.errors import ControlPlaneUnreachable, PerdureError
+from perdure.operator.owners import Owners
+from perdure.operator.ownership import Ownership
 from perdure.operator.reconcile import Reconciler
 from perdure.operator.resource import TrainingJobResource, collection
 from perdure.operator.runs import Runs
@@ -32,17 +34,25 @@ logger = logging.getLogger("perdure.operator")
 class Operator:
     """Serves all objects until it is cancelled."""
 
-    def __init__(self, api: KubernetesApi, client: Client, *, namespaces: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        api: KubernetesApi,
+        client: Client,
+        *,
+        namespaces: Sequence[str] = (),
+        ownership: Ownership = Ownership.REQUIRE,
+    ) -> None:
         """Creates an operator.
 
         Args:
             api: The API server that holds the objects.
             client: A client of the Temporal namespace where their jobs run.
             namespaces: Only objects of these namespaces; empty: of all.
+            ownership: The treatment of the objects' owners.
         """
         self._api = api
         self._runs = Runs(client)
-        self._reconciler = Reconciler(api, self._runs)
+        self._reconciler = Reconciler(api, self._runs, Owners(api, ownership))
         self._namespaces = tuple(dict.fromkeys(namespaces))
         self._resources: dict[str, TrainingJobResource] = {}
         self._queue = Workqueue(per_second=LOOKS_PER_SECOND)

@@ -16,6 +16,8 @@ from activities.nodes.kubernetes.api import KubernetesApi
 from perdure.errors import JobAlreadyRunning, PerdureError, Refused
 from perdure.operator import status as statuses
 from perdure.operator.changes import refusal_of_changes
+from perdure.operator.events import Events
+from perdure.operator.owners import Owners
 from perdure.operator.resource import FINALIZER, TrainingJobResource
 from perdure.operator.runs import Run, Runs
 from perdure.operator.status import ResourceStatus
@@ -47,9 +49,11 @@ class Looked:
 class Reconciler:
     """Reconciles objects, one at a time or several at once, but never the same one twice at once."""
 
-    def __init__(self, api: KubernetesApi, runs: Runs) -> None:
+    def __init__(self, api: KubernetesApi, runs: Runs, owners: Owners) -> None:
         self._api = api
         self._runs = runs
+        self._owners = owners
+        self._events = Events(api)
 
     async def look(self, resource: TrainingJobResource) -> Looked:
         """Reconciles one object with its run.
@@ -83,6 +87,9 @@ class Reconciler:
             return await self._refuse(resource, "InvalidSpec", str(error))
         if other is not None and other.open:
             return await self._refuse(resource, "NameTaken", _name_taken(resource), again=RETRY)
+        if refusal := await self._owners.refusal(resource, job):
+            # Only others can change that: those who grant rights.
+            return await self._refuse(resource, "Forbidden", refusal, again=RETRY)
         message = "\n".join(str(warning) for warning in warnings)
         status = statuses.accepted(resource.status, message, generation=generation, now=now)
         if resource.suspended:
@@ -90,7 +97,7 @@ class Reconciler:
         if FINALIZER not in resource.metadata.finalizers:
             resource = await self._with_finalizers(resource, (*resource.metadata.finalizers, FINALIZER))
         try:
-            submission = await self._runs.start(job, resource)
+            submission = await self._runs.start(job, resource, owner=self._owners.known(resource))
         except JobAlreadyRunning:
             # Another process, perhaps another operator, has started it since the query.
             return Looked(resource=resource, again=SOON)
@@ -197,7 +204,9 @@ class Reconciler:
         if before == after:
             return Looked(resource=resource, again=again)
         gone = dict.fromkeys(before.keys() - after.keys())
-        return Looked(resource=await self._patch(resource, "/status", {"status": {**after, **gone}}), again=again)
+        patched = await self._patch(resource, "/status", {"status": {**after, **gone}})
+        await self._events.record(resource, resource.status, status)
+        return Looked(resource=patched, again=again)
 
     async def _with_finalizers(self, resource: TrainingJobResource, finalizers: tuple[str, ...]) -> TrainingJobResource:
         """Writes the whole list of finalizers; the write fails if another process has changed it meanwhile."""

@@ -44,10 +44,23 @@ class Metadata(Part):
         return int(self.resource_version)
 
 
+class Owner(Part):
+    """The user whose rights a job has, as the API server knows them."""
+
+    username: str
+    """The name that the API server authenticated."""
+    uid: str = ""
+    """The user's uid, if the API server knows one."""
+    groups: tuple[str, ...] = ()
+    """The user's groups at that time."""
+
+
 class TrainingJobResource(Part):
     """One `TrainingJob` object."""
 
     metadata: Metadata
+    owner: Owner | None = None
+    """The user who wrote `spec`, recorded by the cluster's admission policy; None if no policy has recorded one."""
     spec: dict[str, JsonValue] = Field(default={})
     status: ResourceStatus = ResourceStatus()
 

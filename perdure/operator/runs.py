@@ -78,13 +78,18 @@ class Runs:
                 page=self._client.endpoint.workflow_page(found.id, first_run_id),
             )
 
-    async def start(self, job: JobSpec, resource: TrainingJobResource) -> Submission:
+    async def start(self, job: JobSpec, resource: TrainingJobResource, *, owner: str = "") -> Submission:
         """Starts the job, and stores the object's UID in the run.
+
+        Args:
+            job: The job.
+            resource: Its object.
+            owner: The user whom lists of jobs show; by default the operator's own.
 
         Raises:
             JobAlreadyRunning: if a job of that name runs.
         """
-        return await self._client.submit(job, upload=False, memo={MEMO: resource.metadata.uid})
+        return await self._client.submit(job, upload=False, memo={MEMO: resource.metadata.uid}, owner=owner)
 
     async def spec_of(self, run: Run) -> JobSpec:
         """The specification that the run was started with."""

@@ -15,12 +15,13 @@ from perdure.client.client import Client
 from perdure.client.connection import connect, find_endpoint
 from perdure.errors import Refused
 from perdure.operator.operator import Operator
+from perdure.operator.ownership import Ownership
 from perdure.operator.resource import PLURAL
 
 logger = logging.getLogger("perdure.operator")
 
 
-async def serve(*, address: str | None, namespaces: Sequence[str]) -> None:
+async def serve(*, address: str | None, namespaces: Sequence[str], ownership: Ownership = Ownership.REQUIRE) -> None:
     """Runs the operator until SIGTERM or SIGINT.
 
     Raises:
@@ -31,7 +32,7 @@ async def serve(*, address: str | None, namespaces: Sequence[str]) -> None:
     temporal = await connect(endpoint, identity=f"perdure-operator@{socket.gethostname()}:{os.getpid()}")
     api = await KubernetesApi.connect()
     operator = asyncio.create_task(
-        Operator(api, Client(endpoint=endpoint, temporal=temporal), namespaces=namespaces).run()
+        Operator(api, Client(endpoint=endpoint, temporal=temporal), namespaces=namespaces, ownership=ownership).run()
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, operator.cancel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 
 from activities.nodes.kubernetes.presets import Preset, with_preset
 from activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.operator.references import Kind
 from perdure.spec.validate import validate_spec
 from tests.docs.pages import PAGES, Block
 
@@ -37,6 +39,11 @@ def test_the_example_is_valid(block: Block):
             validate_spec({**BASE, "roles": {"worker": {**BASE["roles"]["worker"], "pod_template": template}}})
         case {"sitePolicy": policy}:
             SitePolicy.model_validate(policy)
+        case {"kind": "Role", "rules": rules}:
+            rights = {(one.group, one.resource, one.verb) for one in Kind} | {("perdure.dev", "trainingjobs", "*")}
+            for rule in rules:
+                granted = product(rule["apiGroups"], rule["resources"], rule["verbs"])
+                assert set(granted) <= rights
         case {"workdir": workdir}:
             validate_spec({**BASE, "workdir": {**workdir, "path": "/"}})
         case _:

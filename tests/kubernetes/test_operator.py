@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import secrets
@@ -145,15 +146,41 @@ class Operator:
             assert await self.end(signal.SIGTERM) == 0
 
 
-@pytest.fixture
-async def resources(job: PodJob) -> AsyncIterator[Resources]:
-    """The resources of the test's own namespace; the definition belongs to the cluster, and stays."""
+POLICIES = "/apis/admissionregistration.k8s.io/v1"
+
+
+async def protect_owners(api: KubernetesApi, helm: Path, namespace: str) -> None:
+    """Installs the chart's admission policies, and returns when they record owners in a namespace."""
+    for policy in await rendered(helm, operator={"enabled": True}):
+        if policy["apiVersion"].startswith("admissionregistration"):
+            kind = policy["kind"].lower()
+            plural = f"{kind}s" if kind.endswith("binding") else f"{kind.removesuffix('y')}ies"
+            await make_or_patch(api, f"{POLICIES}/{plural}", policy)
+    probe = {"apiVersion": "perdure.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "probe"}}
+
+    async def recorded() -> bool:
+        with contextlib.suppress(KubernetesError):
+            made = await api.create(collection(namespace), {**probe, "spec": sleeping()}, dry_run=True)
+            return "owner" in made
+        return False
+
+    await eventually(recorded)
+
+
+async def make_or_patch(api: KubernetesApi, path: str, content: dict[str, Any]) -> None:
+    """Makes an object of the cluster that may exist already."""
     try:
-        await job.api.create(DEFINITIONS, DEFINITION)
+        await api.create(path, content)
     except KubernetesError as error:
         if error.reason != "AlreadyExists":
             raise
-        await job.api.patch(f"{DEFINITIONS}/{DEFINITION['metadata']['name']}", DEFINITION)
+        await api.patch(f"{path}/{content['metadata']['name']}", content)
+
+
+@pytest.fixture
+async def resources(job: PodJob, helm: Path) -> AsyncIterator[Resources]:
+    """The resources of the test's own namespace; the definition and its policies belong to the cluster, and stay."""
+    await make_or_patch(job.api, DEFINITIONS, DEFINITION)
 
     async def served() -> bool:
         try:
@@ -162,6 +189,7 @@ async def resources(job: PodJob) -> AsyncIterator[Resources]:
             return False
 
     await eventually(served)
+    await protect_owners(job.api, helm, job.namespace)
     yield Resources(job.api, job.namespace)
     for left in await job.api.list(collection(job.namespace)):
         # No process removes it any more, and the namespace waits for that.
@@ -206,7 +234,8 @@ def is_the_operator_s(thing: dict[str, Any], kind: str) -> bool:
 
 def documented_rights() -> dict[str, str]:
     text = (REPOSITORY / "docs" / "kubernetes-resource.md").read_text()
-    return dict(re.findall(r"^\| (trainingjobs\S*) \| ([a-z, ]+) \|$", text, re.MULTILINE))
+    rows = re.findall(r"^\| ([a-z/]+) \| ([a-z, ]+) \|$", text, re.MULTILINE)
+    return {resource: verbs for resource, verbs in rows if resource != "resource"}
 
 
 def operator_alone(cluster: TestCluster, address: str) -> dict[str, Any]:

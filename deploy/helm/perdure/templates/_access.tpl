@@ -31,6 +31,13 @@
 - apiGroups: [perdure.dev]
   resources: [trainingjobs/status]
   verbs: [patch]
+# Whether an object's owner may use what the job names.
+- apiGroups: [authorization.k8s.io]
+  resources: [localsubjectaccessreviews]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, get, patch]
 {{- end }}
 
 {{/* Grants rules in the namespaces that jobs may run in; takes (dict "root" $ "component" NAME "rules" TEXT). */}}

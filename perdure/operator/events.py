@@ -1,0 +1,123 @@
+"""Kubernetes Events about objects: what `kubectl describe` and `kubectl events` show of a job's life.
+
+An Event is written when the status changes in a way that people should notice. Events with the same text are one, with
+a count, as Kubernetes' own components have it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from activities.nodes.kubernetes.api import TRANSIENT, KubernetesApi, KubernetesError
+from perdure.operator.resource import GROUP, KIND, VERSION, TrainingJobResource
+from perdure.operator.status import REFUSED, ResourceStatus, Truth
+from workflows.messages import JobPhase
+
+logger = logging.getLogger("perdure.operator")
+
+_COMPONENT = "perdure-operator"
+_LONGEST = 1024
+"""The most bytes of an Event's message that the API server accepts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occurrence:
+    """Something that happened to a job."""
+
+    reason: str
+    """What happened, in one word."""
+    message: str
+    warning: bool = False
+
+
+def occurrences(before: ResourceStatus, after: ResourceStatus) -> tuple[Occurrence, ...]:
+    """Returns what happened between two statuses of an object, in order."""
+    found: list[Occurrence] = []
+    refusal = after.condition("Accepted")
+    if refusal and refusal.status is Truth.FALSE and _told(before, "Accepted") != _told(after, "Accepted"):
+        found.append(Occurrence(reason="Refused", message=f"{refusal.reason}: {refusal.message}", warning=True))
+    if after.run_id and not before.run_id:
+        message = f"The workflow {after.workflow_id} was started, run {after.run_id}"
+        found.append(Occurrence(reason="Submitted", message=message))
+    if after.last_incident and _number(before.last_incident) != _number(after.last_incident):
+        found.append(Occurrence(reason="Incident", message=after.last_incident, warning=True))
+    if _holds(after, "Running") and not _holds(before, "Running"):
+        message = f"All members of the world step: {after.nodes} nodes, {after.world_size} ranks"
+        found.append(Occurrence(reason="Running", message=message))
+    if after.phase == JobPhase.SUSPENDED and before.phase != after.phase:
+        found.append(Occurrence(reason="Suspended", message="The job has no nodes until spec.suspend is false"))
+    if after.finished and not before.finished and after.phase != REFUSED:
+        failed = after.condition("Failed")
+        message = (
+            failed.message if failed else f"The command has ended with 0 on all nodes; restarts: {after.restarts or 0}"
+        )
+        found.append(Occurrence(reason=after.phase.capitalize(), message=message, warning=failed is not None))
+    return tuple(found)
+
+
+class Events:
+    """Writes Events at the API server."""
+
+    def __init__(self, api: KubernetesApi) -> None:
+        self._api = api
+
+    async def record(self, resource: TrainingJobResource, before: ResourceStatus, after: ResourceStatus) -> None:
+        """Writes what happened between two statuses of an object; an Event that cannot be written is logged alone."""
+        for one in occurrences(before, after):
+            try:
+                await self._record(resource, one)
+            except (KubernetesError, *TRANSIENT) as error:
+                logger.warning("%s: the Event %s is not written: %s", resource.workflow_id, one.reason, error)
+
+    async def _record(self, resource: TrainingJobResource, one: Occurrence) -> None:
+        metadata, now = resource.metadata, datetime.now(UTC).replace(microsecond=0).isoformat()
+        digest = hashlib.sha256(f"{metadata.uid}\n{one.reason}\n{one.message}".encode()).hexdigest()[:16]
+        name = f"{metadata.name}.{digest}"
+        path = f"/api/v1/namespaces/{metadata.namespace}/events"
+        event: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": metadata.namespace},
+            "involvedObject": {
+                "apiVersion": f"{GROUP}/{VERSION}",
+                "kind": KIND,
+                "name": metadata.name,
+                "namespace": metadata.namespace,
+                "uid": metadata.uid,
+            },
+            "type": "Warning" if one.warning else "Normal",
+            "reason": one.reason,
+            "message": one.message.encode()[:_LONGEST].decode(errors="ignore"),
+            "source": {"component": _COMPONENT},
+            "reportingComponent": _COMPONENT,
+            "reportingInstance": socket.gethostname(),
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            await self._api.create(path, event)
+        except KubernetesError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            found = await self._api.get(f"{path}/{name}") or {}
+            await self._api.patch(f"{path}/{name}", {"count": found.get("count", 0) + 1, "lastTimestamp": now})
+
+
+def _told(status: ResourceStatus, kind: str) -> tuple[str, str]:
+    condition = status.condition(kind)
+    return (condition.reason, condition.message) if condition else ("", "")
+
+
+def _holds(status: ResourceStatus, kind: str) -> bool:
+    condition = status.condition(kind)
+    return condition is not None and condition.status is Truth.TRUE
+
+
+def _number(incident: str) -> str:
+    return incident.partition(" ")[0]
