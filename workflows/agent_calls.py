@@ -37,7 +37,7 @@ async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:
         if record is None:
             return
         epoch = record.epoch + 1
-        table.put(record.changed(epoch=epoch, renewed=False))
+        table.put(record.replace(epoch=epoch, renewed=False))
         try:
             await workflow.execute_activity(
                 "hold_lease",
@@ -68,7 +68,7 @@ async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:
         # An agent that comes back takes this lease, however late, and reports it.
         schedule_to_start = None
         if record.reachable:
-            table.put(record.changed(reachable=False, reason=reason))
+            table.put(record.replace(reachable=False, reason=reason))
             table.transition(
                 record, TransitionKind.UNREACHABLE, workflow.now(), source=EvidenceSource.LEASE, detail=reason
             )
@@ -116,7 +116,7 @@ async def apply_world(table: NodeTable, node: NodeCredentials, generation: int) 
             return
         known = max(record.generation, answer.generation)
         refused = record.refused if answer.accepted else generation
-        table.put(record.changed(generation=known, refused=refused, inquired=inquiry, joining=None, cut_off=""))
+        table.put(record.replace(generation=known, refused=refused, inquired=inquiry, joining=None, cut_off=""))
         kind = TransitionKind.COMMANDED if answer.accepted else TransitionKind.JOINED
         table.transition(
             record,
@@ -171,7 +171,7 @@ async def complete(table: NodeTable, node: NodeCredentials, generation: int) -> 
             break
     record = table.current(node)
     if record is not None:
-        table.put(record.changed(completed=generation))
+        table.put(record.replace(completed=generation))
     table.dirty = True
 
 
@@ -183,7 +183,7 @@ async def restart_command(table: NodeTable, node: NodeCredentials, number: int) 
             return
     record = table.current(node)
     if record is not None:
-        table.put(record.changed(command_restarts=number))
+        table.put(record.replace(command_restarts=number))
 
 
 async def _took(table: NodeTable, name: str, command: CompleteGeneration | RestartCommand, *, summary: str) -> bool:

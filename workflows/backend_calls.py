@@ -101,7 +101,7 @@ def _request(table: NodeTable, nodes: Sequence[NodeCredentials]) -> NodesRequest
 def _record_refusal(table: NodeTable, node: NodeCredentials, reason: str) -> None:
     record = table.current(node)
     if record is not None:
-        table.put(record.changed(phase=NodePhase.LOST, reason=reason, since=workflow.now()))
+        table.put(record.replace(phase=NodePhase.LOST, reason=reason, since=workflow.now()))
         table.transition(
             record, TransitionKind.CREATE_FAILED, workflow.now(), source=EvidenceSource.BACKEND, detail=reason
         )
@@ -113,7 +113,7 @@ def _record_creation(table: NodeTable, node: NodeCredentials, created: CreatedNo
         return
     if record.phase is NodePhase.REQUESTED:
         phase = NodePhase.PENDING if created.pending else NodePhase.CREATED
-        record = record.changed(phase=phase, since=workflow.now(), reason=created.pending)
+        record = record.replace(phase=phase, since=workflow.now(), reason=created.pending)
         table.transition(
             record,
             TransitionKind.PENDING if created.pending else TransitionKind.CREATED,
@@ -121,7 +121,7 @@ def _record_creation(table: NodeTable, node: NodeCredentials, created: CreatedNo
             source=EvidenceSource.BACKEND,
             detail=created.pending,
         )
-    table.put(record.changed(created=created, host=record.host or created.host))
+    table.put(record.replace(created=created, host=record.host or created.host))
 
 
 async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:

@@ -84,7 +84,7 @@ class NodeGroup:
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(pack(table.carried()))
         self._tasks[_WATCH].cancel()
-        table.transitions.wound_down()
+        table.transitions.report_end()
         await messenger
 
     # Signals of the job, its agents and the backend
@@ -122,7 +122,7 @@ class NodeGroup:
     def heartbeat(self, message: Heartbeat) -> None:
         node = message.sender
         if self._table.adopts and (node.rank, node.incarnation) not in self._table.retiring:
-            # It was unreachable when it was told to end, and only it can end itself.
+            # It was unreachable when it was ordered to end, and only it can end itself.
             self._release_if_outdated(node)
         self._table.heartbeat(message)
 
@@ -189,7 +189,7 @@ class NodeGroup:
             generation = world.generation
             refused = table.behavior >= Behavior.RELEASE_0_2 and record.refused >= generation
             unknown = record.generation < generation and not refused
-            if unknown or self._is_asked_for(record, generation):
+            if unknown or self._needs_inquiry(record, generation):
                 self._start(("world", node.rank, generation), agent_calls.apply_world(table, node, generation))
         if self._waits_for_release(record):
             self._release(record)
@@ -198,10 +198,10 @@ class NodeGroup:
         if record.joined and restarts > record.command_restarts:
             self._start(("command", node.rank, restarts), agent_calls.restart_command(table, node, restarts))
 
-    def _is_asked_for(self, record: NodeRecord, generation: int) -> bool:
+    def _needs_inquiry(self, record: NodeRecord, generation: int) -> bool:
         """Whether the job asks if this node has entered the world, because it has not reported steps."""
-        asked = self._table.behavior >= Behavior.RELEASE_0_2 and self._table.desire.inquiry > record.inquired
-        return asked and record.joined and record.stepping < generation
+        inquires = self._table.behavior >= Behavior.RELEASE_0_2 and self._table.desire.inquiry > record.inquired
+        return inquires and record.joined and record.stepping < generation
 
     def _create_together(self) -> None:
         """Requests nodes together if many are desired at once; a few are requested one by one."""

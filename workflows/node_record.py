@@ -75,10 +75,10 @@ class NodeRecord(Message):
     metrics: Metrics | None = None
     stall: Stall | None = None
     """The latest stall report of its agent."""
-    heard: dict[str, int] = Field(default={})
+    sequences: dict[str, int] = Field(default={}, validation_alias="heard", serialization_alias="heard")
     """Highest sequence number by kind of message: within a kind, older ones are dropped."""
 
-    def changed(self, **fields: object) -> NodeRecord:
+    def replace(self, **fields: object) -> NodeRecord:
         return self.model_copy(update=fields)
 
     def view(self, *, group_rank: int | None, avoids: tuple[str, ...], with_token: bool = False) -> NodeView:

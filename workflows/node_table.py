@@ -116,8 +116,8 @@ class NodeTable:
 
     def is_replaced(self, node: NodeCredentials) -> bool:
         """Whether a newer incarnation of the node is desired."""
-        wanted = None if self.winding_down else self.desire.nodes.get(node.rank)
-        return wanted is not None and wanted.incarnation > node.incarnation
+        desired = None if self.winding_down else self.desire.nodes.get(node.rank)
+        return desired is not None and desired.incarnation > node.incarnation
 
     @property
     def why(self) -> str:
@@ -146,7 +146,7 @@ class NodeTable:
         # Versions count per run of the job, and the new one begins again.
         self.desire = self.desire.model_copy(update={"version": 0})
         views = tuple(self._view(record, with_token=True) for record in self.records.values())
-        self.transitions.adopted(views, ownership_epoch=adopt.ownership_epoch)
+        self.transitions.report_adoption(views, ownership_epoch=adopt.ownership_epoch)
 
     def begin(self, rank: int, want: DesiredNode, now: datetime) -> None:
         """Begins the record of an incarnation that the job desires and this group does not know.
@@ -166,14 +166,14 @@ class NodeTable:
     # Messages of agents
 
     def joined(self, message: Joined) -> None:
-        record = self._hear("joined", message)
+        record = self._accept_message("joined", message)
         if record is None:
             return
         restarted = record.holder_started_at is not None and record.holder_started_at != message.agent_started_at
         obstructed = bool(record.obstacle) and record.phase is NodePhase.PENDING
         keeps_phase = obstructed or record.phase is NodePhase.READY
         self.put(
-            record.changed(
+            record.replace(
                 phase=record.phase if keeps_phase else NodePhase.JOINED,
                 since=record.since if keeps_phase else message.time,
                 joined=True,
@@ -199,20 +199,20 @@ class NodeTable:
         self.dirty = True
 
     def lease_taken(self, message: LeaseTaken) -> None:
-        record = self._hear("lease_taken", message)
+        record = self._accept_message("lease_taken", message)
         if record is None or message.epoch < record.epoch:
             return
-        self.put(record.changed(reachable=True, reason="", holder_started_at=message.agent_started_at))
+        self.put(record.replace(reachable=True, reason="", holder_started_at=message.agent_started_at))
         if not record.reachable:
             self.transition(record, TransitionKind.REACHABLE, message.time, source=EvidenceSource.LEASE)
             self._tell_obstacle(record)
 
     def ready(self, message: Ready) -> None:
-        record = self._hear("ready", message)
+        record = self._accept_message("ready", message)
         if record is None:
             return
         self.put(
-            record.changed(
+            record.replace(
                 phase=NodePhase.READY,
                 since=message.time,
                 reason="",
@@ -243,7 +243,7 @@ class NodeTable:
         if record is None or record.joining is None:
             return
         message = record.joining
-        self.put(record.changed(reason=problem, joining=message if problem else None, cut_off=problem))
+        self.put(record.replace(reason=problem, joining=message if problem else None, cut_off=problem))
         self.transition(
             record,
             TransitionKind.READY,
@@ -257,11 +257,11 @@ class NodeTable:
         )
 
     def stepping(self, message: Stepping) -> None:
-        record = self._hear("stepping", message)
+        record = self._accept_message("stepping", message)
         if record is None or message.generation <= (record.stepped if message.counted else record.stepping):
             return
         stepped = message.generation if message.counted else record.stepped
-        self.put(record.changed(stepping=message.generation, stepped=stepped))
+        self.put(record.replace(stepping=message.generation, stepped=stepped))
         self.transition(
             record,
             TransitionKind.STEPPING,
@@ -273,11 +273,11 @@ class NodeTable:
         )
 
     def stall(self, message: Stall) -> None:
-        record = self._hear("stall", message)
+        record = self._accept_message("stall", message)
         if record is None:
             return
         known = record.stall
-        self.put(record.changed(stall=message))
+        self.put(record.replace(stall=message))
         was_stalled = known is not None and known.generation == message.generation and known.since is not None
         if was_stalled == (message.since is not None):
             return
@@ -289,18 +289,18 @@ class NodeTable:
             self.transition(record, TransitionKind.STALLED, message.since, generation=message.generation, detail=detail)
 
     def heartbeat(self, message: Heartbeat) -> None:
-        record = self._hear("heartbeat", message)
+        record = self._accept_message("heartbeat", message)
         if record is None:
             return
         ports = message.store_ports or record.store_ports
-        self.put(record.changed(store_ports=ports))
+        self.put(record.replace(store_ports=ports))
         if ports != record.store_ports:
             self.transition(record, TransitionKind.STORE_PORTS, message.time, store_ports=ports)
 
     def metrics(self, message: Metrics) -> None:
-        record = self._hear("metrics", message)
+        record = self._accept_message("metrics", message)
         if record is not None:
-            self.put(record.changed(metrics=message))
+            self.put(record.replace(metrics=message))
 
     def is_outdated(self, sender: NodeCredentials) -> bool:
         """Whether a newer incarnation has taken the sender's place, or the place no longer exists."""
@@ -310,12 +310,12 @@ class NodeTable:
             return self.adopts and sender.uid == self.group.uid
         return sender.uid == self.group.uid and sender.incarnation < record.node.incarnation
 
-    def _hear(self, kind: str, message: AgentMessage) -> NodeRecord | None:
+    def _accept_message(self, kind: str, message: AgentMessage) -> NodeRecord | None:
         """Returns the sender's record, with the message counted; None where the sender or the message is stale."""
         record = self.current(message.sender)
-        if record is None or message.sequence <= record.heard.get(kind, 0):
+        if record is None or message.sequence <= record.sequences.get(kind, 0):
             return None
-        record = record.changed(heard={**record.heard, kind: message.sequence})
+        record = record.replace(sequences={**record.sequences, kind: message.sequence})
         self.put(record)
         return record
 
@@ -325,7 +325,7 @@ class NodeTable:
         """Begins a watch. Returns the nodes known to exist, so that the watch reports those that have gone."""
         for record in list(self.records.values()):
             if record.created is not None:
-                self.put(record.changed(watched=True))
+                self.put(record.replace(watched=True))
         return tuple(
             Incarnation(rank=record.node.rank, incarnation=record.node.incarnation)
             for record in (*self.records.values(), *self.retiring.values())
@@ -346,7 +346,7 @@ class NodeTable:
     def _take_event(self, event: NodeEvent) -> NodeRecord | None:
         key = event.key
         if event.kind is NodeEventKind.GONE and (leaving := self.retiring.get(key)) is not None:
-            self.retiring[key] = leaving.changed(phase=NodePhase.LOST, since=event.time, reason=event.reason)
+            self.retiring[key] = leaving.replace(phase=NodePhase.LOST, since=event.time, reason=event.reason)
             if self.behavior >= Behavior.RELEASE_0_2 and leaving.phase is not NodePhase.LOST and not self.winding_down:
                 # Its replacement may wait for this, and the deletion returns later.
                 self.transition(
@@ -356,13 +356,13 @@ class NodeTable:
         if record is None or record.node.incarnation != event.incarnation or record.phase is NodePhase.LOST:
             return None
         if not record.watched and not event.absent:
-            record = record.changed(watched=True)
+            record = record.replace(watched=True)
             self.put(record)
         match event.kind:
             case NodeEventKind.GONE | NodeEventKind.PENDING if event.refused:
                 return self._refuse(record, event)
             case NodeEventKind.GONE:
-                self.put(record.changed(phase=NodePhase.LOST, since=event.time, reason=event.reason))
+                self.put(record.replace(phase=NodePhase.LOST, since=event.time, reason=event.reason))
                 self.transition(
                     record,
                     TransitionKind.LOST,
@@ -380,7 +380,7 @@ class NodeTable:
                     phase, kind = NodePhase.CREATED, TransitionKind.CREATED
                     if record.joined and record.reachable and self.behavior >= Behavior.RELEASE_0_2:
                         phase, kind = NodePhase.JOINED, TransitionKind.JOINED
-                    self.put(record.changed(phase=phase, since=event.time, reason="", obstacle=""))
+                    self.put(record.replace(phase=phase, since=event.time, reason="", obstacle=""))
                     self.transition(record, kind, event.time, source=EvidenceSource.BACKEND)
             case NodeEventKind.UNKNOWN:
                 pass
@@ -394,13 +394,13 @@ class NodeTable:
         obstacle = "" if event.queued or self.behavior < Behavior.RELEASE_0_2 else event.reason
         if early and (record.obstacle or record.reason) != event.reason:
             often = self._rewords_often(record, event)
-            record = record.changed(phase=NodePhase.PENDING, since=event.time, reason=event.reason, obstacle=obstacle)
+            record = record.replace(phase=NodePhase.PENDING, since=event.time, reason=event.reason, obstacle=obstacle)
             if not often:
-                record = record.changed(rewordings=record.rewordings + 1, reworded_at=event.time)
+                record = record.replace(rewordings=record.rewordings + 1, reworded_at=event.time)
                 self._pending(record, event.time, event.reason, queued=event.queued)
             self.put(record)
         elif obstacle and record.phase is NodePhase.JOINED:
-            record = record.changed(phase=NodePhase.PENDING, since=event.time, reason=obstacle, obstacle=obstacle)
+            record = record.replace(phase=NodePhase.PENDING, since=event.time, reason=obstacle, obstacle=obstacle)
             self.put(record)
             self._tell_obstacle(record)
 
@@ -416,7 +416,7 @@ class NodeTable:
         )
 
     def _refuse(self, record: NodeRecord, event: NodeEvent) -> NodeRecord:
-        self.put(record.changed(phase=NodePhase.LOST, since=event.time, reason=event.reason))
+        self.put(record.replace(phase=NodePhase.LOST, since=event.time, reason=event.reason))
         source, kind = EvidenceSource.BACKEND, TransitionKind.CREATE_FAILED
         self.transition(record, kind, event.time, source=source, detail=event.reason, cause=event.cause)
         return record
@@ -459,8 +459,8 @@ class NodeTable:
 
     def avoids(self, rank: int) -> tuple[str, ...]:
         """Machines that the node should avoid."""
-        wanted = self.desire.nodes.get(rank)
-        return wanted.avoids if wanted else ()
+        desired = self.desire.nodes.get(rank)
+        return desired.avoids if desired else ()
 
     def name(self, node: NodeCredentials) -> str:
         return node_name(self.group.spec.name, node)

@@ -109,7 +109,7 @@ class TrainingJob:
             return
         # After the check, the preset is part of the specification that is carried on.
         self._resolved = carried is not None or self._job.runtime is None
-        self._state = state.changed(behavior=behavior)
+        self._state = state.replace(behavior=behavior)
         self._started_groups: set[int] = set(group_desire.groups_of(self._state)) if carried else set()
 
     @workflow.run
@@ -242,7 +242,7 @@ class TrainingJob:
         self._take(JoinRequested(request=request))
         node = joining.place_of(self._state, request)
         if node is None:
-            return JoinAnswer(reason=joining.what_is_missing(self._state, request))
+            return JoinAnswer(reason=joining.describe_wait(self._state, request))
         return JoinAnswer(
             node=requests.node_request(
                 self._state, node, self._job, workflow.info(), group_id=self._group_id(group_index(node.rank))
@@ -298,7 +298,7 @@ class TrainingJob:
         for group, desire in group_desire.desires_of(self._state).items():
             if self._sent.get(group) != desire and group not in self._state.wound_down_groups:
                 self._sent[group] = desire
-                self._state = self._state.changed(desire_version=self._state.desire_version + 1)
+                self._state = self._state.replace(desire_version=self._state.desire_version + 1)
                 if group not in self._senders:
                     self._senders[group] = asyncio.create_task(self._send(group))
         self._show()

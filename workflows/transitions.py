@@ -73,13 +73,13 @@ class TransitionBatch:
     def add(self, *, kind: TransitionKind, rank: int, incarnation: int, time: datetime, **facts: Any) -> None:
         self._waiting.append(NodeTransition(kind=kind, rank=rank, incarnation=incarnation, time=time, **facts))
 
-    def adopted(self, nodes: tuple[NodeView, ...], *, ownership_epoch: str) -> None:
+    def report_adoption(self, nodes: tuple[NodeView, ...], *, ownership_epoch: str) -> None:
         """Sends the whole table with the next message, to the job that has adopted the group."""
         self._adopted = nodes
         self._adoptions += 1
         self._ownership_epoch = ownership_epoch
 
-    def wound_down(self) -> None:
+    def report_end(self) -> None:
         """Ends `deliver` after reporting that nothing of the group is left."""
         self._wound_down = True
 

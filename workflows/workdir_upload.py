@@ -60,7 +60,7 @@ class WorkdirUpload:
         )
 
     @part.validator
-    def _part_is_wanted(self, index: int, content: bytes) -> None:
+    def _validate_part(self, index: int, content: bytes) -> None:
         if self._over:
             raise ApplicationError("the upload is over; submit the job again")
         if not 0 <= index < self._request.archive.parts:

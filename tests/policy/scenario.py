@@ -24,7 +24,7 @@ from workflows.messages import (
     TransitionKind,
 )
 from workflows.policy.events import Event, FailureReported, NodeFinished, TimePassed, TransitionSeen
-from workflows.policy.job import decide, hear
+from workflows.policy.job import apply_event, decide
 from workflows.policy.state import JobState, NodeState
 from workflows.policy.timers import next_deadline
 
@@ -130,7 +130,9 @@ class Scenario:
     def lost_together(self, *ranks: int) -> Scenario:
         """The job receives all of them before it decides."""
         for rank in ranks:
-            self.state = hear(self.state, TransitionSeen(transition=self._loss(rank, "killed")), self.job, self.now)
+            self.state = apply_event(
+                self.state, TransitionSeen(transition=self._loss(rank, "killed")), self.job, self.now
+            )
         return self.take(TimePassed())
 
     def _loss(self, rank: int, reason: str) -> NodeTransition:

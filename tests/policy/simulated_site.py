@@ -182,7 +182,7 @@ class Site:
         record = self.table.current(node)
         if record is None or record.phase is not NodePhase.REQUESTED:
             return
-        self.table.put(record.changed(phase=NodePhase.CREATED, watched=True))
+        self.table.put(record.replace(phase=NodePhase.CREATED, watched=True))
         agent = self.agents[node.rank, node.incarnation] = SimulatedNode(self, node)
         self.transition(record, TransitionKind.CREATED)
         agent.follow()
@@ -218,7 +218,7 @@ class Site:
             answer = agent.node.apply_world(command)
         agent.follow()
         self._commands.discard(key)
-        table.put(record.changed(generation=max(generation, answer.generation), inquired=inquiry))
+        table.put(record.replace(generation=max(generation, answer.generation), inquired=inquiry))
         kind = TransitionKind.COMMANDED if answer.accepted else TransitionKind.JOINED
         facts = {"generation": answer.generation, "entered": answer.entered, "inquiry": inquiry}
         self.transition(record, kind, detail=answer.detail, **facts)

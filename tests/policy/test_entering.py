@@ -126,7 +126,7 @@ def test_a_limit_of_zero_turns_it_off():
 
 def test_a_run_that_the_first_release_began_has_no_such_timer():
     job = Scenario("2")
-    job.state = job.state.changed(behavior=Behavior.RELEASE_0_1)
+    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
     job.ready(0, 1)
     assert next_deadline(job.state, job.job, job.now) is None
 

@@ -88,7 +88,7 @@ def test_one_that_comes_to_the_rendezvous_at_last_begins_the_job():
 
 def test_a_run_that_the_first_release_began_counts_as_it_did():
     job = Scenario("2")
-    job.state = job.state.changed(behavior=Behavior.RELEASE_0_1)
+    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
     for _ in range(5):
         fail_together(job, 137)
         wait_for_replacements(job)

@@ -9,7 +9,7 @@ from tests.policy.scenario import START, Scenario
 from workflows.messages import FailureClass, JobPhase, JoinRefusal, JoinRequest, NodePhase, TransitionKind
 from workflows.policy.events import CancelRequested, JoinRequested, ScaleRequested, SuspendRequested
 from workflows.policy.group_desire import desires_of
-from workflows.policy.joining import place_of, refusal, what_is_missing
+from workflows.policy.joining import describe_wait, place_of, refusal
 from workflows.policy.projections import next_action
 from workflows.policy.state import JobState, NodeState
 
@@ -86,7 +86,7 @@ def test_a_place_is_given_when_its_group_knows_of_it():
     request = asks("a")
     job.take(JoinRequested(request=request))
     assert place_of(job.state, request) is None
-    assert what_is_missing(job.state, request) == "its place is being prepared"
+    assert describe_wait(job.state, request) == "its place is being prepared"
     job.transition(0, TransitionKind.PENDING)
     assert given(place_of(job.state, request)) == (0, 1)
 
@@ -187,7 +187,7 @@ def test_a_machine_that_is_lost_again_and_again_waits_before_it_is_a_node():
         job.opened()
     request = asks("a", stay=3)
     assert job.joins(request) is None
-    assert "lost several times" in what_is_missing(job.state, request)
+    assert "lost several times" in describe_wait(job.state, request)
     job.wait(10)
     job.opened()
     assert given(place_of(job.state, request)) == (0, 3)

@@ -131,7 +131,7 @@ def test_the_first_step_is_told_when_it_is_seen_and_not_before():
 
 def test_a_run_of_an_older_release_goes_on_as_it_began():
     job = Scenario("1:2").running()
-    job.state = job.state.changed(behavior=Behavior.RELEASE_0_1)
+    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
     accepted(job.lost(1), 0).rank_killed(0)
     assert len(job.state.incidents) == 1
 

@@ -257,7 +257,7 @@ def test_agents_of_the_first_release_end_the_job_with_their_ranks() -> None:
 
 def test_a_run_of_the_first_release_ignores_the_end_of_a_command_without_a_world() -> None:
     job = Scenario("1")
-    job.state = job.state.changed(behavior=Behavior.RELEASE_0_1)
+    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
     job.transition(0, TransitionKind.JOINED, address="10.0.0.0", host="here").command_ended(0, generation=0)
     assert job.state.outcome is None
 

@@ -178,8 +178,8 @@ def test_a_job_at_rest_has_no_timer_for_it():
 
 def test_a_run_of_an_older_release_goes_on_as_it_began():
     job = Scenario("2").running()
-    job.state = job.state.changed(behavior=Behavior.RELEASE_0_1)
+    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
     assert job.take(RelaunchRequested(rank=0)).ready(0).generation == 2
     job = Scenario("1:3").running()
-    job.state = job.state.changed(behavior=Behavior.RELEASE_0_1)
+    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
     assert job.take(ScaleRequested(minimum=1, maximum=2)).generation == 2

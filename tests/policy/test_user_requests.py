@@ -53,7 +53,7 @@ def test_scaling_up_is_named_when_the_nodes_have_come():
     assert_asked(job, "world grows from 1 to 2 nodes: scale to 1:3 requested by a user: night")
     job.steps().wait(60).ready(2).wait(5)
     assert_asked(job, "world grows from 2 to 3 nodes: scale to 1:3 requested by a user: night")
-    assert not job.state.asked_for
+    assert not job.state.request_reasons
 
 
 def test_a_request_is_named_once_and_what_follows_is_not_its_doing():

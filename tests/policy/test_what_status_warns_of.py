@@ -41,7 +41,7 @@ def test_a_warning_goes_when_the_job_is_scaled_to_what_the_command_asks_for():
     job = Scenario("2:3").running()
     job.transition(0, TransitionKind.READY, generation=0, command_nodes="3:3")
     assert status(job).warnings
-    job.state = job.state.changed(nodes_min=3, nodes_max=3)
+    job.state = job.state.replace(nodes_min=3, nodes_max=3)
     assert not status(job).warnings
 
 

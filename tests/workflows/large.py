@@ -37,7 +37,7 @@ def large_node(rank: int) -> NodeState:
         entered=1,
         stepping=1,
         stepped=1,
-        heard=tuple(range(1 + rank % 5)),
+        sequences=tuple(range(1 + rank % 5)),
     )
 
 

@@ -59,7 +59,7 @@ async def test_a_large_job_with_long_incidents_continues_as_new_and_knows_the_sa
     told = within_budget(tuple(long_incident(number + 1) for number in range(INCIDENTS)))
     # As the job itself gives it when it decides for the first time.
     reason = f"{nodes} of {nodes} nodes, {8 * nodes} ranks"
-    large = large_state(nodes).changed(incidents=told, incident_count=INCIDENTS, reason=reason)
+    large = large_state(nodes).replace(incidents=told, incident_count=INCIDENTS, reason=reason)
     facts = SiteActivities(SiteFacts(search_attributes=False, backends=("local",)))
     async with dev_server() as server:
         client, queue = await server.client(), f"perdure-{uuid4().hex[:8]}"
@@ -96,7 +96,7 @@ def carried(message: JobState) -> bytes:
 @given(st.integers(1, 600), st.integers(0, 20), st.text(min_size=1, max_size=40))
 def test_what_is_carried_is_what_it_was(nodes: int, count: int, text: str):
     told = tuple(long_incident(number + 1, text) for number in range(count))
-    state = large_state(nodes).changed(incidents=told, incident_count=count)
+    state = large_state(nodes).replace(incidents=told, incident_count=count)
     read = TypeAdapter[JobState | Packed | None](JobState | Packed | None).validate_json(carried(state))
     assert read is not None
     assert isinstance(read, Packed) == (len(state.model_dump_json().encode()) > LARGEST_PLAIN)
@@ -105,7 +105,7 @@ def test_what_is_carried_is_what_it_was(nodes: int, count: int, text: str):
 
 def test_the_largest_job_is_carried_below_the_size_that_the_server_warns_of():
     told = within_budget(tuple(long_incident(number + 1) for number in range(INCIDENTS)))
-    state = large_state(MAX_NODES).changed(incidents=told)
+    state = large_state(MAX_NODES).replace(incidents=told)
     assert len(state.model_dump_json().encode()) > 2 * 1024 * 1024, "as plain JSON the server would refuse it"
     assert len(carried(state)) < 512 * 1024
 

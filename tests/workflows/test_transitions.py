@@ -49,10 +49,10 @@ async def test_a_job_that_adopts_a_group_while_it_winds_down_learns_that_it_is_g
         gather=timedelta(seconds=1),
         carried=TransitionsCarried(ownership_epoch="old"),
     )
-    job = Job(lambda: transitions.adopted((), ownership_epoch=ownership_epoch), closed=closed)
+    job = Job(lambda: transitions.report_adoption((), ownership_epoch=ownership_epoch), closed=closed)
     monkeypatch.setattr(transitions_module, "deliver", job.take)
     monkeypatch.setattr(workflow, "wait_condition", until)
-    transitions.wound_down()
+    transitions.report_end()
     async with asyncio.timeout(10):
         await transitions.deliver()
     assert [(message.ownership_epoch, message.adopted, message.wound_down) for message in job.told] == [
@@ -75,7 +75,7 @@ async def test_edges_whose_delivery_seemed_to_fail_are_numbered_alike_when_they_
     async def take(job_id: str, signal: str, message: GroupTransitions, **_: Any) -> Delivery:
         told.append(message)
         if len(told) == 3:
-            transitions.wound_down()
+            transitions.report_end()
         else:
             add(len(told))
         return Delivery.FAILED if len(told) == 2 else Delivery.TAKEN
@@ -113,7 +113,7 @@ async def test_that_a_group_is_gone_is_reported_again_until_the_job_takes_it_or_
 
     monkeypatch.setattr(transitions_module, "deliver", take)
     monkeypatch.setattr(workflow, "wait_condition", until)
-    transitions.wound_down()
+    transitions.report_end()
     async with asyncio.timeout(10):
         await transitions.deliver()
     assert [message.wound_down for message in told] == [True, True, True]

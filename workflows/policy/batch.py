@@ -7,7 +7,7 @@ from datetime import datetime
 
 from perdure.spec.job import JobSpec
 from workflows.policy.events import Event, TimePassed, TransitionSeen
-from workflows.policy.job import TokenSource, decide, hear
+from workflows.policy.job import TokenSource, apply_event, decide
 from workflows.policy.state import JobState
 
 _LAST_DROPPED = 300
@@ -42,7 +42,7 @@ def decide_all(
             if isinstance(event, TransitionSeen):
                 # One decision looks at every node, and a thousand nodes report at once. Nodes that are lost at once are
                 # one incident.
-                known = hear(known, event, job, now)
+                known = apply_event(known, event, job, now)
             else:
                 known = decide(known, event, job, now, new_token=new_token)
         return decide(known, TimePassed(), job, now, new_token=new_token)
@@ -53,5 +53,5 @@ def decide_all(
             except Exception as error:
                 what = f"{type(event).__name__}: {type(error).__name__}: {error}"[:_LAST_DROPPED]
                 dropped(what)
-                state = state.changed(dropped_events=state.dropped_events + 1, last_dropped=what)
+                state = state.replace(dropped_events=state.dropped_events + 1, last_dropped=what)
         return decide(state, TimePassed(), job, now, new_token=new_token)

@@ -17,7 +17,7 @@ def accept(state: JobState, message: GroupTransitions) -> tuple[JobState, tuple[
         return state, None
     known = TransitionsTaken(sequence=message.sequence, transitions=message.before + len(message.transitions))
     return (
-        state.changed(taken={**state.taken, message.group: known}),
+        state.replace(taken={**state.taken, message.group: known}),
         message.transitions[max(0, taken.transitions - message.before) :],
     )
 
@@ -25,4 +25,4 @@ def accept(state: JobState, message: GroupTransitions) -> tuple[JobState, tuple[
 def begin_ownership_epoch(state: JobState, group: int, ownership_epoch: str) -> JobState:
     """Starts counting a group's messages from the beginning: it was started or adopted, and may be another one."""
     taken = {other: known for other, known in state.taken.items() if other != group}
-    return state.changed(ownership_epochs={**state.ownership_epochs, group: ownership_epoch}, taken=taken)
+    return state.replace(ownership_epochs={**state.ownership_epochs, group: ownership_epoch}, taken=taken)

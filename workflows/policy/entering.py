@@ -31,7 +31,7 @@ def inquire(state: JobState, job: JobSpec, now: datetime) -> JobState:
         return state
     if now - min(due.values()) > CONTROL_LAG:
         # The workflow could not run in time, so agents could not report either.
-        return state.changed(control_lag_until=now + CONTROL_LAG_GRACE)
+        return state.replace(control_lag_until=now + CONTROL_LAG_GRACE)
     silent = [node for node in state.members if node.rank in due and not node.reachable]
     for node in silent:
         text = f"node {node.rank} is silent, and not known to run in generation {state.generation}: {node.reason}"
@@ -39,7 +39,7 @@ def inquire(state: JobState, job: JobSpec, now: datetime) -> JobState:
         state = interrupt(state, failure, now=now, source=EvidenceSource.LEASE)
     if silent:
         return state
-    return state.changed(inquiry=state.inquiry + 1, inquired_at=now)
+    return state.replace(inquiry=state.inquiry + 1, inquired_at=now)
 
 
 def _deadlines(state: JobState, job: JobSpec) -> dict[int, datetime]:

@@ -28,7 +28,7 @@ def begin(state: JobState, job: JobSpec, now: datetime) -> JobState:
         return state
     if not any(can_be_looked_at(node) for node in state.nodes.values()):
         return state
-    return state.changed(outcome=outcome.model_copy(update={"held_until": now + hold}))
+    return state.replace(outcome=outcome.model_copy(update={"held_until": now + hold}))
 
 
 def end_when_due(state: JobState, now: datetime) -> JobState:
@@ -43,4 +43,4 @@ def release(state: JobState) -> JobState:
     """Ends the hold, so that the nodes are wound down."""
     if state.outcome is None:
         return state
-    return state.changed(outcome=state.outcome.model_copy(update={"held_until": None}))
+    return state.replace(outcome=state.outcome.model_copy(update={"held_until": None}))

@@ -51,7 +51,7 @@ def add_evidence(
             step_before=state.progress.step if state.progress else None,
             log_tail=log_tail[-_LOG_TAIL:],
         )
-        return state.changed(
+        return state.replace(
             incidents=within_budget((*state.incidents, incident)[-KEPT_INCIDENTS:]),
             incident_count=state.incident_count + 1,
         )
@@ -218,14 +218,14 @@ def add_late_evidence(state: JobState, failure: NodeFailure, *, generation: int,
     for index in reversed(range(len(state.incidents))):
         incident = state.incidents[index]
         if incident.generation_before == generation and incident.failure is not None:
-            told = Evidence(time=failure.time, source=source, rank=failure.rank, text=failure.text)
+            late = Evidence(time=failure.time, source=source, rank=failure.rank, text=failure.text)
             also = _others([failure], incident.culprit) - set(incident.also_failed)
             update: dict[str, object] = {"also_failed": (*incident.also_failed, *sorted(also))}
-            if told not in incident.evidence and not incident.left_out:
-                update["evidence"] = (*incident.evidence, told)[-KEPT_EVIDENCE:]
+            if late not in incident.evidence and not incident.left_out:
+                update["evidence"] = (*incident.evidence, late)[-KEPT_EVIDENCE:]
             incidents = list(state.incidents)
             incidents[index] = incident.model_copy(update=update)
-            return state.changed(incidents=tuple(incidents))
+            return state.replace(incidents=tuple(incidents))
     return state
 
 
@@ -253,4 +253,4 @@ def _later(known: datetime | None, time: datetime) -> datetime:
 def _replace_last(state: JobState, incident: IncidentView) -> JobState:
     """Replaces the last interruption by a newer version of it."""
     incidents = tuple(incident if one.number == incident.number else one for one in state.incidents)
-    return state.changed(incidents=incidents)
+    return state.replace(incidents=incidents)

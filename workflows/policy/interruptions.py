@@ -57,7 +57,7 @@ def interrupt(
         rank=failure.rank,
         log_tail=failure.log_tail,
     )
-    return state.changed(
+    return state.replace(
         interruption=interruption.model_copy(
             update={
                 # The incident keeps the output.
@@ -78,7 +78,7 @@ def count_another_try(state: JobState, node: NodeState, now: datetime) -> JobSta
     if node.rank not in {failure.rank for failure in interruption.failures}:
         # The commands of the other nodes fail for the same reason at about the same time.
         return state
-    return state.changed(interruption=Interruption(since=now))
+    return state.replace(interruption=Interruption(since=now))
 
 
 def record_command_failure(state: JobState, failure: NodeFailure, now: datetime) -> JobState:
@@ -88,8 +88,8 @@ def record_command_failure(state: JobState, failure: NodeFailure, now: datetime)
     tries = max(known.failed_between for known in state.nodes.values())
     fails = failure.failure is not FailureClass.NODE_LOST
     counted = fails and state.interruption is None and node.failed_between < tries
-    state = state.with_node(node.changed(failed_between=node.failed_between + fails))
+    state = state.with_node(node.replace(failed_between=node.failed_between + fails))
     state = interrupt(state, failure, now=now, source=EvidenceSource.AGENT)
     if not counted or state.interruption is None:
         return state
-    return state.changed(interruption=state.interruption.model_copy(update={"counted": True}))
+    return state.replace(interruption=state.interruption.model_copy(update={"counted": True}))

@@ -1,8 +1,8 @@
 """The decisions of one job: `decide(state, event, job, now)` is everything that a TrainingJob ever decides.
 
-It first takes in the event's facts (`hear`), then brings the job as far as the facts allow: judges a broken world,
-replaces lost nodes, forms the next world, completes, stops. The second part reads the state only and never the event,
-so the same facts lead to the same decision in whatever order they came.
+It first takes in the event's facts (`apply_event`), then brings the job as far as the facts allow: judges a broken
+world, replaces lost nodes, forms the next world, completes, stops. The second part reads the state only and never the
+event, so the same facts lead to the same decision in whatever order they came.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ TokenSource = Callable[[], UUID]
 
 def decide(state: JobState, event: Event, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
     """Returns the state of the job after an event."""
-    return advance(hear(state, event, job, now), job, now, new_token=new_token)
+    return advance(apply_event(state, event, job, now), job, now, new_token=new_token)
 
 
-def hear(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+def apply_event(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
     """Takes in an event. `advance` must follow: after the last event, if several arrive at once."""
     state = joining.accept_machine(reduce(state, event, now), event, job, now)
     return user_requests.apply(state, event, job, now)
@@ -126,7 +126,7 @@ def _give_up_on_unreachable(state: JobState, job: JobSpec, now: datetime) -> Job
             )
             state = incidents.add_evidence(
                 state, now=now, time=now, source=EvidenceSource.LEASE, text=failure.text, rank=node.rank
-            ).changed(interruption=_because_of(interruption, failure))
+            ).replace(interruption=_because_of(interruption, failure))
             interruption = state.interruption or interruption
     return state
 
@@ -215,14 +215,14 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
     available = candidates(state)
     size = usable(len(available), minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
     if state.between_stages or world is None:
-        state = stages.no_way_on(state, now, ready_nodes=0 if size else len(available))
+        state = stages.stop_if_commands_disagree(state, now, ready_nodes=0 if size else len(available))
         if state.outcome is not None:
             return state
     if state.between_stages and (resting := _rest(state, job, now, size=size, available=len(available))) is not None:
         return resting
     surplus = world is not None and any(rank >= state.nodes_max for rank in world.members)
     if world is not None and not state.between_stages and interruption is None and not surplus and size <= world.nodes:
-        return state.changed(ready_since=None, waiting_since=None)
+        return state.replace(ready_since=None, waiting_since=None)
     # From here on a world is due: there is none, it broke, it must shrink, or it can grow.
     if not state.between_stages and any(node.alive and not node.reachable for node in state.members):
         # The node cannot be sent a world. While its own world steps, that is no evidence against it.
@@ -231,9 +231,9 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
     if size == 0:
         return waiting.wait(state, job, now, available=len(available)) if is_stopped else state
     ready_since = state.ready_since or now
-    state = state.changed(ready_since=ready_since)
+    state = state.replace(ready_since=ready_since)
     if not _is_time(state, job, now, size=size, available=len(available), ready_since=ready_since, surplus=surplus):
-        return state.changed(waiting_since=state.waiting_since or now) if is_stopped else state
+        return state.replace(waiting_since=state.waiting_since or now) if is_stopped else state
     formed = form_world(
         state.nodes,
         choose_members(available, size, world),
@@ -249,7 +249,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
         # A last call that is over does not begin again.
         over = now - ready_since >= job.timing.rendezvous.last_call
         state = waiting.wait(state, job, now, available=len(available), missing=missing)
-        return state.changed(ready_since=ready_since if over else None)
+        return state.replace(ready_since=ready_since if over else None)
     if surplus and not state.between_stages and state.behavior >= Behavior.RELEASE_0_2:
         state = _dismiss_surplus(_announce(state, formed, job, now), job, now)
     if state.leaving:
@@ -260,14 +260,14 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
         state = _continue_ended_members(_announce(state, formed, job, now))
     host = state.nodes[formed.store_rank]
     state = state.with_node(
-        host.changed(
+        host.replace(
             store_ports=tuple(port for port in host.store_ports if port != formed.store_port),
             used_ports=(*host.used_ports, formed.store_port)[-ports_remembered(job.network) :],
         )
     )
     state = succession.leave_out(user_requests.settle(state, formed), formed)
     return incidents.record_world(
-        state.changed(
+        state.replace(
             world=formed,
             world_decided_at=now,
             generation=formed.generation,
@@ -285,9 +285,9 @@ def _announce(state: JobState, formed: World, job: JobSpec, now: datetime) -> Jo
     if world is None or state.interruption is not None:
         return state
     text = f"world {'grows' if formed.nodes > world.nodes else 'shrinks'} from {world.nodes} to {formed.nodes} nodes"
-    asked_for = user_requests.reasons(state, formed.members.keys() ^ world.members.keys())
-    text = f"{text}: {asked_for}" if asked_for else text
-    state = user_requests.request(state, text, now, by_user=bool(asked_for))
+    reasons = user_requests.reasons(state, formed.members.keys() ^ world.members.keys())
+    text = f"{text}: {reasons}" if reasons else text
+    state = user_requests.request(state, text, now, by_user=bool(reasons))
     return record(state, _verdict_of_request(state, job, now), _interruption(state, now), job, now)
 
 
@@ -302,14 +302,14 @@ def _dismiss_surplus(state: JobState, job: JobSpec, now: datetime) -> JobState:
 def _rest(state: JobState, job: JobSpec, now: datetime, *, size: int, available: int) -> JobState | None:
     """Returns the state while no world of the next stage is due; None where one is."""
     if stages.working_nodes(state):
-        return state.changed(ready_since=None, waiting_since=None)
+        return state.replace(ready_since=None, waiting_since=None)
     if stages.silent_nodes(state):
-        return state.changed(waiting_since=state.waiting_since or now, ready_since=None)
+        return state.replace(waiting_since=state.waiting_since or now, ready_since=None)
     if size:
         return None
     if stages.awaits_nodes(state):
         return waiting.wait(state, job, now, available=available)
-    return state.changed(ready_since=None, waiting_since=None)
+    return state.replace(ready_since=None, waiting_since=None)
 
 
 def _continue_ended_members(state: JobState) -> JobState:
@@ -319,15 +319,15 @@ def _continue_ended_members(state: JobState) -> JobState:
     """
     every_node = state.behavior < Behavior.RELEASE_0_2
     nodes = {
-        rank: node.changed(ended=False) if every_node or state.is_member(node) else node
+        rank: node.replace(ended=False) if every_node or state.is_member(node) else node
         for rank, node in state.nodes.items()
     }
-    return state.changed(nodes=nodes)
+    return state.replace(nodes=nodes)
 
 
 def _with_fresh_progress(state: JobState) -> JobState:
     """Resets progress after a stage: its steps say nothing about the progress of the next one."""
-    return state.changed(progress=None, failures_without_progress=0, best_step=-1, last_generation_steps=-1)
+    return state.replace(progress=None, failures_without_progress=0, best_step=-1, last_generation_steps=-1)
 
 
 def _to_restart(state: JobState) -> set[int]:
@@ -358,7 +358,7 @@ def _staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSour
     for node in list(state.nodes.values()):
         if node.alive and node.rank >= state.nodes_max and (state.between_stages or not state.is_member(node)):
             state = succession.dismiss(state, node, job, now, phase=NodePhase.REMOVED, reason="scaled down")
-    wanted: list[int] = []
+    missing: list[int] = []
     for rank in range(state.nodes_max):
         node = state.nodes.get(rank)
         # A node that has finished is needed again if the others' world broke.
@@ -366,15 +366,15 @@ def _staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSour
             continue
         if node is not None and node.phase is NodePhase.LOST:
             if node.not_before is None and (delay := backoff(node.failed_starts)):
-                node = node.changed(not_before=node.since + delay)
+                node = node.replace(not_before=node.since + delay)
                 state = state.with_node(node)
             if node.not_before is not None and now < node.not_before:
                 continue
             state = node_avoidance.remember(state, node)
-        wanted.append(rank)
+        missing.append(rank)
     # Several nodes may have been lost on one machine.
-    avoids = node_avoidance.machines_to_avoid(state, job, now) if wanted else ()
-    for rank in wanted:
+    avoids = node_avoidance.machines_to_avoid(state, job, now) if missing else ()
+    for rank in missing:
         node = state.nodes.get(rank)
         newer = NodeState(
             rank=rank,
@@ -400,15 +400,15 @@ def _dismiss(state: JobState, job: JobSpec, now: datetime) -> JobState:
             changes = {"phase": NodePhase.REMOVED, "reason": "suspended", "store_ports": (), "ended": ended}
             state = succession.dismiss(state, node, job, now, **changes)
         else:
-            state = state.with_node(node.changed(ended=ended))
-    return state.changed(world=None, interruption=None, waiting_since=None, queued_since=None, ready_since=None)
+            state = state.with_node(node.replace(ended=ended))
+    return state.replace(world=None, interruption=None, waiting_since=None, queued_since=None, ready_since=None)
 
 
 def _check_limits(state: JobState, job: JobSpec, now: datetime) -> JobState:
     deadline = job.limits.active_deadline
     if deadline is not None and now - state.started_at >= deadline:
         reason = f"limits.active_deadline ({deadline}) is over"
-        return state.stopped(Outcome(phase=JobPhase.FAILED, exit_code=5, reason=reason, decided_at=now))
+        return state.stop(Outcome(phase=JobPhase.FAILED, exit_code=5, reason=reason, decided_at=now))
     return state
 
 
@@ -432,7 +432,7 @@ def _verdict_of_request(state: JobState, job: JobSpec, now: datetime) -> Verdict
 
 def _with_phase(state: JobState, job: JobSpec) -> JobState:
     phase, reason = _phase(state, job)
-    return state.changed(phase=phase, reason=reason)
+    return state.replace(phase=phase, reason=reason)
 
 
 def _phase(state: JobState, job: JobSpec) -> tuple[JobPhase, str]:
@@ -446,8 +446,8 @@ def _phase(state: JobState, job: JobSpec) -> tuple[JobPhase, str]:
     if queued or (state.waiting_since is not None and (world is not None or state.generation > 0)):
         return JobPhase.WAITING, waiting.describe(state, job, available=len(candidates(state)))
     if state.interruption is not None or (incident is not None and world is not None):
-        told = (incident.title if incident else "", succession.why_held(state))
-        return JobPhase.RECOVERING, "; ".join(text for text in told if text)
+        texts = (incident.title if incident else "", succession.why_held(state))
+        return JobPhase.RECOVERING, "; ".join(text for text in texts if text)
     if world is None:
         ready = sum(node.phase is NodePhase.READY for node in state.nodes.values())
         blocked = waiting.blocking(state)

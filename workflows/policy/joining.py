@@ -72,12 +72,12 @@ def accept_machine(state: JobState, event: Event, job: JobSpec, now: datetime) -
         return state
     if node is not None and node.alive:
         if holder is None:
-            node = node.changed(reason=f"{request.host or request.node_id} is joining")
+            node = node.replace(reason=f"{request.host or request.node_id} is joining")
             state = state.with_node(node)
         else:
-            state = _lost(state, node, holder, request, now)
+            state = _record_loss(state, node, holder, request, now)
     known = state.holders.get(rank)
-    return state.changed(
+    return state.replace(
         holders={
             **state.holders,
             rank: Holder(
@@ -88,7 +88,7 @@ def accept_machine(state: JobState, event: Event, job: JobSpec, now: datetime) -
                 started_at=request.started_at,
                 since=now,
                 incarnation=_incarnation(state.nodes.get(rank)),
-                displaced=_displaced(known, request),
+                displaced=_displaced_sessions(known, request),
             ),
         }
     )
@@ -104,7 +104,7 @@ def place_of(state: JobState, request: JoinRequest) -> NodeState | None:
     return None
 
 
-def what_is_missing(state: JobState, request: JoinRequest) -> str:
+def describe_wait(state: JobState, request: JoinRequest) -> str:
     """Why `place_of` has no node yet for a request that was granted."""
     for rank in _places(state):
         holder, node = _holder(state, rank), state.nodes.get(rank)
@@ -180,7 +180,7 @@ def _comes_back(state: JobState, rank: int) -> bool:
     return not stages.is_done(state, node)
 
 
-def _lost(state: JobState, node: NodeState, holder: Holder, request: JoinRequest, now: datetime) -> JobState:
+def _record_loss(state: JobState, node: NodeState, holder: Holder, request: JoinRequest, now: datetime) -> JobState:
     """Records that the predecessor is gone, as if a backend had reported it."""
     if holder.node_id == request.node_id:
         detail = f"{request.node_id} has joined again{f' from {request.host}' if request.host else ''}"
@@ -197,7 +197,7 @@ def _lost(state: JobState, node: NodeState, holder: Holder, request: JoinRequest
     return reduce(state, TransitionSeen(transition=transition), now)
 
 
-def _displaced(known: Holder | None, request: JoinRequest) -> tuple[str, ...]:
+def _displaced_sessions(known: Holder | None, request: JoinRequest) -> tuple[str, ...]:
     if known is None or known.node_id != request.node_id:
         return ()
     sessions = known.displaced if known.session == request.session else (*known.displaced, known.session)

@@ -70,4 +70,4 @@ def remember(state: JobState, node: NodeState) -> JobState:
     if not node.host or node.loss_cause not in (LossCause.MACHINE, LossCause.UNKNOWN):
         return state
     loss = MachineLoss(host=node.host, time=node.since, cause=node.loss_cause)
-    return state.changed(losses=(*state.losses, loss)[-_REMEMBERED:])
+    return state.replace(losses=(*state.losses, loss)[-_REMEMBERED:])

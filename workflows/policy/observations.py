@@ -108,7 +108,7 @@ def _add(
     observed = [one.number for one in (*kept, entry) if one.observation is not None]
     forgotten = set(observed[:-KEPT])
     incidents = tuple(one for one in (*kept, entry) if one.number not in forgotten)[-KEPT_INCIDENTS:]
-    return state.changed(incidents=incidents, incident_count=max(state.incident_count, number))
+    return state.replace(incidents=incidents, incident_count=max(state.incident_count, number))
 
 
 def _union(one: Observation, other: Observation) -> Observation:

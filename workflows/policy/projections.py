@@ -65,8 +65,8 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
 
 def warnings_of(state: JobState) -> tuple[str, ...]:
     """Warnings about settings of the job that are probably not intended."""
-    wanted = (str(state.nodes_min), str(state.nodes_max))
-    asked = {
+    desired = (str(state.nodes_min), str(state.nodes_max))
+    requested = {
         node.command_nodes.partition(":")[::2] for node in state.nodes.values() if node.alive and node.command_nodes
     }
     left_out = [node for node in state.nodes.values() if node.alive and node.cut_off]
@@ -82,10 +82,10 @@ def warnings_of(state: JobState) -> tuple[str, ...]:
         *cut_off,
         *(
             f"the command asks for {_node_count(*counts)} (--nnodes, or --num_machines of accelerate) and the job for "
-            f"{_node_count(*wanted)}: the job decides. Leave the option out of the command"
+            f"{_node_count(*desired)}: the job decides. Leave the option out of the command"
             + (f", or scale the job to {counts[0]}" if counts[0] == counts[1] else "")
-            for counts in sorted(asked)
-            if counts != wanted
+            for counts in sorted(requested)
+            if counts != desired
         ),
     )
 

@@ -327,17 +327,17 @@ def record(state: JobState, verdict: Verdict, interruption: Interruption, job: J
         futile = failures_without_progress(state, culprit)
         reported = progress is not None and progress.source is ProgressSource.REPORTED
         if not verdict.stop and not _belongs_to_the_last(state, verdict.failure, job, now):
-            state = state.changed(
+            state = state.replace(
                 restarts=(*within_window(state.restarts, now=now, window=job.retry.window), now),
                 restart_count=state.all_restarts + 1,
             )
-        state = state.changed(
+        state = state.replace(
             failures_without_progress=futile,
             best_step=max(state.best_step, progress.step) if progress is not None and reported else state.best_step,
             last_generation_steps=progress.generation_steps if progress is not None else -1,
             progress=progress if reported else None,
         )
-    return state.changed(
+    return state.replace(
         interruption=interruption.model_copy(update={"decided": True, "counted": True}),
         outcome=verdict.stop or state.outcome,
     )

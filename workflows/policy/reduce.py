@@ -56,20 +56,20 @@ def _observe(event: object, state: JobState, now: datetime) -> JobState:
 @_observe.register
 def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
     failure = event.failure
-    known = _hear(state, failure, now)
+    known = _accept_message(state, failure, now)
     if known is None:
         return state
     state, node = known
     reported = _node_failure(state, node, failure)
     member = state.is_member(node)
-    node = _with_preparation(node, preparing=False).changed(
+    node = _with_preparation(node, preparing=False).replace(
         phase=NodePhase.READY if failure.kind is FailureKind.RANKS else NodePhase.JOINED,
         since=now,
         store_ports=_fresh_ports(node, failure.store_ports),
         reachable=True,
         ranks_ended=failure.kind is FailureKind.NODE,
     )
-    state = state.with_node(node).changed(progress=_further(state.progress, failure.progress))
+    state = state.with_node(node).replace(progress=_further(state.progress, failure.progress))
     if state.between_stages and state.outcome is None:
         if failure.kind in (FailureKind.RANKS, FailureKind.RENDEZVOUS) or node.ended:
             return state
@@ -79,7 +79,7 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
         return state
     if node.finished and state.world and node.finished >= state.world.generation:
         failed = failure.kind is FailureKind.COMMAND and not node.ended
-        return state.with_node(node.changed(failed=reported)) if failed else state
+        return state.with_node(node.replace(failed=reported)) if failed else state
     in_its_world = failure.kind in (FailureKind.RANKS, FailureKind.RENDEZVOUS, FailureKind.UNKNOWN)
     if not member:
         if in_its_world:
@@ -97,7 +97,7 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
             source = _source(reported.failure)
             return incidents.add_late_evidence(state, reported, generation=failure.generation, source=source)
     if failure.kind is FailureKind.RENDEZVOUS:
-        state = state.with_node(node.changed(missed_worlds=node.missed_worlds + 1))
+        state = state.with_node(node.replace(missed_worlds=node.missed_worlds + 1))
     return interrupt(state, reported, now=now, source=_source(reported.failure), generation=failure.generation)
 
 
@@ -127,25 +127,25 @@ def _source(failure_class: FailureClass) -> EvidenceSource:
 @_observe.register
 def _(event: NodeFinished, state: JobState, now: datetime) -> JobState:
     finished = event.finished
-    known = _hear(state, finished, now)
+    known = _accept_message(state, finished, now)
     if known is None:
         return state
     state, node = known
     world, ended = state.world, not finished.command_runs
     if world is not None and state.is_member(node) and finished.generation == world.generation:
-        node = node.changed(
+        node = node.replace(
             finished=finished.generation,
             ended=node.ended or ended,
             counts_stages=node.counts_stages or finished.command_runs,
             catching_up=node.catching_up and not ended,
         )
-        return state.with_node(node).changed(progress=_further(state.progress, finished.progress))
+        return state.with_node(node).replace(progress=_further(state.progress, finished.progress))
     outside = world is None or state.between_stages or not state.is_member(node)
     if not ended or not outside or state.behavior < Behavior.RELEASE_0_2:
         return state
     # The command has nothing more to do. A world that the node is not a member of is not affected.
     text = "its command has ended with 0"
-    return state.with_node(node.changed(ended=True, catching_up=False, phase=NodePhase.JOINED, since=now, reason=text))
+    return state.with_node(node.replace(ended=True, catching_up=False, phase=NodePhase.JOINED, since=now, reason=text))
 
 
 @_observe.register
@@ -181,7 +181,7 @@ def _(event: GroupWoundDown, state: JobState, now: datetime) -> JobState:
     if state.outcome is None:
         # The job did not request it and continues: the group is started again.
         return state
-    return state.changed(wound_down_groups=tuple(sorted({*state.wound_down_groups, event.group})))
+    return state.replace(wound_down_groups=tuple(sorted({*state.wound_down_groups, event.group})))
 
 
 @_observe.register
@@ -197,20 +197,20 @@ def _(event: TransitionSeen, state: JobState, now: datetime) -> JobState:
             obstructed = transition.kind is TransitionKind.PENDING and node.phase is NodePhase.JOINED
             if obstructed or node.phase in (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED):
                 phase = NodePhase.CREATED if transition.kind is TransitionKind.CREATED else NodePhase.PENDING
-                node = node.changed(phase=phase, since=now, reason=transition.detail, queued=transition.queued)
+                node = node.replace(phase=phase, since=now, reason=transition.detail, queued=transition.queued)
                 if transition.detail:
                     state = incidents.waits(state, f"node {transition.rank}: {transition.detail}")
         case TransitionKind.JOINED:
             if transition.preparing:
-                state = state.changed(prepares=True)
+                state = state.replace(prepares=True)
             elif node.phase is not NodePhase.READY:
-                node = node.changed(phase=NodePhase.JOINED, since=now, reason="", queued=False)
-            node = _with_preparation(node.changed(reachable=True), preparing=transition.preparing or node.preparing)
+                node = node.replace(phase=NodePhase.JOINED, since=now, reason="", queued=False)
+            node = _with_preparation(node.replace(reachable=True), preparing=transition.preparing or node.preparing)
         case TransitionKind.READY:
             return _ready(state.with_node(_facts(node, transition)), transition, now)
         case TransitionKind.STEPPING:
             first = transition.generation > node.stepping
-            node = node.changed(
+            node = node.replace(
                 stepping=max(node.stepping, transition.generation),
                 stepped=max(node.stepped, transition.generation) if transition.counted else node.stepped,
                 reachable=True,
@@ -222,12 +222,12 @@ def _(event: TransitionSeen, state: JobState, now: datetime) -> JobState:
                 if first and transition.starts is not None:
                     state = incidents.record_starts(state, transition.starts)
         case TransitionKind.STALLED:
-            node = node.changed(stalled_in=transition.generation, stalled_since=transition.time)
+            node = node.replace(stalled_in=transition.generation, stalled_since=transition.time)
         case TransitionKind.STALL_ENDED:
             state = observations.observe_stall_ended(state, node, transition.time, now)
-            node = node.changed(stalled_in=0, stalled_since=None)
+            node = node.replace(stalled_in=0, stalled_since=None)
         case TransitionKind.COMMANDED:
-            node = node.changed(
+            node = node.replace(
                 commanded=max(node.commanded, transition.generation),
                 entered=max(node.entered, transition.entered or 0),
                 reachable=True,
@@ -243,13 +243,13 @@ def _(event: TransitionSeen, state: JobState, now: datetime) -> JobState:
             node = _silent(node, transition, now)
         case TransitionKind.REACHABLE:
             state = observations.observe_reachable(state, node, now)
-            node = node.changed(reachable=True, reason="")
+            node = node.replace(reachable=True, reason="")
         case TransitionKind.UNRESPONSIVE:
             return _unresponsive(state, node, transition, now)
         case TransitionKind.LOST | TransitionKind.CREATE_FAILED:
             return _end_node(state, node, transition, now)
         case TransitionKind.REMOVED:
-            node = node.changed(phase=NodePhase.REMOVED, since=now)
+            node = node.replace(phase=NodePhase.REMOVED, since=now)
         case TransitionKind.STORE_PORTS | TransitionKind.UNKNOWN:
             pass
     return state.with_node(_facts(node, transition))
@@ -259,25 +259,25 @@ def _newer_generation(state: JobState, generation: int, now: datetime) -> JobSta
     """Takes in a generation that this job does not know: the job was reset, and its world is not the newest."""
     if generation <= state.generation:
         return state
-    state = state.changed(generation=generation)
+    state = state.replace(generation=generation)
     if state.world is None or state.interruption is not None:
         return state
     text = f"nodes are in generation {generation}: the job took over from an earlier run of itself"
     state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.AGENT, text=text)
-    return state.changed(interruption=Interruption(since=now, requested=text))
+    return state.replace(interruption=Interruption(since=now, requested=text))
 
 
 def _ready(state: JobState, transition: NodeTransition, now: datetime) -> JobState:
     node = state.nodes[transition.rank]
     world = state.world
     node = _with_preparation(node, preparing=False)
-    node = node.changed(phase=NodePhase.READY, since=now, reason=transition.detail, cut_off=bool(transition.detail))
+    node = node.replace(phase=NodePhase.READY, since=now, reason=transition.detail, cut_off=bool(transition.detail))
     if transition.stage is not None:
         # Only the job decides that a stage is complete. A node that has passed more stages knows what a reset job has
         # lost.
-        state = state.changed(stages_complete=max(state.stages_complete, transition.stage))
+        state = state.replace(stages_complete=max(state.stages_complete, transition.stage))
     node = _asks_for_a_world(state, node, transition.stage, transition.generation)
-    state = state.with_node(node.changed(reachable=True, failed_starts=0))
+    state = state.with_node(node.replace(reachable=True, failed_starts=0))
     if state.between_stages:
         return state
     over = world is not None and state.is_member(node) and transition.generation >= world.generation
@@ -323,11 +323,11 @@ def _asks_for_a_world(state: JobState, node: NodeState, stage: int | None, after
     """
     if stage is None:
         reached = after_generation >= state.complete_generation
-        return node.changed(
+        return node.replace(
             stage=state.stages_complete if reached else 0, ended=False, reason=node.reason if reached else _OLD_AGENT
         )
     caught_up = stage + 1 >= state.stages_complete
-    return node.changed(stage=stage, counts_stages=True, ended=False, catching_up=node.catching_up and not caught_up)
+    return node.replace(stage=stage, counts_stages=True, ended=False, catching_up=node.catching_up and not caught_up)
 
 
 def _unresponsive(state: JobState, node: NodeState, transition: NodeTransition, now: datetime) -> JobState:
@@ -348,22 +348,22 @@ def _with_preparation(node: NodeState, *, preparing: bool) -> NodeState:
     """Updates the node with its agent's report about work before the command's torchrun."""
     if node.preparing is preparing:
         return node
-    return node.changed(preparing=preparing, reason=_PREPARES if preparing else "")
+    return node.replace(preparing=preparing, reason=_PREPARES if preparing else "")
 
 
 def _silent(node: NodeState, transition: NodeTransition, now: datetime) -> NodeState:
-    return node.changed(
+    return node.replace(
         reachable=False, reason=transition.detail, silent_since=now if node.reachable else node.silent_since or now
     )
 
 
 def _has_not_entered(state: JobState, node: NodeState, transition: NodeTransition) -> bool:
     """Whether this is the answer to the job's newest inquiry, and says that the node is not in its world."""
-    asked, decided = state.inquired_at, state.world_decided_at
+    inquired, decided = state.inquired_at, state.world_decided_at
     if (
-        asked is None
+        inquired is None
         or decided is None
-        or asked < decided
+        or inquired < decided
         or transition.inquiry != state.inquiry
         or transition.entered is None
     ):
@@ -374,7 +374,7 @@ def _has_not_entered(state: JobState, node: NodeState, transition: NodeTransitio
 
 def _count_missed_world(state: JobState, transition: NodeTransition, now: datetime) -> JobState:
     node = state.nodes[transition.rank]
-    state = state.with_node(node.changed(missed_worlds=node.missed_worlds + 1))
+    state = state.with_node(node.replace(missed_worlds=node.missed_worlds + 1))
     why = transition.detail or "the reason is not known"
     text = f"it was given generation {transition.generation} and has not entered it: {why}"
     return _interrupt(state, transition, now, FailureClass.RENDEZVOUS_TIMEOUT, text, source=EvidenceSource.COMMAND)
@@ -388,7 +388,7 @@ def _end_node(state: JobState, node: NodeState, transition: NodeTransition, now:
     text = f"node {node.rank} {what}: {transition.detail or 'no reason given'}"
     done = state.world is not None and node.finished >= state.world.generation
     done = done and (node.ended or not state.between_stages)
-    lost = _lose(state, node.changed(host=transition.host or node.host), now, transition.detail, transition.cause)
+    lost = _lose(state, node.replace(host=transition.host or node.host), now, transition.detail, transition.cause)
     member = state.is_member(node) and not done
     if state.outcome is not None or not (member or refused):
         return lost
@@ -399,7 +399,7 @@ def _end_node(state: JobState, node: NodeState, transition: NodeTransition, now:
 def _lose(state: JobState, node: NodeState, now: datetime, reason: str, cause: LossCause) -> JobState:
     never_ready = node.phase is not NodePhase.READY and not state.is_member(node)
     return state.with_node(
-        node.changed(
+        node.replace(
             phase=NodePhase.LOST,
             since=now,
             reason=reason,
@@ -410,22 +410,22 @@ def _lose(state: JobState, node: NodeState, now: datetime, reason: str, cause: L
     )
 
 
-def _hear(state: JobState, message: AgentMessage, now: datetime) -> tuple[JobState, NodeState] | None:
+def _accept_message(state: JobState, message: AgentMessage, now: datetime) -> tuple[JobState, NodeState] | None:
     """The sender's node; None where the message is a repeat, or not from a current incarnation."""
     sender = message.sender
     node = state.nodes.get(sender.rank)
-    if node is None or not state.is_current(sender) or message.sequence in node.heard:
+    if node is None or not state.is_current(sender) or message.sequence in node.sequences:
         return None
-    node = node.changed(heard=(*node.heard, message.sequence)[-_REMEMBERED_SEQUENCES:])
+    node = node.replace(sequences=(*node.sequences, message.sequence)[-_REMEMBERED_SEQUENCES:])
     state = state.with_node(node)
     if now - message.time > CONTROL_LAG:
-        state = state.changed(control_lag_until=now + CONTROL_LAG_GRACE)
+        state = state.replace(control_lag_until=now + CONTROL_LAG_GRACE)
     return state, node
 
 
 def _facts(node: NodeState, transition: NodeTransition) -> NodeState:
     """Copies the facts of a transition that do not depend on its kind."""
-    return node.changed(
+    return node.replace(
         address=transition.address or node.address,
         host=transition.host or node.host,
         processes=transition.processes or node.processes,
@@ -439,9 +439,9 @@ def _fresh_ports(node: NodeState, reported: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(port for port in reported if port not in node.used_ports) or node.store_ports
 
 
-def _further(known: Progress | None, heard: Progress | None) -> Progress | None:
-    if known is None or heard is None:
-        return heard or known
-    if heard.source is not known.source:
-        return heard if heard.source is ProgressSource.REPORTED else known
-    return heard if heard.step >= known.step else known
+def _further(known: Progress | None, reported: Progress | None) -> Progress | None:
+    if known is None or reported is None:
+        return reported or known
+    if reported.source is not known.source:
+        return reported if reported.source is ProgressSource.REPORTED else known
+    return reported if reported.step >= known.step else known

@@ -27,12 +27,12 @@ def advance(state: JobState, now: datetime) -> JobState:
     world = state.world
     if world is not None and state.finished and state.complete_generation < world.generation:
         state = incidents.abandon(
-            state.changed(complete_generation=world.generation, stages_complete=world.stage + 1), now, "finished"
+            state.replace(complete_generation=world.generation, stages_complete=world.stage + 1), now, "finished"
         )
         for node in state.members:
             if node.alive and not node.ended:
                 # Its torchrun exits; the node is ready again when the next torchrun requests a world.
-                joined = node.changed(phase=NodePhase.JOINED, since=now, reason="", failed=None, failed_between=0)
+                joined = node.replace(phase=NodePhase.JOINED, since=now, reason="", failed=None, failed_between=0)
                 state = state.with_node(joined)
                 if node.failed is not None:
                     state = record_command_failure(state, node.failed, now)
@@ -71,8 +71,8 @@ def restart_failed_commands(state: JobState, interruption: Interruption) -> JobS
     for rank in {failure.rank for failure in interruption.failures}:
         node = state.nodes[rank]
         if node.alive and not node.ended:
-            state = state.with_node(node.changed(command_restarts=node.command_restarts + 1, catching_up=True))
-    return state.changed(interruption=None)
+            state = state.with_node(node.replace(command_restarts=node.command_restarts + 1, catching_up=True))
+    return state.replace(interruption=None)
 
 
 def has_recovered(state: JobState) -> bool:
@@ -90,7 +90,7 @@ def is_done(state: JobState, node: NodeState) -> bool:
     return node.ended and (state.world is None or state.between_stages or state.stages_complete > 0)
 
 
-def no_way_on(state: JobState, now: datetime, *, ready_nodes: int) -> JobState:
+def stop_if_commands_disagree(state: JobState, now: datetime, *, ready_nodes: int) -> JobState:
     """Stops a job whose commands disagree: some have ended with 0, and too few others request a world. Waiting would
     change nothing."""
     ended = sorted(node.rank for node in _nodes(state) if node.ended)
@@ -102,7 +102,7 @@ def no_way_on(state: JobState, now: datetime, *, ready_nodes: int) -> JobState:
         f"{'s ask' if ready_nodes > 1 else ' asks'} for torchrun {state.stages_complete + 1}: fewer than nodes.min = "
         f"{state.nodes_min}. Every node's command must start the same torchruns"
     )
-    return state.stopped(Outcome(phase=JobPhase.FAILED, exit_code=1, reason=reason, decided_at=now))
+    return state.stop(Outcome(phase=JobPhase.FAILED, exit_code=1, reason=reason, decided_at=now))
 
 
 def describe(state: JobState) -> str:
@@ -172,6 +172,6 @@ def _succeed(state: JobState, now: datetime) -> JobState:
     else:
         runs = f"{stages} torchruns finished" if stages else "it started no torchrun"
         reason = f"the command ended with 0 on every node; {runs}"
-    return incidents.abandon(state, now, "finished").stopped(
+    return incidents.abandon(state, now, "finished").stop(
         Outcome(phase=JobPhase.SUCCEEDED, exit_code=0, reason=reason, decided_at=now)
     )

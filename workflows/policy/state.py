@@ -117,7 +117,7 @@ class NodeState(Incarnation):
     """When the predecessor is presumed gone without proof."""
     command_nodes: str | None = None
     """The command's own `--nnodes`, if it differs from the job's."""
-    heard: tuple[int, ...] = ()
+    sequences: tuple[int, ...] = Field(default=(), validation_alias="heard", serialization_alias="heard")
     """Sequence numbers of its last messages to the job: exact repeats are dropped, late ones are not."""
 
     @property
@@ -125,7 +125,7 @@ class NodeState(Incarnation):
         """No evidence shows that it is gone."""
         return self.phase not in (NodePhase.LOST, NodePhase.REMOVED)
 
-    def changed(self, **fields: object) -> Self:
+    def replace(self, **fields: object) -> Self:
         return self.model_copy(update=fields)
 
 
@@ -235,7 +235,7 @@ class JobState(Message):
     prepares: bool = False
     """A command has worked for long before its torchrun, so the next one will, too."""
     suspended: bool = False
-    asked_for: dict[int, str] = Field(default={})
+    request_reasons: dict[int, str] = Field(default={}, validation_alias="asked_for", serialization_alias="asked_for")
     """The user's request that adds or removes a node (slot), until a world has followed."""
     waiting_since: datetime | None = None
     """The time since which no world can be formed, for another reason than the queue that keeps the first one
@@ -276,12 +276,12 @@ class JobState(Message):
     last_dropped: str = ""
     """The type and the error of the last dropped event."""
 
-    def changed(self, **fields: object) -> Self:
+    def replace(self, **fields: object) -> Self:
         return self.model_copy(update=fields)
 
-    def stopped(self, outcome: Outcome) -> Self:
+    def stop(self, outcome: Outcome) -> Self:
         """The state after the decision how the job ends."""
-        return self.changed(outcome=outcome, interruption=None)
+        return self.replace(outcome=outcome, interruption=None)
 
     @property
     def between_stages(self) -> bool:
@@ -290,7 +290,7 @@ class JobState(Message):
         return self.world is not None and self.complete_generation >= self.world.generation and not requested
 
     def with_node(self, node: NodeState) -> Self:
-        return self.changed(nodes={**self.nodes, node.rank: node})
+        return self.replace(nodes={**self.nodes, node.rank: node})
 
     @property
     def all_restarts(self) -> int:

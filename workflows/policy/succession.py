@@ -39,7 +39,7 @@ from workflows.policy.state import JobState, LeavingNode, NodeState
 def drop(state: JobState, node: NodeState, **changes: object) -> NodeState:
     """Gives up a node although nothing proves that its processes have ended."""
     was_in_a_world = state.is_member(node) or node.left_world or max(node.commanded, node.stepping) > 0
-    return node.changed(may_still_run=was_in_a_world and not node.ranks_ended, **changes)
+    return node.replace(may_still_run=was_in_a_world and not node.ranks_ended, **changes)
 
 
 def dismiss(state: JobState, node: NodeState, job: JobSpec, now: datetime, **changes: object) -> JobState:
@@ -50,14 +50,14 @@ def dismiss(state: JobState, node: NodeState, job: JobSpec, now: datetime, **cha
     if not dropped.may_still_run or ranks_are_over or state.behavior < Behavior.RELEASE_0_2:
         return state
     leaving = LeavingNode(rank=node.rank, incarnation=node.incarnation, until=now + _patience(job))
-    return state.changed(leaving=(*state.leaving, leaving))
+    return state.replace(leaving=(*state.leaving, leaving))
 
 
 def leave_out(state: JobState, formed: World) -> JobState:
     """Updates the nodes that leave the current world, before a new one is sent out."""
     for node in state.members:
         if node.alive and node.rank not in formed.members:
-            state = state.with_node(node.changed(left_world=True))
+            state = state.with_node(node.replace(left_world=True))
     return state
 
 
@@ -70,7 +70,7 @@ def succeed(state: JobState, older: NodeState | None, newer: NodeState, job: Job
         predecessor, until = older.incarnation, older.since + _patience(job)
     if until is None or now >= until:
         return newer
-    return newer.changed(predecessor=predecessor, predecessor_until=until)
+    return newer.replace(predecessor=predecessor, predecessor_until=until)
 
 
 def observe_end(state: JobState, transition: NodeTransition) -> JobState:
@@ -79,11 +79,11 @@ def observe_end(state: JobState, transition: NodeTransition) -> JobState:
     if node is None or transition.kind not in (TransitionKind.LOST, TransitionKind.REMOVED) or not transition.certain:
         return state
     ended = transition.key
-    state = state.changed(leaving=tuple(one for one in state.leaving if one.key != ended))
+    state = state.replace(leaving=tuple(one for one in state.leaving if one.key != ended))
     if node.predecessor == transition.incarnation:
-        return state.with_node(node.changed(predecessor=0, predecessor_until=None))
+        return state.with_node(node.replace(predecessor=0, predecessor_until=None))
     if node.incarnation == transition.incarnation and node.may_still_run:
-        return state.with_node(node.changed(may_still_run=False))
+        return state.with_node(node.replace(may_still_run=False))
     return state
 
 
@@ -93,12 +93,12 @@ def presume_ends(state: JobState, now: datetime) -> JobState:
         if now >= one.until:
             text = f"nothing proved that incarnation {one.incarnation} of node {one.rank} has ended: presumed gone"
             state = incidents.waits(state, text)
-    state = state.changed(leaving=tuple(one for one in state.leaving if now < one.until))
+    state = state.replace(leaving=tuple(one for one in state.leaving if now < one.until))
     for node in waiting_nodes(state):
         if node.predecessor_until is not None and now >= node.predecessor_until:
             text = f"nothing proved that incarnation {node.predecessor} of node {node.rank} has ended: presumed gone"
             state = incidents.waits(state, text)
-            state = state.with_node(node.changed(predecessor=0, predecessor_until=None))
+            state = state.with_node(node.replace(predecessor=0, predecessor_until=None))
     return state
 
 
@@ -135,7 +135,7 @@ def why_waiting(node: NodeState) -> str:
 def describe(node: NodeState) -> NodeState:
     """Returns the node with its wait as the reason, if it waits for nothing else."""
     if node.predecessor and node.alive and node.phase in (NodePhase.JOINED, NodePhase.READY):
-        return node.changed(reason=why_waiting(node))
+        return node.replace(reason=why_waiting(node))
     return node
 
 

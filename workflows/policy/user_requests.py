@@ -36,7 +36,7 @@ def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobStat
         case ResumeRequested():
             text = f"resumed by a user{_because(event.reason)}"
             state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.USER, text=text)
-            return state.changed(suspended=False, waiting_since=None, queued_since=None, ready_since=None)
+            return state.replace(suspended=False, waiting_since=None, queued_since=None, ready_since=None)
         case RestartRequested():
             return request(state, f"restart requested by a user{_because(event.reason)}", now)
         case RelaunchRequested():
@@ -45,7 +45,7 @@ def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobStat
             if state.outcome is not None:
                 return hold_on_failure.release(state)
             reason = f"cancelled: {event.reason}" if event.reason else "cancelled by a user"
-            return state.stopped(Outcome(phase=JobPhase.CANCELLED, exit_code=4, reason=reason, decided_at=now))
+            return state.stop(Outcome(phase=JobPhase.CANCELLED, exit_code=4, reason=reason, decided_at=now))
         case _:
             return state
 
@@ -58,31 +58,35 @@ def request(state: JobState, text: str, now: datetime, *, by_user: bool = True) 
         return state
     source = EvidenceSource.USER if by_user else EvidenceSource.AGENT
     state = incidents.add_evidence(state, now=now, time=now, source=source, text=text)
-    return state.changed(interruption=Interruption(since=now, requested=text, by_user=by_user))
+    return state.replace(interruption=Interruption(since=now, requested=text, by_user=by_user))
 
 
 def reasons(state: JobState, ranks: Collection[int]) -> str:
     """The requests that add or remove these nodes (slots); empty where there are none."""
-    return "; ".join(dict.fromkeys(state.asked_for[rank] for rank in sorted(ranks) if rank in state.asked_for))
+    return "; ".join(
+        dict.fromkeys(state.request_reasons[rank] for rank in sorted(ranks) if rank in state.request_reasons)
+    )
 
 
 def settle(state: JobState, world: World) -> JobState:
     """Keeps the requests that this world does not fulfill: those for nodes that are not ready yet."""
     left = {
-        rank: text for rank, text in state.asked_for.items() if rank not in world.members and rank < state.nodes_max
+        rank: text
+        for rank, text in state.request_reasons.items()
+        if rank not in world.members and rank < state.nodes_max
     }
-    return state.changed(asked_for=left)
+    return state.replace(request_reasons=left)
 
 
 def _scale(state: JobState, event: ScaleRequested) -> JobState:
     count = f"{event.minimum}" if event.minimum == event.maximum else f"{event.minimum}:{event.maximum}"
     text = f"scale to {count} requested by a user{_because(event.reason)}"
     came_or_went = range(min(state.nodes_max, event.maximum), max(state.nodes_max, event.maximum))
-    return state.changed(
+    return state.replace(
         nodes_min=event.minimum,
         nodes_max=event.maximum,
         ready_since=None,
-        asked_for=state.asked_for | dict.fromkeys(came_or_went, text),
+        request_reasons=state.request_reasons | dict.fromkeys(came_or_went, text),
     )
 
 
@@ -93,7 +97,7 @@ def _suspend(state: JobState, text: str, now: datetime) -> JobState:
     state = incidents.record_decision(
         state, now=now, title=text, rule=RULE, action="release all nodes until the job is resumed"
     )
-    return state.changed(suspended=True, reason=text, asked_for={})
+    return state.replace(suspended=True, reason=text, request_reasons={})
 
 
 def _relaunch(state: JobState, event: RelaunchRequested, job: JobSpec, now: datetime) -> JobState:
@@ -103,7 +107,7 @@ def _relaunch(state: JobState, event: RelaunchRequested, job: JobSpec, now: date
     text = f"replacement of node {event.rank} requested by a user{_because(event.reason)}"
     if state.is_member(node):
         state = request(state, text, now)
-    state = state.changed(asked_for=state.asked_for | {event.rank: text})
+    state = state.replace(request_reasons=state.request_reasons | {event.rank: text})
     return succession.dismiss(state, node, job, now, phase=NodePhase.LOST, reason=text, failed_starts=0)
 
 

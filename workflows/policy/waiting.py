@@ -56,11 +56,11 @@ def wait(state: JobState, job: JobSpec, now: datetime, *, available: int, missin
     """
     if _preparing_suffices(state, available):
         # If one of these nodes fails or is lost, its successor has the full time of a node.
-        return state.changed(waiting_since=None, queued_since=None, ready_since=None)
+        return state.replace(waiting_since=None, queued_since=None, ready_since=None)
     if in_queue(state):
-        state = state.changed(queued_since=state.queued_since or now, waiting_since=None, ready_since=None)
+        state = state.replace(queued_since=state.queued_since or now, waiting_since=None, ready_since=None)
     else:
-        state = state.changed(waiting_since=state.waiting_since or now, ready_since=None)
+        state = state.replace(waiting_since=state.waiting_since or now, ready_since=None)
     limit = limit_of(state, job)
     if limit is None or now < limit.at:
         return state
@@ -71,7 +71,7 @@ def wait(state: JobState, job: JobSpec, now: datetime, *, available: int, missin
     reason = f"{available} nodes were ready after {waited_for} ({limit.field}), and {missing}" + (
         f"; node {blocked.rank}: {blocked.reason}" if blocked else ""
     )
-    return state.stopped(Outcome(phase=JobPhase.FAILED, exit_code=3, reason=reason, decided_at=now))
+    return state.stop(Outcome(phase=JobPhase.FAILED, exit_code=3, reason=reason, decided_at=now))
 
 
 def _preparing_suffices(state: JobState, available: int) -> bool:
@@ -114,7 +114,7 @@ def blocking(state: JobState) -> NodeState | None:
         return min(nodes, key=lambda node: (not node.queued, node.rank))
     late = [node for node in state.nodes.values() if node.phase in _ON_THEIR_WAY and not state.is_member(node)]
     found = min(late, key=lambda node: node.rank, default=None)
-    return found.changed(reason=_ON_THEIR_WAY[found.phase]) if found is not None else None
+    return found.replace(reason=_ON_THEIR_WAY[found.phase]) if found is not None else None
 
 
 def describe(state: JobState, job: JobSpec, *, available: int) -> str:
