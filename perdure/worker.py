@@ -36,6 +36,7 @@ from workflows.messages import SiteFacts
 from workflows.names import watch_task_queue
 from workflows.node_group import NodeGroup
 from workflows.read_log import ReadNodeLog
+from workflows.read_site import ReadSite
 from workflows.training_job import TrainingJob
 from workflows.workdir_upload import WorkdirUpload
 
@@ -84,7 +85,7 @@ async def running_worker(
         Worker(
             client,
             task_queue=task_queue,
-            workflows=[TrainingJob, NodeGroup, ReadNodeLog, WorkdirUpload],
+            workflows=[TrainingJob, NodeGroup, ReadNodeLog, ReadSite, WorkdirUpload],
             # The sandbox is entered anew for each payload, which takes most of a worker's time when a thousand nodes
             # report at once. Problems that it prevents are found before a release: the tests' own workers run in it.
             workflow_runner=UnsandboxedWorkflowRunner(),
@@ -93,7 +94,7 @@ async def running_worker(
                 *workdirs.all,
                 *RuntimeActivities(served).all,
                 *SignalActivities(client).all,
-                *SiteActivities(facts).all,
+                *SiteActivities(facts, served).all,
             ],
             max_concurrent_activities=SHORT_SLOTS,
             graceful_shutdown_timeout=SHUTDOWN_GRACE,

@@ -25,6 +25,7 @@ def watch_task_queue(worker_task_queue: str) -> str:
 TRAINING_JOB = "TrainingJob"
 NODE_GROUP = "NodeGroup"
 READ_NODE_LOG = "ReadNodeLog"
+READ_SITE = "ReadSite"
 WORKDIR_UPLOAD = "WorkdirUpload"
 
 WORKDIR_MEMO = "perdure-workdir"
@@ -58,6 +59,11 @@ def group_workflow_id(job_id: str, uid: str, role: str, group: int) -> str:
 def log_workflow_id(job_id: str, node: NodeId, request: str) -> str:
     """The workflow ID of one request for a node's log; `request` tells it from others."""
     return f"log/{job_id.removeprefix('job/')}/{node.path}/{request}"
+
+
+def site_workflow_id(request: str) -> str:
+    """The workflow ID of one request for a site's configuration; `request` tells it from others."""
+    return f"site/{request}"
 
 
 def node_task_queue(node: NodeId) -> str:

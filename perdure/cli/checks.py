@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import secrets
 import shutil
 import sys
 import time
@@ -15,10 +16,11 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.workflowservice.v1 import GetClusterInfoRequest
 from temporalio.client import Client as TemporalClient
+from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
 
 from perdure.cli import text
@@ -32,7 +34,8 @@ from perdure.local import temporal_binary
 from perdure.local.code_version import is_of_newer_release
 from perdure.local.control_plane import SERVER_OPTIONS, LocalStatus, WorkerRecord
 from perdure.state_folder import LEAST_FREE_BYTES, StateFolder
-from workflows.names import watch_task_queue
+from workflows.messages import SiteReport
+from workflows.names import READ_SITE, site_workflow_id, watch_task_queue
 from workflows.search_attributes import JOB_BACKEND
 
 OLDEST_TORCH = (2, 8)
@@ -43,6 +46,9 @@ _NAMED = 5
 
 MOST_WORKFLOWS = 1000
 """The most open jobs and groups that are checked; each takes a call of a millisecond or two."""
+
+_PATIENCE = timedelta(seconds=10)
+"""The time for a worker to answer a question from memory."""
 
 _FRESH = timedelta(minutes=2)
 """A worker that polled within this time is alive; its polls last a minute."""
@@ -65,6 +71,8 @@ class Check(BaseModel, frozen=True):
     verdict: Verdict
     detail: str
     remedy: str = ""
+    facts: dict[str, JsonValue] = {}
+    """What was found, in full; empty where `detail` has it all."""
 
 
 async def run_checks(address: str | None) -> AsyncGenerator[Check]:
@@ -85,11 +93,15 @@ async def run_checks(address: str | None) -> AsyncGenerator[Check]:
     yield await check_ui(endpoint)
     yield await check_search_attributes(client)
     yield check_poller_limit(endpoint)
-    yield await check_pollers(client, endpoint, endpoint.task_queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
+    polled = await check_pollers(client, endpoint, endpoint.task_queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
+    yield polled
     watches = watch_task_queue(endpoint.task_queue)
     yield await check_pollers(client, endpoint, watches, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY)
     if local:
         yield check_worker_code(state)
+    if polled.verdict is Verdict.OK:
+        async for check in check_site_policies(client, endpoint.task_queue):
+            yield check
     if (leftovers := await check_leftovers(client)) is not None:
         yield leftovers
     async for check in check_workflow_tasks(client):
@@ -226,6 +238,27 @@ async def check_pollers(
             name=name, verdict=Verdict.FAILED, detail="no worker polls it: jobs wait", remedy=f"Start one: {start}"
         )
     return Check(name=name, verdict=Verdict.OK, detail=", ".join(fresh))
+
+
+async def check_site_policies(client: TemporalClient, task_queue: str) -> AsyncGenerator[Check]:
+    """Shows what a worker's backends allow jobs to request; one worker answers for all of its site."""
+    name = "site policy"
+    try:
+        report = await client.execute_workflow(
+            READ_SITE,
+            id=site_workflow_id(secrets.token_hex(8)),
+            task_queue=task_queue,
+            result_type=SiteReport,
+            execution_timeout=_PATIENCE,
+            rpc_timeout=CALL_TIMEOUT,
+        )
+    except (WorkflowFailureError, RPCError) as error:
+        detail = f"no worker says which one is in force: {error}; one of an earlier release cannot"
+        yield Check(name=name, verdict=Verdict.WARNING, detail=detail, remedy="Upgrade the workers.")
+        return
+    for backend, policy in report.policies.items():
+        detail = f"of the backend {backend}, as a worker has it"
+        yield Check(name=name, verdict=Verdict.OK, detail=detail, facts=policy)
 
 
 async def check_leftovers(client: TemporalClient) -> Check | None:

@@ -12,6 +12,8 @@ from perdure.cli.common import AddressOption, OutputOption, local_endpoint_only,
 from perdure.operator.ownership import Ownership
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from perdure.spec.job import Backend
 
 
@@ -142,6 +144,18 @@ def doctor(output: OutputOption = None, address: AddressOption = None) -> None:
     raise typer.Exit(run_async(_doctor(address, as_json=here.json)))
 
 
+def _said(value: JsonValue) -> str:
+    match value:
+        case None:
+            return "unset"
+        case bool():
+            return str(value).lower()
+        case list():
+            return ", ".join(map(str, value)) or "none"
+        case _:
+            return str(value)
+
+
 async def _doctor(address: str | None, *, as_json: bool) -> int:
     from perdure.cli.checks import Check, Verdict, run_checks
     from perdure.errors import ExitCode
@@ -156,6 +170,8 @@ async def _doctor(address: str | None, *, as_json: bool) -> int:
             out.print(check.detail, markup=False)
             if check.remedy:
                 out.print(f"{'':<33}{check.remedy}", markup=False, style="dim")
+            for name, value in check.facts.items():
+                out.print(f"{'':<33}{name}: {_said(value)}", markup=False, style="dim")
     failed = [check.name for check in checks if check.verdict is Verdict.FAILED]
     if as_json:
         here.show(checks)

@@ -50,6 +50,7 @@ from workflows.messages.backends import (
     NodesRef,
     NodesRequest,
     SiteFacts,
+    SiteReport,
     WatchRequest,
 )
 from workflows.messages.base import Message
@@ -155,6 +156,7 @@ __all__ = [
     "RestartCommand",
     "ScaleRequest",
     "SiteFacts",
+    "SiteReport",
     "Stall",
     "Stepping",
     "StopNode",

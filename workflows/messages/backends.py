@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from pydantic import JsonValue
+
 from perdure.spec.accepted import AcceptedSpec
 from perdure.spec.durations import Duration
 from workflows.messages.base import Message, ShortText, Time, Vocabulary
@@ -169,6 +171,13 @@ class SiteFacts(Message):
     """Perdure's search attributes exist; setting one that does not exist would block the workflow forever."""
     backends: tuple[str, ...] = ()
     """Backends that this worker serves."""
+
+
+class SiteReport(Message):
+    """Result of `site_report`, for people: what the worker that answers is configured to allow."""
+
+    policies: dict[str, dict[str, JsonValue]]
+    """The site policy of each backend that has one, by the backend's name."""
 
 
 class JobCheck(Message):

@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from pydantic import JsonValue
 from temporalio.client import Client
 
 from activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeRefused
@@ -153,6 +154,10 @@ class KubernetesBackend:
         """Deletes the code."""
         api, _ = await self._connection()
         await workdir.remove(api, request.namespace, request.archive)
+
+    def policy(self) -> dict[str, JsonValue]:
+        """Returns the site policy; see `PolicyBackend`."""
+        return self._settings.policy.model_dump(mode="json")
 
     async def with_preset(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Merges a specification over the preset that it names; see `PresetBackend`."""
