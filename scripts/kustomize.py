@@ -23,7 +23,9 @@ def bases(helm: Path) -> dict[Path, str]:
     command = [helm, "template", "perdure", DEPLOY / "helm" / "perdure", "--namespace", "perdure"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     objects = [part.strip() for part in _HELM_S_OWN.sub("", text).split("---\n") if part.strip()]
-    rights = [one for one in objects if re.search(r"^kind: Role", one, flags=re.MULTILINE)]
+    roles = [one for one in objects if re.search(r"^kind: Role", one, flags=re.MULTILINE)]
+    # Presets are read in the worker's own namespace.
+    rights = [one for one in roles if not re.search(r"^  name: .*-presets$", one, flags=re.MULTILINE)]
     others = [one for one in objects if one not in rights]
     folder = DEPLOY / "kustomize"
     return {

@@ -33,7 +33,7 @@ sitePolicy:
 Outside the chart, `PERDURE_KUBERNETES_POLICY_FILE` names a YAML file with these fields for the worker. A worker does
 not start with a policy that it cannot read. Names are glob patterns, such as `team-*`; a pattern that begins with `!`
 excludes what others include. `perdure doctor` shows the policy in force, as a worker answers it; its JSON (`-o json`)
-has the fields under `facts`.
+has the fields under `facts`. A [preset](kubernetes.md#presets) may allow more to the namespaces that may use it.
 
 Whatever the policy says, no job may change Perdure's own containers and volumes, except for what its agents need to
 copy logs to the job's storage: `resources`, mounts beneath `/mnt`, and the variables of `agent_variables`. No job may

@@ -26,7 +26,11 @@ NOT_OURS = {"server": "values of Temporal's own chart, which is not here"}
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page}:{block.line}")
 def test_the_example_is_valid(block: Block):
-    data = yaml.safe_load(block.text)
+    for data in yaml.safe_load_all(block.text):
+        _check(data)
+
+
+def _check(data: Any) -> None:
     match data:
         case {"roles": _}:
             validate_spec(data)
@@ -40,10 +44,13 @@ def test_the_example_is_valid(block: Block):
         case {"sitePolicy": policy}:
             SitePolicy.model_validate(policy)
         case {"kind": "Role", "rules": rules}:
-            rights = {(one.group, one.resource, one.verb) for one in Kind} | {("perdure.dev", "trainingjobs", "*")}
+            rights = {(one.group, one.resource, one.verb) for one in Kind}
+            rights |= {("perdure.dev", "trainingjobs", "*"), ("", "configmaps", "use")}
             for rule in rules:
                 granted = product(rule["apiGroups"], rule["resources"], rule["verbs"])
                 assert set(granted) <= rights
+        case {"kind": "RoleBinding", "roleRef": {"kind": "Role"}, "subjects": [{"kind": "Group"}]}:
+            pass
         case {"workdir": workdir}:
             validate_spec({**BASE, "workdir": {**workdir, "path": "/"}})
         case _:

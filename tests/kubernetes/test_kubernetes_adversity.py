@@ -87,7 +87,7 @@ async def test_a_version_that_the_api_server_has_forgotten_hides_nothing(
     job = job.changed(role(resources={"cpu": 1000}))
     await asyncio.gather(backend.create(job.request(0)), backend.create(job.request(1)))
     api = await Outdated.connect(cluster.kubeconfig)
-    anchors = Anchors(api, lambda _: ())
+    anchors = Anchors(api)
     told: list[tuple[NodeEventKind, int]] = []
     async with asyncio.timeout(30), aclosing(GroupWatch(api, anchors, job.watch()).batches()) as batches:
         async for batch in batches:

@@ -8,7 +8,7 @@ deletes it requests the end of the job.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from activities.nodes.backend import NodeRefused
@@ -26,20 +26,22 @@ suspended and to run again."""
 class Anchors:
     """Creates each job's anchor and shared objects once, while many nodes are created at the same time."""
 
-    def __init__(self, api: KubernetesApi, shared: Callable[[NodeRequest], Sequence[SharedObject]]) -> None:
+    def __init__(self, api: KubernetesApi) -> None:
         """Creates no object yet.
 
         Args:
             api: the API server to create them at.
-            shared: returns the objects that belong to a job beside its pods.
         """
         self._api = api
-        self._shared = shared
         self._owners: dict[tuple[str, int], tuple[float, asyncio.Task[dict[str, Any]]]] = {}
         """Anchors by job uid and minimum size: the shared objects depend on both."""
 
-    async def owner_reference(self, request: NodeRequest) -> dict[str, Any]:
+    async def owner_reference(self, request: NodeRequest, shared: Sequence[SharedObject] = ()) -> dict[str, Any]:
         """Returns the owner reference that makes a pod part of its job.
+
+        Args:
+            request: the pod's node.
+            shared: the objects that belong to the job beside its pods.
 
         Raises:
             KubernetesError: if the anchor can be neither found nor created.
@@ -48,7 +50,7 @@ class Anchors:
         key, now = (request.node.uid, request.minimum), asyncio.get_running_loop().time()
         asked_at, asking = self._owners.get(key, (0.0, None))
         if asking is None or now - asked_at > _REMEMBERED or (asking.done() and asking.exception()):
-            asking = asyncio.create_task(self._ensure(request))
+            asking = asyncio.create_task(self._ensure(request, shared))
             self._owners[key] = (now, asking)
         return await asyncio.shield(asking)
 
@@ -81,7 +83,7 @@ class Anchors:
         stands = found is not None and uid in ("", found["metadata"]["uid"])
         return "" if stands else f"its ConfigMap {name} was deleted in the cluster"
 
-    async def _ensure(self, request: NodeRequest) -> dict[str, Any]:
+    async def _ensure(self, request: NodeRequest, shared: Sequence[SharedObject]) -> dict[str, Any]:
         spec = request.spec
         path = _anchors(spec.namespace)
         name = run_name(spec.name, request.node.uid)
@@ -114,8 +116,8 @@ class Anchors:
             "controller": True,
             "blockOwnerDeletion": False,
         }
-        for shared in self._shared(request):
-            await self._ensure_shared(shared, owner)
+        for one in shared:
+            await self._ensure_shared(one, owner)
         if archive := archive_of(request.spec):
             await adopt(self._api, request.spec.namespace, archive, owner)
         return owner

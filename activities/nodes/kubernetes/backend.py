@@ -11,6 +11,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from pydantic import JsonValue
@@ -21,14 +22,14 @@ from activities.nodes.kubernetes import leftovers, workdir
 from activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
 from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed, Removed
 from activities.nodes.kubernetes.facts import event_of, is_held, machine_is_silent
-from activities.nodes.kubernetes.gangs import SharedObject
 from activities.nodes.kubernetes.naming import GROUP, INCARNATION, OURS, RANK, ROLE, UID, selector
 from activities.nodes.kubernetes.objects import Pod
 from activities.nodes.kubernetes.pod import BEYOND_GRACE, pod_of
-from activities.nodes.kubernetes.presets import find_presets, with_preset
+from activities.nodes.kubernetes.presets import Additions, find_presets, with_preset
 from activities.nodes.kubernetes.settings import KubernetesSettings
 from activities.nodes.kubernetes.site_policy import is_over, violation_of_namespace
 from activities.nodes.kubernetes.watch import GroupWatch, pods_of
+from activities.runtime import PresetRefused
 from workflows.messages import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, WatchRequest, WorkdirRequest
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class KubernetesBackend:
         self._at_once = asyncio.Semaphore(settings.creates_at_once)
         self._connecting = asyncio.Lock()
         self._connected: tuple[KubernetesApi, Anchors] | None = None
+        self._additions: Additions
 
     async def create(self, request: NodeRequest) -> CreatedNode:
         """Creates the pod, unless it was created before."""
@@ -59,10 +61,11 @@ class KubernetesBackend:
         async with self._at_once:
             try:
                 # First of all: nothing is made or read in a namespace that the site's policy does not allow.
-                pod = pod_of(request, self._settings)
+                pod = await self._pod(request)
                 await self._await_room(api, request, pod)
                 await self._await_turn(api, request)
-                pod["metadata"]["ownerReferences"] = [await anchors.owner_reference(request)]
+                shared = self._settings.gangs.shared_objects(request, pod)
+                pod["metadata"]["ownerReferences"] = [await anchors.owner_reference(request, shared)]
                 await api.create(pods_of(request.spec.namespace), pod)
             except KubernetesError as error:
                 if error.reason == "AlreadyExists":
@@ -174,11 +177,31 @@ class KubernetesBackend:
         async with self._connecting:
             if self._connected is None:
                 api = await KubernetesApi.connect(self._kubeconfig)
-                self._connected = (api, Anchors(api, self._shared_objects))
+                self._connected = (api, Anchors(api))
+                self._additions = Additions(api, self._settings.presets_namespace)
             return self._connected
 
-    def _shared_objects(self, request: NodeRequest) -> Sequence[SharedObject]:
-        return self._settings.gangs.shared_objects(request, pod_of(request, self._settings))
+    async def _pod(self, request: NodeRequest) -> dict[str, Any]:
+        """Returns the node's manifest, under the site's policy and what the job's preset may add to it.
+
+        Raises:
+            NodeRefused: if the policy does not allow it.
+        """
+        settings, preset = self._settings, request.spec.runtime
+        try:
+            return pod_of(request, settings)
+        except NodeRefused as refused:
+            if preset is None or violation_of_namespace(settings.policy, request.spec.namespace):
+                raise
+            try:
+                granted = await self._additions.granted(preset, request.spec.namespace)
+            except PresetRefused as wrong:
+                raise NodeRefused(f"{refused}; {wrong}") from wrong
+            if granted.withheld:
+                raise NodeRefused(f"{refused}; {granted.withheld}") from refused
+            if granted.addition is None:
+                raise
+        return pod_of(request, replace(settings, policy=settings.policy.widened(granted.addition)))
 
     async def _await_room(self, api: KubernetesApi, request: NodeRequest, pod: Mapping[str, Any]) -> None:
         """Does nothing where the site's policy has room for the pod in its namespace.

@@ -6,6 +6,7 @@ should not have to. A preset contains parts of a job, and limits what users may 
     job: {env: {NCCL_NET: ofi}, timing: {lease: {timeout: 10s}}}        # any of `JOB_FIELDS`
     role: {resources: {gpu: 8}, pod_template: {spec: {…}}}              # any of `ROLE_FIELDS`, for the job's one role
     allow: [spec.nodeSelector, spec.containers.training.env]            # of the user's pod_template; all if left out
+    policy: {host_paths: [/dev/infiniband]}                             # beyond the site's policy, see `Additions`
 
 The user's own values win. The two are merged once, when the job starts, and the result is recorded in the job's
 history: a later change of the preset affects later jobs only.
@@ -13,6 +14,7 @@ history: a later change of the preset affects later jobs only.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +24,7 @@ from pydantic import Field, JsonValue, ValidationError, field_validator
 
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
 from activities.nodes.kubernetes.merge import merge, paths
+from activities.nodes.kubernetes.site_policy import PolicyAddition
 from activities.runtime import PresetRefused
 from perdure.spec.base import Section
 from perdure.spec.errors import format_path, format_value, unknown_name
@@ -43,6 +46,7 @@ class PresetContent(Section):
     job: dict[str, JsonValue] = Field(default={})
     role: dict[str, JsonValue] = Field(default={})
     allow: list[str] | None = None
+    policy: PolicyAddition | None = None
 
     @field_validator("job", "role")
     @classmethod
@@ -63,6 +67,8 @@ class Preset:
     """The object in which its administrators change it, for messages."""
     text: str
     """The content as YAML."""
+    object_name: str = ""
+    """The name of that object."""
 
 
 RUNTIME = "perdure.dev/runtime"
@@ -89,7 +95,9 @@ async def find_presets(api: KubernetesApi, namespace: str) -> dict[str, Preset]:
         name, place = metadata["labels"][RUNTIME], f"the ConfigMap {namespace}/{metadata['name']}"
         if name in presets:
             raise PresetRefused(f"runtime: {presets[name].place} and {place} are both labelled {RUNTIME}={name}")
-        presets[name] = Preset(name=name, place=place, text=one.get("data", {}).get(_KEY, ""))
+        presets[name] = Preset(
+            name=name, place=place, text=one.get("data", {}).get(_KEY, ""), object_name=metadata["name"]
+        )
     return presets
 
 
@@ -147,4 +155,81 @@ def _check_allowed(preset: Preset, content: PresetContent, place: Location, temp
         raise PresetRefused(
             f"{format_path(place)}: {', '.join(refused)} may not be set with the preset {format_value(preset.name)}, "
             f"which allows {', '.join(allowed) or 'nothing'}; remove it, or ask the administrator of {preset.place}"
+        )
+
+
+_REMEMBERED = 10.0
+"""Seconds for which an answer about a preset is remembered: a thousand nodes are created at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Granted:
+    """What a preset adds to the site's policy for the jobs of one namespace."""
+
+    addition: PolicyAddition | None = None
+    withheld: str = ""
+    """Why the preset's addition does not count there; empty if it does, or if there is none."""
+
+
+class Additions:
+    """The additions of presets to the site's policy, for namespaces that may use them.
+
+    Anyone may name a preset, so the name alone gives no right. As with PodSecurityPolicies, RBAC does: the namespace's
+    service account `default` must have the right to `use` the preset's ConfigMap, which administrators grant to that
+    account or to the group of the namespace's accounts, `system:serviceaccounts:NAMESPACE`.
+    """
+
+    def __init__(self, api: KubernetesApi, namespace: str) -> None:
+        """Reads nothing yet.
+
+        Args:
+            api: the API server.
+            namespace: the namespace of the presets.
+        """
+        self._api = api
+        self._namespace = namespace
+        self._answers: dict[tuple[str, str], tuple[float, asyncio.Task[Granted]]] = {}
+
+    async def granted(self, name: str, namespace: str) -> Granted:
+        """Returns what the preset of this name adds for jobs of a namespace.
+
+        Raises:
+            KubernetesError: if the API server does not answer, or does not permit the worker to ask.
+            PresetRefused: if the preset is wrong.
+        """
+        key, now = (name, namespace), asyncio.get_running_loop().time()
+        asked_at, asking = self._answers.get(key, (0.0, None))
+        if asking is None or now - asked_at > _REMEMBERED or (asking.done() and asking.exception()):
+            asking = asyncio.create_task(self._ask(name, namespace))
+            self._answers[key] = (now, asking)
+        return await asyncio.shield(asking)
+
+    async def _ask(self, name: str, namespace: str) -> Granted:
+        preset = (await find_presets(self._api, self._namespace)).get(name)
+        addition = _read(preset).policy if preset else None
+        if preset is None or addition is None:
+            return Granted()
+        group = "system:serviceaccounts"
+        attributes = {
+            "namespace": self._namespace,
+            "verb": "use",
+            "resource": "configmaps",
+            "name": preset.object_name,
+        }
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "LocalSubjectAccessReview",
+            "metadata": {"namespace": self._namespace},
+            "spec": {
+                "user": f"system:serviceaccount:{namespace}:default",
+                "groups": [group, f"{group}:{namespace}", "system:authenticated"],
+                "resourceAttributes": attributes,
+            },
+        }
+        path = f"/apis/authorization.k8s.io/v1/namespaces/{self._namespace}/localsubjectaccessreviews"
+        if (await self._api.create(path, review))["status"]["allowed"]:
+            return Granted(addition=addition)
+        return Granted(
+            withheld=f"what the preset {format_value(name)} adds to that policy does not hold in the namespace "
+            f"{namespace}, whose service accounts may not use {preset.place}"
         )

@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, cast
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from activities.nodes.kubernetes.merge import paths
 from perdure.spec.base import Section
@@ -44,6 +44,32 @@ AGENT_MOUNTS = "/mnt"
 ORDINARY_VOLUMES = ("configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret")
 """Volumes of the job's own namespace. PodSecurity's level `restricted` allows the same, and `csi`, which may carry
 credentials of its own."""
+
+
+class PolicyAddition(Section):
+    """What a preset allows beyond the site's policy, in the policy's own fields; namespaces and numbers stay."""
+
+    images: _Patterns = ()
+    template_fields: tuple[str, ...] = ()
+    service_accounts: _Patterns = ()
+    service_account_tokens: bool = False
+    secrets: _Patterns = ()
+    volumes: _Patterns = ()
+    host_paths: _Patterns = ()
+    host_namespaces: tuple[Literal["network", "pid", "ipc"], ...] = ()
+    privileged: bool = False
+    run_as_root: bool = False
+    capabilities: _Patterns = ()
+    sysctls: _Patterns = ()
+    runtime_classes: _Patterns = ()
+    agent_variables: _Patterns = ()
+
+    @field_validator("*")
+    @classmethod
+    def _only_adds(cls, value: _Patterns | bool) -> _Patterns | bool:
+        if isinstance(value, tuple) and (excluding := [one for one in value if one.startswith("!")]):
+            raise ValueError(f"{excluding[0]} excludes names, and an addition only includes more")
+        return value
 
 
 class SitePolicy(Section):
@@ -107,6 +133,14 @@ class SitePolicy(Section):
         except yaml.YAMLError as error:
             why = " ".join(str(error).split())
         raise ValueError(f"the site policy is wrong: {why}")
+
+    def widened(self, addition: PolicyAddition) -> SitePolicy:
+        """Returns the policy with an addition. What the policy excludes by `!` stays excluded."""
+        added: dict[str, Any] = {}
+        for name, more in addition:
+            own = getattr(self, name)
+            added[name] = (*own, *more) if isinstance(own, tuple) else own or more
+        return self.model_copy(update=added)
 
     def shortage(self, pods: Sequence[Mapping[str, Any]]) -> str:
         """Returns the first limit that these pods of one namespace exceed together; empty if they exceed none."""
