@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -32,8 +31,6 @@ class AgentConfig(BaseModel):
     """Workflow ID of the TrainingJob."""
     job_first_run_id: str
     """First run ID of the TrainingJob; another job may use the same name later."""
-    job_name: str
-    job_namespace: str
     group_id: str
     """Workflow ID of the NodeGroup."""
     task_queue: str
@@ -44,8 +41,6 @@ class AgentConfig(BaseModel):
     """The machine's name, for users."""
     nodes: str
     """The node count of the job's specification, in torchrun's format: `4` or `2:4`."""
-    processes: int | Literal["gpu", "auto"] = "auto"
-    """Ranks per node in the specification; launcher or handler report the actual number."""
     run_dir: Path
     """The run directory, shared with the launcher. Its path is short: socket paths are limited to 108 bytes."""
     state_dir: Path | None = None

@@ -10,7 +10,6 @@ import signal
 from collections.abc import AsyncGenerator, Coroutine
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 
 from agent.commands import Commands
 from agent.config import AgentConfig
@@ -118,7 +117,6 @@ class Agent:
                 address=self._config.address,
                 host=self._config.host,
                 generation=self.node.state.generation,
-                agent_version=_version(),
                 log_path=self._config.log_path,
                 preparing=preparing,
             ),
@@ -209,13 +207,6 @@ def _belongs_here(pid: int) -> bool:
             return f"PERDURE_NODE={name}".encode() in environment.read().split(b"\0")
     except OSError:
         return False
-
-
-def _version() -> str:
-    try:
-        return version("perdure")
-    except PackageNotFoundError:
-        return ""
 
 
 @contextlib.asynccontextmanager

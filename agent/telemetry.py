@@ -165,7 +165,6 @@ class Telemetry:
         self._to_group.put(
             Heartbeat(
                 **common,
-                generation=state.generation,
                 store_ports=state.store_ports,
             )
         )

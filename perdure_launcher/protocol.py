@@ -69,7 +69,6 @@ class LauncherHello(Body):
     """The launcher's first report, which it repeats to each restarted agent."""
 
     pid: int
-    started_at: float | None = None
     attempt: int = 0
     """The newest attempt that the launcher has started."""
     mode: str = "torchrun"
@@ -90,7 +89,6 @@ class HandlerHello(Body):
     min_nodes: int
     max_nodes: int
     processes: int
-    run_id: str = ""
     store_ports: tuple[int, ...] = ()
     protocol: int = PROTOCOL
 

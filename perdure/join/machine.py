@@ -254,8 +254,6 @@ class MachineInJob:
             incarnation=place.node.incarnation,
             time=ending.time.astimezone(UTC),
             reason=ending.reason,
-            exit_code=ending.exit_code,
-            signal=ending.signal,
         )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DEPARTURE_TIMEOUT.total_seconds()):

@@ -306,7 +306,6 @@ class PerdureRendezvous(RendezvousHandler):
             min_nodes=self._parameters.min_nodes,
             max_nodes=self._parameters.max_nodes,
             processes=self._processes,
-            run_id=self._settings.run_id,
             store_ports=tuple(self._ports.numbers),
         )
 

@@ -93,7 +93,6 @@ class Launcher:
         self._state.create()
         self._tree = ProcessTree()
         self._capture = Capture(logs=config.logs, max_bytes=config.log_max_bytes, stdout=config.stdout)
-        self._started_at = time.time()
         self._processes = processes_per_node(config.processes, self._devices, {**os.environ, **config.env})
         self._session = AgentSession(
             socket_path=config.socket,
@@ -256,7 +255,6 @@ class Launcher:
     def _hello(self) -> LauncherHello:
         return LauncherHello(
             pid=os.getpid(),
-            started_at=self._started_at,
             attempt=self._mode.attempt,
             mode=self._mode.name,
             script=self._mode.name == TorchrunMode.name and not begins_with_torchrun(self._config.command),

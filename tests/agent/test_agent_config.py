@@ -21,8 +21,6 @@ def config(run_dir: Path, nodes: str) -> AgentConfig:
         node=NodeCredentials(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="t"),
         job_id="job/default/a",
         job_first_run_id="run",
-        job_name="a",
-        job_namespace="default",
         group_id="group",
         task_queue="queue",
         address="127.0.0.1",

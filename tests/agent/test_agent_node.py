@@ -61,8 +61,6 @@ class Bench:
             node=IDENTITY,
             job_id="job/a/b",
             job_first_run_id="first",
-            job_name="b",
-            job_namespace="a",
             group_id="group",
             task_queue="queue",
             address="127.0.0.1",
@@ -71,7 +69,7 @@ class Bench:
         )
         self.job, self.group = Told(), Told()
         self.node = self.start()
-        self.node.on_launcher_hello(LauncherHello(pid=1, started_at=NOW.timestamp(), attempt=1, mode=mode, processes=1))
+        self.node.on_launcher_hello(LauncherHello(pid=1, attempt=1, mode=mode, processes=1))
 
     def start(self) -> Node:
         """An agent that has just started, perhaps again."""
@@ -412,7 +410,7 @@ def test_an_agent_that_forgot_learns_from_its_launcher(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     (tmp_path / "agent-state.json").write_text("{")
     bench.start()
-    bench.node.on_launcher_hello(LauncherHello(pid=1, started_at=NOW.timestamp(), attempt=4, mode="torchrun"))
+    bench.node.on_launcher_hello(LauncherHello(pid=1, attempt=4, mode="torchrun"))
     assert bench.node.desired.attempt == 4
     bench.exit(attempt=4, generation=9, signal=9)
     bench.apply(10)
@@ -420,7 +418,7 @@ def test_an_agent_that_forgot_learns_from_its_launcher(tmp_path: Path) -> None:
 
 
 def script(bench: Bench, *, attempt: int = 1) -> None:
-    hello = LauncherHello(pid=1, started_at=NOW.timestamp(), attempt=attempt, mode="torchrun", script=True)
+    hello = LauncherHello(pid=1, attempt=attempt, mode="torchrun", script=True)
     bench.node.on_launcher_hello(hello)
 
 

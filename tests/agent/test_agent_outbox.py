@@ -113,7 +113,7 @@ async def test_an_outage_keeps_what_matters_and_only_the_newest_of_the_rest(
     destination.problem = ConnectionError("away")
     async with running(outbox):
         for generation in range(1, 51):
-            outbox.put(Heartbeat(**envelope(NODE), generation=generation))
+            outbox.put(Heartbeat(**envelope(NODE), store_ports=(generation,)))
             outbox.put(Stepping(**envelope(NODE), generation=generation))
             outbox.put(failure(generation))
         await eventually(lambda: destination.attempts > 5)
@@ -122,7 +122,8 @@ async def test_an_outage_keeps_what_matters_and_only_the_newest_of_the_rest(
         destination.problem = None
         await eventually(lambda: len(destination.heard) == 52)
     assert destination.names.count("failure") == 50
-    assert [m.generation for _, m in destination.heard if isinstance(m, Heartbeat | Stepping)] == [50, 50]
+    assert [m.store_ports for _, m in destination.heard if isinstance(m, Heartbeat)] == [(50,)]
+    assert [m.generation for _, m in destination.heard if isinstance(m, Stepping)] == [50]
     numbers = [message.sequence for _, message in destination.heard]
     assert numbers == sorted(set(numbers))
 
@@ -256,7 +257,7 @@ async def test_what_all_nodes_say_at_once_waits_its_turn_and_holds_nothing_up(
     outbox = make(tmp_path, destination, spread=3600.0)
     async with running(outbox):
         outbox.put(stepping(1))
-        outbox.put(Heartbeat(**envelope(NODE), generation=1))
+        outbox.put(Heartbeat(**envelope(NODE)))
         await tasks_wait()
         assert not destination.attempts, "in an hour"
         outbox.put(failure(1))

@@ -33,7 +33,7 @@ from tests.agent.test_agent_node import Bench
 from workflows.messages import Failure, FailureKind, Finished
 
 PATIENCE = timedelta(seconds=30)
-HELLO = LauncherHello(pid=1, started_at=1.7e9, attempt=1, processes=1)
+HELLO = LauncherHello(pid=1, attempt=1, processes=1)
 
 texts = st.one_of(
     st.text(st.characters(exclude_categories=()), max_size=20),
@@ -112,7 +112,7 @@ def test_the_commands_end_counts_whatever_it_printed(
 def test_every_other_report_counts_too(text: str, time: float | None) -> None:
     with tempfile.TemporaryDirectory(prefix="pl-") as folder:
         bench = node(folder)
-        handler = HandlerHello(pid=5, torch=text, min_nodes=2, max_nodes=4, processes=1, run_id=text)
+        handler = HandlerHello(pid=5, torch=text, min_nodes=2, max_nodes=4, processes=1)
         deliver(
             bench,
             ("/v1/rendezvous/hello", handler),
@@ -120,7 +120,7 @@ def test_every_other_report_counts_too(text: str, time: float | None) -> None:
             ("/v1/rendezvous/finished", FinishedReport(generation=2, time=time)),
             ("/v1/launcher/unprotected", UnmanagedReport(ranks=(11,), detail=text)),
             ("/v1/launcher/leaving", LeavingReport(reason=text)),
-            hello=replace(HELLO, started_at=time, mode=text),
+            hello=replace(HELLO, mode=text),
         )
         assert (bench.node.state.handler, bench.node.state.entered) == (5, 2)
         assert len(bench.job.of(Finished)) == 1

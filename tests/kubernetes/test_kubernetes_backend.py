@@ -63,8 +63,7 @@ async def test_a_deleted_pod_is_a_node_that_is_gone(
         await asyncio.gather(backend.create(job.request(0)), backend.create(job.request(1)))
         await asyncio.gather(job.command_started(), job.command_started(1))
         await job.api.delete(f"{job.pods_path}/{job.name(1)}")
-        gone = await watch.until(GONE, rank=1)
-        assert (gone.signal, gone.exit_code) == (15, None)
+        await watch.until(GONE, rank=1)
         assert not [event for event in watch.events if event.kind is GONE and event.rank == 0]
         # A new incarnation does not wait for what is left of the last one.
         await backend.create(job.request(1, incarnation=2))
@@ -127,7 +126,6 @@ async def test_an_image_without_python_is_reported(
     async with watching(backend, job.watch()) as watch:
         await backend.create(job.request())
         gone = await watch.until(GONE)
-        assert gone.exit_code == 127
         assert "neither python3 nor python is on PATH in this image" in gone.reason
 
 

@@ -122,8 +122,6 @@ class SimulatedNode:
             node=identity,
             job_id="job/a/b",
             job_first_run_id="first",
-            job_name="b",
-            job_namespace="a",
             group_id="group",
             task_queue="queue",
             address=f"10.0.0.{identity.rank}",
@@ -138,9 +136,7 @@ class SimulatedNode:
             to_group=self.to_group,
             progress=Progress,
         )
-        self.node.on_launcher_hello(
-            LauncherHello(pid=1, started_at=site.job.now.timestamp(), mode="torchrun", processes=1)
-        )
+        self.node.on_launcher_hello(LauncherHello(pid=1, mode="torchrun", processes=1))
         self.to_group.put(Joined(**self._envelope(), agent_started_at=site.job.now, address=config.address, host="h"))
 
     def _envelope(self) -> Any:
@@ -224,7 +220,7 @@ class SimulatedNode:
             self.node.on_entered(
                 EnteredReport(generation=world.generation, time=self.site.job.now.timestamp(), store_ports=ports)
             )
-            self.to_group.put(Heartbeat(**self._envelope(), generation=world.generation, store_ports=ports))
+            self.to_group.put(Heartbeat(**self._envelope(), store_ports=ports))
             self.site.after(0.2, self.site.step)
 
     def end_command(self, *, signal: int | None = None, code: int | None = None, dying: float = 0.0) -> None:

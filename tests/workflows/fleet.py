@@ -155,7 +155,7 @@ class Fleet:
             elif rank not in self.pending:
                 await node.start()
         self.changed()
-        return CreatedNode(name=request.name, address="127.0.0.1", host="here", pending=self.pending.get(rank, ""))
+        return CreatedNode(name=request.name, host="here", pending=self.pending.get(rank, ""))
 
     async def _tell_that_it_waits(self, request: NodeRequest, reason: str) -> None:
         node = request.node

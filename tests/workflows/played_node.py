@@ -144,7 +144,7 @@ class PlayedNode:
         await self.to_group("stall", Stall, generation=self.generation, since=since)
 
     async def heartbeat(self, **fields: Any) -> None:
-        await self.to_group("heartbeat", Heartbeat, generation=self.generation, **fields)
+        await self.to_group("heartbeat", Heartbeat, **fields)
 
     async def rank_dies(self, *, signal: int | None = 9, error: str | None = None, **fields: Any) -> None:
         exit_code = None if signal else 1

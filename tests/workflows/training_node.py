@@ -123,14 +123,11 @@ class TrainingNode(PlayedNode):
             node=request.node,
             job_id=request.job_id,
             job_first_run_id=request.job_first_run_id,
-            job_name=request.spec.name,
-            job_namespace=request.spec.namespace,
             group_id=request.group_id,
             task_queue=request.task_queue,
             address="127.0.0.1",
             host="here",
             nodes=str(request.spec.role[1].nodes),
-            processes=1,
             run_dir=run_dir,
             timing=request.spec.timing,
             termination_grace=0.5,
@@ -166,11 +163,7 @@ class TrainingNode(PlayedNode):
         self._network = AdverseNetwork(self.site, self.config)
         self.agent = Agent(self.config, self._network)
         node = self.agent.node
-        node.on_launcher_hello(
-            LauncherHello(
-                pid=1, started_at=datetime.now(UTC).timestamp(), attempt=self.attempts, mode="torchrun", processes=1
-            )
-        )
+        node.on_launcher_hello(LauncherHello(pid=1, attempt=self.attempts, mode="torchrun", processes=1))
         self._tasks = [asyncio.create_task(self.agent.run()), asyncio.create_task(self._follow_always(node))]
         if self.command is not None and self.command.asks:
             self._say_ready(self.command)

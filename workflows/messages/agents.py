@@ -52,7 +52,6 @@ class Joined(AgentMessage):
     """The machine's name, for people."""
     generation: int = 0
     """The newest generation that this node has received; 0 for none. Agents refuse lower ones."""
-    agent_version: str = ""
     log_path: ShortText = ""
     """The node's log file, if its backend cannot know the path."""
     preparing: bool = False
@@ -134,7 +133,6 @@ class Heartbeat(AgentMessage):
     """A sign of life of an agent. To the NodeGroup, within its signal budget. Agents of older releases add the node's
     progress, which travels with the lease."""
 
-    generation: int = 0
     store_ports: tuple[int, ...] = ()
 
 

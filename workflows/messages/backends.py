@@ -91,7 +91,7 @@ class GroupRef(Message):
 
 class CreatedNode(Message):
     name: str
-    address: str = ""
+    """Read by groups of release 0.1.0 alone."""
     host: str = ""
     log_path: str = ""
     pending: ShortText = ""
@@ -131,8 +131,6 @@ class NodeEvent(Incarnation):
     absent: bool = False
     """Set with PENDING only: the node does not exist, because its backend could not create it yet. The group requests
     it again."""
-    exit_code: int | None = None
-    signal: int | None = None
     host: str = ""
     """The machine of a GONE node, if known."""
     cause: LossCause = LossCause.UNKNOWN

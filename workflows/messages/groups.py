@@ -167,5 +167,6 @@ class Adopt(Message):
     """To a NodeGroup that already runs: a job that was reset, or that took the place of an earlier one, adopts it."""
 
     job_run_id: str
+    """Read by groups of release 0.1.0 alone."""
     ownership_epoch: str = Field(default="", validation_alias="tenure", serialization_alias="tenure")
     """The group repeats it in every `edges` signal from now on."""

@@ -90,7 +90,6 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
     # A pod that its machine refused, or whose init container failed, ends without a terminated training container.
     if removed or processes_ended(pod):
         ended = state.terminated or Terminated(exit_code=-1)
-        signal = ended.exit_code - 128 if ended.exit_code > 128 else None
         reason, cause = _why_ended(pod, state.terminated)
         no_python = ended.exit_code == NO_PYTHON.exit_code and NO_PYTHON.text in ended.message
         return _event(
@@ -98,8 +97,6 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
             NodeEventKind.GONE,
             time=ended.finished_at,
             reason=reason,
-            exit_code=ended.exit_code if signal is None and ended.exit_code >= 0 else None,
-            signal=signal,
             host=pod.spec.node_name,
             cause=LossCause.JOB if no_python else cause,
             refused=no_python,

@@ -45,7 +45,6 @@ class LocalBackend:
         self._look_again()
         return CreatedNode(
             name=request.name,
-            address=launch.ADDRESS,
             host=socket.gethostname(),
             log_path=str(folder.log),
             pending=pending,

@@ -34,8 +34,6 @@ def gone_event(record: FolderOwner, ending: Ending) -> NodeEvent:
         incarnation=record.incarnation,
         time=ending.time.astimezone(UTC),
         reason=ending.reason,
-        exit_code=ending.exit_code,
-        signal=ending.signal,
     )
 
 
