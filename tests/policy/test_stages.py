@@ -11,7 +11,7 @@ from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import Scenario
 from workflows.messages import FailureClass, JobPhase, NodePhase, TransitionKind
 from workflows.policy.behavior import Behavior
-from workflows.policy.events import RestartRequested, ResumeRequested, SuspendRequested
+from workflows.policy.events import RelaunchRequested, RestartRequested, ResumeRequested, SuspendRequested
 from workflows.policy.group_desire import desires_of
 from workflows.policy.projections import next_action, node_views
 from workflows.policy.stages import has_recovered
@@ -199,6 +199,15 @@ def test_a_job_does_not_wait_for_a_command_that_ended_before_a_world_of_a_later_
     job.rank_killed(1).steps()
     assert job.generation == 3
     job.command_ended(1, 2)
+    assert job.state.outcome is not None
+    assert job.state.outcome.phase is JobPhase.SUCCEEDED
+
+
+def test_a_relaunch_of_a_node_whose_command_has_ended_between_two_worlds_makes_no_successor() -> None:
+    job = trained("3").take(RelaunchRequested(rank=1)).command_ended(1)
+    job.take(RelaunchRequested(rank=1)).wait(A_LONG_TIME)
+    assert job.incarnations == {0: 1, 2: 1}
+    job.command_ended(0, 2)
     assert job.state.outcome is not None
     assert job.state.outcome.phase is JobPhase.SUCCEEDED
 
