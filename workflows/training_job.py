@@ -91,6 +91,8 @@ class TrainingJob:
         self._spec_error = ""
         self._events: deque[Event] = deque()
         self._sent: dict[int, GroupDesire] = {}
+        self._unsent: dict[int, None] = {}
+        """Groups whose desired state has changed since `_start_senders` was last called, in that order."""
         self._senders: dict[int, asyncio.Task[None]] = {}
         self._followers: dict[int, asyncio.Task[None]] = {}
         self._shown: dict[str, str | int] = {}
@@ -194,7 +196,7 @@ class TrainingJob:
     @workflow.update(description="Change the number of nodes: 4, or 2:8 for min and max")
     def scale(self, request: ScaleRequest) -> Accepted:
         count = requests.node_count(request.nodes, self._state.unit)
-        self._take(ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason))
+        self._take_request(ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason))
         return Accepted(message=f"{self._state.name} changes to {count} nodes; {projections.next_action(self._state)}")
 
     @scale.validator
@@ -203,7 +205,7 @@ class TrainingJob:
 
     @workflow.update(description="Release all nodes; the job keeps its history and can be resumed")
     def suspend(self, request: ReasonRequest) -> Accepted:
-        self._take(SuspendRequested(reason=request.reason))
+        self._take_request(SuspendRequested(reason=request.reason))
         return Accepted(message=f"{self._state.name} is suspended; its nodes are being removed")
 
     @suspend.validator
@@ -212,7 +214,7 @@ class TrainingJob:
 
     @workflow.update(description="Request nodes again after a suspend")
     def resume(self, request: ReasonRequest) -> Accepted:
-        self._take(ResumeRequested(reason=request.reason))
+        self._take_request(ResumeRequested(reason=request.reason))
         return Accepted(message=f"{self._state.name} requests {self._state.nodes_max} nodes")
 
     @resume.validator
@@ -221,7 +223,7 @@ class TrainingJob:
 
     @workflow.update(description="Restart all ranks in place")
     def restart(self, request: ReasonRequest) -> Accepted:
-        self._take(RestartRequested(reason=request.reason))
+        self._take_request(RestartRequested(reason=request.reason))
         return Accepted(message=f"{self._state.name} restarts its ranks as generation {self._state.generation}")
 
     @restart.validator
@@ -230,7 +232,7 @@ class TrainingJob:
 
     @workflow.update(description="Replace one node by a new one")
     def relaunch_node(self, request: RelaunchRequest) -> Accepted:
-        self._take(RelaunchRequested(rank=request.rank, reason=request.reason))
+        self._take_request(RelaunchRequested(rank=request.rank, reason=request.reason))
         return Accepted(message=f"node {request.rank} is being replaced; {projections.next_action(self._state)}")
 
     @relaunch_node.validator
@@ -239,7 +241,7 @@ class TrainingJob:
 
     @workflow.update(description="Give a place among the nodes to a machine that a user or a scheduler started")
     def join(self, request: JoinRequest) -> JoinAnswer:
-        self._take(JoinRequested(request=request))
+        self._take_request(JoinRequested(request=request))
         node = joining.place_of(self._state, request)
         if node is None:
             return JoinAnswer(reason=joining.describe_wait(self._state, request))
@@ -274,6 +276,34 @@ class TrainingJob:
 
     def _take_all(self) -> None:
         """Decides on all events that have arrived, and sends what follows from all of them."""
+        self._decide_all()
+        self._publish()
+        self._start_senders()
+
+    def _take(self, event: Event) -> None:
+        """Decides on one event, and sends what follows from it."""
+        self._decide(event)
+        self._publish()
+        self._start_senders()
+
+    def _take_request(self, event: Event) -> None:
+        """Decides on a user's request; the main loop sends what follows from it.
+
+        A worker that replays the job before it handles a request is given the last recorded task and the new one at
+        once, if those had no commands so far, and handles the request first: before the result of an activity, for
+        example. A later replay handles it last (temporalio/sdk-python#1591). The commands have the same order in both:
+        those of the request, then the main loop's timer, then what is sent to groups, whether or not the group's sender
+        is still busy when the request arrives.
+        """
+        if self._state.behavior < Behavior.RELEASE_0_2:
+            self._take(event)
+            return
+        if self._events:
+            self._decide_all()
+        self._decide(event)
+        self._publish()
+
+    def _decide_all(self) -> None:
         events = tuple(self._events)
         self._events.clear()
         self._state = decide_all(
@@ -284,30 +314,34 @@ class TrainingJob:
             new_token=workflow.uuid4,
             dropped=lambda event: workflow.logger.error("an event was left out of the decisions: %s", event),
         )
-        self._publish()
 
-    def _take(self, event: Event) -> None:
-        """Decides on one event, and sends what follows from it."""
+    def _decide(self, event: Event) -> None:
         self._state = decide(self._state, event, self._job, workflow.now(), new_token=workflow.uuid4)
-        self._publish()
 
     def _publish(self) -> None:
-        """Updates groups and users. This looks at every node, and a thousand of them report at once."""
+        """Updates users, and what groups are to be sent. This looks at every node, and a thousand report at once."""
         if self._unchecked:
             return
         for group, desire in group_desire.desires_of(self._state).items():
             if self._sent.get(group) != desire and group not in self._state.wound_down_groups:
                 self._sent[group] = desire
                 self._state = self._state.replace(desire_version=self._state.desire_version + 1)
-                if group not in self._senders:
-                    self._senders[group] = asyncio.create_task(self._send(group))
+                self._unsent[group] = None
         self._show()
+
+    def _start_senders(self) -> None:
+        """Starts to bring the groups up to date whose desired state has changed; a busy sender does it by itself."""
+        for group in self._unsent:
+            if group not in self._senders:
+                self._senders[group] = asyncio.create_task(self._send(group))
+        self._unsent.clear()
 
     async def _send(self, group: int) -> None:
         """Brings one group up to date; a newer desired state replaces those that still wait."""
         sent: GroupDesire | None = None
         try:
             while (desire := self._sent.get(group)) is not None and desire != sent:
+                self._unsent.pop(group, None)
                 versioned = desire.model_copy(update={"version": self._state.desire_version})
                 if await self._tell(group, versioned):
                     sent = desire
@@ -398,6 +432,7 @@ class TrainingJob:
             await workflow.wait_condition(
                 lambda: (
                     bool(self._events)
+                    or bool(self._unsent)
                     or self._is_over()
                     or self._may_continue()
                     # An update decides by itself, and may change the deadline. Finding it takes a look at all nodes.
@@ -428,7 +463,7 @@ class TrainingJob:
 
     def _is_quiet(self) -> bool:
         settled = self._state.outcome is None and (self._state.open_incident is None or self._state.suspended)
-        return settled and not self._senders and workflow.all_handlers_finished()
+        return settled and not self._senders and not self._unsent and workflow.all_handlers_finished()
 
     async def _close(self) -> JobResult:
         result = projections.result_of(self._state, workflow.now())

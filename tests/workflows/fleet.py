@@ -23,8 +23,12 @@ from activities.signals import SignalActivities
 from activities.site import SiteActivities
 from tests.workflows.left_out import no_event_left_out
 from tests.workflows.played_node import PlayedNode, now
+from workflows.delivery import Delivery
 from workflows.messages import (
+    Adopt,
     CreatedNode,
+    GroupDesire,
+    GroupTransitions,
     Incarnation,
     NodeEvent,
     NodeEventKind,
@@ -40,6 +44,20 @@ from workflows.messages import (
 from workflows.names import node_name, watch_task_queue
 from workflows.node_group import NodeGroup
 from workflows.training_job import TrainingJob
+
+
+class _Signals(SignalActivities):
+    """Delivers signals when the fleet lets them arrive."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet.client)
+        self._fleet = fleet
+
+    async def _deliver(
+        self, workflow_id: str, signal: str, message: GroupDesire | Adopt | GroupTransitions
+    ) -> Delivery:
+        await self._fleet.signals_arrive.wait()
+        return await super()._deliver(workflow_id, signal, message)
 
 
 class Fleet:
@@ -79,6 +97,9 @@ class Fleet:
         self.may_end = asyncio.Event()
         """Nodes that are deleted end."""
         self.may_end.set()
+        self.signals_arrive = asyncio.Event()
+        """Signals between jobs and groups are delivered; until then they are on their way."""
+        self.signals_arrive.set()
         self._away: set[str] = set()
         """Nodes that were made and are no more, without a request."""
         self._changed = asyncio.Event()
@@ -115,7 +136,7 @@ class Fleet:
                     self.create_nodes,
                     self.delete_nodes,
                     *facts.all,
-                    *SignalActivities(self.client).all,
+                    *_Signals(self).all,
                 ],
                 max_cached_workflows=max_cached_workflows,
                 max_heartbeat_throttle_interval=timedelta(seconds=1),
