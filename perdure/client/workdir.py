@@ -22,14 +22,13 @@ from typing import IO, cast
 from pathspec import GitIgnoreSpec
 from rich.filesize import decimal
 
+from agent.workdir import LARGEST, MOST_FILES
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.errors import SpecError, SpecProblem, format_value
 from perdure.spec.job import JobSpec
 
 MAX_PACKED = 8_000_000
 """The largest compressed archive, in bytes: every node fetches it from the API server."""
-MAX_UNPACKED = 256_000_000
-"""The largest unpacked size, in bytes, because it takes space on every node's disk."""
 
 LEFT_OUT = (".git/", ".venv/", "__pycache__/")
 """Folders that are never useful elsewhere, unless `exclude` includes one again (`!.git/`)."""
@@ -94,7 +93,7 @@ def pack_workdir(folder: str | Path, exclude: Sequence[str] = ()) -> PackedWorkd
     try:
         entries += _walk(root, "", _patterns(exclude))
         size = sum(entry.status.st_size for entry in entries if stat.S_ISREG(entry.status.st_mode))
-        if size > MAX_UNPACKED:
+        if size > LARGEST or len(entries) > MOST_FILES:
             raise _TooLarge
         packed = _Limited()
         with gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0) as compressed:
@@ -234,7 +233,7 @@ def _too_large(folder: str, entries: Sequence[_Entry]) -> SpecError:
         f"{folder} is too large to be uploaded: {decimal(files.total())} in {len(files)} files; the largest: "
         + ", ".join(largest),
         "name what the command does not need in workdir.exclude; put data and packages into the image or on a volume",
-        expected=f"at most {decimal(MAX_PACKED)} compressed, and {decimal(MAX_UNPACKED)} unpacked",
+        expected=f"at most {decimal(MAX_PACKED)} compressed, and {decimal(LARGEST)} and {MOST_FILES:,} files unpacked",
     )
 
 

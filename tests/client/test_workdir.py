@@ -128,7 +128,7 @@ def _too_much(folder: Path) -> None:
             [
                 "code is too large to be uploaded: 9.0 MB in 3 files",
                 "the largest: data/ (7.0 MB), runs/ (2.0 MB), data/part (7.0 MB), runs/x (2.0 MB), train.py (0 bytes)",
-                "at most 8.0 MB compressed, and 256.0 MB unpacked",
+                "at most 8.0 MB compressed, and 256.0 MB and 100,000 files unpacked",
                 "workdir.exclude; put data and packages into the image or on a volume",
             ],
         ),

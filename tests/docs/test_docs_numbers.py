@@ -11,6 +11,7 @@ from activities.nodes.kubernetes import leftovers
 from activities.nodes.local import folders, retention
 from agent import logs as agent_logs
 from agent import outbox
+from agent.workdir import LARGEST, MOST_FILES
 from perdure.client import workdir
 from perdure.client.logs import agents as log_agents
 from perdure.operator import operator, reconcile
@@ -74,7 +75,8 @@ TOLD: list[tuple[str, str, float]] = [
     ("joining.md", r"`timing.rendezvous.join_timeout` \((\d+) min\)", minutes(TIMING.rendezvous.join_timeout)),
     ("joining.md", r"`recovery.replace_timeout` \((\d+) min\)", minutes(SPEC.recovery.replace_timeout)),
     ("kubernetes.md", r"at most (\d+) MB compressed", workdir.MAX_PACKED / 1e6),
-    ("kubernetes.md", r"and (\d+) MB unpacked", workdir.MAX_UNPACKED / 1e6),
+    ("kubernetes.md", r"and (\d+) MB in", LARGEST / 1e6),
+    ("kubernetes.md", r"in ([\d,]+) files unpacked", MOST_FILES),
     ("kubernetes.md", r"after (\d+) minutes if the client has vanished", minutes(options.UPLOAD_LIMIT)),
     ("kubernetes.md", r"every (\w+) minutes, and `perdure doctor`", minutes(leftovers.INTERVAL)),
     ("kubernetes.md", r"`timing.rendezvous.join_timeout`, (\d+)m", minutes(TIMING.rendezvous.join_timeout)),

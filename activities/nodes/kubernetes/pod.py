@@ -275,7 +275,7 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
             {"name": "PERDURE_PREPARE_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "PERDURE_PREPARE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ],
-        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
     }
     volumes: list[dict[str, Any]] = [
         {"name": "perdure", "emptyDir": {"sizeLimit": _SHARED_LIMIT}},
