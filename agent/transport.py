@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RPCError, RPCStatusCode
@@ -24,6 +23,7 @@ from agent.config import AgentConfig
 from agent.job_liveness import JobLiveness, query_job_liveness
 from agent.outbox import ControlPlaneBusy, DestinationNotFound
 from perdure.backoff import Backoff
+from perdure.encryption.codec import PayloadEncryption
 from workflows.messages import AgentMessage
 
 logger = logging.getLogger(__name__)
@@ -135,13 +135,15 @@ class TemporalControlPlane:
                 connection = ClientConfig.load_client_connect_config()
                 node = self._config.node
                 connection.setdefault("target_host", "localhost:7233")
+                encryption = PayloadEncryption.from_environment()
                 self._client = await Client.connect(
                     **connection,
-                    data_converter=pydantic_data_converter,
+                    data_converter=encryption.data_converter,
                     identity=f"{node.role}-{node.rank}/{node.incarnation}@{self._config.host}",
                     runtime=shared_runtime(),
                     connect_timeout=_CALL_TIMEOUT,
                 )
+                encryption.use(self._client)
             return self._client
 
 

@@ -78,6 +78,10 @@ class StateFolderError(ControlPlaneUnreachable):
     """The state folder of the embedded default cannot be used."""
 
 
+class PayloadKeysError(PerdureError):
+    """The keys that encrypt payloads cannot be used."""
+
+
 class LogsUnavailable(PerdureError):
     """This machine cannot read the log of a node."""
 

@@ -3,6 +3,7 @@
     version            format of this folder; other formats are refused rather than guessed at
     lock               held while the server or the worker is started or stopped
     temporal/          server.json (process and ports), temporal.db, server.log
+    payload-keys.json  the keys that encrypt what the database holds
     worker/            worker.json (process and code version), worker.log and its rotations
     nodes/             the run directories of local nodes
 
@@ -55,6 +56,7 @@ class StateFolder:
         self.temporal = self.path / "temporal"
         self.worker = self.path / "worker"
         self.nodes = self.path / "nodes"
+        self.payload_keys = self.path / "payload-keys.json"
         self.server_record = self.temporal / "server.json"
         self.worker_record = self.worker / "worker.json"
 
@@ -71,8 +73,11 @@ class StateFolder:
                 fresh = not any(self.path.iterdir())
                 if not fresh:
                     self._check_version()
-                for folder in (self.temporal, self.worker):
+                for folder in (self.path, self.temporal, self.worker, self.nodes):
                     folder.mkdir(mode=0o700, exist_ok=True)
+                    if (found := folder.stat()).st_mode & 0o077 and found.st_uid == os.geteuid():
+                        # An earlier release or a user has made it.
+                        folder.chmod(0o700)
                 self.check_space()
                 if fresh:
                     self.write(self.path / "version", f"{FORMAT}\n")
@@ -152,7 +157,7 @@ class StateFolder:
     async def lock(self) -> AsyncGenerator[None]:
         """Lets one process at a time start or stop the processes of this folder."""
         with self.map_errors():
-            file = (self.path / "lock").open("w")
+            file = os.fdopen(os.open(self.path / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w")
         with file:
             await asyncio.to_thread(fcntl.flock, file, fcntl.LOCK_EX)
             yield

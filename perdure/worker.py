@@ -29,6 +29,7 @@ from activities.workdir import WorkdirActivities
 from perdure.client.connection import configured_task_queue, connect, find_endpoint
 from perdure.client.search_attributes import register_search_attributes
 from perdure.client.workers import worker_identity
+from perdure.encryption.codec import PayloadEncryption
 from perdure.errors import Refused
 from perdure.metrics import worker_runtime
 from perdure.spec.job import Backend
@@ -112,9 +113,13 @@ async def running_worker(
 
 
 def _local_backend(client: TemporalClient) -> LocalBackend:
-    """The backend for nodes on this machine, whose agents connect to the worker's server."""
+    """The backend for nodes on this machine, whose agents connect to the worker's server with its payload keys."""
     address = client.service_client.config.target_host
-    return LocalBackend(connection={"TEMPORAL_ADDRESS": address, "TEMPORAL_NAMESPACE": client.namespace})
+    connection = {"TEMPORAL_ADDRESS": address, "TEMPORAL_NAMESPACE": client.namespace}
+    codec = client.data_converter.payload_codec
+    if isinstance(codec, PayloadEncryption):
+        connection |= codec.environment
+    return LocalBackend(connection=connection)
 
 
 def _kubernetes_backend(client: TemporalClient) -> NodeBackend:

@@ -20,7 +20,6 @@ from typing import Any
 
 from temporalio import activity
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 
 from activities.nodes.kubernetes.api import Changed, KubernetesApi, Listed, Object, Removed
@@ -28,6 +27,7 @@ from activities.nodes.kubernetes.pod import INCARNATION, PREPARE, RANK
 from agent.config import AgentConfig
 from agent.outbox import Outbox, envelope, spread_of
 from agent.transport import Destination, TemporalControlPlane, shared_runtime
+from perdure.encryption.codec import PayloadEncryption
 from perdure.services import leave
 from workflows.messages import (
     AgentMessage,
@@ -207,7 +207,9 @@ async def play(kubeconfig: str, namespace: str, share: int, shares: int, folder:
 
 async def _connection() -> Client:
     settings = ClientConfig.load_client_connect_config()
-    return await Client.connect(**settings, data_converter=pydantic_data_converter, runtime=shared_runtime())
+    return await Client.connect(
+        **settings, data_converter=PayloadEncryption.from_environment().data_converter, runtime=shared_runtime()
+    )
 
 
 async def _report(tally: Tally) -> None:

@@ -25,9 +25,18 @@ from temporalio.service import RPCError
 
 from perdure.cli import text
 from perdure.client import task_failures
-from perdure.client.connection import CALL_TIMEOUT, Endpoint, configured_endpoint, connect, find_endpoint
+from perdure.client.connection import (
+    CALL_TIMEOUT,
+    Endpoint,
+    configured_endpoint,
+    connect,
+    find_endpoint,
+    payload_encryption,
+)
 from perdure.client.search_attributes import missing_search_attributes
 from perdure.client.workers import pollers
+from perdure.encryption.codec import Plain
+from perdure.encryption.keys import KEYS_FILE_VARIABLE
 from perdure.errors import ControlPlaneUnreachable, StateFolderError
 from perdure.files import read_record
 from perdure.local import temporal_binary
@@ -91,6 +100,7 @@ async def run_checks(address: str | None) -> AsyncGenerator[Check]:
         return
     yield await check_server(client, endpoint)
     yield await check_ui(endpoint)
+    yield check_encryption(endpoint)
     yield await check_search_attributes(client)
     yield check_poller_limit(endpoint)
     polled = await check_pollers(client, endpoint, endpoint.task_queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
@@ -106,6 +116,19 @@ async def run_checks(address: str | None) -> AsyncGenerator[Check]:
         yield leftovers
     async for check in check_workflow_tasks(client):
         yield check
+
+
+def check_encryption(endpoint: Endpoint) -> Check:
+    """Whether payloads are encrypted; `find_endpoint` and `connect` have read the keys."""
+    name, encryption = "encryption", payload_encryption(endpoint)
+    if encryption.keys is None:
+        remedy = f"See docs/encryption.md: {KEYS_FILE_VARIABLE} names a file of keys."
+        detail = "payloads are not encrypted: who can read from the Temporal server can read commands and variables"
+        return Check(name=name, verdict=Verdict.OK, detail=detail, remedy=remedy)
+    number = len(encryption.keys.all)
+    plain = "plain ones are refused" if encryption.plain is Plain.REFUSE else "plain ones are accepted"
+    detail = f"payloads are encrypted, {number} {'key' if number == 1 else 'keys'} in {encryption.keys.path}; {plain}"
+    return Check(name=name, verdict=Verdict.OK, detail=detail)
 
 
 def check_state(state: StateFolder) -> Check:

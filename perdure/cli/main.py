@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from perdure.cli import change, common, importing, inspect, join, logs, operate, shell, spec, start, watch
+from perdure.cli import change, common, encryption, importing, inspect, join, logs, operate, shell, spec, start, watch
 from perdure.cli.common import OutputFormat
 from perdure.services import leave
 
@@ -48,6 +48,8 @@ app.command("cancel", rich_help_panel=_CHANGE)(change.cancel)
 app.command("worker", rich_help_panel=_CONTROL_PLANE)(operate.worker)
 app.command("operator", rich_help_panel=_CONTROL_PLANE)(operate.operator)
 app.command("doctor", rich_help_panel=_CONTROL_PLANE)(operate.doctor)
+app.command("codec-server", rich_help_panel=_CONTROL_PLANE)(encryption.codec_server)
+app.command("payload-keys", rich_help_panel=_CONTROL_PLANE)(encryption.payload_keys)
 
 
 def _show_version(asked: bool) -> None:

@@ -13,11 +13,13 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 from temporalio.client import Client as TemporalClient
-from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.converter import DataConverter, WorkflowSerializationContext
 from temporalio.envconfig import ClientConfigProfile
 from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RetryConfig
 
+from perdure.encryption.codec import PayloadEncryption, Plain
+from perdure.encryption.keys import PayloadKeys
 from perdure.errors import ControlPlaneUnreachable
 from perdure.files import read_record
 from perdure.state_folder import StateFolder
@@ -146,7 +148,9 @@ async def connect(
 
     Raises:
         ControlPlaneUnreachable: if the server does not answer.
+        PayloadKeysError: if the keys that encrypt payloads cannot be used.
     """
+    encryption = payload_encryption(endpoint)
     config = {} if endpoint.is_local_default else dict(load_profile().to_client_connect_config())
     config.update(target_host=endpoint.address, namespace=endpoint.namespace)
     if identity:
@@ -155,15 +159,45 @@ async def connect(
         config["retry_config"] = RetryConfig(max_elapsed_time_millis=int(CALL_TIMEOUT.total_seconds() * 1000))
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
-            return await TemporalClient.connect(
+            client = await TemporalClient.connect(
                 **config,  # pyright: ignore[reportArgumentType]  # The SDK's own keys and types, by its TypedDict.
-                data_converter=pydantic_data_converter,
+                data_converter=encryption.data_converter,
                 runtime=runtime or quiet_runtime(),
             )
     except TimeoutError as error:
         raise unreachable(endpoint, "no answer in time") from error
     except (RuntimeError, OSError) as error:
         raise unreachable(endpoint, _reason(str(error))) from error
+    encryption.use(client)
+    return client
+
+
+def payload_encryption(endpoint: Endpoint) -> PayloadEncryption:
+    """The payload codec for an endpoint: with the state folder's keys for the local default, where unencrypted payloads
+    are refused, else as the environment configures it.
+
+    Raises:
+        PayloadKeysError: if the keys cannot be used.
+    """
+    state = endpoint.state
+    if state is None:
+        configured, state = PayloadEncryption.from_environment(), StateFolder()
+        if configured.keys or not _is_server_of(state, endpoint.address):
+            return configured
+    path = state.payload_keys
+    return PayloadEncryption.of(PayloadKeys(path), Plain.REFUSE) if path.exists() else PayloadEncryption.of(None)
+
+
+def converter_for(temporal: TemporalClient, workflow_id: str) -> DataConverter:
+    """The converter for payloads of one workflow that were read from the server itself."""
+    context = WorkflowSerializationContext(namespace=temporal.namespace, workflow_id=workflow_id)
+    return temporal.data_converter.with_context(context)
+
+
+def _is_server_of(state: StateFolder, address: str) -> bool:
+    """Whether a configured address is that of the local default's server."""
+    record = read_record(state.server_record, LocalServer)
+    return record is not None and address.replace("localhost:", "127.0.0.1:") == record.address
 
 
 def quiet_runtime() -> Runtime:

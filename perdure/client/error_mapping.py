@@ -7,11 +7,15 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from temporalio.client import WorkflowQueryFailedError
+from temporalio.api.errordetails.v1 import QueryFailedFailure
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowQueryFailedError
+from temporalio.exceptions import ApplicationError, FailureError
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.client import task_failures
-from perdure.client.connection import CALL_TIMEOUT, unreachable
+from perdure.client.connection import CALL_TIMEOUT, converter_for, unreachable
+from perdure.client.results import refused_start
+from perdure.encryption.codec import REFUSED_PAYLOAD
 from perdure.errors import JobNotFound, NotPermitted, NoWorker, PerdureError, Refused, WorkflowTaskFails
 from workflows.names import job_workflow_id
 
@@ -34,7 +38,9 @@ async def map_errors(client: Client, name: str = "", namespace: str | None = Non
     try:
         yield
     except WorkflowQueryFailedError as error:
-        raise Refused(f"{name} cannot answer: {error}") from error
+        workflow_id = job_workflow_id(namespace or client.namespace, name)
+        refused = await _refused_start(client, workflow_id) if name else None
+        raise refused or Refused(f"{name} cannot answer: {await _query_failure(client, workflow_id, error)}") from error
     except RPCError as error:
         raise await _explanation(client, name, namespace or client.namespace, error) from error
 
@@ -67,6 +73,31 @@ async def _explanation(client: Client, name: str, namespace: str, error: RPCErro
             return NotPermitted(f"the Temporal server refuses: {error.message} ({error.status.name})")
         case _:
             return Refused(f"the Temporal server refuses: {error.message} ({error.status.name})")
+
+
+async def _refused_start(client: Client, workflow_id: str) -> Refused | None:
+    """The error if the job never began, because the worker refused what it was started with."""
+    handle = (await client.connect()).get_workflow_handle(workflow_id)
+    try:
+        if (await handle.describe(rpc_timeout=CALL_TIMEOUT)).status is WorkflowExecutionStatus.FAILED:
+            await handle.result(rpc_timeout=CALL_TIMEOUT)
+    except WorkflowFailureError as error:
+        if isinstance(error.cause, ApplicationError) and error.cause.type == REFUSED_PAYLOAD:
+            return refused_start(error.cause)
+    except RPCError:
+        pass
+    return None
+
+
+async def _query_failure(client: Client, workflow_id: str, error: WorkflowQueryFailedError) -> str:
+    """The text of a query's failure. Where payloads are encrypted, the SDK's own error does not have it."""
+    cause = error.__context__
+    for detail in cause.grpc_status.details if isinstance(cause, RPCError) else ():
+        failed = QueryFailedFailure()
+        if detail.Unpack(failed):
+            decoded = await converter_for(await client.connect(), workflow_id).decode_failure(failed.failure)
+            return decoded.message if isinstance(decoded, FailureError) else str(decoded)
+    return str(error)
 
 
 async def failing_task(client: Client, name: str, namespace: str) -> WorkflowTaskFails | None:

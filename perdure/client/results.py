@@ -10,6 +10,7 @@ from temporalio.exceptions import ApplicationError, CancelledError, TerminatedEr
 from temporalio.service import RPCError
 
 from perdure.client.connection import CALL_TIMEOUT
+from perdure.encryption.codec import REFUSED_PAYLOAD
 from perdure.errors import ExitCode, Refused
 from workflows.messages import JobPhase, JobResult, JobStatus
 
@@ -18,7 +19,7 @@ async def result_of(error: WorkflowFailureError, handle: WorkflowHandle[Any, Job
     """The result of a job whose workflow did not complete.
 
     Raises:
-        Refused: if the job never began, because its specification was wrong.
+        Refused: if the job never began, because its specification was wrong or not encrypted.
     """
     cause = error.cause
     if isinstance(cause, ApplicationError):
@@ -26,6 +27,8 @@ async def result_of(error: WorkflowFailureError, handle: WorkflowHandle[Any, Job
             return JobResult.model_validate(cause.details[0])
         if cause.type == "InvalidSpec":
             raise Refused(f"the job's specification is wrong:\n{cause.message}") from error
+        if cause.type == REFUSED_PAYLOAD:
+            raise refused_start(cause) from error
         return await _made_up(handle, JobPhase.FAILED, ExitCode.INFRASTRUCTURE, f"the workflow failed: {cause.message}")
     if isinstance(cause, CancelledError):
         return await _made_up(handle, JobPhase.CANCELLED, ExitCode.CANCELLED, "")
@@ -35,6 +38,15 @@ async def result_of(error: WorkflowFailureError, handle: WorkflowHandle[Any, Job
     if isinstance(cause, TimeoutError):
         return await _made_up(handle, JobPhase.FAILED, ExitCode.DEADLINE, "the workflow's own time limit was reached")
     return await _made_up(handle, JobPhase.FAILED, ExitCode.INFRASTRUCTURE, str(cause))
+
+
+def refused_start(cause: ApplicationError) -> Refused:
+    """The error for a workflow that was started with a payload that the worker does not read."""
+    return Refused(
+        f"the job was refused: {cause.message}",
+        remedy="`perdure run` and `perdure submit` encrypt; Temporal's own command line needs a codec server: "
+        "`perdure codec-server -- temporal workflow start …`, see docs/encryption.md.",
+    )
 
 
 async def _made_up(

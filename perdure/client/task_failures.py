@@ -12,13 +12,16 @@ from datetime import UTC, datetime
 
 from temporalio.api.common.v1 import WorkflowExecution as Execution
 from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
+from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionStatus
+from temporalio.converter import DataConverter
+from temporalio.exceptions import FailureError
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.client.connection import CALL_TIMEOUT
+from perdure.client.connection import CALL_TIMEOUT, converter_for
 from perdure.client.views import TaskFailure
 from workflows.names import NODE_GROUP, TRAINING_JOB
 
@@ -69,14 +72,27 @@ async def failure_of(temporal: TemporalClient, workflow: WorkflowExecutionDescri
     if event is None:
         return known
     failed = event.workflow_task_failed_event_attributes
+    text = await _text_of(converter_for(temporal, workflow.id), failed.failure)
     return known.model_copy(
         update={
-            "cause": failed.failure.message.partition("\n")[0][:_LONGEST_CAUSE],
+            "cause": text[:_LONGEST_CAUSE],
             "nondeterminism": failed.cause == _NONDETERMINISM,
             "worker": failed.identity,
             "since": min(since, event.event_time.ToDatetime(UTC)),
         }
     )
+
+
+async def _text_of(converter: DataConverter, failure: Failure) -> str:
+    """The failure's message and those of its causes, which are encrypted where payloads are."""
+    copy = Failure()
+    copy.CopyFrom(failure)
+    error: BaseException | None = await converter.decode_failure(copy)
+    texts: list[str] = []
+    while error is not None:
+        texts.append((error.message if isinstance(error, FailureError) else str(error)).partition("\n")[0])
+        error = error.__cause__
+    return ": ".join(texts)
 
 
 def _failure_among(newest_first: list[HistoryEvent]) -> HistoryEvent | None:

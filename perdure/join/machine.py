@@ -25,7 +25,7 @@ from activities.nodes.joined.node_session import NodeSession
 from activities.nodes.local.folders import Ending, now
 from agent.job_liveness import JobLiveness, query_job_liveness
 from perdure.client.client import OUTAGE_LIMIT, UPDATE_TIMEOUT, Client
-from perdure.client.connection import CALL_TIMEOUT
+from perdure.client.connection import CALL_TIMEOUT, payload_encryption
 from perdure.client.error_mapping import map_errors
 from perdure.client.results import result_of
 from perdure.client.views import FINAL_PHASES
@@ -228,7 +228,11 @@ class MachineInJob:
         """Runs the node; returns when this machine is no longer a node of the job, and has reported that."""
         self._was_in = True
         endpoint, node = self._client.endpoint, place.node
-        connection = {"TEMPORAL_ADDRESS": endpoint.address, "TEMPORAL_NAMESPACE": endpoint.namespace}
+        connection = {
+            "TEMPORAL_ADDRESS": endpoint.address,
+            "TEMPORAL_NAMESPACE": endpoint.namespace,
+            **payload_encryption(endpoint).environment,
+        }
         try:
             self._node_session = session = NodeSession(place, self._machine, connection=connection)
             self._say(f"{place.spec.name}: node {node.rank} at {self._machine.address}; log: {session.log}")

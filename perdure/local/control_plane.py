@@ -25,9 +25,17 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client as TemporalClient
 from temporalio.service import RPCError
 
-from perdure.client.connection import CONNECT_TIMEOUT, Endpoint, LocalServer, connect, local_endpoint
+from perdure.client.connection import (
+    CONNECT_TIMEOUT,
+    Endpoint,
+    LocalServer,
+    connect,
+    local_endpoint,
+    payload_encryption,
+)
 from perdure.client.search_attributes import SEARCH_ATTRIBUTES
 from perdure.client.workers import pollers, worker_identity
+from perdure.encryption.keys import create_keys
 from perdure.errors import ControlPlaneUnreachable, NoWorker
 from perdure.files import read_record
 from perdure.local import temporal_binary
@@ -162,6 +170,8 @@ class LocalControlPlane:
             TemporalBinaryMissing: if there is no binary and none could be made.
         """
         async with self.state.lock():
+            # Without keys, this command and the worker would read whatever other users of this machine send.
+            create_keys(self.state.payload_keys)
             record = read_record(self.state.server_record, ServerRecord)
             if record is None or not record.alive:
                 record = await self._start_server(record)
@@ -267,7 +277,11 @@ class LocalControlPlane:
             log = self._server_log
             log.unlink(missing_ok=True)
             pid, created = spawn(
-                command, output=log, folder=self.state.temporal, environment=_without_temporal_variables()
+                command,
+                output=log,
+                folder=self.state.temporal,
+                environment=_without_temporal_variables(),
+                umask=0o077,
             )
         ip = self._pods.ip if self._pods else "127.0.0.1"
         record = ServerRecord(pid=pid, created=created, ip=ip, port=port, ui_port=ui_port, binary=str(binary))
@@ -285,6 +299,7 @@ class LocalControlPlane:
             "PERDURE_STATE": str(self.state.path),
             "PERDURE_UI": server.ui,
             "PERDURE_TASK_QUEUE": WORKER_TASK_QUEUE,
+            **payload_encryption(local_endpoint(server, self.state)).environment,
         }
         options: list[str] = []
         if self._pods:

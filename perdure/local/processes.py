@@ -55,13 +55,22 @@ class DaemonRecord(BaseModel, frozen=True):
                 await asyncio.to_thread(self.kill)
 
 
-def spawn(command: Sequence[str], *, output: Path, folder: Path, environment: Mapping[str, str]) -> tuple[int, float]:
+def spawn(
+    command: Sequence[str], *, output: Path, folder: Path, environment: Mapping[str, str], umask: int = -1
+) -> tuple[int, float]:
     """Starts a process in a session of its own, so that neither Ctrl-C nor a closed terminal reaches it.
+
+    Args:
+        command: The program and its arguments.
+        output: The file that its output is appended to.
+        folder: Its working directory.
+        environment: Its environment.
+        umask: Its umask; -1 for this process's own.
 
     Returns:
         Its ID and its start time.
     """
-    with output.open("ab") as log:
+    with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab") as log:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -70,6 +79,7 @@ def spawn(command: Sequence[str], *, output: Path, folder: Path, environment: Ma
             cwd=folder,
             env=dict(environment),
             start_new_session=True,
+            umask=umask,
         )
     # This command's exit must not wait for the process, nor warn that it still runs.
     child.returncode = 0

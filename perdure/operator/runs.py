@@ -19,7 +19,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.client.client import Client
-from perdure.client.connection import CALL_TIMEOUT
+from perdure.client.connection import CALL_TIMEOUT, converter_for
 from perdure.client.error_mapping import map_errors
 from perdure.client.leases import leases_of
 from perdure.client.views import Submission, comparable
@@ -102,7 +102,7 @@ class Runs:
         async with map_errors(self._client):
             answer = await temporal.workflow_service.get_workflow_execution_history(request, timeout=CALL_TIMEOUT)
         started = answer.history.events[0].workflow_execution_started_event_attributes
-        (given, *_) = await temporal.data_converter.decode(started.input.payloads)
+        (given, *_) = await converter_for(temporal, run.workflow_id).decode(started.input.payloads)
         return read_accepted(given)
 
     async def status(self, resource: TrainingJobResource) -> JobStatus:

@@ -68,6 +68,8 @@ The same data as plain JSON is the one argument of the workflow, so any client o
 temporal workflow start --type TrainingJob --task-queue perdure --workflow-id job/default/hello --input-file job.json
 ```
 
+On the local default, which reads encrypted payloads only, put [`perdure codec-server --`](encryption.md) before it.
+
 A wrong specification fails the workflow once, with the text that `perdure validate` prints. Relative paths are known
 only where Perdure reads the file: plain JSON names `workdir.path` in full. Pods get the folder only from Perdure's own
 commands and `perdure.Client`, which upload it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,11 @@ def jobs(control_plane: LocalControlPlane) -> Iterator[SyncClient]:
     """The jobs of the shared control plane, for tests to wait on."""
     server = control_plane.status().server
     assert server is not None
-    with SyncClient(address=server.address) as client:
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            # The address is that of this state folder's server, so the client finds its keys.
+            patch.setenv("PERDURE_STATE", str(control_plane.state.path))
+            client = stack.enter_context(SyncClient(address=server.address))
         yield client
 
 

@@ -48,6 +48,7 @@ HELD_ELSEWHERE = {
     "doctor": ON_JOBS,
     "worker": "tests/cli/test_cli_without_jobs.py",
     "operator": "tests/kubernetes/test_operator.py",
+    **dict.fromkeys(("codec-server", "payload-keys"), "tests/security/test_codec_server.py"),
 }
 """Commands of perdure that need a server or a job: only parsed here, and run by these tests."""
 

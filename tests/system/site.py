@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ import psutil
 from perdure.client.client import Client
 from perdure.local.control_plane import LocalControlPlane
 from perdure.state_folder import StateFolder
+from tests.support.command_line import PERDURE
 from tests.support.temporal_server import temporal_binary
 from tests.support.waiting import eventually
 from workflows.messages import IncidentView, JobPhase, JobStatus
@@ -228,9 +230,10 @@ class Site:
         return job
 
     async def temporal(self, *arguments: str) -> None:
-        """Runs Temporal's own command line against this site's server."""
+        """Runs Temporal's own command line against this site's server, with the codec server that it needs there."""
         process = await asyncio.create_subprocess_exec(
-            *(str(temporal_binary()), *arguments, "--address", self.client.endpoint.address),
+            *(*PERDURE, "codec-server", "--", str(temporal_binary()), *arguments),
+            env={**os.environ, "PERDURE_STATE": str(self.state.path), "TEMPORAL_ADDRESS": ""},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

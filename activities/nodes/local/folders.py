@@ -154,7 +154,8 @@ class NodeFolder:
 
     def make(self) -> None:
         """Creates the folder, accessible to its owner only."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, exist_ok=True)
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:

@@ -1,0 +1,77 @@
+"""Workflows that began before the first key was made, and whose payloads are therefore not encrypted.
+
+A job that was running when encryption began continues with its agents, which may be of a release that cannot encrypt.
+The server's own record of when a workflow's first run began decides: nobody can start a workflow in the past.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionRequest
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+_VALID_FOR = 0.1
+"""Seconds for which an answer is used while many payloads are decoded: a history has thousands, and an ID that is
+taken by a new workflow must not be trusted for the older one's sake."""
+
+_CALL_TIMEOUT = timedelta(seconds=5)
+
+
+class EarlierRuns:
+    """Finds out which workflows began before a time."""
+
+    def __init__(self, before: datetime) -> None:
+        self._before = before
+        self._asked: dict[str, float] = {}
+        """Workflows that did, and when the server said so."""
+        self.client: Client | None = None
+
+    async def includes(self, workflow_id: str) -> bool:
+        """Whether the workflow that has this ID now began before the time.
+
+        Raises:
+            RPCError: if the server does not answer.
+        """
+        asked = self._asked.get(workflow_id)
+        if asked is not None and time.monotonic() - asked < _VALID_FOR:
+            return True
+        return await self._ask(workflow_id)
+
+    async def still(self, workflow_id: str) -> bool:
+        """The same for a workflow one of whose payloads was not encrypted; False for others, without a call."""
+        return workflow_id in self._asked and await self._ask(workflow_id)
+
+    async def _ask(self, workflow_id: str) -> bool:
+        if self.client is None:
+            return False
+        asked = time.monotonic()
+        began = await _first_run_began(self.client, workflow_id)
+        if began is None or began >= self._before:
+            self._asked.pop(workflow_id, None)
+            return False
+        self._asked[workflow_id] = asked
+        return True
+
+
+async def _first_run_began(client: Client, workflow_id: str) -> datetime | None:
+    """When the first run of the workflow that has this ID now began; None if there is none."""
+    request = DescribeWorkflowExecutionRequest(
+        namespace=client.namespace, execution=WorkflowExecution(workflow_id=workflow_id)
+    )
+    try:
+        answer = await client.workflow_service.describe_workflow_execution(request, timeout=_CALL_TIMEOUT)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
+    known = answer.workflow_execution_info
+    first = UUID(known.first_run_id or known.execution.run_id)
+    # The server makes IDs of version 7, which begin with the milliseconds since 1970.
+    if first.version == 7:
+        return datetime.fromtimestamp((first.int >> 80) / 1000, UTC)
+    return known.start_time.ToDatetime(UTC)
