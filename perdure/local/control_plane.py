@@ -170,8 +170,10 @@ class LocalControlPlane:
             TemporalBinaryMissing: if there is no binary and none could be made.
         """
         async with self.state.lock():
-            # Without keys, this command and the worker would read whatever other users of this machine send.
-            create_keys(self.state.payload_keys)
+            if self._pods is None:
+                # Without keys, this command and the worker would read whatever other users of this machine send. Agents
+                # in pods have no file of this machine.
+                create_keys(self.state.payload_keys)
             record = read_record(self.state.server_record, ServerRecord)
             if record is None or not record.alive:
                 record = await self._start_server(record)
