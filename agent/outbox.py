@@ -56,6 +56,10 @@ _ONLY_NEWEST = frozenset({"ready", "stepping", "stall", "lease_taken", "heartbea
 _NOT_JOURNALED = frozenset({"heartbeat", "metrics", "group_missing"})
 _FIRST: Final = "failure"
 
+_MOST_REPORTS = 200
+"""Undelivered reports of which each counts, at most. A node in trouble has a few; more come from a program that reports
+in a loop."""
+
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 """Longest pause in seconds: a server that is back is detected within this time; an outage of an hour costs 720
@@ -157,7 +161,7 @@ class Outbox:
         self._sequence = max(journal.sequence, int(time.time()))
 
     def put(self, message: AgentMessage, *, first: bool = False) -> None:
-        """Adds a message. When this returns, the message survives the agent.
+        """Adds a message. When this returns, the message survives the agent, unless too many wait already.
 
         Args:
             message: the message; its sequence number is set later.
@@ -166,6 +170,9 @@ class Outbox:
         signal = SIGNALS[type(message)]
         if signal in _ONLY_NEWEST:
             self._entries = [entry for entry in self._entries if entry.signal != signal]
+        elif sum(entry.signal not in _ONLY_NEWEST for entry in self._entries) >= _MOST_REPORTS:
+            logger.error("%d reports are not delivered yet; this one is left out: %s", _MOST_REPORTS, signal)
+            return
         if signal == _FIRST or first:
             position = sum(entry.sequence is not None or entry.signal == _FIRST for entry in self._entries)
             self._hurry = True

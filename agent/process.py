@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncGenerator, Coroutine
 from datetime import UTC, datetime
 from functools import partial
+from typing import NamedTuple
 
 from agent.commands import Commands
 from agent.config import AgentConfig
@@ -39,6 +40,13 @@ _BEYOND_GRACE = 15.0
 """Seconds after the command's grace period within which its launcher must have ended."""
 
 
+class _Followed(NamedTuple):
+    """A launcher whose end the agent learns of."""
+
+    pid: int
+    descriptor: int
+
+
 class Agent:
     """The agent of one incarnation of a node."""
 
@@ -49,6 +57,7 @@ class Agent:
         self._stop = asyncio.Event()
         self._changed = Notifier()
         self._launcher_gone: bool | None = None
+        self._followed: _Followed | None = None
         """Whether the launcher has ended; None if its process is not visible from here."""
         self._group_missing = False
         self._joined_at = 0.0
@@ -177,6 +186,8 @@ class Agent:
                     await self._shipper.ship()
 
     def _follow_launcher(self, hello: LauncherHello) -> None:
+        if self._followed and self._followed.pid == hello.pid:
+            return
         try:
             descriptor = os.pidfd_open(hello.pid)
         except OSError:
@@ -185,17 +196,22 @@ class Agent:
         if not _belongs_here(hello.pid):
             os.close(descriptor)
             return
+        self._unfollow()
+        self._followed = _Followed(hello.pid, descriptor)
         self._launcher_gone = False
-        loop = asyncio.get_running_loop()
+        asyncio.get_running_loop().add_reader(descriptor, self._on_launcher_gone)
 
-        def gone() -> None:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-            logger.info("the launcher has ended")
-            self._launcher_gone = True
-            self._changed.fire()
+    def _on_launcher_gone(self) -> None:
+        self._unfollow()
+        logger.info("the launcher has ended")
+        self._launcher_gone = True
+        self._changed.fire()
 
-        loop.add_reader(descriptor, gone)
+    def _unfollow(self) -> None:
+        if self._followed:
+            asyncio.get_running_loop().remove_reader(self._followed.descriptor)
+            os.close(self._followed.descriptor)
+            self._followed = None
 
 
 def _belongs_here(pid: int) -> bool:

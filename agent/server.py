@@ -1,18 +1,22 @@
 """The agent's interface to the node's own processes: HTTP on `agent.sock`, as specified in docs/node-protocol.md.
 
 Clients may run as another user in another container, so every process that can reach the folder can use the socket.
+What one of them sends in a loop must not cost the node its lease: connections, bodies and requests per second are
+bounded, and a request beyond that waits. It is not refused, since the launcher's own may be the next.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from pydantic_core import to_json
 
 from agent.node import Node
@@ -39,7 +43,16 @@ from perdure_launcher.protocol import (
 
 logger = logging.getLogger(__name__)
 
-_REQUEST_MAX = 4 * 1024 * 1024
+_REQUEST_MAX = 1024 * 1024
+"""The largest body in bytes. Clients repeat a report that is larger without its texts."""
+_CONNECTIONS_MAX = 64
+"""Connections at a time. A node has one of its launcher's and one of each torchrun's handler, which exist before any
+training code does; those beyond that are closed at once."""
+_RECEIVED_AT_ONCE = 4 * 1024
+"""Bytes that are read from a connection at once."""
+_REQUESTS_AT_ONCE = 200
+_REQUESTS_PER_SECOND = 100.0
+"""The pace of requests in a loop, far above that of a launcher and its handlers."""
 _Body = TypeVar("_Body", bound=Body)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -67,7 +80,14 @@ class NodeServer:
         def leave(body: LeaveRequest) -> None:
             node.leave(body.reason)
 
-        app = web.Application(client_max_size=_REQUEST_MAX, middlewares=[_answer_errors])
+        pace = _Pace()
+
+        @web.middleware
+        async def in_turn(request: web.Request, handler: Handler) -> web.StreamResponse:
+            await pace.turn()
+            return await handler(request)
+
+        app = web.Application(client_max_size=_REQUEST_MAX, middlewares=[in_turn, _answer_errors])
         app.add_routes(
             [
                 web.post("/v1/launcher/hello", _post(LauncherHello, launcher_hello)),
@@ -88,7 +108,12 @@ class NodeServer:
                 web.post("/v1/rendezvous/superseded", _post(SupersededReport, node.on_superseded)),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        _SERVER_LOG.addFilter(_is_no_client_error)
+        self._runner = web.AppRunner(
+            app, logger=_SERVER_LOG, access_log=None, handle_signals=False, handler_cancellation=True
+        )
+        self._listening: asyncio.Server | None = None
+        self._open: set[_Connection] = set()
 
     async def start(self) -> None:
         """Starts to listen. It replaces the socket of an earlier agent atomically, so that clients always find one."""
@@ -98,9 +123,15 @@ class NodeServer:
         draft.unlink(missing_ok=True)
         listener.bind(str(draft))
         draft.chmod(0o666)
-        listener.listen(128)
+        listener.listen(_CONNECTIONS_MAX)
         draft.replace(self._path)
-        await web.SockSite(self._runner, listener).start()
+        self._listening = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener)
+
+    def _accept(self) -> asyncio.Protocol:
+        """Returns the protocol of a new connection."""
+        server = self._runner.server
+        assert server is not None
+        return _Connection(server(), self._open) if len(self._open) < _CONNECTIONS_MAX else _Full()
 
     async def _desired(self, request: web.Request) -> web.Response:
         version = _number(request, "version", 0)
@@ -118,6 +149,68 @@ class NodeServer:
             within=_wait(request),
         )
         return _json(self._node.world_for(stage))
+
+
+_SERVER_LOG = logging.getLogger("agent.http")
+
+
+def _is_no_client_error(record: logging.LogRecord) -> bool:
+    """Leaves out clients that send no HTTP: the server would log what each has sent, with a traceback."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+class _Connection(asyncio.Protocol):
+    """A connection of the server's, one of those that are open."""
+
+    def __init__(self, served: asyncio.Protocol, others: set[_Connection]) -> None:
+        self._served = served
+        self._open = others
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # What a client sends at once stays in memory for a while where it is no HTTP.
+        cast("Any", transport).max_size = _RECEIVED_AT_ONCE
+        self._open.add(self)
+        self._served.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._served.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._served.eof_received()
+
+    def pause_writing(self) -> None:
+        self._served.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._served.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open.discard(self)
+        self._served.connection_lost(exc)
+
+
+class _Full(asyncio.Protocol):
+    """A connection that is ended at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).abort()
+
+
+class _Pace:
+    """Lets requests begin in the order of their arrival, at a bounded pace after a burst."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._full_at = 0.0
+        """The time at which the whole burst is available again."""
+
+    async def turn(self) -> None:
+        """Returns when the next request may begin."""
+        # A client that is gone leaves the queue, so that only those wait for each other that are there.
+        async with self._turn:
+            now = asyncio.get_running_loop().time()
+            self._full_at = max(self._full_at, now) + 1 / _REQUESTS_PER_SECOND
+            await asyncio.sleep(self._full_at - now - _REQUESTS_AT_ONCE / _REQUESTS_PER_SECOND)
 
 
 class _Refused(Exception):

@@ -1,0 +1,172 @@
+"""Training code that floods its agent's socket: the node keeps its lease, and the agent stays small."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.agent.harness import RunningAgent, Workflows, recording, running_agent
+from tests.support.temporal_server import DevServer
+
+SECONDS = 6.0
+"""Twice the leases' timeout in these tests."""
+
+FLOOD = """
+import json, os, selectors, socket, sys, time
+
+path, kind, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+until = time.monotonic() + seconds
+
+def post(target, body):
+    content = json.dumps(body).encode()
+    return f"POST {target} HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: {len(content)}\\r\\n\\r\\n".encode() + content
+
+exits = [{"local_rank": 0, "pid": n, "exit_code": 1} for n in range(8)]
+bodies = {
+    "usage": lambda n: post("/v1/launcher/usage", {"cpu_cores": n}),
+    "hello": lambda n: post("/v1/launcher/hello", {"pid": os.getpid(), "protocol": 1}),
+    "failures": lambda n: post("/v1/rendezvous/ready", {"after_generation": n, "ranks": exits, "processes": 1}),
+    "finished": lambda n: post("/v1/rendezvous/finished", {"generation": n}),
+    "malformed": lambda n: post("/v1/launcher/exited", ["x" * 100]),
+    "polls": lambda n: b"GET /v1/launcher/desired?version=0&wait=60 HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n",
+    "unfinished": lambda n: post("/v1/launcher/usage", "x" * 1_000_000)[:-100_000],
+    "garbage": lambda n: os.urandom(2000),
+    "headers": lambda n: b"GET / HTTP/1.1\\r\\n" + b"".join(b"X-%d: y\\r\\n" % i for i in range(5000)),
+}
+
+def connect():
+    one = socket.socket(socket.AF_UNIX)
+    one.setblocking(False)
+    try:
+        one.connect(path)
+    except OSError:
+        one.close()
+        return None
+    return one
+
+offered, attempts, connections = 0, 0, []
+batch = 1 if kind in ("unfinished", "headers", "polls") else 50
+while time.monotonic() < until:
+    while len(connections) < 400 and (one := connect()):
+        connections.append(one)
+    alive = []
+    for one in connections:
+        try:
+            try:
+                if not one.recv(65536):
+                    raise ConnectionResetError
+            except BlockingIOError:
+                pass
+            data = b"".join(bodies[kind](attempts + i) for i in range(batch))
+            try:
+                offered += batch * one.send(data) // len(data)
+            except BlockingIOError:
+                pass
+            attempts += batch
+            alive.append(one)
+        except OSError:
+            one.close()
+    connections = alive
+print(offered, attempts)
+"""
+
+
+@asynccontextmanager
+async def flooded(agent: RunningAgent, kind: str) -> AsyncIterator[asyncio.Task[int]]:
+    """Training code floods the socket meanwhile; the task returns how many requests it has offered."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", FLOOD, str(agent.run_dir / "agent.sock"), kind, str(SECONDS)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+
+    async def offered() -> int:
+        said, _ = await process.communicate()
+        return int(said.split()[0])
+
+    task = asyncio.create_task(offered())
+    try:
+        yield task
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await asyncio.wait([task])
+
+
+def largest(agent: RunningAgent) -> int:
+    return psutil.Process(agent.pid).memory_info().rss
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["usage", "hello", "failures", "finished", "malformed", "polls", "unfinished", "garbage", "headers"],
+)
+async def test_the_lease_holds_and_memory_is_bounded(kind: str, temporal_server: DevServer, tmp_path: Path) -> None:
+    async with recording(temporal_server) as workflows, running_agent(temporal_server, workflows, tmp_path) as agent:
+        await agent.launcher_hello()
+        await workflows.expect(workflows.group, "joined")
+        lease = await agent.start_lease(1)
+        await workflows.expect(workflows.group, "lease_taken")
+        before = largest(agent)
+        async with flooded(agent, kind) as flood:
+            most = before
+            while not flood.done():
+                most = max(most, largest(agent))
+                # A launcher is answered meanwhile.
+                began = time.monotonic()
+                await agent.get("/v1/launcher/desired?version=-1")
+                assert time.monotonic() - began < 5
+            offered = await flood
+        assert not lease.done(), "the lease was held all the time"
+        assert most - before < 150 * 2**20
+        assert len(os.listdir(f"/proc/{agent.pid}/fd")) < 200
+        logs = sum(path.stat().st_size for path in (tmp_path / "logs").iterdir())
+        assert logs < 8 * 2**20
+        assert await reports(workflows) <= 1_000
+        print(f"{kind}: {offered / SECONDS:.0f} requests a second arrived, {(most - before) / 2**20:.0f} MiB more")
+        # A request that never ends is counted as none.
+        assert offered > 100 or kind == "unfinished"
+        lease.cancel()
+
+
+async def reports(workflows: Workflows) -> int:
+    return len(await workflows.seen(workflows.job)) + len(await workflows.seen(workflows.group))
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "status"),
+    [
+        ("/v1/launcher/usage", b"x" * 2**21, 413),
+        ("/v1/launcher/usage", b"\xff\xfe", 400),
+        ("/v1/launcher/usage", b"[" * 500_000, 400),
+        ("/v1/launcher/exited", b"{}", 400),
+        ("/v1/launcher/exited", json.dumps({"attempt": "1" * 5000}).encode(), 400),
+        ("/v1/rendezvous/world?after=x", b"", 405),
+        ("/v1/nothing", b"{}", 404),
+    ],
+)
+async def test_a_body_that_is_none_is_refused_and_nothing_else_happens(
+    target: str, body: bytes, status: int, temporal_server: DevServer, tmp_path: Path
+) -> None:
+    async with recording(temporal_server) as workflows, running_agent(temporal_server, workflows, tmp_path) as agent:
+        await agent.launcher_hello()
+        before = await agent.get("/v1/launcher/desired?version=-1")
+        assert await posted(agent, target, body) == status
+        assert await agent.get("/v1/launcher/desired?version=-1") == before
+
+
+async def posted(agent: RunningAgent, target: str, body: bytes) -> int:
+    reader, writer = await asyncio.open_unix_connection(str(agent.run_dir / "agent.sock"))
+    head = f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    answer = await reader.readline()
+    writer.close()
+    return int(answer.split()[1])
