@@ -19,8 +19,25 @@ class ConfigError(Exception):
     """The agent cannot start with this configuration; the message says what to change."""
 
 
+class GatewayConnection(BaseModel):
+    """How an agent reaches the control plane where Temporal is out of its reach."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    address: str
+    """Host and port of the gateway."""
+    authority: str
+    """The certificate, in PEM, of the only authority that may issue the gateway's certificate."""
+    namespace: str
+    """The Temporal namespace of the job."""
+    grant: str
+    """What this agent may do, signed by the worker."""
+    token_path: Path
+    """The file of the pod's service account token, which Kubernetes renews."""
+
+
 class AgentConfig(BaseModel):
-    """The configuration of one agent. The connection to Temporal is configured by Temporal's own environment
+    """The configuration of one agent. A direct connection to Temporal is configured by Temporal's own environment
     variables."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
@@ -51,6 +68,8 @@ class AgentConfig(BaseModel):
     """Seconds that the command has to end after SIGTERM."""
     log_path: str = ""
     """The path of the node's log, for users, if the backend cannot know it."""
+    gateway: GatewayConnection | None = None
+    """Unset: the agent connects to Temporal itself."""
     outputs_logs: str | None = None
     """URL of a folder, in fsspec's format, to which the node's log is copied."""
 

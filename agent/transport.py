@@ -1,4 +1,4 @@
-"""The agent's connection to the control plane. Its interface is small so that a gateway can replace Temporal.
+"""The agent's connection to the control plane: to Temporal itself, or to the gateway, which speaks the same protocol.
 
 Nothing here gives up: a server that is away at the start or for an hour, or that comes back restored, is retried
 indefinitely, and the agent draws no conclusion from its silence.
@@ -14,15 +14,16 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from temporalio.client import Client
-from temporalio.envconfig import ClientConfig
+from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError, RPCStatusCode, TLSConfig
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
-from agent.config import AgentConfig
+from agent.config import AgentConfig, GatewayConnection
 from agent.job_liveness import JobLiveness, query_job_liveness
 from agent.outbox import ControlPlaneBusy, DestinationNotFound
 from perdure.backoff import Backoff
+from perdure.credentials.names import GATEWAY_NAME, GRANT_HEADER
 from perdure.encryption.codec import PayloadEncryption
 from workflows.messages import AgentMessage
 
@@ -36,6 +37,8 @@ that it still processes."""
 _URGENT = frozenset({"failure", "finished"})
 _BUSY = frozenset({RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED, RPCStatusCode.CANCELLED})
 """Statuses of an overloaded server. The SDK reports CANCELLED if a call took longer than its timeout."""
+_TOKEN_INTERVAL = 10.0
+"""Seconds between two looks for a new token. Kubernetes writes it when a fifth of the old one's lifetime remains."""
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 
@@ -106,6 +109,12 @@ class TemporalControlPlane:
         )
 
     async def serve(self, commands: Sequence[Callable[..., Any]]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            if self._config.gateway:
+                tasks.create_task(self._renew_token(self._config.gateway))
+            await self._serve(commands)
+
+    async def _serve(self, commands: Sequence[Callable[..., Any]]) -> None:
         heartbeat = self._config.timing.lease.heartbeat
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         loop = asyncio.get_running_loop()
@@ -131,13 +140,10 @@ class TemporalControlPlane:
     async def _connected(self) -> Client:
         async with self._connecting:
             if self._client is None:
-                # Read again each time: keys and certificates are renewed while agents run.
-                connection = ClientConfig.load_client_connect_config()
                 node = self._config.node
-                connection.setdefault("target_host", "localhost:7233")
                 encryption = PayloadEncryption.from_environment()
                 self._client = await Client.connect(
-                    **connection,
+                    **self._connection(),
                     data_converter=encryption.data_converter,
                     identity=f"{node.role}-{node.rank}/{node.incarnation}@{self._config.host}",
                     runtime=shared_runtime(),
@@ -145,6 +151,35 @@ class TemporalControlPlane:
                 )
                 encryption.use(self._client)
             return self._client
+
+    def _connection(self) -> ClientConnectConfig:
+        """Returns the settings of the connection. Files are read again each time: keys and certificates are renewed
+        while agents run."""
+        gateway = self._config.gateway
+        if gateway is None:
+            connection = ClientConfig.load_client_connect_config()
+            connection.setdefault("target_host", "localhost:7233")
+            return connection
+        trust = TLSConfig(server_root_ca_cert=gateway.authority.encode(), domain=GATEWAY_NAME)
+        return ClientConnectConfig(
+            target_host=gateway.address,
+            namespace=gateway.namespace,
+            api_key=gateway.token_path.read_text(encoding="ascii").strip(),
+            rpc_metadata={GRANT_HEADER: gateway.grant},
+            tls=trust,
+        )
+
+    async def _renew_token(self, gateway: GatewayConnection) -> None:
+        """Shows the gateway the newest token: Kubernetes replaces the file before the old token expires."""
+        while True:
+            await asyncio.sleep(_TOKEN_INTERVAL)
+            try:
+                token = gateway.token_path.read_text(encoding="ascii").strip()
+            except OSError as error:
+                logger.warning("the service account token cannot be read: %s", error)
+                continue
+            if self._client and token != self._client.api_key:
+                self._client.api_key = token
 
 
 _shared_runtime: Runtime | None = None

@@ -1,4 +1,4 @@
-"""Running the long-lived processes of the control plane: logging and exit."""
+"""Running the long-lived processes of the control plane: logging, probes and exit."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,6 +38,28 @@ def run_service(service: Coroutine[None, None, None], *, logger: logging.Logger,
         logger.exception("the service failed")
         return ExitCode.INFRASTRUCTURE
     return ExitCode.OK
+
+
+@asynccontextmanager
+async def answering(port: int | None) -> AsyncGenerator[None]:
+    """Answers `GET /healthz` on a port, if one is given, while the context is open, for probes."""
+    if port is None:
+        yield
+        return
+    from aiohttp import web
+
+    async def healthy(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    application = web.Application()
+    application.router.add_get("/healthz", healthy)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, port=port).start()
+        yield
+    finally:
+        await runner.cleanup()
 
 
 def log_to(path: Path | None) -> None:

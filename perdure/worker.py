@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
-from aiohttp import web
 from temporalio.client import Client as TemporalClient
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
@@ -32,6 +31,7 @@ from perdure.client.workers import worker_identity
 from perdure.encryption.codec import PayloadEncryption
 from perdure.errors import Refused
 from perdure.metrics import worker_runtime
+from perdure.services import answering
 from perdure.spec.job import Backend
 from workflows.messages import SiteFacts
 from workflows.names import watch_task_queue
@@ -141,27 +141,6 @@ def _kubernetes_backend(client: TemporalClient) -> NodeBackend:
         raise Refused(f"the backend kubernetes is not configured: {error}", remedy="See docs/kubernetes.md.") from error
 
 
-@asynccontextmanager
-async def _answering(port: int | None) -> AsyncGenerator[None]:
-    """Answers `GET /healthz` on a port, if one is given, while the context is open, for probes."""
-    if port is None:
-        yield
-        return
-
-    async def healthy(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    application = web.Application()
-    application.router.add_get("/healthz", healthy)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, port=port).start()
-        yield
-    finally:
-        await runner.cleanup()
-
-
 async def serve(
     *,
     address: str | None = None,
@@ -193,7 +172,7 @@ async def serve(
     served = [*(make[backend](client) for backend in dict.fromkeys(backends)), JoinedBackend()]
     async with (
         running_worker(client, backends=served, task_queue=endpoint.task_queue) as facts,
-        _answering(health_port),
+        answering(health_port),
         asyncio.TaskGroup() as beside,
     ):
         tidying = [beside.create_task(one.keep_tidy(client)) for one in served if isinstance(one, TidyingBackend)]

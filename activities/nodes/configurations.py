@@ -5,12 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agent.config import AgentConfig
+from agent.config import AgentConfig, GatewayConnection
 from workflows.messages import NodeRequest
 
 
 def agent_configuration(
-    request: NodeRequest, *, address: str, host: str = "", run_dir: Path, state_dir: Path | None = None
+    request: NodeRequest,
+    *,
+    address: str,
+    host: str = "",
+    run_dir: Path,
+    state_dir: Path | None = None,
+    gateway: GatewayConnection | None = None,
 ) -> AgentConfig:
     """Returns the agent's configuration.
 
@@ -20,6 +26,7 @@ def agent_configuration(
         host: the name of its machine, for users.
         run_dir: the run directory that it shares with the launcher.
         state_dir: a folder of its own, where the launcher runs as another user.
+        gateway: how it reaches the control plane; None where it connects to Temporal itself.
     """
     spec = request.spec
     role = spec.roles[request.node.role]
@@ -34,6 +41,7 @@ def agent_configuration(
         nodes=str(role.nodes),
         run_dir=run_dir,
         state_dir=state_dir,
+        gateway=gateway,
         timing=spec.timing,
         termination_grace=spec.limits.termination_grace_period.total_seconds(),
         outputs_logs=spec.outputs.logs,

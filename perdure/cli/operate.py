@@ -1,4 +1,4 @@
-"""Commands that run the control plane: worker, operator and doctor."""
+"""Commands that run the control plane: worker, gateway, operator and doctor."""
 
 from __future__ import annotations
 
@@ -78,6 +78,49 @@ def _backends(names: Sequence[str]) -> list[Backend]:
     if unknown := [name for name in names if name not in served]:
         raise typer.BadParameter(f"{unknown[0]!r} is not one of {', '.join(served)}", param_hint="--backend")
     return [served[name] for name in names]
+
+
+def gateway(
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Serve agents at this address.")
+    ] = "0.0.0.0:7433",
+    keyring_secret: Annotated[
+        str | None,
+        typer.Option(
+            "--keyring-secret",
+            metavar="NAME",
+            help="The Secret with the keys, in the gateway's own namespace; it is created if it does not exist.",
+            show_default="perdure-gateway",
+        ),
+    ] = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            "--health-port",
+            min=1,
+            max=65535,
+            help="Answer GET /healthz on it while agents are served.",
+            show_default="none",
+        ),
+    ] = None,
+    address: AddressOption = None,
+) -> None:
+    """Run a gateway, through which the agents of pods reach the control plane, and nothing else of Temporal.
+
+    It keeps no state, and several may run at once: training continues while one is replaced, or while none runs.
+
+    [dim]perdure gateway --health-port 8080 · perdure gateway --listen 0.0.0.0:7433[/]
+    """
+    from perdure.gateway import serve
+    from perdure.services import run_service
+
+    service = serve.serve(
+        address=address,
+        listen=listen,
+        keyring_secret=keyring_secret or serve.KEYRING_SECRET,
+        health_port=health_port,
+    )
+    raise typer.Exit(run_service(service, logger=serve.logger, log_file=None))
 
 
 def operator(

@@ -21,6 +21,7 @@ from activities.nodes.backend import NodeRefused
 from activities.nodes.configurations import agent_configuration, launcher_configuration
 from activities.nodes.containers import SHARED, TRAINING
 from activities.nodes.kubernetes.facts import NO_PYTHON
+from activities.nodes.kubernetes.gateway import TOKEN_MOUNT, TOKEN_VOLUME, token_volume
 from activities.nodes.kubernetes.merge import merge
 from activities.nodes.kubernetes.naming import GROUP, INCARNATION, JOB, OURS, RANK, ROLE, UID
 from activities.nodes.kubernetes.settings import KubernetesSettings
@@ -37,7 +38,7 @@ PRIVATE = "/perdure-agent"
 """The agent's private folder: its configuration contains the incarnation's token."""
 RUN_DIRECTORY = f"{SHARED}/run"
 
-_PRIVATE_VOLUMES = ("perdure-agent",)
+_PRIVATE_VOLUMES = ("perdure-agent", TOKEN_VOLUME)
 
 BEYOND_GRACE = 10
 """Seconds after the command's grace period in which the launcher sends its shutdown report."""
@@ -270,7 +271,7 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
         "env": [
             {"name": "PERDURE_PREPARE_SHARED", "value": SHARED},
             {"name": "PERDURE_PREPARE_AGENT", "value": PRIVATE},
-            {"name": "PERDURE_PREPARE_AGENT_CONFIG", "value": _agent_configuration(request)},
+            {"name": "PERDURE_PREPARE_AGENT_CONFIG", "value": _agent_configuration(request, settings)},
             {"name": "PERDURE_PREPARE_LAUNCHER_CONFIG", "value": _launcher_configuration(request)},
             {"name": "PERDURE_PREPARE_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "PERDURE_PREPARE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
@@ -294,7 +295,10 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
         ],
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
     }
-    if settings.connection_secret:
+    if settings.gateway:
+        agent["volumeMounts"] = [*agent["volumeMounts"], dict(TOKEN_MOUNT)]
+        volumes.append(token_volume())
+    elif settings.connection_secret:
         agent["envFrom"] = [{"secretRef": {"name": settings.connection_secret}}]
     training = {
         "name": TRAINING,
@@ -332,8 +336,14 @@ def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) ->
     }
 
 
-def _agent_configuration(request: NodeRequest) -> str:
-    config = agent_configuration(request, address=_ADDRESS_LATER, run_dir=Path(RUN_DIRECTORY), state_dir=Path(PRIVATE))
+def _agent_configuration(request: NodeRequest, settings: KubernetesSettings) -> str:
+    config = agent_configuration(
+        request,
+        address=_ADDRESS_LATER,
+        run_dir=Path(RUN_DIRECTORY),
+        state_dir=Path(PRIVATE),
+        gateway=settings.gateway.connection(request) if settings.gateway else None,
+    )
     return config.model_dump_json()
 
 

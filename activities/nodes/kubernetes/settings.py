@@ -1,4 +1,4 @@
-"""Settings of a site for its pods: the agent's image, how agents reach Temporal, presets, and gangs."""
+"""Settings of a site for its pods: the agent's image, how agents reach the control plane, presets, and gangs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from activities.nodes.kubernetes.gangs import GangAdapter, OneByOne, adapter_of
+from activities.nodes.kubernetes.gateway import GatewayAccess, gateway_of
 from activities.nodes.kubernetes.site_policy import SitePolicy
 
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -31,9 +32,11 @@ class KubernetesSettings:
     agent_image: str
     """The image with Perdure; the agent runs in it, and the launcher is copied from it."""
     agent_pull_policy: str = "IfNotPresent"
+    gateway: GatewayAccess | None = None
+    """The gateway that agents connect to; with None they connect to Temporal itself."""
     connection: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Temporal's environment variables for agents: the address at which pods reach it, its namespace, and all other
-    settings that are not secret."""
+    """Temporal's environment variables for agents that connect to it: the address at which pods reach it, its
+    namespace, and all other settings that are not secret."""
     connection_secret: str | None = None
     """A Secret in the job's namespace whose keys are Temporal's environment variables, such as `TEMPORAL_API_KEY`."""
     presets_namespace: str = "default"
@@ -49,7 +52,8 @@ class KubernetesSettings:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> KubernetesSettings:
         """Reads `PERDURE_KUBERNETES_AGENT_IMAGE` and its siblings.
 
-        Temporal's variables are passed to the agents, except those that a Secret holds or that refer to local files.
+        Without a gateway, Temporal's variables are passed to the agents, except those that a Secret holds or that
+        refer to local files.
 
         Raises:
             ValueError: if the agent's image is not set, if agents could not authenticate, or if the gang system is
@@ -58,30 +62,40 @@ class KubernetesSettings:
         image = environment.get(f"{VARIABLES}AGENT_IMAGE")
         if not image:
             raise ValueError(f"{VARIABLES}AGENT_IMAGE is not set; name the image that holds Perdure's agent")
-        secret = environment.get(f"{VARIABLES}CONNECTION_SECRET")
-        found = {name: value for name, value in environment.items() if name.startswith("TEMPORAL_")}
-        for name in found:
-            if name.endswith("_PATH") and not secret:
-                raise ValueError(
-                    f"{name} names a file that pods do not have; put its content into a Secret of the jobs' "
-                    f"namespaces, as {name.removesuffix('_PATH')}_DATA, and name it in {VARIABLES}CONNECTION_SECRET"
-                )
-        connection = {
-            name: value
-            for name, value in found.items()
-            if not (_FILES.fullmatch(name) or (secret and _CREDENTIALS.fullmatch(name)))
-        }
-        if address := environment.get(f"{VARIABLES}TEMPORAL_ADDRESS"):
-            connection["TEMPORAL_ADDRESS"] = address
+        gateway = gateway_of(
+            environment, prefix=VARIABLES, temporal_namespace=environment.get("TEMPORAL_NAMESPACE") or "default"
+        )
+        connection, secret = ({}, None) if gateway else _direct_connection(environment)
         return cls(
             agent_image=image,
             agent_pull_policy=environment.get(f"{VARIABLES}AGENT_PULL_POLICY", cls.agent_pull_policy),
+            gateway=gateway,
             connection=connection,
-            connection_secret=secret or None,
+            connection_secret=secret,
             presets_namespace=environment.get(f"{VARIABLES}PRESETS_NAMESPACE") or own_namespace(),
             gangs=_gangs(environment),
             policy=_policy(environment),
         )
+
+
+def _direct_connection(environment: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
+    """Returns the variables and the Secret of agents that connect to Temporal itself."""
+    secret = environment.get(f"{VARIABLES}CONNECTION_SECRET")
+    found = {name: value for name, value in environment.items() if name.startswith("TEMPORAL_")}
+    for name in found:
+        if name.endswith("_PATH") and not secret:
+            raise ValueError(
+                f"{name} names a file that pods do not have; put its content into a Secret of the jobs' "
+                f"namespaces, as {name.removesuffix('_PATH')}_DATA, and name it in {VARIABLES}CONNECTION_SECRET"
+            )
+    connection = {
+        name: value
+        for name, value in found.items()
+        if not (_FILES.fullmatch(name) or (secret and _CREDENTIALS.fullmatch(name)))
+    }
+    if address := environment.get(f"{VARIABLES}TEMPORAL_ADDRESS"):
+        connection["TEMPORAL_ADDRESS"] = address
+    return connection, secret or None
 
 
 def _policy(environment: Mapping[str, str]) -> SitePolicy:

@@ -1,0 +1,113 @@
+"""Grants: what an agent may do at the gateway, signed by the worker that creates its node.
+
+A grant is public: it stands in the manifest of a pod. It says which pod it is for, and the gateway accepts it together
+with that pod's own service account token only. Since a grant names everything that its agent may touch, the gateway
+has to remember nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, SecretBytes, ValidationError
+
+_MAC_BYTES: Final = hashlib.sha256().digest_size
+_FOR_GRANTS: Final = b"perdure grant\0"
+_FOR_TASKS: Final = b"perdure task\0"
+"""Put before what is signed, so that no signature of one kind is valid for the other."""
+
+
+class NotGranted(Exception):
+    """A grant or a task token is not genuine, or is another agent's."""
+
+
+class PodName(BaseModel):
+    """The pod of an agent."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    namespace: str
+    name: str
+
+
+class Grant(BaseModel):
+    """The rights of the agent of one incarnation."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    temporal_namespace: str
+    job_id: str
+    """Workflow ID of the TrainingJob, which the agent may signal and query."""
+    group_id: str
+    """Workflow ID of the NodeGroup, which the agent may signal."""
+    task_queue: str
+    """The node's own task queue, which the agent may poll."""
+    uid: str
+    role: str
+    rank: int
+    incarnation: int
+    pod: PodName
+    """The pod whose service account token must accompany the grant."""
+
+    @property
+    def node(self) -> str:
+        """The incarnation, as text."""
+        return f"{self.uid}/{self.role}-{self.rank}/{self.incarnation}"
+
+    def signed(self, keys: Sequence[SecretBytes]) -> str:
+        """Returns the grant as text, with a signature by the first key."""
+        content = self.model_dump_json().encode()
+        return f"{_text(content)}.{_text(_mac(keys[0], _FOR_GRANTS, content))}"
+
+    @classmethod
+    def verified(cls, text: str, keys: Iterable[SecretBytes]) -> Grant:
+        """Reads a signed grant.
+
+        Raises:
+            NotGranted: if the text is no grant, or no key has signed it.
+        """
+        content_text, _, mac_text = text.partition(".")
+        try:
+            content, mac = urlsafe_b64decode(content_text), urlsafe_b64decode(mac_text)
+        except ValueError as error:
+            raise NotGranted("the grant is not base64") from error
+        if not _is_genuine(mac, keys, _FOR_GRANTS, content):
+            raise NotGranted("the grant has no valid signature")
+        try:
+            return cls.model_validate_json(content)
+        except ValidationError as error:
+            raise NotGranted("the grant is of another release") from error
+
+    def sign_task(self, token: bytes, keys: Sequence[SecretBytes]) -> bytes:
+        """Returns a task token of the server that only this agent can use."""
+        return _mac(keys[0], _FOR_TASKS, self._task(token)) + token
+
+    def verify_task(self, signed: bytes, keys: Iterable[SecretBytes]) -> bytes:
+        """Returns the server's task token.
+
+        Raises:
+            NotGranted: if it is not the token of a task that was handed to this agent.
+        """
+        mac, token = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
+        if not _is_genuine(mac, keys, _FOR_TASKS, self._task(token)):
+            raise NotGranted("the task token was not handed to this node")
+        return token
+
+    def _task(self, token: bytes) -> bytes:
+        return f"{self.temporal_namespace}\0{self.node}\0".encode() + token
+
+
+def _mac(key: SecretBytes, purpose: bytes, content: bytes) -> bytes:
+    return hmac.digest(key.get_secret_value(), purpose + content, "sha256")
+
+
+def _is_genuine(mac: bytes, keys: Iterable[SecretBytes], purpose: bytes, content: bytes) -> bool:
+    return any(hmac.compare_digest(mac, _mac(key, purpose, content)) for key in keys)
+
+
+def _text(content: bytes) -> str:
+    return urlsafe_b64encode(content).decode()

@@ -1,0 +1,176 @@
+"""Who asks: the grant that the worker signed, and the service account token of the very pod that it was signed for.
+
+Neither is enough alone: grants stand in pods' manifests, and other programs of a pod's service account have tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import aiohttp
+from pydantic import SecretBytes
+
+from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
+from perdure.credentials.grants import Grant, NotGranted, PodName
+from perdure.credentials.names import AUDIENCE, GRANT_HEADER, TOKEN_HEADER
+from perdure.gateway.recent import Recent
+
+logger = logging.getLogger(__name__)
+
+_REVIEW_PATH: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
+_POD_NAME: Final = "authentication.kubernetes.io/pod-name"
+_SERVICE_ACCOUNT: Final = "system:serviceaccount:"
+
+_VALID_SECONDS: Final = 60.0
+"""For so long a reviewed token is accepted without another review: the longest time that the agent of a deleted pod can
+go on."""
+_STALE_SECONDS: Final = 3600.0
+"""For so long it is accepted while the API server cannot be asked: leases must outlast an outage of it."""
+_INVALID_SECONDS: Final = 5.0
+_REMEMBERED: Final = 20_000
+"""Reviews and grants kept; each takes about 1 KB."""
+
+
+class Unauthenticated(Exception):
+    """The caller has not proven who it is; the message is for it and for the log."""
+
+
+class Unavailable(Exception):
+    """Whether the caller is who it says cannot be found out now."""
+
+
+class TokenReviewer(Protocol):
+    """Finds the pod that a service account token is bound to."""
+
+    async def pod_of(self, token: str) -> PodName:
+        """Returns the pod.
+
+        Raises:
+            Unauthenticated: if the token is not valid, or is not bound to a pod.
+            Unavailable: if nobody can say.
+        """
+        ...
+
+
+class ApiTokenReviewer:
+    """Asks the API server, which also knows whether the token's pod still exists."""
+
+    def __init__(self, api: KubernetesApi) -> None:
+        self._api = api
+
+    async def pod_of(self, token: str) -> PodName:
+        review = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [AUDIENCE]},
+        }
+        try:
+            status = (await self._api.create(_REVIEW_PATH, review))["status"]
+        except (KubernetesError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"the API server reviews no tokens: {error}") from error
+        if not status.get("authenticated") or AUDIENCE not in status.get("audiences", ()):
+            raise Unauthenticated("the service account token is not valid for this gateway, or its pod is gone")
+        user: dict[str, Any] = status["user"]
+        extra: dict[str, list[str]] = user.get("extra") or {}
+        names = extra.get(_POD_NAME) or []
+        account = str(user.get("username", ""))
+        if len(names) != 1 or not account.startswith(_SERVICE_ACCOUNT):
+            raise Unauthenticated("the token is not bound to a pod")
+        return PodName(namespace=account.removeprefix(_SERVICE_ACCOUNT).split(":")[0], name=names[0])
+
+
+@dataclass
+class _Review:
+    pod: PodName | None
+    """None where the token is not valid."""
+    reason: str
+    at: float
+
+
+class Callers:
+    """Authenticates callers.
+
+    Invariants: a grant is accepted only with a valid token of its own pod; a token is reviewed at most once at a time;
+    nothing that a caller sends is logged.
+    """
+
+    def __init__(self, keys: Sequence[SecretBytes], reviewer: TokenReviewer) -> None:
+        self._keys = keys
+        self._reviewer = reviewer
+        self._grants = Recent[str, Grant](_REMEMBERED)
+        self._reviews = Recent[bytes, _Review](_REMEMBERED)
+        self._under_review: dict[bytes, asyncio.Task[_Review]] = {}
+
+    def grant(self, headers: Mapping[str, str]) -> Grant:
+        """Returns the grant that a call carries. Who carries it is not known yet.
+
+        Raises:
+            Unauthenticated: if there is none, or it is not genuine.
+        """
+        text = headers.get(GRANT_HEADER, "")
+        if not text:
+            raise Unauthenticated(f"no grant in {GRANT_HEADER}")
+        if known := self._grants.get(text):
+            return known
+        try:
+            grant = Grant.verified(text, self._keys)
+        except NotGranted as error:
+            raise Unauthenticated(str(error)) from error
+        self._grants.put(text, grant)
+        return grant
+
+    async def authenticate(self, grant: Grant, headers: Mapping[str, str]) -> None:
+        """Checks that the caller is the pod that the grant is for.
+
+        Raises:
+            Unauthenticated: if the token is missing, wrong, or another pod's.
+            Unavailable: if the token cannot be reviewed now.
+        """
+        token = headers.get(TOKEN_HEADER, "").removeprefix("Bearer ")
+        if not token:
+            raise Unauthenticated(f"no service account token in {TOKEN_HEADER}")
+        review = await self._reviewed(token)
+        if review.pod is None:
+            raise Unauthenticated(review.reason)
+        if review.pod != grant.pod:
+            raise Unauthenticated("grant and service account token are of different pods")
+
+    async def _reviewed(self, token: str) -> _Review:
+        digest = hashlib.sha256(token.encode()).digest()
+        known = self._reviews.get(digest)
+        age = time.monotonic() - known.at if known else 0.0
+        if known and age < (_VALID_SECONDS if known.pod else _INVALID_SECONDS):
+            return known
+        task = self._under_review.get(digest)
+        if task is None:
+            task = self._under_review[digest] = asyncio.create_task(self._review(digest, token))
+            task.add_done_callback(lambda ended: self._forget(digest, ended))
+        try:
+            # A caller that hangs up does not end the review that others wait for.
+            return await asyncio.shield(task)
+        except Unavailable as error:
+            if known and known.pod and age < _STALE_SECONDS:
+                logger.warning("accepting a token that was reviewed %.0f s ago: %s", age, error)
+                return known
+            raise
+
+    async def _review(self, digest: bytes, token: str) -> _Review:
+        try:
+            pod, reason = await self._reviewer.pod_of(token), ""
+        except Unauthenticated as error:
+            pod, reason = None, str(error)
+        review = _Review(pod, reason, time.monotonic())
+        self._reviews.put(digest, review)
+        return review
+
+    def _forget(self, digest: bytes, ended: asyncio.Task[_Review]) -> None:
+        self._under_review.pop(digest, None)
+        if not ended.cancelled():
+            # Everybody who waited may have hung up; asyncio would log that nobody read the error.
+            ended.exception()

@@ -1,0 +1,289 @@
+"""The calls that an agent may make, and what the gateway checks and changes of each.
+
+Whatever is not listed here is refused. A request that is passed on is built anew from the fields that were checked, so
+that a field which a later release of Temporal adds cannot carry anything past the gateway. The same holds for what an
+agent is told about its job and about the Temporal namespace.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, Generic, TypeVar, cast
+
+from google.protobuf.message import Message
+from pydantic import SecretBytes
+from temporalio.api.common.v1 import Payload, Payloads
+from temporalio.api.enums.v1 import TaskQueueKind
+from temporalio.api.namespace.v1 import NamespaceInfo
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflow.v1 import WorkflowExecutionInfo
+from temporalio.api.workflowservice.v1 import (
+    DescribeNamespaceRequest,
+    DescribeNamespaceResponse,
+    DescribeWorkflowExecutionRequest,
+    DescribeWorkflowExecutionResponse,
+    GetSystemInfoRequest,
+    GetSystemInfoResponse,
+    PollActivityTaskQueueRequest,
+    PollActivityTaskQueueResponse,
+    RecordActivityTaskHeartbeatRequest,
+    RecordActivityTaskHeartbeatResponse,
+    RespondActivityTaskCanceledRequest,
+    RespondActivityTaskCanceledResponse,
+    RespondActivityTaskCompletedRequest,
+    RespondActivityTaskCompletedResponse,
+    RespondActivityTaskFailedRequest,
+    RespondActivityTaskFailedResponse,
+    ShutdownWorkerRequest,
+    ShutdownWorkerResponse,
+    SignalWorkflowExecutionRequest,
+    SignalWorkflowExecutionResponse,
+)
+
+from perdure.credentials.grants import Grant
+
+SERVICE: Final = "temporal.api.workflowservice.v1.WorkflowService"
+
+JOB_SIGNALS: Final = frozenset({"failure", "finished", "group_missing"})
+"""What agents report to their job."""
+GROUP_SIGNALS: Final = frozenset({"joined", "ready", "stepping", "stall", "lease_taken", "heartbeat", "metrics"})
+"""What agents report to their group."""
+
+_IDENTITY_LENGTH: Final = 200
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+Respond = TypeVar(
+    "Respond",
+    RecordActivityTaskHeartbeatRequest,
+    RespondActivityTaskCompletedRequest,
+    RespondActivityTaskFailedRequest,
+    RespondActivityTaskCanceledRequest,
+)
+
+
+class Denied(Exception):
+    """The agent may not make this request; the message names the field."""
+
+
+class Call(ABC, Generic[Request, Response]):
+    """One method of the service, for the agent of one grant."""
+
+    request: ClassVar[type[Message]]
+    response: ClassVar[type[Message]]
+    forwarded: ClassVar[bool] = True
+    """False: the gateway answers by itself."""
+    long: ClassVar[bool] = False
+    """It waits for something to happen. When the gateway stops, it is answered as if nothing did."""
+
+    def __init__(self, grant: Grant, keys: Sequence[SecretBytes]) -> None:
+        self.grant = grant
+        self.keys = keys
+
+    @abstractmethod
+    def check(self, request: Request) -> Request:
+        """Returns the request to pass on.
+
+        Raises:
+            Denied: if the agent may not make it.
+            NotGranted: if it carries the task token of another agent.
+        """
+
+    def answer(self, response: Response) -> Response:
+        """Returns what the agent is told."""
+        return response
+
+    def identity(self, given: str) -> str:
+        """Returns the name under which Temporal shows the agent: it cannot pass itself off as another node."""
+        host = given.rpartition("@")[2][:_IDENTITY_LENGTH]
+        return f"{self.grant.role}-{self.grant.rank}/{self.grant.incarnation}@{host}"
+
+    def check_namespace(self, namespace: str) -> str:
+        """Returns the Temporal namespace, if it is that of the agent's job."""
+        if namespace != self.grant.temporal_namespace:
+            raise Denied(f"namespace: {namespace!r} is not that of the job")
+        return namespace
+
+
+class GetSystemInfo(Call[GetSystemInfoRequest, GetSystemInfoResponse]):
+    """Asks for the server's capabilities, which the SDK needs to connect."""
+
+    request, response = GetSystemInfoRequest, GetSystemInfoResponse
+
+    def check(self, request: GetSystemInfoRequest) -> GetSystemInfoRequest:
+        return GetSystemInfoRequest()
+
+
+class DescribeNamespace(Call[DescribeNamespaceRequest, DescribeNamespaceResponse]):
+    """Asks whether the namespace exists, and for its capabilities, which the SDK's worker needs to start."""
+
+    request, response = DescribeNamespaceRequest, DescribeNamespaceResponse
+
+    def check(self, request: DescribeNamespaceRequest) -> DescribeNamespaceRequest:
+        return DescribeNamespaceRequest(namespace=self.check_namespace(request.namespace))
+
+    def answer(self, response: DescribeNamespaceResponse) -> DescribeNamespaceResponse:
+        info = response.namespace_info
+        shown = NamespaceInfo(name=info.name, state=info.state, capabilities=info.capabilities, limits=info.limits)
+        return DescribeNamespaceResponse(namespace_info=shown)
+
+
+class PollActivityTaskQueue(Call[PollActivityTaskQueueRequest, PollActivityTaskQueueResponse]):
+    """Waits for a command on the node's own queue."""
+
+    request, response = PollActivityTaskQueueRequest, PollActivityTaskQueueResponse
+    long = True
+
+    def check(self, request: PollActivityTaskQueueRequest) -> PollActivityTaskQueueRequest:
+        if request.task_queue.name != self.grant.task_queue:
+            raise Denied(f"task_queue: {request.task_queue.name!r} is not the node's own")
+        return PollActivityTaskQueueRequest(
+            namespace=self.check_namespace(request.namespace),
+            task_queue=TaskQueue(name=self.grant.task_queue, kind=TaskQueueKind.TASK_QUEUE_KIND_NORMAL),
+            identity=self.identity(request.identity),
+        )
+
+    def answer(self, response: PollActivityTaskQueueResponse) -> PollActivityTaskQueueResponse:
+        if response.task_token:
+            response.task_token = self.grant.sign_task(response.task_token, self.keys)
+        return response
+
+
+class _OwnTask(Call[Respond, Response], ABC):
+    """A call about a task that the agent was handed."""
+
+    content: ClassVar[tuple[str, ...]]
+    """The fields that are passed on as they are."""
+
+    def check(self, request: Respond) -> Respond:
+        passed = type(request)(
+            namespace=self.check_namespace(request.namespace),
+            task_token=self.grant.verify_task(request.task_token, self.keys),
+            identity=self.identity(request.identity),
+        )
+        for field in self.content:
+            if request.HasField(cast("Any", field)):
+                getattr(passed, field).CopyFrom(getattr(request, field))
+        return passed
+
+
+class RecordActivityTaskHeartbeat(_OwnTask[RecordActivityTaskHeartbeatRequest, RecordActivityTaskHeartbeatResponse]):
+    """Keeps a lease."""
+
+    request, response = RecordActivityTaskHeartbeatRequest, RecordActivityTaskHeartbeatResponse
+    content = ("details",)
+
+
+class RespondActivityTaskCompleted(_OwnTask[RespondActivityTaskCompletedRequest, RespondActivityTaskCompletedResponse]):
+    """Answers a command."""
+
+    request, response = RespondActivityTaskCompletedRequest, RespondActivityTaskCompletedResponse
+    content = ("result",)
+
+
+class RespondActivityTaskFailed(_OwnTask[RespondActivityTaskFailedRequest, RespondActivityTaskFailedResponse]):
+    """Refuses a command."""
+
+    request, response = RespondActivityTaskFailedRequest, RespondActivityTaskFailedResponse
+    content = ("failure", "last_heartbeat_details")
+
+
+class RespondActivityTaskCanceled(_OwnTask[RespondActivityTaskCanceledRequest, RespondActivityTaskCanceledResponse]):
+    """Gives back a lease."""
+
+    request, response = RespondActivityTaskCanceledRequest, RespondActivityTaskCanceledResponse
+    content = ("details",)
+
+
+class SignalWorkflowExecution(Call[SignalWorkflowExecutionRequest, SignalWorkflowExecutionResponse]):
+    """Reports to the node's own job or group, about the node itself only."""
+
+    request, response = SignalWorkflowExecutionRequest, SignalWorkflowExecutionResponse
+
+    def check(self, request: SignalWorkflowExecutionRequest) -> SignalWorkflowExecutionRequest:
+        workflow, name = request.workflow_execution.workflow_id, request.signal_name
+        allowed = {self.grant.job_id: JOB_SIGNALS, self.grant.group_id: GROUP_SIGNALS}.get(workflow)
+        if allowed is None:
+            raise Denied(f"workflow_execution: {workflow!r} is not the node's own job or group")
+        if name not in allowed:
+            raise Denied(f"signal_name: agents do not send {name!r} to {workflow!r}")
+        if len(request.input.payloads) != 1:
+            raise Denied(f"input: expected one message, not {len(request.input.payloads)}")
+        message = request.input.payloads[0]
+        self._check_sender(message)
+        passed = SignalWorkflowExecutionRequest(
+            namespace=self.check_namespace(request.namespace),
+            signal_name=name,
+            input=Payloads(payloads=[Payload(metadata={"encoding": b"json/plain"}, data=message.data)]),
+            identity=self.identity(request.identity),
+            request_id=request.request_id,
+        )
+        passed.workflow_execution.workflow_id = workflow
+        return passed
+
+    def _check_sender(self, message: Payload) -> None:
+        if message.metadata.get("encoding") != b"json/plain":
+            raise Denied("input: the message is not JSON")
+        try:
+            content = json.loads(message.data)
+            sender = content["sender"]
+            named = tuple(sender[field] for field in ("uid", "role", "rank", "incarnation"))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise Denied("input: the message names no sender") from error
+        if named != (self.grant.uid, self.grant.role, self.grant.rank, self.grant.incarnation):
+            raise Denied("input: the sender is another node")
+
+
+class DescribeWorkflowExecution(Call[DescribeWorkflowExecutionRequest, DescribeWorkflowExecutionResponse]):
+    """Asks whether the node's own job still runs. The agent learns no more than that."""
+
+    request, response = DescribeWorkflowExecutionRequest, DescribeWorkflowExecutionResponse
+
+    def check(self, request: DescribeWorkflowExecutionRequest) -> DescribeWorkflowExecutionRequest:
+        execution = request.execution
+        if execution.workflow_id != self.grant.job_id:
+            raise Denied(f"execution: {execution.workflow_id!r} is not the node's own job")
+        passed = DescribeWorkflowExecutionRequest(namespace=self.check_namespace(request.namespace))
+        passed.execution.workflow_id, passed.execution.run_id = execution.workflow_id, execution.run_id
+        return passed
+
+    def answer(self, response: DescribeWorkflowExecutionResponse) -> DescribeWorkflowExecutionResponse:
+        info = response.workflow_execution_info
+        shown = WorkflowExecutionInfo(
+            execution=info.execution,
+            type=info.type,
+            status=info.status,
+            first_run_id=info.first_run_id,
+            start_time=info.start_time,
+        )
+        return DescribeWorkflowExecutionResponse(workflow_execution_info=shown)
+
+
+class ShutdownWorker(Call[ShutdownWorkerRequest, ShutdownWorkerResponse]):
+    """The SDK's worker says that it stops, which concerns workflows only."""
+
+    request, response = ShutdownWorkerRequest, ShutdownWorkerResponse
+    forwarded = False
+
+    def check(self, request: ShutdownWorkerRequest) -> ShutdownWorkerRequest:
+        return request
+
+
+CALLS: Final[dict[str, type[Call[Any, Any]]]] = {
+    call.__name__: call
+    for call in (
+        GetSystemInfo,
+        DescribeNamespace,
+        PollActivityTaskQueue,
+        RecordActivityTaskHeartbeat,
+        RespondActivityTaskCompleted,
+        RespondActivityTaskFailed,
+        RespondActivityTaskCanceled,
+        SignalWorkflowExecution,
+        DescribeWorkflowExecution,
+        ShutdownWorker,
+    )
+}
+"""All calls, by the name of their method."""

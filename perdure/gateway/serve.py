@@ -1,0 +1,99 @@
+"""The gateway as a process: connects to Temporal and to the API server, and serves agents until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from base64 import b64decode
+from datetime import timedelta
+from typing import Final
+
+from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError, Object
+from activities.nodes.kubernetes.settings import own_namespace
+from perdure.client.connection import connect, find_endpoint
+from perdure.credentials.keyring import Keyring, KeyringInvalid
+from perdure.errors import Refused
+from perdure.gateway.callers import ApiTokenReviewer, Callers
+from perdure.gateway.server import Gateway
+from perdure.services import answering
+
+logger = logging.getLogger("perdure.gateway")
+
+KEYRING_SECRET: Final = "perdure-gateway"
+STOP_GRACE: Final = timedelta(seconds=5)
+"""The time for calls in progress to end when the gateway is stopped. Polls end at once."""
+
+
+async def serve(*, address: str | None, listen: str, keyring_secret: str, health_port: int | None) -> None:
+    """Runs a gateway until SIGTERM or SIGINT.
+
+    Args:
+        address: The Temporal server; by default as the environment configures it.
+        listen: Host and port for agents.
+        keyring_secret: The name of the Secret with the key ring.
+        health_port: The port that answers `GET /healthz`.
+
+    Raises:
+        ControlPlaneUnreachable: if Temporal does not answer at the start.
+        Refused: if the key ring cannot be read, or the address cannot be used.
+    """
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    endpoint = find_endpoint(address)
+    temporal = await connect(endpoint, identity=f"perdure-gateway@{socket.gethostname()}:{os.getpid()}", patient=True)
+    api = await KubernetesApi.connect()
+    try:
+        keyring = await _keyring(api, own_namespace(), keyring_secret)
+        callers = Callers(keyring.signing_keys, ApiTokenReviewer(api))
+        gateway = Gateway(temporal, callers, keyring.signing_keys)
+        try:
+            port = await gateway.start(listen, keyring.authority)
+        except OSError as error:
+            raise Refused(str(error), remedy="Name a free port with --listen HOST:PORT.") from error
+        logger.info("serving agents at port %d; Temporal at %s, %s", port, endpoint.address, endpoint.namespace)
+        async with answering(health_port):
+            await stopped.wait()
+        logger.info("stopping")
+        await gateway.stop(STOP_GRACE)
+    finally:
+        await api.close()
+
+
+async def _keyring(api: KubernetesApi, namespace: str, name: str) -> Keyring:
+    """Reads the key ring's Secret; creates it if it does not exist. Of several gateways that start, one creates it."""
+    secrets = f"/api/v1/namespaces/{namespace}/secrets"
+    try:
+        secret = await api.get(f"{secrets}/{name}")
+        if secret is None:
+            secret = await _create(api, secrets, name)
+            logger.info("created the Secret %s/%s with new keys", namespace, name)
+    except KubernetesError as error:
+        raise Refused(f"the Secret {namespace}/{name} cannot be read: {error}", remedy=_REMEDY) from error
+    data: dict[str, str] = secret.get("data") or {}
+    try:
+        return Keyring.from_entries({key: b64decode(value).decode("utf-8", "replace") for key, value in data.items()})
+    except KeyringInvalid as error:
+        raise Refused(f"the Secret {namespace}/{name} is no key ring: {error}", remedy=_REMEDY) from error
+
+
+_REMEDY: Final = "See docs/gateway.md."
+
+
+async def _create(api: KubernetesApi, secrets: str, name: str) -> Object:
+    content: Object = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "perdure"}},
+        "stringData": Keyring.new().to_entries(),
+    }
+    try:
+        return await api.create(secrets, content)
+    except KubernetesError as error:
+        created = await api.get(f"{secrets}/{name}") if error.reason == "AlreadyExists" else None
+        if created is None:
+            raise
+        return created

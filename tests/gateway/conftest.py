@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.agent.harness import Workflows, recording
+from tests.gateway.site import GatewaySite, gateway_site
+from tests.support.temporal_server import DevServer
+
+
+@pytest.fixture
+async def workflows(temporal_server: DevServer) -> AsyncIterator[Workflows]:
+    async with recording(temporal_server) as both:
+        yield both
+
+
+@pytest.fixture
+async def site(temporal_server: DevServer) -> AsyncIterator[GatewaySite]:
+    async with gateway_site(temporal_server) as site:
+        yield site

@@ -1,0 +1,149 @@
+"""A real gateway before a real Temporal server. Only the API server, which knows whose a token is, is played."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionRequest
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.service import TLSConfig
+
+from agent.config import GatewayConnection
+from perdure.credentials.grants import Grant, PodName
+from perdure.credentials.keyring import Keyring
+from perdure.credentials.names import GATEWAY_NAME, GRANT_HEADER, TOKEN_HEADER
+from perdure.gateway.callers import Callers, Unauthenticated, Unavailable
+from perdure.gateway.calls import SERVICE
+from perdure.gateway.server import Gateway
+from tests.agent.harness import RunningAgent, Workflows
+from tests.support.temporal_server import DevServer, free_port
+
+
+class PlayedReviewer:
+    """Knows the pods of the tokens that it was told."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, PodName] = {}
+        self.reviews: list[str] = []
+        self.away = False
+
+    async def pod_of(self, token: str) -> PodName:
+        self.reviews.append(token)
+        if self.away:
+            raise Unavailable("the API server is away")
+        if token not in self.pods:
+            raise Unauthenticated("the service account token is not valid")
+        return self.pods[token]
+
+
+class GatewaySite:
+    """A gateway that can be stopped and started again at the same address."""
+
+    def __init__(self, server: DevServer) -> None:
+        self.server = server
+        self.keyring = Keyring.new()
+        self.reviewer = PlayedReviewer()
+        self.address = f"127.0.0.1:{free_port()}"
+        self._gateway: Gateway | None = None
+
+    async def start(self) -> None:
+        keys = self.keyring.signing_keys
+        self._gateway = Gateway(await self.server.client(), Callers(keys, self.reviewer), keys)
+        await self._gateway.start(self.address, self.keyring.authority)
+
+    async def stop(self, grace: timedelta = timedelta()) -> None:
+        if self._gateway:
+            await self._gateway.stop(grace)
+            self._gateway = None
+
+    def grant(self, workflows: Workflows, *, uid: str = "", rank: int = 0, incarnation: int = 1) -> Grant:
+        """The grant of a node of the recording job."""
+        uid = uid or secrets.token_hex(4)
+        return Grant(
+            temporal_namespace=self.server.namespace,
+            job_id=workflows.job.id,
+            group_id=workflows.group.id,
+            task_queue=f"node/{uid}/worker-{rank}/{incarnation}",
+            uid=uid,
+            role="worker",
+            rank=rank,
+            incarnation=incarnation,
+            pod=PodName(namespace="tests", name=f"pod-{uid}-{rank}-{incarnation}"),
+        )
+
+    def token(self, grant: Grant) -> str:
+        """A valid token of the pod of a grant."""
+        token = secrets.token_hex(16)
+        self.reviewer.pods[token] = grant.pod
+        return token
+
+    async def client(self, grant: Grant, token: str) -> Client:
+        """A client of Temporal's SDK, as an agent or an attacker has it."""
+        return await Client.connect(
+            self.address,
+            namespace=self.server.namespace,
+            data_converter=pydantic_data_converter,
+            tls=TLSConfig(server_root_ca_cert=self.keyring.authority.certificate.encode(), domain=GATEWAY_NAME),
+            api_key=token,
+            rpc_metadata={GRANT_HEADER: grant.signed(self.keyring.signing_keys)},
+            lazy=True,
+        )
+
+    @asynccontextmanager
+    async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
+        """A bare channel, for calls that the SDK would not make, or would repeat."""
+        trust = grpc.ssl_channel_credentials(self.keyring.authority.certificate.encode())
+        options = [("grpc.ssl_target_name_override", GATEWAY_NAME)]
+        async with grpc.aio.secure_channel(self.address, trust, options=options) as channel:
+            yield channel
+
+    async def describe(self, workflow: str, *headers: tuple[str, str]) -> tuple[grpc.StatusCode, str]:
+        """Asks for a job with these headers; returns status and reason."""
+        request = DescribeWorkflowExecutionRequest(
+            namespace=self.server.namespace, execution=WorkflowExecution(workflow_id=workflow)
+        )
+        async with self.channel() as channel:
+            call: Callable[..., Awaitable[bytes]] = channel.unary_unary(f"/{SERVICE}/DescribeWorkflowExecution")
+            try:
+                await call(request.SerializeToString(), metadata=headers, timeout=30)
+            except grpc.aio.AioRpcError as error:
+                return error.code(), error.details() or ""
+        return grpc.StatusCode.OK, ""
+
+    def headers(self, grant: Grant, token: str = "") -> tuple[tuple[str, str], ...]:
+        """The proofs of an agent."""
+        signed = grant.signed(self.keyring.signing_keys)
+        return (GRANT_HEADER, signed), (TOKEN_HEADER, f"Bearer {token or self.token(grant)}")
+
+    def agent(self, workflows: Workflows, folder: Path) -> RunningAgent:
+        """An agent process, not started yet, that connects to the gateway."""
+        agent = RunningAgent(self.server, workflows, folder)
+        grant = self.grant(workflows, uid=agent.node.uid)
+        token_path = folder / "token"
+        token_path.write_text(self.token(grant))
+        connection = GatewayConnection(
+            address=self.address,
+            authority=self.keyring.authority.certificate,
+            namespace=self.server.namespace,
+            grant=grant.signed(self.keyring.signing_keys),
+            token_path=token_path,
+        )
+        agent.config = agent.config.model_copy(update={"gateway": connection})
+        return agent
+
+
+@asynccontextmanager
+async def gateway_site(server: DevServer) -> AsyncIterator[GatewaySite]:
+    site = GatewaySite(server)
+    await site.start()
+    try:
+        yield site
+    finally:
+        await site.stop()

@@ -1,0 +1,102 @@
+"""Tests of real agents behind a real gateway: they work as they do without one, also while gateways come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.agent.harness import RunningAgent, Workflows
+from tests.gateway.site import GatewaySite
+from tests.support.waiting import eventually
+
+
+@asynccontextmanager
+async def agent_of(site: GatewaySite, workflows: Workflows, folder: Path) -> AsyncIterator[RunningAgent]:
+    agent = site.agent(workflows, folder)
+    await agent.start()
+    try:
+        yield agent
+    finally:
+        await agent.close()
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("n")
+
+
+async def test_an_agent_reports_and_obeys_through_the_gateway(
+    site: GatewaySite, workflows: Workflows, folder: Path
+) -> None:
+    async with agent_of(site, workflows, folder) as agent:
+        [joined] = await workflows.expect(workflows.group, "joined")
+        assert joined["sender"] == agent.node.model_dump()
+        lease = await agent.start_lease(epoch=1)
+        await workflows.expect(workflows.group, "lease_taken")
+        answer = await agent.command("apply_world", agent.world(1))
+        assert answer["accepted"]
+        await workflows.beats(3)
+        assert not lease.done()
+        await workflows.group.terminate("over")
+        await asyncio.gather(lease, return_exceptions=True)
+
+
+async def test_the_agent_learns_that_its_job_has_closed(site: GatewaySite, workflows: Workflows, folder: Path) -> None:
+    async with agent_of(site, workflows, folder) as agent:
+        await workflows.expect(workflows.group, "joined")
+        await workflows.job.terminate("over")
+        await workflows.group.terminate("over")
+        assert agent.process
+        await asyncio.wait_for(agent.process.wait(), 60)
+        assert "the job has closed" in agent.log()
+
+
+async def test_a_lease_survives_a_gateway_that_is_replaced(
+    site: GatewaySite, workflows: Workflows, folder: Path
+) -> None:
+    async with agent_of(site, workflows, folder) as agent:
+        await workflows.expect(workflows.group, "joined")
+        lease = await agent.start_lease(epoch=1)
+        await workflows.expect(workflows.group, "lease_taken")
+        for _ in range(3):
+            await site.stop()
+            await site.start()
+            await workflows.beats(2)
+        assert not lease.done()
+        answer = await agent.command("apply_world", agent.world(1))
+        assert answer["accepted"]
+        assert len(await workflows.seen(workflows.group, "lease_taken")) == 1
+        await workflows.group.terminate("over")
+        await asyncio.gather(lease, return_exceptions=True)
+
+
+async def test_what_happens_while_no_gateway_runs_is_reported_afterwards(
+    site: GatewaySite, workflows: Workflows, folder: Path
+) -> None:
+    async with agent_of(site, workflows, folder) as agent:
+        await workflows.expect(workflows.group, "joined")
+        await site.stop()
+        await agent.launcher_hello()
+        await agent.handler_hello()
+        await agent.ready(0)
+        await site.start()
+        [ready] = await workflows.expect(workflows.group, "ready")
+        assert ready["sender"] == agent.node.model_dump()
+
+
+async def test_an_agent_uses_a_renewed_token(
+    site: GatewaySite, workflows: Workflows, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with agent_of(site, workflows, folder) as agent:
+        await workflows.expect(workflows.group, "joined")
+        assert agent.config.gateway
+        [old] = site.reviewer.pods
+        pod = site.reviewer.pods.pop(old)
+        agent.config.gateway.token_path.write_text("renewed")
+        site.reviewer.pods["renewed"] = pod
+        await eventually(lambda: "renewed" in site.reviewer.reviews, within=60)
+        await workflows.beats(2)

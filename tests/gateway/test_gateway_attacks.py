@@ -1,0 +1,325 @@
+"""Tests of an attacker who has taken over a node: it has the node's grant and token, and the whole of Temporal's SDK.
+
+All other jobs on the server are out of its reach, and of its own job it reaches what its agent needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+import temporalio.api.workflowservice.v1 as service
+from temporalio.api.common.v1 import Payload, WorkflowExecution
+from temporalio.api.enums.v1 import TaskQueueKind
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from perdure.credentials.keyring import Keyring
+from perdure.credentials.names import GATEWAY_NAME, GRANT_HEADER, TOKEN_HEADER
+from perdure.gateway.calls import CALLS, GROUP_SIGNALS, JOB_SIGNALS, SERVICE
+from perdure.gateway.limits import AT_ONCE, BURST, MESSAGE_BYTES
+from tests.agent.harness import Workflows, recording
+from tests.gateway.site import GatewaySite
+from tests.support.temporal_server import DevServer
+
+DENIED = RPCStatusCode.PERMISSION_DENIED
+
+
+class Attacker:
+    """One who took over the node of a grant."""
+
+    def __init__(self, site: GatewaySite, workflows: Workflows, client: Client) -> None:
+        self.site, self.workflows, self.client = site, workflows, client
+        self.namespace = site.server.namespace
+
+    async def refused(self, call: Awaitable[Any], status: RPCStatusCode, reason: str = "") -> None:
+        with pytest.raises(RPCError) as refusal:
+            await call
+        assert refusal.value.status is status, refusal.value
+        assert reason in refusal.value.message
+
+    def poll(self, queue: str, **fields: Any) -> Awaitable[service.PollActivityTaskQueueResponse]:
+        request = service.PollActivityTaskQueueRequest(
+            **{"namespace": self.namespace, "task_queue": TaskQueue(name=queue), **fields}
+        )
+        return self.client.workflow_service.poll_activity_task_queue(request)
+
+    def signal(self, workflow: str, name: str, message: Any, **fields: Any) -> Awaitable[Any]:
+        request = service.SignalWorkflowExecutionRequest(
+            **{
+                "namespace": self.namespace,
+                "workflow_execution": WorkflowExecution(workflow_id=workflow),
+                "signal_name": name,
+                **fields,
+            }
+        )
+        data = message if isinstance(message, bytes) else json.dumps(message).encode()
+        request.input.payloads.append(Payload(metadata={"encoding": b"json/plain"}, data=data))
+        return self.client.workflow_service.signal_workflow_execution(request)
+
+
+@pytest.fixture
+async def attacker(site: GatewaySite, workflows: Workflows) -> Attacker:
+    grant = site.grant(workflows, uid="aaaaaaaa")
+    return Attacker(site, workflows, await site.client(grant, site.token(grant)))
+
+
+@pytest.fixture
+async def victim(temporal_server: DevServer) -> AsyncIterator[Workflows]:
+    """Another team's job on the same server."""
+    async with recording(temporal_server) as both:
+        yield both
+
+
+OWN = {"uid": "aaaaaaaa", "role": "worker", "rank": 0, "incarnation": 1, "token": "t"}
+
+
+async def test_no_method_but_those_of_an_agent_exists(attacker: Attacker) -> None:
+    """Every method of the service is called, also those that an agent has."""
+    names = [name.removesuffix("Request") for name in dir(service) if name.endswith("Request")]
+    assert len(names) > 80
+
+    async def status(channel: grpc.aio.Channel, method: str) -> grpc.StatusCode:
+        call: Callable[..., Awaitable[bytes]] = channel.unary_unary(method)
+        try:
+            await call(b"", timeout=20)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+    async with attacker.site.channel() as channel:
+        for name in names:
+            expected = grpc.StatusCode.UNAUTHENTICATED if name in CALLS else grpc.StatusCode.UNIMPLEMENTED
+            assert await status(channel, f"/{SERVICE}/{name}") is expected, name
+        for other in ("temporal.api.operatorservice.v1.OperatorService/ListSearchAttributes", "grpc.health.v1/Check"):
+            assert await status(channel, f"/{other}") is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_others_jobs_are_neither_seen_nor_changed(attacker: Attacker, victim: Workflows) -> None:
+    handle = attacker.client.get_workflow_handle(victim.job.id)
+    for call in (
+        handle.fetch_history(),
+        handle.terminate("mine"),
+        handle.cancel(),
+        handle.query("seen"),
+        handle.execute_update("call"),
+        attacker.client.start_workflow("TrainingJob", id="job/tests/mine", task_queue="perdure"),
+        attacker.client.count_workflows(),
+    ):
+        await attacker.refused(call, RPCStatusCode.UNIMPLEMENTED)
+    await attacker.refused(handle.describe(), DENIED, "not the node's own job")
+    await attacker.refused(attacker.signal(victim.job.id, "failure", {"sender": OWN}), DENIED, "not the node's own")
+    await attacker.refused(attacker.signal(victim.group.id, "joined", {"sender": OWN}), DENIED, "not the node's own")
+    assert await victim.seen(victim.job) == []
+
+
+async def test_of_its_own_job_a_node_learns_only_whether_it_runs(attacker: Attacker, workflows: Workflows) -> None:
+    described = await attacker.client.get_workflow_handle(workflows.job.id).describe()
+    assert described.run_id == workflows.job.first_execution_run_id
+    raw = described.raw_description
+    assert [field.name for field, _ in raw.ListFields()] == ["workflow_execution_info"]
+    shown = {field.name for field, _ in raw.workflow_execution_info.ListFields()}
+    assert shown <= {"execution", "type", "status", "first_run_id", "start_time"}
+
+
+async def test_a_node_cannot_change_its_job_beyond_its_own_reports(attacker: Attacker, workflows: Workflows) -> None:
+    handle = attacker.client.get_workflow_handle(workflows.job.id)
+    await attacker.refused(handle.terminate(), RPCStatusCode.UNIMPLEMENTED)
+    for workflow, name in (
+        (workflows.job.id, "close"),
+        (workflows.job.id, "edges"),
+        (workflows.job.id, "joined"),
+        (workflows.group.id, "desire"),
+        (workflows.group.id, "adopt"),
+        (workflows.group.id, "node_events"),
+        (workflows.group.id, "failure"),
+        (workflows.group.id, "__temporal_x"),
+    ):
+        await attacker.refused(attacker.signal(workflow, name, {"sender": OWN}), DENIED, "signal_name")
+    assert await workflows.seen(workflows.job) == []
+    assert await workflows.seen(workflows.group) == []
+
+
+@pytest.mark.parametrize(
+    "sender",
+    [
+        {**OWN, "rank": 1},
+        {**OWN, "incarnation": 2},
+        {**OWN, "uid": "bbbbbbbb"},
+        {**OWN, "role": "other"},
+        {**OWN, "rank": "0"},
+        {},
+        None,
+        "worker-0",
+    ],
+)
+async def test_a_node_cannot_speak_for_another_one(attacker: Attacker, workflows: Workflows, sender: Any) -> None:
+    await attacker.refused(attacker.signal(workflows.job.id, "failure", {"sender": sender}), DENIED, "sender")
+    assert await workflows.seen(workflows.job) == []
+
+
+@pytest.mark.parametrize("message", [b"", b"[1]", b"{", b"\xff\xfe", b"[" * 100_000])
+async def test_what_is_no_message_is_refused(attacker: Attacker, workflows: Workflows, message: bytes) -> None:
+    await attacker.refused(attacker.signal(workflows.job.id, "failure", message), DENIED, "names no sender")
+
+
+async def test_headers_and_links_do_not_pass(attacker: Attacker, workflows: Workflows) -> None:
+    """Fields that no agent sends are left out, so none of them can do harm."""
+    run = {"workflow_execution": WorkflowExecution(workflow_id=workflows.job.id, run_id="another")}
+    await attacker.signal(workflows.job.id, "finished", {"sender": OWN}, control="x", identity="root@there", **run)
+    [seen] = await workflows.expect(workflows.job, "finished")
+    assert seen["sender"] == OWN
+    events = [event async for event in workflows.job.fetch_history_events()]
+    [signal] = [event.workflow_execution_signaled_event_attributes for event in events if event.event_type == 26]
+    assert signal.identity == "worker-0/1@there"
+
+
+async def test_a_message_that_is_too_large_is_refused(attacker: Attacker, workflows: Workflows) -> None:
+    large = {"sender": OWN, "text": "x" * MESSAGE_BYTES}
+    await attacker.refused(attacker.signal(workflows.job.id, "failure", large), RPCStatusCode.RESOURCE_EXHAUSTED)
+
+
+async def test_other_queues_and_namespaces_cannot_be_polled(attacker: Attacker, victim: Workflows) -> None:
+    for queue in ("perdure", "perdure-watch", "node/aaaaaaaa/worker-1/1", "node/aaaaaaaa/worker-0/2", ""):
+        await attacker.refused(attacker.poll(queue), DENIED, "task_queue")
+    own = "node/aaaaaaaa/worker-0/1"
+    await attacker.refused(attacker.poll(own, namespace="temporal-system"), DENIED, "namespace")
+    # A sticky queue has the name of another one in a second field, which is not passed on.
+    poll = asyncio.ensure_future(
+        attacker.poll(
+            own, task_queue=TaskQueue(name=own, normal_name="perdure", kind=TaskQueueKind.TASK_QUEUE_KIND_STICKY)
+        )
+    )
+    assert not (await asyncio.wait({poll}, timeout=2))[0]
+    poll.cancel()
+
+
+async def test_a_task_can_be_completed_by_its_own_node_only(
+    site: GatewaySite, attacker: Attacker, workflows: Workflows
+) -> None:
+    """The attacker knows the token of another node's lease, and the server's own form of it."""
+    neighbour = site.grant(workflows, uid="aaaaaaaa", rank=1)
+    client = await site.client(neighbour, site.token(neighbour))
+    execution = asyncio.create_task(_lease(workflows, neighbour.task_queue))
+    task = await client.workflow_service.poll_activity_task_queue(
+        service.PollActivityTaskQueueRequest(
+            namespace=attacker.namespace, task_queue=TaskQueue(name=neighbour.task_queue)
+        )
+    )
+    assert task.task_token
+    keys = site.keyring.signing_keys
+    for token in (task.task_token, neighbour.verify_task(task.task_token, keys), b"", b"x" * 40):
+        about: dict[str, Any] = {"namespace": attacker.namespace, "task_token": token}
+        ours = attacker.client.workflow_service
+        for call in (
+            ours.record_activity_task_heartbeat(service.RecordActivityTaskHeartbeatRequest(**about)),
+            ours.respond_activity_task_completed(service.RespondActivityTaskCompletedRequest(**about)),
+            ours.respond_activity_task_failed(service.RespondActivityTaskFailedRequest(**about)),
+            ours.respond_activity_task_canceled(service.RespondActivityTaskCanceledRequest(**about)),
+        ):
+            await attacker.refused(call, DENIED, "task token")
+    beat = service.RecordActivityTaskHeartbeatRequest(namespace=attacker.namespace, task_token=task.task_token)
+    await client.workflow_service.record_activity_task_heartbeat(beat)
+    await workflows.group.terminate("over")
+    await asyncio.gather(execution, return_exceptions=True)
+
+
+async def _lease(workflows: Workflows, queue: str) -> Any:
+    from tests.agent.recorder import Call, Recorder
+
+    return await workflows.group.execute_update(Recorder.call, Call(queue=queue, activity="x", argument={}))
+
+
+async def test_nobody_is_served_without_both_proofs(site: GatewaySite, workflows: Workflows) -> None:
+    grant, other = site.grant(workflows), site.grant(workflows)
+    token = site.token(grant)
+    keys = site.keyring.signing_keys
+    genuine = grant.signed(keys)
+    content, _, signature = genuine.partition(".")
+    widened = grant.model_copy(update={"job_id": "job/other/job"}).signed(keys).split(".")[0]
+    for proof, bearer, reason in (
+        (None, token, "no grant"),
+        (genuine, None, "no service account token"),
+        (genuine, "Bearer ", "no service account token"),
+        (genuine, f"Bearer {secrets.token_hex(8)}", "not valid"),
+        (genuine, f"Bearer {site.token(other)}", "different pods"),
+        (other.signed(keys), f"Bearer {token}", "different pods"),
+        (grant.signed(Keyring.new().signing_keys), f"Bearer {token}", "signature"),
+        (f"{widened}.{signature}", f"Bearer {token}", "signature"),
+        (f"{content}.", f"Bearer {token}", "signature"),
+        ("x.y", f"Bearer {token}", "base64"),
+    ):
+        headers = [(GRANT_HEADER, proof), (TOKEN_HEADER, bearer)]
+        sent = [(name, value) for name, value in headers if value is not None]
+        status, details = await site.describe(workflows.job.id, *sent)
+        assert status is grpc.StatusCode.UNAUTHENTICATED, proof
+        assert reason in details
+    assert await site.describe(workflows.job.id, *site.headers(grant, token)) == (grpc.StatusCode.OK, "")
+
+
+async def test_the_token_of_a_pod_that_is_gone_is_refused(
+    site: GatewaySite, workflows: Workflows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old incarnation's grant and token are worth nothing as soon as the API server has been asked again."""
+    monkeypatch.setattr("perdure.gateway.callers._VALID_SECONDS", 0.0)
+    grant = site.grant(workflows)
+    token = site.token(grant)
+    assert (await site.describe(workflows.job.id, *site.headers(grant, token)))[0] is grpc.StatusCode.OK
+    del site.reviewer.pods[token]
+    status, _ = await site.describe(workflows.job.id, *site.headers(grant, token))
+    assert status is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_while_the_api_server_is_away_known_agents_are_served(
+    site: GatewaySite, workflows: Workflows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.gateway.callers._VALID_SECONDS", 0.0)
+    known, new = site.headers(site.grant(workflows)), site.headers(site.grant(workflows))
+    assert (await site.describe(workflows.job.id, *known))[0] is grpc.StatusCode.OK
+    site.reviewer.away = True
+    assert (await site.describe(workflows.job.id, *known))[0] is grpc.StatusCode.OK
+    assert (await site.describe(workflows.job.id, *new))[0] is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_one_that_floods_is_held_back(attacker: Attacker, workflows: Workflows) -> None:
+    request = service.DescribeWorkflowExecutionRequest(
+        namespace=attacker.namespace, execution=WorkflowExecution(workflow_id=workflows.job.id)
+    )
+    describe = attacker.client.workflow_service.describe_workflow_execution
+    tries = int(2 * BURST)
+    answers = await asyncio.gather(*(describe(request) for _ in range(tries)), return_exceptions=True)
+    refused = [one for one in answers if isinstance(one, RPCError)]
+    # Unavailable: the connection has no room for more calls that wait for their refusal.
+    assert len(refused) == sum(isinstance(one, Exception) for one in answers)
+    assert {one.status for one in refused} <= {RPCStatusCode.RESOURCE_EXHAUSTED, RPCStatusCode.UNAVAILABLE}
+    assert len(refused) > AT_ONCE
+    assert tries - len(refused) >= AT_ONCE
+
+
+async def test_the_gateway_speaks_tls_only(site: GatewaySite) -> None:
+    host, _, port = site.address.partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as plain:
+        plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        plain.settimeout(20)
+        assert b"HTTP" not in plain.recv(100)
+    trust = ssl.create_default_context(cadata=Keyring.new().authority.certificate)
+    with (
+        socket.create_connection((host, int(port)), timeout=10) as other,
+        pytest.raises(ssl.SSLCertVerificationError),
+    ):
+        trust.wrap_socket(other, server_hostname=GATEWAY_NAME)
+
+
+def test_the_signals_are_those_that_agents_send() -> None:
+    from agent.outbox import SIGNALS
+
+    assert set(SIGNALS.values()) == JOB_SIGNALS | GROUP_SIGNALS
+    assert not JOB_SIGNALS & GROUP_SIGNALS
