@@ -17,19 +17,21 @@ DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 _HEAD = "# Generated from the Helm chart by `make kustomize`.\n"
 _HELM_S_OWN = re.compile(r"^(# Source: .*| *(app\.kubernetes\.io/managed-by|helm\.sh/chart): .*)\n", flags=re.MULTILINE)
 
+_OF_JOBS = re.compile(r"^kind: (?:Role|RoleBinding|NetworkPolicy)$.*?^  name: perdure-perdure-", flags=re.M | re.S)
+"""What the chart makes in each namespace of jobs: names there contain the release's own namespace."""
+
 
 def bases(helm: Path) -> dict[Path, str]:
-    """Returns the content of each file: the worker, and its rights in a namespace that jobs run in."""
+    """Returns the content of each file: worker and gateway; and what a namespace needs in which jobs run, that is the
+    worker's rights, and the network policy of jobs."""
     command = [helm, "template", "perdure", DEPLOY / "helm" / "perdure", "--namespace", "perdure"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     objects = [part.strip() for part in _HELM_S_OWN.sub("", text).split("---\n") if part.strip()]
-    roles = [one for one in objects if re.search(r"^kind: Role", one, flags=re.MULTILINE)]
-    # Presets are read in the worker's own namespace.
-    rights = [one for one in roles if not re.search(r"^  name: .*-presets$", one, flags=re.MULTILINE)]
-    others = [one for one in objects if one not in rights]
+    access = [one for one in objects if _OF_JOBS.search(one)]
+    others = [one for one in objects if one not in access]
     folder = DEPLOY / "kustomize"
     return {
-        folder / "access" / "access.yaml": _HEAD + "\n---\n".join(rights) + "\n",
+        folder / "access" / "access.yaml": _HEAD + "\n---\n".join(access) + "\n",
         folder / "worker" / "worker.yaml": _HEAD + "\n---\n".join(others) + "\n",
     }
 

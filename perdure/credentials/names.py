@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-GATEWAY_NAME: Final = "gateway.perdure.internal"
+GATEWAY_NAME: Final = "perdure-gateway.internal"
 """The name in the certificate of every gateway. `internal` is reserved for private use, so nobody else can own it."""
 GRANT_HEADER: Final = "perdure-grant"
 """The header of gRPC calls that carries the grant."""

@@ -170,7 +170,8 @@ def _code_entries(code: Path) -> Iterator[_Entry]:
 def dependencies() -> list[Distribution]:
     """Returns the installed dependencies of Perdure with its extra `kubernetes`, which the worker needs."""
     found: dict[str, Distribution] = {}
-    waiting = ["perdure", "kubernetes"]
+    of_extra = [words for words in distribution("perdure").requires or () if "extra == 'kubernetes'" in words]
+    waiting = ["perdure", *(_required_name(words) for words in of_extra)]
     while waiting:
         one = distribution(waiting.pop())
         if one.name in found:
@@ -178,11 +179,17 @@ def dependencies() -> list[Distribution]:
         found[one.name] = one
         for requirement in one.requires or ():
             words, _, condition = requirement.partition(";")
-            match = re.match(r"[A-Za-z0-9._-]+", words.strip())
+            name = _required_name(words)
             # Requirements for other platforms are not installed here.
-            if match and "extra" not in condition and _is_installed(match[0]):
-                waiting.append(match[0])
+            if name and "extra" not in condition and _is_installed(name):
+                waiting.append(name)
     return [found[name] for name in sorted(found) if name != "perdure"]
+
+
+def _required_name(requirement: str) -> str:
+    """Returns the name of the package that a requirement names."""
+    match = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
+    return match[0] if match else ""
 
 
 def _is_installed(name: str) -> bool:

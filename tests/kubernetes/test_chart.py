@@ -27,8 +27,8 @@ from scripts.cluster.machine import API_ADDRESS
 from tests.kubernetes.chart import CHART, HelmFailed, Release, helm_says, rendered
 from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace, with_host_programs
 from tests.support.allocation import REPOSITORY
+from tests.support.fronts import tls_front
 from tests.support.temporal_server import dev_server
-from tests.support.tls_front import tls_front
 from tests.system.site import SCRIPT, Job
 from workflows.messages import JobPhase
 

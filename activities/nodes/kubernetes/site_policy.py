@@ -368,7 +368,9 @@ def _of_volumes(policy: SitePolicy, spec: Mapping[str, Any], reserved: Reserved)
         for source in cast("Sequence[Mapping[str, Any]]", _section(volume, "projected").get("sources") or ()):
             if name := _name_in(source, "secret"):
                 yield from _of_secret(policy, f"{field}.projected.sources.secret", name, reserved.secret)
-            if "serviceAccountToken" in source and not policy.service_account_tokens:
+            # Perdure's own volume, which no template can change, has a token for the gateway only.
+            own = volume["name"] in reserved.volumes
+            if "serviceAccountToken" in source and not (own or policy.service_account_tokens):
                 place = f"{field}.projected.sources.serviceAccountToken"
                 yield Violation(field=place, value="a token", rule="none (service_account_tokens)")
     for reference in cast("Sequence[Mapping[str, Any]]", spec.get("imagePullSecrets") or ()):

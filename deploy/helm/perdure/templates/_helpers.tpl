@@ -28,6 +28,10 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{- define "perdure.gatewayAddress" -}}
+{{- .Values.gateway.address | default (printf "%s.%s.svc:7433" (include "perdure.name" (dict "root" $ "component" "gateway")) .Release.Namespace) }}
+{{- end }}
+
 {{/* Temporal's own variables, for every component that connects to it. */}}
 {{- define "perdure.temporalEnv" -}}
 - {name: TEMPORAL_ADDRESS, value: {{ .Values.temporal.address | quote }}}

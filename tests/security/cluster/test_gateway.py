@@ -1,0 +1,241 @@
+"""The chart's gateway on a real cluster: jobs are repaired through it, and training code gets nothing by it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from activities.nodes.kubernetes.api import KubernetesApi
+from perdure.client.client import Client
+from perdure.client.connection import Endpoint
+from perdure.credentials.names import AUDIENCE, GRANT_HEADER, TOKEN_HEADER
+from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
+from scripts.cluster.images import BARE_IMAGE
+from scripts.cluster.machine import API_ADDRESS
+from tests.kubernetes.chart import Release
+from tests.kubernetes.conftest import results
+from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace
+from tests.support.fronts import service_front
+from tests.support.temporal_server import dev_server
+from tests.support.waiting import eventually
+from tests.system.site import SCRIPT, Job
+from workflows.messages import JobPhase
+
+__all__ = ["results"]
+
+TASK_QUEUE = "gateway"
+SHELL = Path(__file__).with_name("shell.py")
+
+
+class Installed:
+    """A release with a gateway."""
+
+    def __init__(self, client: Client, api: KubernetesApi, namespace: str) -> None:
+        self.client, self.api, self.namespace = client, api, namespace
+
+    async def gateways(self) -> list[dict[str, Any]]:
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        return await self.api.list(path, labels="app.kubernetes.io/component=gateway")
+
+    async def authority(self) -> bytes:
+        """The authority of the gateways' certificate, which agents trust."""
+        secret = await self.api.get(f"/api/v1/namespaces/{self.namespace}/secrets/perdure-gateway")
+        assert secret
+        return base64.b64decode(secret["data"]["ca.crt"])
+
+    async def kill_gateways(self, count: int) -> None:
+        """Ends so many gateways at once, without grace."""
+        for pod in (await self.gateways())[:count]:
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
+            await self.api.delete(path, grace=0, uid=pod["metadata"]["uid"])
+
+    async def replace_gateways(self, count: int) -> None:
+        """Kills so many, and returns when as many others serve."""
+        before = await self._ready()
+        await self.kill_gateways(count)
+
+        async def replaced() -> bool:
+            now = await self._ready()
+            return len(now) == len(before) and len(now - before) == count
+
+        await eventually(replaced)
+
+    async def _ready(self) -> set[str]:
+        return {
+            pod["metadata"]["uid"]
+            for pod in await self.gateways()
+            for one in pod["status"].get("conditions", ())
+            if (one["type"], one["status"]) == ("Ready", "True")
+        }
+
+
+@asynccontextmanager
+async def installed(cluster: TestCluster, helm: Path, job: PodJob) -> AsyncIterator[Installed]:
+    """The chart as it is, but for the addresses: the cluster has no name server."""
+    repository, _, tag = cluster.agent_image.rpartition(":")
+    async with job_in_a_namespace(cluster) as site, dev_server(options=("--ip", "0.0.0.0")) as server:
+        client = Client(endpoint=Endpoint(address=server.address, task_queue=TASK_QUEUE), namespace=job.namespace)
+        release = Installed(client, job.api, site.namespace)
+        async with (
+            service_front(release.gateways, 7433, address=API_ADDRESS) as port,
+            Release(helm, cluster.kubeconfig, site.namespace) as chart,
+        ):
+            small = {"resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}
+            await chart.apply(
+                {
+                    "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
+                    "temporal": {"address": f"{API_ADDRESS}:{server.port}", "taskQueue": TASK_QUEUE},
+                    "gateway": {"address": f"{API_ADDRESS}:{port}", **small},
+                    "jobNamespaces": [job.namespace],
+                    "sitePolicy": yaml.safe_load(SITE_POLICY),
+                    **small,
+                }
+            )
+            yield release
+
+
+def job_of(namespace: str, command: list[str], *folders: Path, nodes: int = 1, **role: Any) -> dict[str, Any]:
+    worker = {"nodes": nodes, "image": BARE_IMAGE, "command": command, "pod_template": with_host_programs(*folders)}
+    return {
+        "name": f"g-{secrets.token_hex(4)}",
+        "namespace": namespace,
+        "backend": "kubernetes",
+        "env": {"OMP_NUM_THREADS": "1"},
+        "limits": {"termination_grace_period": "2s"},
+        "roles": {"worker": worker | role},
+    }
+
+
+async def test_a_job_is_repaired_through_the_gateway_and_does_not_notice_its_replacement(
+    cluster: TestCluster, helm: Path, job: PodJob, results: Path
+) -> None:
+    async with installed(cluster, helm, job) as release:
+        client = release.client
+        spec = job_of(job.namespace, ["torchrun", str(SCRIPT), str(results)], results, nodes=2)
+        await client.submit(spec)
+        training = Job(client, spec["name"], (await client.status(spec["name"])).uid, results)
+        before = await training.running(nodes=2)
+        await training.stepping(generation=before.generation, ranks=2)
+
+        # One after the other, as machines and upgrades do: the other one goes on.
+        for _ in range(2):
+            await release.replace_gateways(1)
+        await training.undisturbed(ranks=2, seconds=5)
+        assert await training.incidents() == []
+        # Nobody is left for as long as a container takes to start: nodes may be unreachable, and training goes on.
+        await release.replace_gateways(2)
+        await training.undisturbed(ranks=2, seconds=5)
+        assert (await training.status()).generation == before.generation
+
+        [victim] = [pod["metadata"]["name"] for pod in await job.pods() if "-worker-1-" in pod["metadata"]["name"]]
+        await job.api.delete(f"{job.pods_path}/{victim}")
+        repaired = await training.running(nodes=2, after=before.generation)
+        await training.stepping(generation=repaired.generation, ranks=2)
+        await client.cancel(spec["name"])
+        assert (await client.wait(spec["name"])).phase is JobPhase.CANCELLED
+
+
+async def test_a_shell_in_a_training_container_finds_nothing(
+    cluster: TestCluster, helm: Path, job: PodJob, results: Path
+) -> None:
+    async with installed(cluster, helm, job) as release:
+        client = release.client
+        authority = results / "authority.pem"
+        authority.write_bytes(await release.authority())
+        command = ["sh", "-c", f"python {SHELL} {API_ADDRESS} {authority}; exec sleep 600"]
+        spec = job_of(job.namespace, command, SHELL.parent, results, rendezvous="env", nproc_per_node=1)
+        await client.submit(spec)
+        found: dict[str, Any] = {}
+        async with asyncio.timeout(90), aclosing(client.logs(spec["name"], follow=True)) as log:
+            async for line in log:
+                if line.text.startswith("{"):
+                    found = json.loads(line.text)
+                    break
+        [pod] = await job.pods()
+        await client.cancel(spec["name"])
+        await client.wait(spec["name"])
+    gateway = found.pop("gateway")
+    assert found == {
+        "temporal variables": [],
+        "secrets in files": [],
+        "agents' files": [],
+        "others' processes": [],
+        "metadata": found["metadata"],
+        # The API server is reached here, since the cluster's network enforces no policies, by nobody in particular.
+        "api server": 403,
+    }
+    assert found["metadata"] != "connected"
+    # The only server that the agent is connected to is the gateway, which does not know this caller.
+    [answers] = gateway.values()
+    assert answers == ["TLSv1.3", "UNIMPLEMENTED", "UNAUTHENTICATED", "UNAUTHENTICATED"]
+    # Who may read pods reads the grant, which is worth nothing without the pod's token, which is not there.
+    text = json.dumps(pod["spec"])
+    assert "TEMPORAL_" not in text
+    [token] = [source for volume in pod["spec"]["volumes"] for source in volume.get("projected", {}).get("sources", ())]
+    assert token["serviceAccountToken"]["audience"] == AUDIENCE
+    mounts = {one["name"]: {m["name"] for m in one["volumeMounts"]} for one in _containers(pod)}
+    assert [name for name, volumes in mounts.items() if "perdure-token" in volumes] == ["perdure-agent"]
+
+
+def _containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]
+
+
+@pytest.mark.parametrize("audience", ["https://kubernetes.default.svc", AUDIENCE])
+async def test_a_token_of_another_pod_or_audience_is_refused(
+    cluster: TestCluster, helm: Path, job: PodJob, audience: str
+) -> None:
+    """A neighbour in the namespace reads the grant in the manifest, and asks for tokens of the same service account."""
+    async with installed(cluster, helm, job) as release:
+        client = release.client
+        spec = job_of(job.namespace, ["sleep", "600"], rendezvous="env", nproc_per_node=1)
+        await client.submit(spec)
+        pods = await eventually(job.pods)
+        [config] = [
+            json.loads(one["value"])
+            for container in _containers(pods[0])
+            for one in container.get("env", ())
+            if one["name"] == "PERDURE_PREPARE_AGENT_CONFIG"
+        ]
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [audience]}}
+        path = f"/api/v1/namespaces/{job.namespace}/serviceaccounts/default/token"
+        stolen = (await job.api.create(path, request))["status"]["token"]
+        headers = ((GRANT_HEADER, config["gateway"]["grant"]), (TOKEN_HEADER, f"Bearer {stolen}"))
+        status, reason = await describe(config, headers)
+        await client.cancel(spec["name"])
+        await client.wait(spec["name"])
+    assert status == "UNAUTHENTICATED"
+    assert ("not bound to a pod" if audience == AUDIENCE else "not valid") in reason
+
+
+async def describe(config: dict[str, Any], headers: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+    """Asks the gateway of an agent's configuration for its job."""
+    import grpc
+    from temporalio.api.common.v1 import WorkflowExecution
+    from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionRequest
+
+    from perdure.credentials.names import GATEWAY_NAME
+    from perdure.gateway.calls import SERVICE
+
+    connection = config["gateway"]
+    request = DescribeWorkflowExecutionRequest(
+        namespace=connection["namespace"], execution=WorkflowExecution(workflow_id=config["job_id"])
+    )
+    trust = grpc.ssl_channel_credentials(connection["authority"].encode())
+    options = [("grpc.ssl_target_name_override", GATEWAY_NAME)]
+    async with grpc.aio.secure_channel(connection["address"], trust, options=options) as channel:
+        try:
+            method: Any = channel.unary_unary(f"/{SERVICE}/DescribeWorkflowExecution")
+            await method(request.SerializeToString(), metadata=headers, timeout=20)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name, error.details() or ""
+    return "OK", ""
