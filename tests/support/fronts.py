@@ -1,5 +1,5 @@
-"""Programs before a server: TLS, which Temporal's dev server cannot require, and a Service, for which the tests' cluster
-has no proxy."""
+"""Programs before a server: TLS, which Temporal's dev server cannot require, and a Service, which the tests' cluster
+cannot route to."""
 
 from __future__ import annotations
 
