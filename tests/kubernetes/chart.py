@@ -6,13 +6,18 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 
+from activities.nodes.kubernetes.api import KubernetesApi
+from scripts.cluster.machine import API_ADDRESS
 from tests.support.allocation import REPOSITORY
+from tests.support.fronts import service_front
 
 CHART = REPOSITORY / "deploy" / "helm" / "perdure"
 
@@ -48,6 +53,18 @@ async def rendered(helm: Path, **values: Any) -> list[dict[str, Any]]:
     """The objects of a release called `perdure` in the namespace `perdure`."""
     text = await helm_says(helm, "template", "perdure", CHART, "--namespace", "perdure", values=values)
     return [one for one in yaml.safe_load_all(text) if one]
+
+
+async def gateways(api: KubernetesApi, namespace: str) -> list[dict[str, Any]]:
+    """The gateways' pods of the release in a namespace."""
+    return await api.list(f"/api/v1/namespaces/{namespace}/pods", labels="app.kubernetes.io/component=gateway")
+
+
+@asynccontextmanager
+async def gateway_front(api: KubernetesApi, namespace: str) -> AsyncIterator[str]:
+    """Stands for the gateways' Service; yields the address for the chart's value `gateway.address`."""
+    async with service_front(partial(gateways, api, namespace), 7433, address=API_ADDRESS) as port:
+        yield f"{API_ADDRESS}:{port}"
 
 
 class Release:

@@ -24,7 +24,7 @@ from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import SITE_POLICY
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
-from tests.kubernetes.chart import CHART, HelmFailed, Release, helm_says, rendered
+from tests.kubernetes.chart import CHART, HelmFailed, Release, gateway_front, helm_says, rendered
 from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace, with_host_programs
 from tests.support.allocation import REPOSITORY
 from tests.support.fronts import tls_front
@@ -112,10 +112,11 @@ async def test_a_job_outlives_the_worker_that_started_it(
         job_in_a_namespace(cluster) as elsewhere,
         dev_server() as server,
         tls_front(server.port, address=API_ADDRESS, name="temporal.test", certificates=certificates) as port,
+        gateway_front(job.api, site.namespace) as gateway,
     ):
-        for one in (site, job, elsewhere):
-            await job.api.create(f"/api/v1/namespaces/{one.namespace}/secrets", connection_secret(certificates))
-        values = release_values(cluster, f"{API_ADDRESS}:{port}") | {"jobNamespaces": [job.namespace]}
+        # Temporal's credentials are nowhere but with the release.
+        await job.api.create(f"/api/v1/namespaces/{site.namespace}/secrets", connection_secret(certificates))
+        values = release_values(cluster, f"{API_ADDRESS}:{port}", gateway) | {"jobNamespaces": [job.namespace]}
         async with Release(helm, cluster.kubeconfig, site.namespace) as release:
             await release.apply(values)
             endpoint = Endpoint(address=server.address, task_queue=TASK_QUEUE)
@@ -160,7 +161,8 @@ def connection_secret(certificates: Certificates) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "temporal"}, "data": data}
 
 
-def release_values(cluster: TestCluster, address: str) -> dict[str, Any]:
+def release_values(cluster: TestCluster, address: str, gateway: str) -> dict[str, Any]:
+    small = {"resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}
     repository, _, tag = cluster.agent_image.rpartition(":")
     return {
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
@@ -170,7 +172,8 @@ def release_values(cluster: TestCluster, address: str) -> dict[str, Any]:
             "tls": {"serverName": "temporal.test"},
             "secret": "temporal",
         },
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
+        "gateway": {"address": gateway, **small},
+        **small,
         "sitePolicy": yaml.safe_load(SITE_POLICY),
     }
 

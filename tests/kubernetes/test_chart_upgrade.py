@@ -17,7 +17,7 @@ from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
-from tests.kubernetes.chart import CHART, Release
+from tests.kubernetes.chart import CHART, Release, gateway_front
 from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace
 from tests.support.allocation import REPOSITORY
 from tests.support.releases import EARLIER, checked_out
@@ -47,7 +47,11 @@ async def test_a_job_trains_on_through_the_upgrade_and_is_repaired_during_and_af
 ) -> None:
     earlier = checked_out(release, tmp_path)
     image = (await asyncio.to_thread(own_cluster.load_perdure_image, earlier)).reference
-    async with job_in_a_namespace(cluster) as site, dev_server(options=("--ip", "0.0.0.0")) as server:
+    async with (
+        job_in_a_namespace(cluster) as site,
+        dev_server(options=("--ip", "0.0.0.0")) as server,
+        gateway_front(job.api, site.namespace) as gateway,
+    ):
         address = f"{API_ADDRESS}:{server.port}"
         client = Client(
             endpoint=Endpoint(address=server.address, task_queue=TASK_QUEUE),
@@ -64,7 +68,8 @@ async def test_a_job_trains_on_through_the_upgrade_and_is_repaired_during_and_af
 
             upgrade = asyncio.create_task(
                 installed.apply(
-                    values(cluster.agent_image, address, job.namespace) | {"sitePolicy": yaml.safe_load(SITE_POLICY)}
+                    values(cluster.agent_image, address, job.namespace)
+                    | {"sitePolicy": yaml.safe_load(SITE_POLICY), "gateway": {"address": gateway}}
                 )
             )
             training.signal(0, "rank")

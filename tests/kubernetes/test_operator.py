@@ -245,6 +245,7 @@ def operator_alone(cluster: TestCluster, address: str) -> dict[str, Any]:
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
         "temporal": {"address": address},
         "replicas": 0,
+        "gateway": {"enabled": False},
         "operator": {"enabled": True},
     }
 

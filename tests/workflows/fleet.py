@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, overload
 from uuid import uuid4
 
 from temporalio import activity
@@ -118,6 +118,10 @@ class Fleet:
     def started(self, node: PlayedNode) -> None:
         """A node that came by itself: it ends with the fleet."""
         self._started.append(node)
+
+    async def agent_client(self, request: NodeRequest) -> Client:
+        """The connection of a node's agent."""
+        return self.client
 
     def make_node(self, request: NodeRequest) -> PlayedNode:
         """An incarnation that has not started yet."""
@@ -276,10 +280,21 @@ class Fleet:
         return NodeEvent(kind=NodeEventKind.GONE, rank=rank, incarnation=incarnation, time=now(), reason=reason)
 
 
+FleetType = TypeVar("FleetType", bound=Fleet)
+
+
+@overload
+def running_fleet(client: Client, *, max_cached_workflows: int = ...) -> AbstractAsyncContextManager[Fleet]: ...
+@overload
+def running_fleet(
+    client: Client, *, fleet_type: type[FleetType], max_cached_workflows: int = ...
+) -> AbstractAsyncContextManager[FleetType]: ...
 @asynccontextmanager
-async def running_fleet(client: Client, *, max_cached_workflows: int = 1000) -> AsyncIterator[Fleet]:
+async def running_fleet(
+    client: Client, *, fleet_type: type[Fleet] = Fleet, max_cached_workflows: int = 1000
+) -> AsyncIterator[Fleet]:
     """Workers for both queues with a fleet behind them."""
-    fleet = Fleet(client, f"perdure-{uuid4().hex[:8]}")
+    fleet = fleet_type(client, f"perdure-{uuid4().hex[:8]}")
     main, watching = fleet.workers(max_cached_workflows=max_cached_workflows)
     with no_event_left_out():
         async with main, watching:

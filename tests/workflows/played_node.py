@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
+from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
@@ -68,6 +69,9 @@ class PlayedNode:
     lease_epochs: list[int] = field(default_factory=list)
     lease_taken_at: datetime | None = None
     """When the newest lease came."""
+    renewals: int = 0
+    """The number of times that it renewed a lease, whether or not the server heard it."""
+    _client: Client | None = None
     _to_job: Any = field(default_factory=lambda: count(1))
     _to_group: Any = field(default_factory=lambda: count(1))
     _worker: asyncio.Task[None] | None = None
@@ -76,6 +80,10 @@ class PlayedNode:
     @property
     def rank(self) -> int:
         return self.request.node.rank
+
+    @property
+    def client(self) -> Client:
+        return self._client or self.fleet.client
 
     @property
     def incarnation(self) -> int:
@@ -93,8 +101,9 @@ class PlayedNode:
 
     async def serve(self) -> None:
         """The agent can be reached, and says nothing."""
+        self._client = await self.fleet.agent_client(self.request)
         worker = Worker(
-            self.fleet.client,
+            self._client,
             task_queue=self.request.task_queue,
             activities=[
                 self.hold_lease,
@@ -160,7 +169,7 @@ class PlayedNode:
             store_ports=self.ports(),
             **fields,
         )
-        await self.fleet.client.get_workflow_handle(self.request.job_id).signal("failure", failure)
+        await self.client.get_workflow_handle(self.request.job_id).signal("failure", failure)
         return failure
 
     async def finish(self, generation: int | None = None, *, command_runs: bool = False) -> None:
@@ -171,15 +180,15 @@ class PlayedNode:
             generation=generation or self.generation,
             command_runs=command_runs,
         )
-        await self.fleet.client.get_workflow_handle(self.request.job_id).signal("finished", finished)
+        await self.client.get_workflow_handle(self.request.job_id).signal("finished", finished)
 
     async def to_job(self, signal: str, message: type, **fields: Any) -> None:
         fields = {"sender": self.request.node, "sequence": next(self._to_job), "time": now()} | fields
-        await self.fleet.client.get_workflow_handle(self.request.job_id).signal(signal, message(**fields))
+        await self.client.get_workflow_handle(self.request.job_id).signal(signal, message(**fields))
 
     async def to_group(self, signal: str, message: type, **fields: Any) -> None:
         fields = {"sender": self.request.node, "sequence": next(self._to_group), "time": now()} | fields
-        await self.fleet.client.get_workflow_handle(self.request.group_id).signal(signal, message(**fields))
+        await self.client.get_workflow_handle(self.request.group_id).signal(signal, message(**fields))
 
     @activity.defn(name="hold_lease")
     async def hold_lease(self, request: LeaseRequest) -> None:
@@ -189,6 +198,7 @@ class PlayedNode:
         await self.to_group("lease_taken", LeaseTaken, agent_started_at=self.started_at, epoch=request.epoch)
         while True:
             activity.heartbeat({"epoch": request.epoch})
+            self.renewals += 1
             await asyncio.sleep(request.heartbeat.total_seconds())
 
     @activity.defn(name="apply_world")

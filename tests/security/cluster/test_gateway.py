@@ -21,10 +21,9 @@ from perdure.credentials.names import AUDIENCE, GRANT_HEADER, TOKEN_HEADER
 from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
-from tests.kubernetes.chart import Release
+from tests.kubernetes.chart import Release, gateway_front, gateways
 from tests.kubernetes.conftest import results
 from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace
-from tests.support.fronts import service_front
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.system.site import SCRIPT, Job
@@ -43,8 +42,7 @@ class Installed:
         self.client, self.api, self.namespace = client, api, namespace
 
     async def gateways(self) -> list[dict[str, Any]]:
-        path = f"/api/v1/namespaces/{self.namespace}/pods"
-        return await self.api.list(path, labels="app.kubernetes.io/component=gateway")
+        return await gateways(self.api, self.namespace)
 
     async def authority(self) -> bytes:
         """The authority of the gateways' certificate, which agents trust."""
@@ -86,7 +84,7 @@ async def installed(cluster: TestCluster, helm: Path, job: PodJob) -> AsyncItera
         client = Client(endpoint=Endpoint(address=server.address, task_queue=TASK_QUEUE), namespace=job.namespace)
         release = Installed(client, job.api, site.namespace)
         async with (
-            service_front(release.gateways, 7433, address=API_ADDRESS) as port,
+            gateway_front(job.api, site.namespace) as address,
             Release(helm, cluster.kubeconfig, site.namespace) as chart,
         ):
             small = {"resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}
@@ -94,7 +92,7 @@ async def installed(cluster: TestCluster, helm: Path, job: PodJob) -> AsyncItera
                 {
                     "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
                     "temporal": {"address": f"{API_ADDRESS}:{server.port}", "taskQueue": TASK_QUEUE},
-                    "gateway": {"address": f"{API_ADDRESS}:{port}", **small},
+                    "gateway": {"address": address, **small},
                     "jobNamespaces": [job.namespace],
                     "sitePolicy": yaml.safe_load(SITE_POLICY),
                     **small,
