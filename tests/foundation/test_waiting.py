@@ -19,6 +19,7 @@ SLEEPS = {
     "tests/workflows/test_no_silent_wait.py": "faults at random times",
     "tests/workflows/adverse_site.py": "faults that end at random times",
     "tests/workflows/training_node.py": "a network's delay",
+    "tests/workflows/fleet.py": "the pace of played activities' heartbeats",
     "tests/workflows/played_node.py": "the pace of played activities' heartbeats",
     "tests/workflows/flood.py": "the pace of a played watch's heartbeats",
     "tests/workflows/jobs.py": "nothing announces that a history has stopped growing",

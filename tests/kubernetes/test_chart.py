@@ -83,7 +83,7 @@ async def test_it_grants_what_the_documentation_says_and_where_the_values_say(he
 
     def rights(objects: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
         """Returns kind, name and namespace of the worker's rights."""
-        found = [one for one in objects if one["kind"].startswith(("Role", "ClusterRole"))]
+        found = [one for one in objects if one["kind"].startswith(("Role", "ClusterRole")) and is_of(one, "worker")]
         for one in found:
             # Presets are read beside the worker, also where it may run no job.
             presets = one["metadata"]["name"].endswith("-presets")
@@ -152,6 +152,10 @@ async def test_a_job_outlives_the_worker_that_started_it(
             assert await training.incidents() == []
             await client.cancel(name)
             assert (await client.wait(name)).phase is JobPhase.CANCELLED
+
+
+def is_of(one: dict[str, Any], component: str) -> bool:
+    return one["metadata"]["labels"]["app.kubernetes.io/component"] == component
 
 
 def connection_secret(certificates: Certificates) -> dict[str, Any]:

@@ -58,13 +58,19 @@ async def test_the_kustomizations_are_the_chart_and_the_api_server_takes_them(
         assert path.read_text() == content, f"{path} is not what the chart says: run `make kustomize`"
 
     shown = await kubectl_says(kubectl, "kustomize", KUSTOMIZE / "example")
-    objects = {(one["kind"], one["metadata"].get("namespace")): one for one in yaml.safe_load_all(shown)}
-    (container,) = objects["Deployment", "perdure"]["spec"]["template"]["spec"]["containers"]
+    objects = {
+        (one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]): one
+        for one in yaml.safe_load_all(shown)
+    }
+    (gateway,) = objects["Deployment", "perdure", "perdure-gateway"]["spec"]["template"]["spec"]["containers"]
+    assert gateway["image"] == "registry.example/perdure:0.2.0"
+    assert ("NetworkPolicy", "nlp", "perdure-perdure-jobs") in objects
+    (container,) = objects["Deployment", "perdure", "perdure-worker"]["spec"]["template"]["spec"]["containers"]
     environment = {one["name"]: one["value"] for one in container["env"]}
     assert container["image"] == environment["PERDURE_KUBERNETES_AGENT_IMAGE"] == "registry.example/perdure:0.2.0"
-    (subject,) = objects["RoleBinding", "nlp"]["subjects"]
+    (subject,) = objects["RoleBinding", "nlp", "perdure-perdure-worker"]["subjects"]
     assert (subject["name"], subject["namespace"]) == ("perdure-worker", "perdure")
-    assert objects["ServiceAccount", "perdure"]["metadata"]["name"] == "perdure-worker"
+    assert ("ServiceAccount", "perdure", "perdure-worker") in objects
 
     # Its namespaces are other people's here.
     copy = shutil.copytree(KUSTOMIZE, tmp_path / "kustomize")
