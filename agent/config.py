@@ -40,7 +40,7 @@ class AgentConfig(BaseModel):
     """The configuration of one agent. A direct connection to Temporal is configured by Temporal's own environment
     variables."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, hide_input_in_errors=True)
 
     node: NodeCredentials
     """The incarnation that this agent serves, with its token."""

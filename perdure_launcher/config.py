@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -37,7 +37,7 @@ class LauncherConfig:
     """The run directory, which agent and launcher share."""
     workdir: Path | None = None
     """The command's working directory; None for the launcher's own."""
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)
     """Variables added to the command's environment."""
     min_nodes: int = 1
     max_nodes: int = 1
@@ -113,7 +113,7 @@ def parse_config(fields: dict[str, Any], *, run_directory: Path) -> LauncherConf
         raise ConfigError(f'command: expected a list of words such as ["torchrun", "train.py"], found {command!r}')
     env = fields.get("env", {})
     if not isinstance(env, dict) or not _all_text(cast("dict[str, Any]", env).values()):
-        raise ConfigError(f"env: expected names with text values, found {env!r}")
+        raise ConfigError("env: expected names with text values")
     rendezvous = fields.get("rendezvous", "auto")
     if rendezvous not in _RENDEZVOUS:
         raise ConfigError(f"rendezvous: expected one of {', '.join(_RENDEZVOUS)}, found {rendezvous!r}")

@@ -57,6 +57,8 @@ class Message(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="ignore",
+        # Messages hold tokens and variables, and errors go to logs and histories.
+        hide_input_in_errors=True,
         use_attribute_docstrings=True,
         validate_by_name=True,
         validate_by_alias=True,

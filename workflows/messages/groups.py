@@ -94,7 +94,7 @@ class GroupTransitions(Message):
 
 class DesiredNode(Message):
     incarnation: int
-    token: str
+    token: str = Field(repr=False)
     avoids: tuple[str, ...] = ()
     """Machines that the node should avoid."""
     command_restarts: int = 0

@@ -36,5 +36,5 @@ class NodeId(Incarnation):
 class NodeCredentials(NodeId):
     """A node's ID and what proves it."""
 
-    token: str
+    token: str = Field(repr=False)
     """A secret of this incarnation: agents prove themselves with it, and commands to the agent carry it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from perdure.spec.durations import Duration
 from workflows.messages.agents import Metrics, Progress, RankStarts
 from workflows.messages.base import Message, ShortText, Time
@@ -14,7 +16,7 @@ class NodeView(Incarnation):
     """A node as the query `nodes` shows it."""
 
     phase: NodePhase
-    token: str = ""
+    token: str = Field(default="", repr=False)
     """Empty in queries: only `adopted` carries it."""
     reachable: bool = True
     host: str = ""

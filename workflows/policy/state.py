@@ -44,7 +44,7 @@ class NodeFailure(Message):
 class NodeState(Incarnation):
     """The newest incarnation of one node."""
 
-    token: str
+    token: str = Field(repr=False)
     phase: NodePhase = NodePhase.REQUESTED
     since: datetime
     """When the phase began."""
