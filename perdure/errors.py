@@ -82,6 +82,10 @@ class PayloadKeysError(PerdureError):
     """The keys that encrypt payloads cannot be used."""
 
 
+class SecretUnavailable(PerdureError):
+    """This machine does not have a secret that a job names, or cannot use it."""
+
+
 class LogsUnavailable(PerdureError):
     """This machine cannot read the log of a node."""
 

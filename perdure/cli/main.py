@@ -8,7 +8,21 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from perdure.cli import change, common, encryption, importing, inspect, join, logs, operate, shell, spec, start, watch
+from perdure.cli import (
+    change,
+    common,
+    encryption,
+    importing,
+    inspect,
+    join,
+    logs,
+    operate,
+    secret,
+    shell,
+    spec,
+    start,
+    watch,
+)
 from perdure.cli.common import OutputFormat
 from perdure.services import leave
 
@@ -33,6 +47,7 @@ app.command("join", rich_help_panel=_START)(join.join)
 app.command("validate", rich_help_panel=_START)(spec.validate)
 app.command("schema", rich_help_panel=_START)(spec.schema)
 app.command("import", rich_help_panel=_START)(importing.import_)
+app.command("secret", rich_help_panel=_START)(secret.secret)
 app.command("list", rich_help_panel=_LOOK)(inspect.list_)
 app.command("status", rich_help_panel=_LOOK)(inspect.status)
 app.command("watch", rich_help_panel=_LOOK)(watch.watch)

@@ -37,6 +37,7 @@ from perdure.errors import (
     JoinRefused,
     NotPermitted,
     NoWorker,
+    SecretUnavailable,
 )
 from perdure.spec.job import JobSpec
 from workflows.messages import (
@@ -237,7 +238,7 @@ class MachineInJob:
             self._node_session = session = NodeSession(place, self._machine, connection=connection)
             self._say(f"{place.spec.name}: node {node.rank} at {self._machine.address}; log: {session.log}")
             ending = await session.run()
-        except OSError as error:
+        except (OSError, SecretUnavailable) as error:
             await self._report_departure(place, Ending(time=now(), reason=f"{self._machine.host}: {error}"))
             raise
         if self._signal is not None:

@@ -6,6 +6,7 @@ affects where the nodes run or how soon (a queue, a toleration) leads to a warni
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -65,7 +66,6 @@ _PODS = (Backend.KUBERNETES,)
 
 FIELD_SUPPORT: tuple[FieldSupport, ...] = (
     _field("runtime", *_PODS, remedy="write the preset's fields into the specification"),
-    _field("secrets", *_PODS, remedy="set the variables where the worker starts"),
     _field("volumes", *_PODS, remedy="use paths of the machine"),
     _field("roles.*.image", *_PODS, remedy="the command runs with the machine's own programs"),
     _field("roles.*.pod_template", *_PODS, remedy="remove it"),
@@ -95,7 +95,7 @@ def check_backend(spec: JobSpec) -> tuple[SpecWarning, ...]:
     problems, warnings = find_unsupported(spec.model_dump(mode="json", exclude_defaults=True), backend=spec.backend)
     if problems:
         raise SpecError(problems)
-    return (*_shrinking(spec), *warnings)
+    return (*_shrinking(spec), *_open_secrets(spec), *warnings)
 
 
 def find_unsupported(
@@ -154,6 +154,21 @@ def _occurrences(value: Any, pattern: Location, location: Location = ()) -> Iter
         for key in mapping if pattern[0] == "*" else (str(pattern[0]),):
             if key in mapping:
                 yield from _occurrences(mapping[key], pattern[1:], (*location, key))
+
+
+_SECRET_NAME = re.compile(r".*(_TOKEN|_KEY|PASSWORD.*|PASSWD.*|SECRET.*)|TOKEN", re.IGNORECASE)
+_NAMES_A_PLACE = re.compile(r".*_(FILE|PATH|DIR|ID|NAME)", re.IGNORECASE)
+
+
+def _open_secrets(spec: JobSpec) -> Iterator[SpecWarning]:
+    stored = "a Secret of its namespace" if spec.backend is Backend.KUBERNETES else "`perdure secret set NAME/KEY`"
+    for name, value in spec.env.items():
+        if value and _SECRET_NAME.fullmatch(name) and not _NAMES_A_PLACE.fullmatch(name):
+            yield SpecWarning(
+                location=("env", name),
+                message="looks like a secret, and its value becomes a part of the specification, which Temporal keeps; "
+                f"`secrets: {{{name}: NAME/KEY}}` takes it from {stored}",
+            )
 
 
 def _shrinking(spec: JobSpec) -> Iterator[SpecWarning]:

@@ -87,10 +87,11 @@ class JobSpec(Section):
     """The Kubernetes PriorityClass of the job's pods."""
     workdir: Workdir | None = None
     """The folder that commands run in."""
-    env: dict[Variable, Template] = Field(default={})
+    env: dict[Variable, Template] = Field(default={}, repr=False)
     """Environment variables of the job's processes. `${job.name}` and `${job.namespace}` are filled in."""
     secrets: dict[Variable, SecretReference] = Field(default={})
-    """Environment variables whose value is taken from a secret, as name/key; values never enter Temporal."""
+    """Environment variables whose value is taken from a secret, as name/key: on Kubernetes a Secret of the job's
+    namespace, elsewhere a secret of each machine (`perdure secret set`); values never enter Temporal."""
     volumes: list[Volume] = Field(default=[])
     """Persistent volume claims, mounted in every node."""
     roles: dict[RoleName, Role]

@@ -48,6 +48,7 @@ HELD_ELSEWHERE = {
     "doctor": ON_JOBS,
     "worker": "tests/cli/test_cli_without_jobs.py",
     "operator": "tests/kubernetes/test_operator.py",
+    "secret": "tests/security/test_secrets.py",
     **dict.fromkeys(("codec-server", "payload-keys"), "tests/security/test_codec_server.py"),
     "gateway": "tests/security/cluster/test_gateway.py",
 }

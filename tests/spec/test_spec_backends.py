@@ -50,7 +50,6 @@ def test_an_elastic_job_is_told_about_its_batch():
         ),
         (spec(backend="joined", workdir={"path": "x"}), 'workdir.path: got "x"; expected an absolute path'),
         (spec(runtime="x"), "runtime: has no meaning on the backend local; write the preset's fields"),
-        (spec(secrets={"A": "b/c"}), "secrets: has no meaning on the backend local; set the variables where"),
         (spec(volumes=[{"mount_path": "/a", "pvc": "b"}]), "volumes: has no meaning on the backend local; use paths"),
         (spec({"image": "x"}), "roles.worker.image: has no meaning on the backend local; the command runs with"),
         (spec({"pod_template": {"spec": {}}}), "roles.worker.pod_template: has no meaning on the backend local"),
@@ -97,3 +96,30 @@ def test_fields_that_are_said_to_lack_support_exist_and_are_empty_by_default(sup
     field = parent.model_fields[str(support.pattern[-1])]
     kind = strip(field.annotation)
     assert not field.default or field.default == kind() or get_origin(kind) in {list, dict}
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "TOKEN", "WANDB_API_KEY", "DB_PASSWORD", "SECRET", "MY_SECRETS", "db_password"]
+)
+@pytest.mark.parametrize(
+    ("job", "stored"),
+    [
+        (spec(), "`perdure secret set NAME/KEY`"),
+        (spec(backend="joined"), "`perdure secret set NAME/KEY`"),
+        (spec({"image": "x"}, backend="kubernetes"), "a Secret of its namespace"),
+    ],
+    ids=["local", "joined", "kubernetes"],
+)
+def test_a_variable_that_looks_like_a_secret_is_a_warning_with_the_remedy(name: str, job: dict[str, Any], stored: str):
+    (warning,) = validate_spec({**job, "env": {name: "hunter2", "OMP_NUM_THREADS": "1"}})[1]
+    assert str(warning) == (
+        f"env.{name}: looks like a secret, and its value becomes a part of the specification, which Temporal keeps; "
+        f"`secrets: {{{name}: NAME/KEY}}` takes it from {stored}"
+    )
+    assert validate_spec({**job, "secrets": {name: "hf/token"}})[1] == ()
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "TOKEN_LIMIT", "KEYBOARD", "SSH_KEY_FILE", "SECRET_NAME"])
+def test_other_variables_are_no_warning(name: str):
+    assert validate_spec(spec(env={name: "1"}))[1] == ()
+    assert validate_spec(spec(env={"HF_TOKEN": ""}))[1] == ()

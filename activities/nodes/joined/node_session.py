@@ -82,6 +82,7 @@ class NodeSession:
 
         Raises:
             OSError: if its files cannot be written or its processes cannot be started.
+            SecretUnavailable: if this machine lacks a secret that the job names.
         """
         record = self._lay_down()
         self._launcher = launcher = await self._start_launcher(record)
@@ -114,12 +115,13 @@ class NodeSession:
         place = (workdir.path if workdir else None) or os.getcwd()
         launcher = launcher_configuration(request, address=machine.address, workdir=place) | {"stdout": True}
         folder.write("launcher.json", json.dumps(launcher, indent=1))
+        launch.write_secret_references(folder, request)
         record = FolderOwner.of(request)
         folder.write("node.json", record.model_dump_json(indent=1))
         return record
 
     async def _start_launcher(self, record: FolderOwner) -> Process:
-        environment = launch.common_environment(self._folder, record)
+        environment = launch.common_environment(self._folder, record) | launch.secret_variables(self._folder)
         environment["PERDURE_LAUNCHER_CONFIG"] = str(self._folder.path / "launcher.json")
         # Users may call perdure by its path without activating its environment; torchrun beside it must still be found.
         path, beside = environment.get("PATH", os.defpath), str(Path(sys.executable).parent)

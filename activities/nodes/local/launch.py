@@ -17,10 +17,13 @@ from activities.nodes.local import spawn
 from activities.nodes.local.folders import FolderOwner, NodeFolder
 from agent.config import CONFIG_VARIABLE as AGENT_CONFIG_VARIABLE
 from perdure.backoff import Backoff
+from perdure.errors import SecretUnavailable
+from perdure.secret_store import SecretStore
 from workflows.messages import NodeRequest
 
 ADDRESS = "127.0.0.1"
 _SPAWN_TIMEOUT = 60.0
+_SECRETS = "secrets.json"
 
 
 def agent_backoff() -> Backoff:
@@ -38,6 +41,10 @@ def refuse_impossible(request: NodeRequest) -> None:
     Raises:
         NodeRefused: if the node can never run here.
     """
+    try:
+        SecretStore().environment(request.spec.secrets)
+    except SecretUnavailable as error:
+        raise NodeRefused(f"{error}. {error.remedy}".rstrip(". ")) from error
     workdir = request.spec.workdir
     if workdir is None:
         return
@@ -56,14 +63,38 @@ def write_configurations(folder: NodeFolder, request: NodeRequest) -> FolderOwne
     folder.write("agent.json", config.model_dump_json(indent=1))
     place = (workdir.path if workdir else None) or os.getcwd()
     folder.write("launcher.json", json.dumps(launcher_configuration(request, address=ADDRESS, workdir=place), indent=1))
+    write_secret_references(folder, request)
     record = FolderOwner.of(request)
     folder.write("node.json", record.model_dump_json(indent=1))
     return record
 
 
+def write_secret_references(folder: NodeFolder, request: NodeRequest) -> None:
+    """Writes which secrets the command's variables have; their values stay where they are."""
+    folder.write(_SECRETS, json.dumps(dict(request.spec.secrets)))
+
+
+def secret_variables(folder: NodeFolder) -> dict[str, str]:
+    """Returns the variables with their values, for the launcher's environment only.
+
+    Raises:
+        SecretUnavailable: if this machine lacks one.
+    """
+    path = folder.path / _SECRETS
+    # An earlier release has written none.
+    return SecretStore().environment(json.loads(path.read_text())) if path.exists() else {}
+
+
 def start_launcher(folder: NodeFolder, record: FolderOwner) -> subprocess.Popen[bytes]:
-    """Begins to start the launcher; `finish` waits for the start."""
-    environment = common_environment(folder, record)
+    """Begins to start the launcher; `finish` waits for the start.
+
+    Raises:
+        SpawnFailed: if a secret of the job is not on this machine any more.
+    """
+    try:
+        environment = common_environment(folder, record) | secret_variables(folder)
+    except SecretUnavailable as error:
+        raise SpawnFailed(str(error)) from error
     environment["PERDURE_LAUNCHER_CONFIG"] = str(folder.path / "launcher.json")
     # `torchrun` must be the one beside this interpreter, as in an activated environment.
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
