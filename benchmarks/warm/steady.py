@@ -88,9 +88,11 @@ def measure_step_times(*, pairs: int, blocks: int) -> StepTimes:
             raise TrialFailed(reason)
         started = _Kind([sys.executable, *arguments], {**environment, **PLACE})
         forked = _Kind([offered["PYTHON_EXEC"], *arguments], {**environment, **PLACE, **offered})
-        keeper = InterpreterSupervisor(folder=folder, python=sys.executable, plan=Plan.of_ranks(arguments, environment))
+        supervisor = InterpreterSupervisor(
+            folder=folder, python=sys.executable, plan=Plan.of_ranks(arguments, environment)
+        )
         try:
-            keeper.ensure()
+            supervisor.ensure()
             with forked.rank():  # Once it steps, the interpreter is complete.
                 memory = proportional_set_mb(int((folder / PID).read_text(encoding="utf-8")))
             found: list[Pair] = []
@@ -100,7 +102,7 @@ def measure_step_times(*, pairs: int, blocks: int) -> StepTimes:
                 if start is None or not start.warm:
                     raise TrialFailed(f"a run was not forked: {start.reason if start else 'its start is unknown'}")
         finally:
-            keeper.close()
+            supervisor.close()
     return StepTimes(pairs=tuple(found), interpreter_mb=memory)
 
 

@@ -67,18 +67,16 @@ class AgentConnection:
         """
         status, content = self._exchange(method, path, encode(body) if body else None, timeout)
         if body and 400 <= status < 500:
-            logger.error(
-                "the agent cannot parse %s, so it gets the report without texts: %s", path, _shortened(content)
-            )
+            logger.error("the agent cannot parse %s, so it gets the report without texts: %s", path, _shorten(content))
             status, content = self._exchange(method, path, encode_essentials(body), timeout)
         if 400 <= status < 500:
-            raise AgentRefused(f"{method} {path}: {status} {_shortened(content)}")
+            raise AgentRefused(f"{method} {path}: {status} {_shorten(content)}")
         try:
             answer: Any = json.loads(content)
         except ValueError as error:
             raise AgentGone(f"{method} {path}: {status} without JSON") from error
         if status != 200 or not isinstance(answer, dict):
-            raise AgentGone(f"{method} {path}: {status} {_shortened(content)}")
+            raise AgentGone(f"{method} {path}: {status} {_shorten(content)}")
         return cast("dict[str, Any]", answer)
 
     def _exchange(self, method: str, path: str, data: bytes | None, timeout: timedelta) -> tuple[int, bytes]:
@@ -102,7 +100,7 @@ class AgentConnection:
         self._http.close()
 
 
-def _shortened(content: bytes) -> str:
+def _shorten(content: bytes) -> str:
     return content[:500].decode(errors="replace")
 
 

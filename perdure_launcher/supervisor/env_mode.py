@@ -89,7 +89,7 @@ class EnvMode:
         if self._warm is not None:
             self._warm.follow_ranks(self._first_rank_steps)
         if (current := self._current) is not None:
-            self._end_if_unwanted(current, desired)
+            self._end_if_not_desired(current, desired)
         elif node.tree.empty and desired.run:
             if desired.attempt > self.attempt:
                 self.attempt, self._over, self._ready_after = desired.attempt, False, None
@@ -166,7 +166,7 @@ class EnvMode:
         self._prepared.set()
         self._node.wake()
 
-    def _end_if_unwanted(self, current: _Ranks, desired: Desired) -> None:
+    def _end_if_not_desired(self, current: _Ranks, desired: Desired) -> None:
         config, tree = self._node.config, self._node.tree
         if tree.ending:
             return

@@ -114,7 +114,7 @@ class Launcher:
             state=self._state,
             wake=lambda: self._events.put(_Wake()),
         )
-        self._mode: Mode = TorchrunMode(node) if _wants_torchrun(config) else EnvMode(node)
+        self._mode: Mode = TorchrunMode(node) if _uses_torchrun(config) else EnvMode(node)
         self._desired = NOTHING_DESIRED
         self._scanner = in_node.ProcessScanner(torchrun=self._mode.name == "torchrun", several=config.max_nodes > 1)
         self._leaving: Leaving | None = None
@@ -160,10 +160,10 @@ class Launcher:
         with contextlib.suppress(queue.Empty):
             event = self._events.get(timeout=timeout)
             while True:
-                self._hear(event)
+                self._handle_event(event)
                 event = self._events.get_nowait()
 
-    def _hear(self, event: _Event) -> None:
+    def _handle_event(self, event: _Event) -> None:
         if isinstance(event, Desired):
             self._desire(event)
         elif isinstance(event, in_node.UnmanagedRanks):
@@ -183,7 +183,7 @@ class Launcher:
         if desired.stop_generation > self._stopped_generation:
             self._stopped_generation = desired.stop_generation
             self._stop_at = time.monotonic() + self._config.stop_grace.total_seconds()
-            processes.send(self._left_behind(), signal.SIGTERM)
+            processes.send(self._leftover_daemons(), signal.SIGTERM)
 
     def _step(self) -> None:
         self._mode.observe(self._tree.reap())
@@ -201,7 +201,7 @@ class Launcher:
         else:
             self._mode.follow(self._desired)
 
-    def _left_behind(self) -> list[int]:
+    def _leftover_daemons(self) -> list[int]:
         """Returns daemons of ended ranks: no other process ends them, and new ranks may need their ports."""
         return [
             process.pid
@@ -283,7 +283,7 @@ def write_exit_file(run_directory: Path, leaving: Leaving) -> None:
         logger.error("%s cannot be written: %s", path, error)
 
 
-def _wants_torchrun(config: LauncherConfig) -> bool:
+def _uses_torchrun(config: LauncherConfig) -> bool:
     if config.rendezvous == "auto":
         return starts_torchrun(config.command, workdir=config.workdir or Path.cwd())
     return config.rendezvous == "torchrun"

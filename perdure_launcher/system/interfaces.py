@@ -38,8 +38,8 @@ def interface_of(address: str) -> str | None:
         interfaces = _interfaces()
     except OSError:
         return None
-    wanted = {str(place[0]).partition("%")[0] for *_, place in known}
-    return next((name for name, own in interfaces if own in wanted), None)
+    addresses = {str(place[0]).partition("%")[0] for *_, place in known}
+    return next((name for name, own in interfaces if own in addresses), None)
 
 
 def _interfaces() -> list[tuple[str, str]]:

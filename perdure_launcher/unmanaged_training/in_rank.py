@@ -111,12 +111,12 @@ class RankPlace:
         rank = int(query.get("rank", self.rank))
         size = int(query.get("world_size", self.world_size))
         if parts.scheme == "tcp":
-            asked = (parts.hostname or "", str(parts.port or ""))
+            rendezvous = (parts.hostname or "", str(parts.port or ""))
         else:
-            asked = (os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
-        if asked == (self.address, self.port):
+            rendezvous = (os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
+        if rendezvous == (self.address, self.port):
             return url
-        there = ":".join(asked)
+        there = ":".join(rendezvous)
         if (rank, size) == (self.rank, self.world_size):
             _print(
                 f"the script names {there} for its process group; the job's own {self.address}:{self.port} is used, "
@@ -124,7 +124,7 @@ class RankPlace:
             )
             os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = self.address, self.port
             return f"env://?{parts.query}"
-        if self.world_size > self.local_world_size and asked[0].startswith(_LOOPBACK):
+        if self.world_size > self.local_world_size and rendezvous[0].startswith(_LOOPBACK):
             explanation = Case.SEPARATE_PROCESS_GROUP.explain(several_nodes=True, size=size, address=there)
             _stop(self.progress.parent, explanation)
         return url

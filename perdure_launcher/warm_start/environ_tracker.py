@@ -18,16 +18,16 @@ _STANDARD = (_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep)
 _INSTALLED = (_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep)
 
 
-class _Watched(os._Environ[str]):  # pyright: ignore[reportPrivateUsage]
+class _TrackedEnviron(os._Environ[str]):  # pyright: ignore[reportPrivateUsage]
     """An `os.environ` that reports each read."""
 
     def __getitem__(self, key: str) -> str:
         if not _walks:
-            _note_reading(key)
+            _note_read(key)
         return super().__getitem__(key)
 
     def __iter__(self) -> Generator[str]:
-        _note_reading(ALL)
+        _note_read(ALL)
         _walks.append(self)
         try:
             yield from super().__iter__()
@@ -35,17 +35,17 @@ class _Watched(os._Environ[str]):  # pyright: ignore[reportPrivateUsage]
             _walks.pop()
 
 
-_walks: list[_Watched] = []
+_walks: list[_TrackedEnviron] = []
 """Iterations over all variables in progress; single reads during them are not reported."""
 _notes: list[Callable[[str, str], None]] = []
 
 
 @contextlib.contextmanager
-def reading(note: Callable[[str, str], None]) -> Generator[None]:
+def track_reads(note: Callable[[str, str], None]) -> Generator[None]:
     """Calls `note` with package and variable for each read of `os.environ` within the context."""
     original = type(os.environ)
     _notes.append(note)
-    os.environ.__class__ = _Watched
+    os.environ.__class__ = _TrackedEnviron
     try:
         yield
     finally:
@@ -53,7 +53,7 @@ def reading(note: Callable[[str, str], None]) -> Generator[None]:
         _notes.pop()
 
 
-def _note_reading(name: str) -> None:
+def _note_read(name: str) -> None:
     """Reports the reading package: the nearest caller outside of Python's own code, which reads on behalf of others."""
     frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
     while frame is not None and _is_pythons_own(frame.f_code.co_filename):

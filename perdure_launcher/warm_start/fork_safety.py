@@ -12,7 +12,7 @@ _DEVICE_FILES = ("/dev/nvidia", "/dev/kfd")
 
 
 @dataclass(frozen=True)
-class Marks:
+class ProcessResources:
     """A snapshot of this process's resources that forks affect."""
 
     threads: int
@@ -22,10 +22,10 @@ class Marks:
     children: str
 
     @classmethod
-    def now(cls) -> Marks:
+    def now(cls) -> ProcessResources:
         return cls(count_threads(), len(os.listdir("/proc/self/fd")), _count_shared_mappings(), list_children())
 
-    def beyond(self, before: Marks) -> str:
+    def first_new_since(self, before: ProcessResources) -> str:
         """Describes the first new resource since `before` that a fork would lose or share; empty if there is none."""
         if self.threads > before.threads:
             return f"its import started {self.threads - before.threads} threads"

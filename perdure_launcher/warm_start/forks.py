@@ -92,9 +92,9 @@ class Forks:
         if not self._trials:
             self._try(learned, then)
 
-    def contradicted_by(self, learned: Learned) -> str:
+    def find_contradiction(self, learned: Learned) -> str:
         """Returns why ranks with this report cannot be started from imports made in advance; empty if they can."""
-        reason = self._imports.contradicted_by(learned.changed)
+        reason = self._imports.find_contradiction(learned.changed)
         if reason:
             self.write_record(reason)
         return reason

@@ -19,7 +19,7 @@ _KINDS = (
 )
 
 
-def pythons_generators() -> list[random.Random]:
+def python_generators() -> list[random.Random]:
     """Returns the instances of `random.Random` in this process, except the module's own, which Python seeds at each
     fork."""
     own = _identities(_seeded_at_forks())
@@ -30,7 +30,7 @@ def pythons_generators() -> list[random.Random]:
     ]
 
 
-def made_since_frozen(*, without: Iterable[object]) -> list[str]:
+def types_created_since_freeze(*, without: Iterable[object]) -> list[str]:
     """Returns the names of the types of generators that were created since the last `gc.freeze`.
 
     Args:

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..torch_internals import plugin_loader
-from .environ_tracker import ALL, reading
-from .fork_safety import Marks, holds_devices, list_children
-from .generators import made_since_frozen, pythons_generators
+from .environ_tracker import ALL, track_reads
+from .fork_safety import ProcessResources, holds_devices, list_children
+from .generators import python_generators, types_created_since_freeze
 from .learning import Learned, installed_roots
 from .names import of_one_rank
 from .plan import Plan
-from .start_method import FORK, STANDBY, Way
+from .start_method import FORK, STANDBY, StartMethod
 from .traces import changes
 
 _ALWAYS = ("torch", "torch._dynamo")
@@ -66,7 +66,7 @@ class Imports:
     """The imports of this process, and the variables that they read."""
 
     plan: Plan
-    way: Way = FORK
+    method: StartMethod = FORK
     """The start method of ranks from this process."""
     _always: set[str] = field(default_factory=set[str])
     """Variables that the modules read which are always imported."""
@@ -82,7 +82,7 @@ class Imports:
             Unfit: if the result cannot be forked, or if the script changes how torch is imported.
         """
         known = set(sys.modules)
-        with _as_in_the_rank(self.plan), reading(lambda _, name: self._always.add(name)):
+        with _as_in_the_rank(self.plan), track_reads(lambda _, name: self._always.add(name)):
             for name in _ALWAYS:
                 importlib.import_module(name)
         if names := _from_script(self.plan, set(sys.modules) - known):
@@ -91,13 +91,13 @@ class Imports:
             raise Unfit(f"the script sets {', '.join(names)}, which is read when torch is imported")
         if plugin_loader() is None:
             raise Unfit("this torch has no function that loads its plugins after it is imported")
-        if self.way.same_process:
+        if self.method.same_process:
             return
-        if threads := Marks.now().threads:
+        if threads := ProcessResources.now().threads:
             raise Unfit(f"its imports started {threads} threads, which a fork would lose", for_forks_only=True)
         if _has_touched_devices():
             raise Unfit("its imports initialised CUDA, which cannot be used after a fork", for_forks_only=True)
-        self.generators = pythons_generators()
+        self.generators = python_generators()
         _freeze()
 
     def learned(self, learned: Learned, *, without: Collection[str], attend: Callable[[], None] | None = None) -> None:
@@ -113,8 +113,8 @@ class Imports:
             Refused: if a module cannot be imported in advance. This process must not be used any more.
         """
         before = dict(os.environ)
-        with _as_in_the_rank(self.plan), reading(self._note):
-            leftovers = _Leftovers(self.way, learned, self.generators)
+        with _as_in_the_rank(self.plan), track_reads(self._note):
+            leftovers = _Leftovers(self.method, learned, self.generators)
             for name in learned.modules:
                 package = name.partition(".")[0]
                 if name in sys.modules or package in without:
@@ -136,13 +136,13 @@ class Imports:
         for package, names in self._learned.items():
             if package not in without and (read := names & set_by_script):
                 raise Refused(package, f"it reads {', '.join(sorted(read))}, which the script sets")
-        if self.way.same_process:
+        if self.method.same_process:
             return
         if _has_touched_devices():
             raise Refused("torch", "imports initialised CUDA")
         _freeze()
 
-    def contradicted_by(self, changed: Iterable[str]) -> str:
+    def find_contradiction(self, changed: Iterable[str]) -> str:
         """Returns why ranks that set these variables themselves must not be started from here; empty if they may be."""
         read = self._always.union(*self._learned.values())
         names = sorted(
@@ -154,13 +154,13 @@ class Imports:
     def read_of_place(self) -> frozenset[str]:
         """Variables that differ between ranks in general, but that imports have read, so that a rank must have the same
         values."""
-        return self.way.places & self._always.union(*self._learned.values())
+        return self.method.places & self._always.union(*self._learned.values())
 
     def _refuse_what_read_its_place(self, package: str, without: Collection[str]) -> None:
         for reader, names in self._learned.items():
             if reader in _HARMLESS_READERS:
                 continue
-            places = {name for name in names if of_one_rank(name)} - self.way.places
+            places = {name for name in names if of_one_rank(name)} - self.method.places
             if ALL in names or places:
                 what = "the whole environment" if ALL in names else ", ".join(sorted(places))
                 # A package that is left out may be imported by another package, which is then left out as well.
@@ -177,10 +177,10 @@ class Imports:
 class _Leftovers:
     """Refuses packages because of the side effects of their import."""
 
-    def __init__(self, way: Way, learned: Learned, generators: Iterable[random.Random]) -> None:
-        self._way = way
+    def __init__(self, method: StartMethod, learned: Learned, generators: Iterable[random.Random]) -> None:
+        self._method = method
         self._generators = generators
-        self._marks = None if way.same_process else Marks.now()
+        self._resources = None if method.same_process else ProcessResources.now()
         self._children = list_children()
         self._set_for_drivers = sorted(name for name in learned.changed if _READ_BY_DRIVERS.fullmatch(name))
 
@@ -190,16 +190,16 @@ class _Leftovers:
         Raises:
             Refused: if the rank would lack a side effect of the import, or share it.
         """
-        if self._marks is not None:
-            if lost := Marks.now().beyond(self._marks):
+        if self._resources is not None:
+            if lost := ProcessResources.now().first_new_since(self._resources):
                 raise Refused(package, lost, by_forks_only=True)
-            if made := made_since_frozen(without=self._generators):
+            if made := types_created_since_freeze(without=self._generators):
                 raise Refused(package, f"its import made generators ({', '.join(made)})", by_forks_only=True)
             # Checked once: the next check finds only generators that the next import has created.
             gc.freeze()
         if list_children() != self._children:
             raise Refused(package, "its import left a process running")
-        if self._set_for_drivers and self._way.same_process and holds_devices():
+        if self._set_for_drivers and self._method.same_process and holds_devices():
             raise Refused(
                 package, f"its import initializes a GPU, and the script sets {', '.join(self._set_for_drivers)}"
             )

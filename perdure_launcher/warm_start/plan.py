@@ -93,9 +93,9 @@ class Plan:
         forked. The script's own arguments may differ, because it has not read them yet, and so may rank variables that
         no import read."""
         script = self.script_index
-        expected, asked = self.arguments[: script + 1], tuple(arguments[: script + 1])
-        if asked != expected:
-            return f"it runs {' '.join(asked)}, and not {' '.join(expected)}"
+        expected, requested = self.arguments[: script + 1], tuple(arguments[: script + 1])
+        if requested != expected:
+            return f"it runs {' '.join(requested)}, and not {' '.join(expected)}"
         if names := difference(_comparable(self.environment, read), _comparable(environment, read)):
             return f"its environment differs in {names}"
         return ""

@@ -182,10 +182,10 @@ class Server:
 
     def _learn(self, learned: Learned) -> None:
         """Handles the report that a rank sends at its first step: prepares its imports for later ranks."""
-        if reason := self._forks.contradicted_by(learned):
+        if reason := self._forks.find_contradiction(learned):
             self._unfit = reason
             self._standbys.give_up(reason)
-        elif self._standbys.wanted:
+        elif self._standbys.needed:
             self._standbys.replenish(learned)
         elif self._devices:
             self._forks.write_record()

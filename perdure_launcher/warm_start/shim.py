@@ -20,7 +20,7 @@ from .names import COLD, ENDED, FOLDER_VARIABLE, OURS, PYTHON_VARIABLE, REFUSAL,
 
 _PATIENCE_S = 30.0
 """Seconds to wait for an answer: the warm interpreter may still be importing, which takes as long as it would here."""
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _LOST = 71
 
 
@@ -34,45 +34,47 @@ def main() -> None:
     folder, python = environment[FOLDER_VARIABLE], environment[PYTHON_VARIABLE]
     for name in OURS:
         environment.pop(name, None)
-    passing = _Passing()
+    forwarding = _SignalForwarding()
     try:
-        connection = _ask(folder, arguments, environment, passing)
+        connection = _ask(folder, arguments, environment, forwarding)
     except NotWarm as reason:
-        passing.stop()
+        forwarding.stop()
         record_start(folder, warm=False, reason=str(reason))
         os.execvpe(python, [python, *arguments], environment)
     _follow_rank(connection)
 
 
-class _Passing:
+class _SignalForwarding:
     """Forwards signals to the rank, from before it exists: the rank may start before the shim reads the answer."""
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
-        self._passed: list[signal.Signals] = []
+        self._forwarded: list[signal.Signals] = []
 
     def begin(self, connection: socket.socket) -> None:
         """Starts forwarding. Call it after the whole request was sent, with signals blocked since before that."""
 
-        def pass_on(number: int, _: FrameType | None) -> None:
-            self._passed.append(signal.Signals(number))
+        def forward(number: int, _: FrameType | None) -> None:
+            self._forwarded.append(signal.Signals(number))
             with contextlib.suppress(OSError):
                 connection.sendall(f"{number}\n".encode())
 
-        for number in _PASSED_ON:
-            self._before[number] = signal.signal(number, pass_on)
+        for number in _FORWARDED:
+            self._before[number] = signal.signal(number, forward)
 
     def stop(self) -> None:
         """Stops forwarding, because this process becomes the rank itself. Applies the signals that arrived
         meanwhile."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        for number in self._passed:
+        for number in self._forwarded:
             if self._before[number] != signal.SIG_IGN:
                 _die_of(number)
 
 
-def _ask(folder: str, arguments: list[str], environment: dict[str, str], passing: _Passing) -> socket.socket:
+def _ask(
+    folder: str, arguments: list[str], environment: dict[str, str], forwarding: _SignalForwarding
+) -> socket.socket:
     """Requests the rank, and begins to forward signals to it.
 
     Raises:
@@ -91,7 +93,7 @@ def _ask(folder: str, arguments: list[str], environment: dict[str, str], passing
             sent = socket.send_fds(connection, [message], [0, 1, 2])
             if sent < len(message):
                 connection.sendall(message[sent:])
-            passing.begin(connection)
+            forwarding.begin(connection)
         word, _, detail = _line(connection).partition(" ")
     except TimeoutError:
         raise NotWarm(f"the warm interpreter did not answer within {_PATIENCE_S:.0f} s") from None
@@ -106,7 +108,7 @@ def _ask(folder: str, arguments: list[str], environment: dict[str, str], passing
 
 @contextlib.contextmanager
 def _signals_blocked() -> Generator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     try:
         yield
     finally:

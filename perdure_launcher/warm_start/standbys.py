@@ -84,7 +84,7 @@ class Standbys:
         self._write_record()
 
     @property
-    def wanted(self) -> bool:
+    def needed(self) -> bool:
         return self._learned is not None
 
     def replenish(self, learned: Learned) -> None:
@@ -186,7 +186,7 @@ class Standbys:
         )
         self._alive.append(standby)
         self.loop.watch(standby.ended, lambda: self._end(standby))
-        self.loop.watch(ours.fileno(), lambda: self._hear(standby))
+        self.loop.watch(ours.fileno(), lambda: self._read_message(standby))
         ours.settimeout(_ORDER_TIMEOUT.total_seconds())
         order = {"place": place, "learned": learned.as_json(), "without": list(self._left_out), "reason": self._reason}
         try:
@@ -194,7 +194,7 @@ class Standbys:
         except OSError:
             self._discard(standby)
 
-    def _hear(self, standby: _Standby) -> None:
+    def _read_message(self, standby: _Standby) -> None:
         """Handles the standby's report of its imports."""
         try:
             said, _ = receive(standby.control)
@@ -259,8 +259,8 @@ class Standbys:
 
 def _no_room() -> str:
     """Returns why the node's memory does not allow another standby; empty if it does."""
-    wanted = _ROOM * resident_bytes(os.getpid())[0]
+    needed = _ROOM * resident_bytes(os.getpid())[0]
     free = [size for size in (available_bytes(), MemoryController().free_bytes) if size is not None]
-    if free and min(free) < wanted:
-        return f"{min(free) >> 20} MiB of memory are free, {wanted >> 20} wanted"
+    if free and min(free) < needed:
+        return f"{min(free) >> 20} MiB of memory are free, {needed >> 20} wanted"
     return ""

@@ -20,7 +20,7 @@ _NO_DEVICE = ("", "-1")
 
 
 @dataclass(frozen=True)
-class Way:
+class StartMethod:
     """A start method: what a rank inherits from the process that imported for it."""
 
     same_process: bool
@@ -29,8 +29,8 @@ class Way:
     """Rank variables that imports may read. A rank with other values of these is not started by this method."""
 
 
-FORK = Way(same_process=False, places=DEVICES)
-STANDBY = Way(same_process=True, places=DEVICES | PLACES_THAT_STAY)
+FORK = StartMethod(same_process=False, places=DEVICES)
+STANDBY = StartMethod(same_process=True, places=DEVICES | PLACES_THAT_STAY)
 
 
 def has_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> bool:

@@ -130,16 +130,16 @@ def test_a_killed_interpreter_takes_its_ranks_along_and_the_next_start_is_cold_u
         process = script.start("wait")
         assert process.stdout is not None
         ended = os.pidfd_open(int(process.stdout.readline()))
-        script.keeper.close()
+        script.supervisor.close()
         assert gone(ended)
         assert process.wait(timeout=30) == -signal.SIGKILL
-        assert script.keeper.start_ranks()
-        script.keeper.follow_ranks(lambda: False)
+        assert script.supervisor.start_ranks()
+        script.supervisor.follow_ranks(lambda: False)
         assert script.run("code", "4").returncode == 4
         assert not script.last.warm
         assert "no warm interpreter" in script.last.reason
-        script.keeper.follow_ranks(lambda: True)
-        assert not script.keeper.follow_ranks(lambda: True)
+        script.supervisor.follow_ranks(lambda: True)
+        assert not script.supervisor.follow_ranks(lambda: True)
         assert script.run("code", "4").returncode == 4
         assert script.last.warm, script.last
 

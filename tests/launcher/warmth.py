@@ -42,7 +42,7 @@ class Warmth:
         self.offered: dict[str, str] = {}
         assert offer(self.folder, self.offered, python=self.executable) == ""
         plan = Plan.of_ranks(self.arguments, self.environment)
-        self.keeper = InterpreterSupervisor(folder=self.folder, python=self.executable, plan=plan)
+        self.supervisor = InterpreterSupervisor(folder=self.folder, python=self.executable, plan=plan)
 
     def start(
         self,
@@ -111,7 +111,7 @@ def warmth(
         real_torch: Where torch itself makes a difference; else `stub_torch` stands for it.
         environment: Variables beside the inherited ones.
     """
-    # Where the keeper is, is where ranks are: the interpreter inherits it from the process that keeps it.
+    # Where the supervisor is, is where ranks are: the interpreter inherits it from the process that keeps it.
     before = os.getcwd()
     os.chdir(SCRIPTS)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "PYTEST_"))}
@@ -122,10 +122,10 @@ def warmth(
         executable=executable,
     )
     try:
-        found.keeper.ensure()
+        found.supervisor.ensure()
         yield found
     finally:
-        found.keeper.close()
+        found.supervisor.close()
         os.chdir(before)
         shutil.rmtree(found.folder.parent, ignore_errors=True)
 
