@@ -78,19 +78,19 @@ class Commands:
     @activity.defn(name="complete_generation")
     async def complete_generation(self, command: CompleteGeneration) -> CommandAnswer:
         """Lets the command leave its exit barrier."""
-        return self._refused(command.node) or self._node.complete_generation(
+        return self._refusal_answer(command.node) or self._node.complete_generation(
             command.generation, stages=command.stages_complete
         )
 
     @activity.defn(name="restart_command")
     async def restart_command(self, command: RestartCommand) -> CommandAnswer:
         """Restarts the command if it has ended."""
-        return self._refused(command.node) or self._node.restart_command(command.number)
+        return self._refusal_answer(command.node) or self._node.restart_command(command.number)
 
     @activity.defn(name="stop_node")
     async def stop_node(self, command: StopNode) -> CommandAnswer:
         """Ends the command for good; returns before it has ended."""
-        return self._refused(command.node) or self._node.leave(
+        return self._refusal_answer(command.node) or self._node.leave(
             command.reason or "stopped by the job", grace=command.grace
         )
 
@@ -100,7 +100,7 @@ class Commands:
         run_dir = self._node.config.run_dir
         return await asyncio.to_thread(read_log, run_dir, position=request.position, lines=request.lines)
 
-    def _refused(self, node: NodeCredentials) -> CommandAnswer | None:
+    def _refusal_answer(self, node: NodeCredentials) -> CommandAnswer | None:
         refusal = self._node.refusal(node)
         if not refusal:
             return None

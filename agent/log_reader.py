@@ -45,7 +45,7 @@ def read_log(
         index, offset = index + 1, 0
     with files[index].open() as log:
         log.seek(offset)
-        text, taken = _decoded(log.read(limit))
+        text, taken = _decode(log.read(limit))
     offset += taken
     at_end = index + 1 == len(files) and offset >= files[index].size
     return LogChunk(text=text, position=LogPosition(file=files[index].inode, offset=offset), at_end=at_end)
@@ -90,7 +90,7 @@ def _ends_with_line_break(file: LogFile) -> bool:
         return log.read(1) == b"\n"
 
 
-def _decoded(content: bytes) -> tuple[str, int]:
+def _decode(content: bytes) -> tuple[str, int]:
     """Returns the text and the number of its bytes: a character that is split in two is left for the next piece."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(content)

@@ -210,11 +210,11 @@ class Node:
 
     def on_handler_hello(self, hello: HandlerHello) -> None:
         own = f"{hello.min_nodes}:{hello.max_nodes}"
-        asked = self.config.nodes if ":" in self.config.nodes else f"{self.config.nodes}:{self.config.nodes}"
+        desired = self.config.nodes if ":" in self.config.nodes else f"{self.config.nodes}:{self.config.nodes}"
         state = self.state
         self._keep(
             processes=max(hello.processes, 1),
-            command_nodes=None if own == asked else own,
+            command_nodes=None if own == desired else own,
             store_ports=hello.store_ports or state.store_ports,
             handler=hello.pid,
             rendezvous_attempt=state.attempt,

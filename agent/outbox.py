@@ -195,7 +195,7 @@ class Outbox:
         """Returns whether a message of this kind has not arrived yet."""
         return any(entry.signal == signal for entry in self._entries)
 
-    async def flushed(self, *, within: float) -> bool:
+    async def flush(self, *, within: float) -> bool:
         """Waits until all messages except telemetry are delivered; returns False after `within` seconds."""
         self._flushing = True
         self._changed.fire()

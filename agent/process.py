@@ -149,19 +149,19 @@ class Agent:
             self._lease.watch_owner(),
             *([self._shipper.run()] if self._shipper else []),
         ):
-            await self._until_told_to_end()
+            await self._until_leave_is_requested()
             await self._report_shutdown()
 
-    async def _until_told_to_end(self) -> None:
+    async def _until_leave_is_requested(self) -> None:
         stopped = asyncio.create_task(self._stop.wait())
-        left = asyncio.create_task(self._left())
+        left = asyncio.create_task(self._until_left())
         try:
             await asyncio.wait((stopped, left), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
             left.cancel()
 
-    async def _left(self) -> None:
+    async def _until_left(self) -> None:
         """Returns when the node has left the job. An agent that ended earlier would only be restarted."""
         node = self.node
         await node.changed.wait_for(lambda: node.state.leaving is not None)
@@ -174,8 +174,8 @@ class Agent:
 
     async def _report_shutdown(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._to_job.flushed(within=_SHUTDOWN_REPORT_TIMEOUT))
-            tasks.create_task(self._to_group.flushed(within=_SHUTDOWN_REPORT_TIMEOUT))
+            tasks.create_task(self._to_job.flush(within=_SHUTDOWN_REPORT_TIMEOUT))
+            tasks.create_task(self._to_group.flush(within=_SHUTDOWN_REPORT_TIMEOUT))
             if self._shipper:
                 tasks.create_task(self._ship_last())
 

@@ -43,7 +43,7 @@ class Telemetry:
         self._to_group = to_group
         self._signals = node.config.timing.signals
         self._interval = node.config.first_interval
-        self._told_ports: tuple[int, ...] = ()
+        self._reported_ports: tuple[int, ...] = ()
         self._usage: UsageReport | None = None
         self._handed_out = 0
         """The newest generation, and the time at which this agent first saw it; an agent that was away does not know
@@ -156,11 +156,13 @@ class Telemetry:
     def _ports_changed(self) -> bool:
         # A world hosted by this node has taken a port, which the job must not assign again.
         state = self._node.state
-        return state.entered == state.generation and bool(state.store_ports) and state.store_ports != self._told_ports
+        return (
+            state.entered == state.generation and bool(state.store_ports) and state.store_ports != self._reported_ports
+        )
 
     def _send_heartbeat(self, *, with_metrics: bool) -> None:
         state = self._node.state
-        self._told_ports = state.store_ports
+        self._reported_ports = state.store_ports
         common = envelope(self._node.config.node)
         self._to_group.put(
             Heartbeat(

@@ -86,12 +86,12 @@ class NodeActivities:
                 # Retryable, so that the job ends as cancelled and not because a node was refused.
                 raise ApplicationError(str(revoked), type="JobRevoked") from revoked
             except NodeNotYet as waiting:
-                await self._tell_what_it_waits_for([(request, waiting)])
+                await self._report_waits([(request, waiting)])
                 # Benign: workers neither log nor count it as an error.
                 benign = ApplicationErrorCategory.BENIGN
                 raise ApplicationError(str(waiting), type="NodeNotYet", category=benign) from None
             except Exception as error:
-                await self._tell_what_it_waits_for([(request, error)])
+                await self._report_waits([(request, error)])
                 raise
 
     @activity.defn(name="create_nodes")
@@ -122,7 +122,7 @@ class NodeActivities:
                 case _:
                     raise outcome
         if waiting:
-            await self._tell_what_it_waits_for(waiting)
+            await self._report_waits(waiting)
         return NodesCreated(created=created, refused=refused)
 
     @activity.defn(name="delete_nodes")
@@ -174,7 +174,7 @@ class NodeActivities:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _tell_what_it_waits_for(self, waiting: Sequence[tuple[NodeRequest, Exception]]) -> None:
+    async def _report_waits(self, waiting: Sequence[tuple[NodeRequest, Exception]]) -> None:
         """Signals the group why nodes do not exist yet, if the reason has changed: a failed attempt of an activity is
         not visible to its workflow. If the signal fails, the next attempt sends it again."""
         events: list[NodeEvent] = []
@@ -231,7 +231,7 @@ class NodeActivities:
                 return
 
     async def _ask_after_job(self, request: WatchRequest, telling: _Telling) -> None:
-        told = False
+        reported = False
         while True:
             try:
                 liveness = await query_job_liveness(
@@ -243,8 +243,8 @@ class NodeActivities:
             except Exception as error:
                 logger.info("the state of %s could not be queried; nothing is done: %s", request.job_id, error)
             else:
-                if liveness is JobLiveness.CLOSED and not told:
-                    told = True
+                if liveness is JobLiveness.CLOSED and not reported:
+                    reported = True
                     telling.owner_closed()
             await asyncio.sleep(request.owner_check.total_seconds())
 

@@ -180,6 +180,6 @@ async def _tell_plan(client: Client, here: Session, name: str, plan: str) -> Non
     if here.json:
         here.show({"name": name, "would": plan, "phase": status.phase, "nodes": status.nodes})
         return
-    wanted = f"{status.nodes_min}:{status.nodes_max}" if status.nodes_min < status.nodes_max else f"{status.nodes_max}"
-    present = f"{name} is {status.phase} with {text.count(status.nodes, 'node')} of {wanted}"
+    desired = f"{status.nodes_min}:{status.nodes_max}" if status.nodes_min < status.nodes_max else f"{status.nodes_max}"
+    present = f"{name} is {status.phase} with {text.count(status.nodes, 'node')} of {desired}"
     out.print(f"would {plan}: {present}; nothing was changed", markup=False)

@@ -127,7 +127,7 @@ def say(text: str) -> None:
 
 def report_error(error: Exception, remedy: str, exit_code: int) -> None:
     """Prints an error for people, and as JSON for scripts that requested it."""
-    if before_subcommand.output is OutputFormat.JSON or "json" in _asked_output(sys.argv):
+    if before_subcommand.output is OutputFormat.JSON or "json" in _requested_outputs(sys.argv):
         message = {"error": {"message": str(error), "remedy": remedy, "exit_code": exit_code}}
         out.out(as_json(message, indent=2), highlight=False)
     err.print("[bold red]error:[/] ", end="")
@@ -136,16 +136,16 @@ def report_error(error: Exception, remedy: str, exit_code: int) -> None:
         err.print(f"  {remedy}", markup=False)
 
 
-def _asked_output(arguments: Sequence[str]) -> set[str]:
+def _requested_outputs(arguments: Sequence[str]) -> set[str]:
     """The values of -o, in all its spellings, before a `--`."""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    asked: set[str] = set()
+    requested: set[str] = set()
     for word, following in zip(ours, [*ours[1:], ""], strict=True):
         if word in ("-o", "--output"):
-            asked.add(following)
+            requested.add(following)
         elif word.startswith(("-o", "--output=")):
-            asked.add(word.removeprefix("--output=").removeprefix("-o"))
-    return asked
+            requested.add(word.removeprefix("--output=").removeprefix("-o"))
+    return requested
 
 
 def _plain(value: Any) -> Any:

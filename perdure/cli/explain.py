@@ -26,7 +26,7 @@ def explanation(incident: IncidentView, *, job: str, flag: str) -> Text:
     for label, words in (
         ("SAW", [f"{text.clock(e.time, fraction=True)} {e.text}{_who(e.source, e.rank)}" for e in incident.evidence]),
         ("MEANS", [_meaning(incident)]),
-        ("DID", [_deed(incident)]),
+        ("DID", [_decision(incident)]),
         ("NOT", [f"{option.option}: {option.why_not}" for option in incident.considered]),
         ("WAIT", [incident.waited_for]),
         ("TOOK", [_course(incident)]),
@@ -69,8 +69,8 @@ def _meaning(incident: IncidentView) -> str:
     if incident.failure is None and incident.decided_at is None:
         return "not judged yet"
     if incident.failure is None:
-        asked = "USER" in sources
-        return "requested by a user" if asked else "nothing failed: the available nodes changed"
+        by_user = "USER" in sources
+        return "requested by a user" if by_user else "nothing failed: the available nodes changed"
     evidence = [sign for sign in incident.evidence if _speaks_for(sign, incident)]
     sources = {sign.source for sign in evidence}
     confidence = "high" if len(sources) > 1 else "fair"
@@ -87,7 +87,7 @@ def _speaks_for(sign: Evidence, incident: IncidentView) -> bool:
     return incident.culprit is None or sign.rank == incident.culprit or sign.source == "PEERS"
 
 
-def _deed(incident: IncidentView) -> str:
+def _decision(incident: IncidentView) -> str:
     if incident.observation:
         return "nothing: it ended by itself"
     if incident.decided_at is None:

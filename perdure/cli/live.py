@@ -227,33 +227,33 @@ def _silent(view: View) -> Generator[Callable[[], None]]:
 @contextmanager
 def _lines(view: View) -> Generator[Callable[[], None]]:
     """Prints a line whenever the job changes, and progress at intervals."""
-    told: tuple[object, ...] = ()
-    told_incidents: dict[int, str] = {}
-    told_warnings: set[str] = set()
+    reported: tuple[object, ...] = ()
+    reported_incidents: dict[int, str] = {}
+    reported_warnings: set[str] = set()
     next_line = datetime.now(UTC)
 
     def update() -> None:
-        nonlocal told, next_line
+        nonlocal reported, next_line
         snapshot = view.snapshot
         if snapshot is None:
             return
         now = text.clock(snapshot.time)
         for number, incident in sorted(view.incidents.items()):
             line = text.incident_line(incident)
-            if told_incidents.get(number) != line:
-                told_incidents[number] = line
+            if reported_incidents.get(number) != line:
+                reported_incidents[number] = line
                 out.print(f"{now} {line}", markup=False)
         for warning in view.warnings:
-            if warning not in told_warnings:
-                told_warnings.add(warning)
+            if warning not in reported_warnings:
+                reported_warnings.add(warning)
                 out.print(f"{now} warning: {warning}", markup=False)
         status = snapshot.status
         state = (
             snapshot.problem,
             *((status.phase, status.generation, status.nodes, status.reason) if status else ()),
         )
-        if state != told or datetime.now(UTC) >= next_line:
-            told = state
+        if state != reported or datetime.now(UTC) >= next_line:
+            reported = state
             next_line = datetime.now(UTC) + LINE_INTERVAL
             out.print(f"{now} {line_of(snapshot)}", markup=False)
 
@@ -309,7 +309,7 @@ async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, e
         except PerdureError as error:
             view.log_lines.append(str(error))
 
-    def pressed() -> None:
+    def on_key() -> None:
         match os.read(descriptor, 1).decode(errors="replace").lower():
             case "q" | "\x04" | "":
                 detached.set()
@@ -325,7 +325,7 @@ async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, e
 
     # Not the default, which discards input that was typed before.
     tty.setcbreak(descriptor, termios.TCSANOW)
-    loop.add_reader(descriptor, pressed)
+    loop.add_reader(descriptor, on_key)
     try:
         yield
     finally:
@@ -346,9 +346,9 @@ def tell_detached(name: str, flag: str) -> None:
 def tell_result(here: Session, name: str, result: JobResult, words: list[str], *, explainable: bool) -> None:
     """Prints how a job ended, and where to look if it failed."""
     took = text.duration(result.finished_at - result.started_at)
-    told = f"{text.count(result.generations, 'generation')}, {text.count(result.restarts, 'restart')}"
+    counts = f"{text.count(result.generations, 'generation')}, {text.count(result.restarts, 'restart')}"
     at = "" if result.step is None else f", at step {result.step:,}"
-    out.print(f"[bold]{escape(name)}[/]  {text.phase(result.phase)} after {took}{at}; {told}")
+    out.print(f"[bold]{escape(name)}[/]  {text.phase(result.phase)} after {took}{at}; {counts}")
     if result.phase == "SUCCEEDED":
         here.hint(f"perdure logs {name}{here.flag}", f"perdure status {name}{here.flag}")
         return

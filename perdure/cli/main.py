@@ -68,8 +68,8 @@ app.command("codec-server", rich_help_panel=_CONTROL_PLANE)(encryption.codec_ser
 app.command("payload-keys", rich_help_panel=_CONTROL_PLANE)(encryption.payload_keys)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         import perdure
 
         common.out.print(f"perdure {perdure.__version__}")

@@ -41,14 +41,14 @@ def validate(
                     err.print(f"  {problem}", markup=False)
             continue
         good.append(file)
-        told = [str(warning) for warning in warnings]
-        reports.append({"file": str(file), "valid": True, "problems": [], "warnings": told})
+        texts = [str(warning) for warning in warnings]
+        reports.append({"file": str(file), "valid": True, "problems": [], "warnings": texts})
         if not here.json:
             role_name, role = spec.role
             out.print(
                 f"[bold green]{file}[/]: ok, {spec.name}: {role.nodes} nodes of {role_name}, backend {spec.backend}"
             )
-            for warning in told:
+            for warning in texts:
                 out.print(f"  warning: {warning}", markup=False)
     if here.json:
         here.show(reports)

@@ -231,7 +231,7 @@ def _from_command(
     return spec, tuple(str(warning) for warning in warnings)
 
 
-def shell_environment(asked: list[str]) -> dict[str, str]:
+def shell_environment(assignments: list[str]) -> dict[str, str]:
     """The variables of this shell that a local node gets: those that commands need, and those requested by --env."""
     variables = {
         name: value
@@ -243,7 +243,7 @@ def shell_environment(asked: list[str]) -> dict[str, str]:
     path = variables.get("PATH", os.defpath)
     if beside not in path.split(os.pathsep):
         variables["PATH"] = os.pathsep.join((path, beside))
-    for assignment in asked:
+    for assignment in assignments:
         variable, given, value = assignment.partition("=")
         if not given and variable not in os.environ:
             raise typer.BadParameter(f"{variable} is not set here; write {variable}=VALUE", param_hint="--env")
@@ -285,10 +285,10 @@ def _warn(warnings: tuple[str, ...]) -> None:
 def _show_spec(here: Session, spec: JobSpec) -> None:
     import yaml
 
-    from perdure.client.workdir import packed_workdir
+    from perdure.client.workdir import pack_workdir_of
     from perdure.spec.validate import to_mapping
 
-    if packed := packed_workdir(spec):
+    if packed := pack_workdir_of(spec):
         say(f"The working directory would be uploaded: {packed}")
     if here.json:
         here.show(to_mapping(spec))

@@ -34,11 +34,11 @@ from perdure.client.logs import LogLine, read_logs
 from perdure.client.results import result_of
 from perdure.client.submission import start_job
 from perdure.client.task_failures import failures_among
-from perdure.client.uploads import Report, uploaded
+from perdure.client.uploads import Report, upload_workdir
 from perdure.client.views import (
     JobSnapshot,
     JobSummary,
-    LeaseHeard,
+    NodeLease,
     Submission,
     TaskFailure,
     merge_nodes,
@@ -176,7 +176,7 @@ class Client:
         async with map_errors(self, job.name, job.namespace):
             try:
                 queue = self.endpoint.task_queue
-                async with uploaded(temporal, job, task_queue=queue, report=report) as complete:
+                async with upload_workdir(temporal, job, task_queue=queue, report=report) as complete:
                     handle = await start_job(
                         temporal, complete, workflow_id, task_queue=queue, again=again, memo=memo or {}, owner=owner
                     )
@@ -453,7 +453,7 @@ class Client:
         answers = [await self._query(name, namespace, "nodes", list[NodeView], index) for index in indices]
         return [view for views in answers for view in views]
 
-    async def _group(self, workflow_id: str) -> tuple[list[NodeView], list[LeaseHeard]]:
+    async def _group(self, workflow_id: str) -> tuple[list[NodeView], list[NodeLease]]:
         """A group's table and its leases' latest reports; empty if the group has ended or is too busy to answer."""
         temporal = await self.connect()
         handle = temporal.get_workflow_handle(workflow_id)

@@ -12,7 +12,7 @@ from temporalio.converter import DataConverter
 from temporalio.exceptions import FailureError
 
 from perdure.client.connection import converter_for
-from perdure.client.views import LeaseHeard
+from perdure.client.views import NodeLease
 from workflows.messages import LeaseView
 
 logger = logging.getLogger(__name__)
@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 _LEASE_ID = re.compile(r"lease/(\d+)/(\d+)/\d+")
 
 
-async def leases_of(temporal: TemporalClient, group: WorkflowExecutionDescription) -> list[LeaseHeard]:
+async def leases_of(temporal: TemporalClient, group: WorkflowExecutionDescription) -> list[NodeLease]:
     """The latest reports of a group's agents."""
     converter = converter_for(temporal, group.id)
-    heard = [await _lease(converter, activity) for activity in group.raw_description.pending_activities]
-    return [lease for lease in heard if lease]
+    leases = [await _lease(converter, activity) for activity in group.raw_description.pending_activities]
+    return [lease for lease in leases if lease]
 
 
-async def _lease(converter: DataConverter, activity: PendingActivityInfo) -> LeaseHeard | None:
+async def _lease(converter: DataConverter, activity: PendingActivityInfo) -> NodeLease | None:
     match = _LEASE_ID.fullmatch(activity.activity_id)
     if not match or not activity.heartbeat_details.payloads:
         return None
@@ -37,4 +37,4 @@ async def _lease(converter: DataConverter, activity: PendingActivityInfo) -> Lea
         # Another process may heartbeat by the activity's ID, or the key is not here.
         logger.warning("the report in %s cannot be read: %s", activity.activity_id, error)
         return None
-    return LeaseHeard(rank=int(match[1]), incarnation=int(match[2]), view=view)
+    return NodeLease(rank=int(match[1]), incarnation=int(match[2]), view=view)

@@ -29,15 +29,19 @@ async def result_of(error: WorkflowFailureError, handle: WorkflowHandle[Any, Job
             raise Refused(f"the job's specification is wrong:\n{cause.message}") from error
         if cause.type == REFUSED_PAYLOAD:
             raise refused_start(cause) from error
-        return await _made_up(handle, JobPhase.FAILED, ExitCode.INFRASTRUCTURE, f"the workflow failed: {cause.message}")
+        return await _reconstruct(
+            handle, JobPhase.FAILED, ExitCode.INFRASTRUCTURE, f"the workflow failed: {cause.message}"
+        )
     if isinstance(cause, CancelledError):
-        return await _made_up(handle, JobPhase.CANCELLED, ExitCode.CANCELLED, "")
+        return await _reconstruct(handle, JobPhase.CANCELLED, ExitCode.CANCELLED, "")
     if isinstance(cause, TerminatedError):
         reason = f"the workflow was terminated{f': {cause.message}' if cause.message else ''}"
-        return await _made_up(handle, JobPhase.CANCELLED, ExitCode.CANCELLED, reason)
+        return await _reconstruct(handle, JobPhase.CANCELLED, ExitCode.CANCELLED, reason)
     if isinstance(cause, TimeoutError):
-        return await _made_up(handle, JobPhase.FAILED, ExitCode.DEADLINE, "the workflow's own time limit was reached")
-    return await _made_up(handle, JobPhase.FAILED, ExitCode.INFRASTRUCTURE, str(cause))
+        return await _reconstruct(
+            handle, JobPhase.FAILED, ExitCode.DEADLINE, "the workflow's own time limit was reached"
+        )
+    return await _reconstruct(handle, JobPhase.FAILED, ExitCode.INFRASTRUCTURE, str(cause))
 
 
 def refused_start(cause: ApplicationError) -> Refused:
@@ -49,7 +53,7 @@ def refused_start(cause: ApplicationError) -> Refused:
     )
 
 
-async def _made_up(
+async def _reconstruct(
     handle: WorkflowHandle[Any, JobResult], phase: JobPhase, exit_code: ExitCode, reason: str
 ) -> JobResult:
     """Makes a result from the job's last state, including its reason if none is given; without a worker, from what the

@@ -21,7 +21,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.client.connection import CALL_TIMEOUT
-from perdure.client.workdir import PackedWorkdir, packed_workdir
+from perdure.client.workdir import PackedWorkdir, pack_workdir_of
 from perdure.errors import NoWorker, Refused
 from perdure.spec.data import WorkdirArchive
 from perdure.spec.job import JobSpec
@@ -40,7 +40,7 @@ Report = Callable[[str], None]
 
 
 @asynccontextmanager
-async def uploaded(
+async def upload_workdir(
     temporal: Client, job: JobSpec, *, task_queue: str, report: Report | None = None
 ) -> AsyncGenerator[JobSpec]:
     """Uploads the job's code if its nodes need that; leaving the context without an error means that the job runs.
@@ -54,7 +54,7 @@ async def uploaded(
         NoWorker: if no worker takes it.
         RPCError: if the server does not answer.
     """
-    packed = await asyncio.to_thread(packed_workdir, job)
+    packed = await asyncio.to_thread(pack_workdir_of, job)
     if packed is None or job.workdir is None:
         yield job
         return
@@ -92,10 +92,10 @@ async def uploaded(
 
 async def _send(upload: WorkflowHandle[Any, Any], packed: PackedWorkdir, report: Report) -> None:
     report(f"Uploading the working directory: {packed}")
-    told = time.monotonic()
+    reported_at = time.monotonic()
     for index, begin in enumerate(range(0, len(packed.content), PART_BYTES)):
-        if time.monotonic() - told > REPORT_INTERVAL:
-            told = time.monotonic()
+        if time.monotonic() - reported_at > REPORT_INTERVAL:
+            reported_at = time.monotonic()
             report(f"  {decimal(begin)} of {decimal(len(packed.content))}")
         await _send_part(upload, index, packed.content[begin : begin + PART_BYTES])
 

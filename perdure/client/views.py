@@ -81,7 +81,7 @@ class JobSnapshot(View):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaseHeard:
+class NodeLease:
     """An agent's latest report in its lease."""
 
     rank: int
@@ -90,19 +90,19 @@ class LeaseHeard:
 
 
 def merge_nodes(
-    job: Iterable[NodeView], groups: Iterable[NodeView], leases: Iterable[LeaseHeard]
+    job: Iterable[NodeView], groups: Iterable[NodeView], leases: Iterable[NodeLease]
 ) -> tuple[NodeView, ...]:
     """Merges the views of each node: the job knows its place in the world, its group the facts, its lease the latest
     progress."""
     by_group = {(view.rank, view.incarnation): view for view in groups}
     by_lease = {(lease.rank, lease.incarnation): lease.view for lease in leases}
     return tuple(
-        _merged(view, by_group.get((view.rank, view.incarnation)), by_lease.get((view.rank, view.incarnation)))
+        _merge(view, by_group.get((view.rank, view.incarnation)), by_lease.get((view.rank, view.incarnation)))
         for view in job
     )
 
 
-def _merged(job: NodeView, group: NodeView | None, lease: LeaseView | None) -> NodeView:
+def _merge(job: NodeView, group: NodeView | None, lease: LeaseView | None) -> NodeView:
     fields: dict[str, object] = {}
     if group:
         fields = {

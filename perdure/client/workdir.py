@@ -64,7 +64,7 @@ class _Entry:
     status: os.stat_result
 
 
-def packed_workdir(job: JobSpec) -> PackedWorkdir | None:
+def pack_workdir_of(job: JobSpec) -> PackedWorkdir | None:
     """Packs the code that has to be uploaded; None if none has to be.
 
     Raises:

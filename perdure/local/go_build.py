@@ -61,7 +61,7 @@ def run_go(
                 process.wait(timeout=interval.total_seconds())
                 break
             except subprocess.TimeoutExpired:
-                report(f"  {_elapsed(started)}: {_progress(subcommand, lines)}")
+                report(f"  {_elapsed_text(started)}: {_progress(subcommand, lines)}")
         reader.join()
         printed.seek(0)
         answer = printed.read()
@@ -80,6 +80,6 @@ def _progress(subcommand: str, lines: list[str]) -> str:
     return f"{done}, the last {lines[-1].removeprefix('go: downloading ')}" if lines else done
 
 
-def _elapsed(started: float) -> str:
+def _elapsed_text(started: float) -> str:
     minutes, seconds = divmod(int(time.monotonic() - started), 60)
     return f"{minutes}:{seconds:02d} min"

@@ -135,7 +135,7 @@ def _download(target: Path, report: Report) -> None:
         with (
             urllib.request.urlopen(url, timeout=_CONNECT_TIMEOUT.total_seconds()) as response,
             tarfile.open(fileobj=response, mode="r|gz") as archive,
-            _installed(target) as unpacked,
+            _install(target) as unpacked,
         ):
             for member in archive:
                 if Path(member.name).name == "temporal" and (content := archive.extractfile(member)):
@@ -156,7 +156,7 @@ def _build(target: Path, report: Report) -> None:
         raise _Failed("there is no Go toolchain to build it with")
     report(f"Building Temporal's CLI {VERSION} from its Go module (once; {BUILD_TAKES}) ...")
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="perdure-temporal-build-") as name, _installed(target) as built:
+    with tempfile.TemporaryDirectory(prefix="perdure-temporal-build-") as name, _install(target) as built:
         folder = Path(name)
         (folder / "go.mod").write_text(_GO_MODULE, encoding="utf-8")
         package = "github.com/temporalio/cli/cmd/temporal"
@@ -170,7 +170,7 @@ def _build(target: Path, report: Report) -> None:
 
 
 @contextmanager
-def _installed(target: Path) -> Generator[Path]:
+def _install(target: Path) -> Generator[Path]:
     """Yields a temporary path to write the binary to; moves it to `target` after it has run, so that no incomplete file
     is used."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as name:

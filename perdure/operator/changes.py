@@ -13,10 +13,10 @@ _NAMED = 5
 """The most fields that a refusal names; a user who changed more knows the others."""
 
 
-def refusal_of_changes(running: JobSpec, wanted: JobSpec) -> str:
+def refusal_of_changes(running: JobSpec, desired: JobSpec) -> str:
     """Why a running job cannot follow a new specification; empty if only fields differ that may change while it
     runs."""
-    fields = [format_path(location) for location in _differences(running.model_dump(), wanted.model_dump())]
+    fields = [format_path(location) for location in _differences(running.model_dump(), desired.model_dump())]
     fields = [field for field in fields if not _changes_live(field, running)]
     if not fields:
         return ""

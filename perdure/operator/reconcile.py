@@ -91,9 +91,9 @@ class Reconciler:
             # Only others can change that: those who grant rights.
             return await self._refuse(resource, "Forbidden", refusal, again=RETRY)
         message = "\n".join(str(warning) for warning in warnings)
-        status = statuses.accepted(resource.status, message, generation=generation, now=now)
+        status = statuses.accepted_status(resource.status, message, generation=generation, now=now)
         if resource.suspended:
-            return await self._show(resource, statuses.held(status, generation=generation, now=now))
+            return await self._show(resource, statuses.held_status(status, generation=generation, now=now))
         if FINALIZER not in resource.metadata.finalizers:
             resource = await self._with_finalizers(resource, (*resource.metadata.finalizers, FINALIZER))
         try:
@@ -102,7 +102,7 @@ class Reconciler:
             # Another process, perhaps another operator, has started it since the query.
             return Looked(resource=resource, again=SOON)
         logger.info("%s: started as run %s", submission.workflow_id, submission.run_id)
-        status = statuses.changed(
+        status = statuses.update_status(
             status,
             phase=JobPhase.STARTING.value,
             workflow_id=submission.workflow_id,
@@ -113,12 +113,14 @@ class Reconciler:
 
     async def _mirror(self, resource: TrainingJobResource, run: Run) -> Looked:
         generation = resource.metadata.generation
-        status = statuses.changed(resource.status, workflow_id=run.workflow_id, run_id=run.first_run_id, page=run.page)
+        status = statuses.update_status(
+            resource.status, workflow_id=run.workflow_id, run_id=run.first_run_id, page=run.page
+        )
         if not run.open:
             result, job = await self._runs.result(resource)
             logger.info("%s: %s", run.workflow_id, result.phase)
-            status = statuses.changed(status, observed_generation=generation)
-            status = statuses.ended(status, result, job, generation=generation, now=_now())
+            status = statuses.update_status(status, observed_generation=generation)
+            status = statuses.ended_status(status, result, job, generation=generation, now=_now())
             return await self._show(resource, status, again=SOON)
         if resource.status.observed_generation != generation:
             status = await self._judge(resource, run, status)
@@ -128,23 +130,23 @@ class Reconciler:
                 if await self._carry(resource, job):
                     job = await self._runs.status(resource)
             except (Refused, SpecError) as error:
-                status = statuses.refused(status, "ChangeRefused", str(error), generation=generation, now=_now())
+                status = statuses.refused_status(status, "ChangeRefused", str(error), generation=generation, now=_now())
         step = await self._runs.step(job)
-        status = statuses.running(status, job, step=step, generation=generation, now=_now())
+        status = statuses.running_status(status, job, step=step, generation=generation, now=_now())
         return await self._show(resource, status, again=REFRESH if job.phase in _AT_REST else SOON)
 
     async def _judge(self, resource: TrainingJobResource, run: Run, status: ResourceStatus) -> ResourceStatus:
         """Sets the condition that says whether the running job can follow its object's current specification."""
         generation, now = resource.metadata.generation, _now()
         try:
-            wanted, warnings = resource.job()
-            refusal = refusal_of_changes(await self._runs.spec_of(run), wanted)
+            desired, warnings = resource.job()
+            refusal = refusal_of_changes(await self._runs.spec_of(run), desired)
         except SpecError as error:
-            return statuses.refused(status, "InvalidSpec", str(error), generation=generation, now=now)
+            return statuses.refused_status(status, "InvalidSpec", str(error), generation=generation, now=now)
         if refusal:
-            return statuses.refused(status, "ChangeRefused", refusal, generation=generation, now=now)
+            return statuses.refused_status(status, "ChangeRefused", refusal, generation=generation, now=now)
         message = "\n".join(str(warning) for warning in warnings)
-        return statuses.accepted(status, message, generation=generation, now=now)
+        return statuses.accepted_status(status, message, generation=generation, now=now)
 
     async def _carry(self, resource: TrainingJobResource, job: JobStatus) -> bool:
         """Applies the object's changes to the running job; returns whether there were any."""
@@ -169,7 +171,7 @@ class Reconciler:
         if run is not None and run.object_uid == resource.metadata.uid:
             if run.open:
                 await self._runs.cancel(run)
-                status = statuses.changed(resource.status, phase=JobPhase.STOPPING.value)
+                status = statuses.update_status(resource.status, phase=JobPhase.STOPPING.value)
                 return await self._show(resource, status, again=SOON)
             if await self._runs.has_nodes(run):
                 return Looked(resource=resource, again=SOON)
@@ -192,7 +194,7 @@ class Reconciler:
         self, resource: TrainingJobResource, reason: str, message: str, *, again: float | None = None
     ) -> Looked:
         generation = resource.metadata.generation
-        status = statuses.refused(resource.status, reason, message, generation=generation, now=_now())
+        status = statuses.refused_status(resource.status, reason, message, generation=generation, now=_now())
         return await self._show(resource, status, again=again)
 
     async def _show(
@@ -222,7 +224,7 @@ class Reconciler:
 
 def _unknown(resource: TrainingJobResource, reason: str, message: str) -> ResourceStatus:
     generation = resource.metadata.generation
-    return statuses.unknown(resource.status, reason, message, generation=generation, now=_now())
+    return statuses.unknown_status(resource.status, reason, message, generation=generation, now=_now())
 
 
 def _name_taken(resource: TrainingJobResource) -> str:

@@ -104,7 +104,7 @@ class ResourceStatus(Part):
         return self.observed_generation == generation and accepted is not None and accepted.status is Truth.TRUE
 
 
-def changed(status: ResourceStatus, **fields: Any) -> ResourceStatus:
+def update_status(status: ResourceStatus, **fields: Any) -> ResourceStatus:
     """Returns the status with other values."""
     return status.model_copy(update=fields)
 
@@ -124,39 +124,43 @@ def with_condition(
         last_transition_time=since,
     )
     others = {one.type: one for one in status.conditions}
-    return changed(status, conditions=tuple((others | {kind: condition}).values()))
+    return update_status(status, conditions=tuple((others | {kind: condition}).values()))
 
 
-def accepted(status: ResourceStatus, message: str, *, generation: int, now: datetime) -> ResourceStatus:
+def accepted_status(status: ResourceStatus, message: str, *, generation: int, now: datetime) -> ResourceStatus:
     """The status of an object that is valid."""
-    status = changed(status, observed_generation=generation)
+    status = update_status(status, observed_generation=generation)
     return with_condition(status, "Accepted", Truth.TRUE, "Valid", message, generation=generation, now=now)
 
 
-def refused(status: ResourceStatus, reason: str, message: str, *, generation: int, now: datetime) -> ResourceStatus:
+def refused_status(
+    status: ResourceStatus, reason: str, message: str, *, generation: int, now: datetime
+) -> ResourceStatus:
     """The status of an object that is not valid; a running job continues unchanged."""
-    status = changed(status, observed_generation=generation, phase=status.phase if status.run_id else REFUSED)
+    status = update_status(status, observed_generation=generation, phase=status.phase if status.run_id else REFUSED)
     return with_condition(status, "Accepted", Truth.FALSE, reason, message, generation=generation, now=now)
 
 
-def held(status: ResourceStatus, *, generation: int, now: datetime) -> ResourceStatus:
+def held_status(status: ResourceStatus, *, generation: int, now: datetime) -> ResourceStatus:
     """The status of an object that was suspended before its job was started."""
-    status = changed(status, phase=JobPhase.SUSPENDED.value)
+    status = update_status(status, phase=JobPhase.SUSPENDED.value)
     message = "it has not been started; set spec.suspend to false"
     return with_condition(status, "Running", Truth.FALSE, "Suspended", message, generation=generation, now=now)
 
 
-def unknown(status: ResourceStatus, reason: str, message: str, *, generation: int, now: datetime) -> ResourceStatus:
+def unknown_status(
+    status: ResourceStatus, reason: str, message: str, *, generation: int, now: datetime
+) -> ResourceStatus:
     """The status while no worker answers for the job, which probably continues: other fields keep their last values."""
     return with_condition(status, "Running", Truth.UNKNOWN, reason, message, generation=generation, now=now)
 
 
-def running(
+def running_status(
     status: ResourceStatus, job: JobStatus, *, step: int | None, generation: int, now: datetime
 ) -> ResourceStatus:
     """The status of a running job, from its workflow's answer."""
-    status = changed(
-        _counted(status, job),
+    status = update_status(
+        _with_counts(status, job),
         phase=job.phase.value,
         step=_furthest(status.step, step),
         started_at=job.started_at.replace(microsecond=0),
@@ -175,7 +179,7 @@ _REASONS: dict[int, str] = {
 }
 
 
-def ended(
+def ended_status(
     status: ResourceStatus, result: JobResult, job: JobStatus | None, *, generation: int, now: datetime
 ) -> ResourceStatus:
     """The status of a job that has ended.
@@ -187,8 +191,8 @@ def ended(
         generation: The object's generation.
         now: The time.
     """
-    status = changed(
-        _counted(status, job) if job else status,
+    status = update_status(
+        _with_counts(status, job) if job else status,
         phase=result.phase.value,
         step=_furthest(status.step, result.step),
         restarts=result.restarts,
@@ -203,8 +207,8 @@ def ended(
     return with_condition(status, kind, Truth.TRUE, reason, result.reason, generation=generation, now=now)
 
 
-def _counted(status: ResourceStatus, job: JobStatus) -> ResourceStatus:
-    return changed(
+def _with_counts(status: ResourceStatus, job: JobStatus) -> ResourceStatus:
+    return update_status(
         status,
         nodes=f"{job.nodes}/{job.nodes_max}",
         world_size=job.world_size,

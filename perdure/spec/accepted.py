@@ -51,20 +51,20 @@ AcceptedSpec = Annotated[JobSpec, WrapValidator(_read)]
 
 @cache
 def _without_checks() -> SchemaValidator:
-    schema = cast("CoreSchema", _relaxed(JobSpec.__pydantic_core_schema__))
+    schema = cast("CoreSchema", _relax(JobSpec.__pydantic_core_schema__))
     # Validators that the models have built for themselves do check.
     return SchemaValidator(schema, _use_prebuilt=False)
 
 
-def _relaxed(schema: Any) -> Any:
+def _relax(schema: Any) -> Any:
     """A copy of pydantic's schema without checks: functions that run after a value was converted, and constraints."""
     if isinstance(schema, Mapping):
         known = cast("Mapping[str, Any]", schema)
         if known.get("type") == "function-after":
-            inner = _relaxed(known["schema"])
+            inner = _relax(known["schema"])
             return {**inner, "ref": known["ref"]} if "ref" in known else inner
         relaxed: dict[str, Any] = {
-            key: value if key in _NOT_SCHEMA else _relaxed(value)
+            key: value if key in _NOT_SCHEMA else _relax(value)
             for key, value in known.items()
             if key not in _CONSTRAINTS or isinstance(value, Mapping)
         }
@@ -73,5 +73,5 @@ def _relaxed(schema: Any) -> Any:
         return relaxed
     if isinstance(schema, list | tuple):
         items = cast("list[Any] | tuple[Any, ...]", schema)
-        return type(items)(_relaxed(item) for item in items)
+        return type(items)(_relax(item) for item in items)
     return schema

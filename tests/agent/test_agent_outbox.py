@@ -103,7 +103,7 @@ async def test_failures_go_first_and_numbers_follow_the_order_of_sending(
     assert generations == [1, 2]
     numbers = [message.sequence for _, message in destination.heard]
     assert numbers == sorted(set(numbers))
-    assert await outbox.flushed(within=0)
+    assert await outbox.flush(within=0)
 
 
 async def test_an_outage_keeps_what_matters_and_only_the_newest_of_the_rest(
@@ -117,7 +117,7 @@ async def test_an_outage_keeps_what_matters_and_only_the_newest_of_the_rest(
             outbox.put(Stepping(**envelope(NODE), generation=generation))
             outbox.put(failure(generation))
         await eventually(lambda: destination.attempts > 5)
-        assert not await outbox.flushed(within=0.01)
+        assert not await outbox.flush(within=0.01)
         assert outbox.pending == 51
         destination.problem = None
         await eventually(lambda: len(destination.heard) == 52)
@@ -232,7 +232,7 @@ async def test_an_entry_that_this_release_cannot_read_is_kept_aside_and_holds_no
     (tmp_path / "outbox.json").write_text(json.dumps({**journal, "entries": [*bad, newer]}))
     outbox = make(tmp_path, destination)
     async with running(outbox):
-        assert await outbox.flushed(within=10)
+        assert await outbox.flush(within=10)
     ((name, message),) = destination.heard
     assert (name, message.model_dump()["kind"]) == ("failure", FailureKind.UNKNOWN)
     assert json.loads((tmp_path / "outbox.json.rejected").read_text()) == bad
@@ -271,7 +271,7 @@ async def test_an_agent_that_leaves_says_everything_at_once(tmp_path: Path, dest
     outbox = make(tmp_path, destination, spread=3600.0)
     async with running(outbox):
         outbox.put(stepping(1))
-        assert await outbox.flushed(within=10)
+        assert await outbox.flush(within=10)
 
 
 async def test_a_busy_server_is_left_alone_for_longer_but_hears_a_failure(

@@ -75,13 +75,13 @@ def test_a_running_job_takes_other_numbers_of_nodes_and_nothing_else(
 def test_a_condition_keeps_its_time_while_it_is_the_same():
     def refused(status: ResourceStatus, message: str, minutes: int) -> ResourceStatus:
         now = NOW + timedelta(minutes=minutes)
-        return statuses.refused(status, "InvalidSpec", message, generation=minutes, now=now)
+        return statuses.refused_status(status, "InvalidSpec", message, generation=minutes, now=now)
 
     twice = refused(refused(ResourceStatus(), "one", 1), "two", 2)
     (condition,) = twice.conditions
     assert (condition.message, condition.last_transition_time) == ("two", NOW + timedelta(minutes=1))
     assert (twice.phase, twice.accepts(2)) == ("REFUSED", False)
-    right = statuses.accepted(twice, "", generation=3, now=NOW + timedelta(minutes=3))
+    right = statuses.accepted_status(twice, "", generation=3, now=NOW + timedelta(minutes=3))
     (condition,) = right.conditions
     assert (condition.status, condition.last_transition_time) == (Truth.TRUE, NOW + timedelta(minutes=3))
     assert (right.accepts(3), right.accepts(4)) == (True, False)
@@ -137,6 +137,6 @@ def test_a_restart_does_not_take_the_step_back() -> None:
     status = ResourceStatus()
     shown: list[int | None] = []
     for step in (None, 40, 3, None, 41):
-        status = statuses.running(status, job, step=step, generation=1, now=NOW)
+        status = statuses.running_status(status, job, step=step, generation=1, now=NOW)
         shown.append(status.step)
     assert shown == [None, 40, 40, 40, 41]

@@ -87,31 +87,31 @@ def test_a_job_names_objects_outside_of_its_template() -> None:
 
 def test_each_change_that_people_should_notice_is_one_event() -> None:
     new = ResourceStatus()
-    refused = statuses.refused(new, "Forbidden", "no right", generation=1, now=NOW)
+    refused = statuses.refused_status(new, "Forbidden", "no right", generation=1, now=NOW)
     [refusal] = occurrences(new, refused)
     assert (refusal.reason, refusal.message, refusal.warning) == ("Refused", "Forbidden: no right", True)
-    assert occurrences(refused, statuses.refused(refused, "Forbidden", "no right", generation=2, now=NOW)) == ()
+    assert occurrences(refused, statuses.refused_status(refused, "Forbidden", "no right", generation=2, now=NOW)) == ()
 
-    started = statuses.changed(
-        statuses.accepted(refused, "", generation=2, now=NOW), run_id="r", workflow_id="w", phase="STARTING"
+    started = statuses.update_status(
+        statuses.accepted_status(refused, "", generation=2, now=NOW), run_id="r", workflow_id="w", phase="STARTING"
     )
     assert [one.reason for one in occurrences(refused, started)] == ["Submitted"]
     running = statuses.with_condition(started, "Running", Truth.TRUE, "Running", "", generation=2, now=NOW)
-    running = statuses.changed(running, nodes="2/2", world_size=16)
+    running = statuses.update_status(running, nodes="2/2", world_size=16)
     [runs] = occurrences(started, running)
     assert (runs.reason, runs.message) == ("Running", "All members of the world step: 2/2 nodes, 16 ranks")
-    assert occurrences(running, statuses.changed(running, step=10)) == ()
+    assert occurrences(running, statuses.update_status(running, step=10)) == ()
 
-    broken = statuses.changed(running, last_incident="#1 rank 3 failed")
+    broken = statuses.update_status(running, last_incident="#1 rank 3 failed")
     [incident] = occurrences(running, broken)
     assert (incident.reason, incident.message, incident.warning) == ("Incident", "#1 rank 3 failed", True)
-    repaired = statuses.changed(broken, last_incident="#1 rank 3 failed; stepping again after 0.5 s")
+    repaired = statuses.update_status(broken, last_incident="#1 rank 3 failed; stepping again after 0.5 s")
     assert occurrences(broken, repaired) == ()
 
     failed = statuses.with_condition(repaired, "Failed", Truth.TRUE, "UserCode", "exit 7", generation=2, now=NOW)
-    [end] = occurrences(repaired, statuses.changed(failed, phase="FAILED", finished_at=NOW))
+    [end] = occurrences(repaired, statuses.update_status(failed, phase="FAILED", finished_at=NOW))
     assert (end.reason, end.message, end.warning) == ("Failed", "exit 7", True)
-    [end] = occurrences(repaired, statuses.changed(repaired, phase="SUCCEEDED", finished_at=NOW, restarts=1))
+    [end] = occurrences(repaired, statuses.update_status(repaired, phase="SUCCEEDED", finished_at=NOW, restarts=1))
     assert (end.reason, end.message, end.warning) == (
         "Succeeded",
         "The command has ended with 0 on all nodes; restarts: 1",

@@ -48,8 +48,8 @@ class Anchors:
             NodeRefused: if the cluster does not know the kind of a shared object, or the job's code is missing.
         """
         key, now = (request.node.uid, request.minimum), asyncio.get_running_loop().time()
-        asked_at, asking = self._owners.get(key, (0.0, None))
-        if asking is None or now - asked_at > _REMEMBERED or (asking.done() and asking.exception()):
+        queried_at, asking = self._owners.get(key, (0.0, None))
+        if asking is None or now - queried_at > _REMEMBERED or (asking.done() and asking.exception()):
             asking = asyncio.create_task(self._ensure(request, shared))
             self._owners[key] = (now, asking)
         return await asyncio.shield(asking)

@@ -110,11 +110,11 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
     )
 
 
-def is_repeated(event: NodeEvent, told: NodeEvent) -> bool:
+def is_repeated(event: NodeEvent, reported: NodeEvent) -> bool:
     """Returns whether an event repeats another. A kubelet that cannot pull an image alternates between two reasons."""
-    meaning, told_meaning = event.reason.partition(" (")[0], told.reason.partition(" (")[0]
-    same_words = event.reason == told.reason or (_NOT_PULLED in meaning and meaning == told_meaning)
-    return event.kind is told.kind and same_words
+    meaning, reported_meaning = event.reason.partition(" (")[0], reported.reason.partition(" (")[0]
+    same_words = event.reason == reported.reason or (_NOT_PULLED in meaning and meaning == reported_meaning)
+    return event.kind is reported.kind and same_words
 
 
 def processes_ended(pod: Pod) -> bool:
@@ -160,13 +160,13 @@ def _why_ended(pod: Pod, ended: Terminated | None) -> Ending:
     exit."""
     for word, message in _words_of_ending(pod, ended):
         if ending := ENDINGS.get(word):
-            return ending._replace(text=_told(ending.text.format(memory=_memory_limit(pod)), word, message))
+            return ending._replace(text=_with_details(ending.text.format(memory=_memory_limit(pod)), word, message))
     if pod.metadata.deletion_timestamp or (ended is None and pod.status.phase != "Failed"):
         return Ending("its pod was deleted")
     if ended is None:
-        text = _failed_init_container(pod) or _told("its pod failed", pod.status.reason, pod.status.message)
+        text = _failed_init_container(pod) or _with_details("its pod failed", pod.status.reason, pod.status.message)
     else:
-        text = _told(f"its container ended with exit code {ended.exit_code}", ended.reason, ended.message)
+        text = _with_details(f"its container ended with exit code {ended.exit_code}", ended.reason, ended.message)
     return Ending(text, LossCause.UNKNOWN)
 
 
@@ -188,7 +188,7 @@ def _failed_init_container(pod: Pod) -> str:
         ended = container.state.terminated
         if ended and ended.exit_code:
             text = f"its init container {container.name} ended with exit code {ended.exit_code}"
-            return _told(text, ended.reason, ended.message)
+            return _with_details(text, ended.reason, ended.message)
     return ""
 
 
@@ -204,11 +204,11 @@ def _why_waiting(pod: Pod) -> _Wait:
     scheduled = pod.condition("PodScheduled")
     if scheduled and scheduled.status == "False":
         meaning = WAITING.get(scheduled.reason, "it waits for a machine")
-        return _Wait(_told(meaning, scheduled.reason, scheduled.message))
+        return _Wait(_with_details(meaning, scheduled.reason, scheduled.message))
     for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         waiting = container.state.waiting
         if waiting and (meaning := WAITING.get(waiting.reason)):
-            text = _told(f"{container.name}: {meaning}", waiting.reason, waiting.message)
+            text = _with_details(f"{container.name}: {meaning}", waiting.reason, waiting.message)
             return _Wait(text, final=waiting.reason in FINAL)
     return _Wait()
 
@@ -227,9 +227,9 @@ def _memory_limit(pod: Pod) -> str:
     return training.resources.limits.get("memory", "that of its machine") if training else "that of its machine"
 
 
-def _told(meaning: str, word: str, message: str) -> str:
+def _with_details(meaning: str, word: str, message: str) -> str:
     """Returns a message for users: the meaning, and Kubernetes' own reason and message."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     # A log's last line holds the error; a message of the API is a single line.
-    said = ": ".join(part for part in (word, lines[-1] if lines else "") if part)
-    return (f"{meaning} ({said})" if said else meaning)[:_LONGEST]
+    details = ": ".join(part for part in (word, lines[-1] if lines else "") if part)
+    return (f"{meaning} ({details})" if details else meaning)[:_LONGEST]

@@ -84,8 +84,8 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
     template = role.pod_template
     try:
         _refuse_command(template)
-        suggested = merge(_suggested(request, role), settings.gangs.template(request))
-        pod = merge(merge(suggested, template), _required(request, role, settings))
+        suggested = merge(_default_fields(request, role), settings.gangs.template(request))
+        pod = merge(merge(suggested, template), _required_fields(request, role, settings))
         if request.avoids and settings.gangs.may_differ(request):
             pod["spec"]["affinity"] = _keeping_away(pod["spec"].get("affinity") or {}, request.avoids)
         _confine(pod["spec"])
@@ -138,7 +138,7 @@ def _refuse_command(template: Mapping[str, Any]) -> None:
                 )
 
 
-def _suggested(request: NodeRequest, role: Role) -> dict[str, Any]:
+def _default_fields(request: NodeRequest, role: Role) -> dict[str, Any]:
     """Returns the default fields, which `pod_template` may change."""
     spec = request.spec
     training: dict[str, Any] = {
@@ -215,10 +215,10 @@ def _from_secret(variable: str, reference: str) -> dict[str, Any]:
 def _resources(role: Role) -> dict[str, Any]:
     """Returns the container's resources, without a CPU limit: the scheduler counts requests, and a CPU limit would only
     slow training down."""
-    asked = role.resources
-    devices = {"nvidia.com/gpu": str(asked.gpu)} if asked.gpu else {}
-    memory = {"memory": asked.memory} if asked.memory else {}
-    cpu = {"cpu": asked.cpu} if asked.cpu else {}
+    resources = role.resources
+    devices = {"nvidia.com/gpu": str(resources.gpu)} if resources.gpu else {}
+    memory = {"memory": resources.memory} if resources.memory else {}
+    cpu = {"cpu": resources.cpu} if resources.cpu else {}
     return {"requests": {**cpu, **memory, **devices}, "limits": {**memory, **devices}}
 
 
@@ -242,7 +242,7 @@ def _keeping_away(affinity: dict[str, Any], machines: Sequence[str]) -> dict[str
     return affinity | {"nodeAffinity": to_machines | {kind: preferred}}
 
 
-def _required(request: NodeRequest, role: Role, settings: KubernetesSettings) -> dict[str, Any]:
+def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSettings) -> dict[str, Any]:
     """Returns the required fields, which `pod_template` cannot change."""
     spec, node = request.spec, request.node
     mark = [

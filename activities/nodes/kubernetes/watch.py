@@ -28,7 +28,7 @@ def pods_of(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/pods"
 
 
-class _Told(NamedTuple):
+class _PodChanges(NamedTuple):
     """The pods in a change."""
 
     there: tuple[Pod, ...] = ()
@@ -37,14 +37,14 @@ class _Told(NamedTuple):
     """Whether the list is complete: no other pods exist."""
 
 
-def _pods_of(change: Change) -> _Told:
+def _pods_of(change: Change) -> _PodChanges:
     match change:
         case Listed(objects):
-            return _Told(there=tuple(Pod.model_validate(one) for one in objects), whole=True)
+            return _PodChanges(there=tuple(Pod.model_validate(one) for one in objects), whole=True)
         case Changed(one):
-            return _Told(there=(Pod.model_validate(one),))
+            return _PodChanges(there=(Pod.model_validate(one),))
         case Removed(one):
-            return _Told(removed=(Pod.model_validate(one),))
+            return _PodChanges(removed=(Pod.model_validate(one),))
 
 
 class GroupWatch:
@@ -65,7 +65,7 @@ class GroupWatch:
         self._anchor = run_name(request.job_id.rpartition("/")[2], request.uid)
         self._expected = {(node.rank, node.incarnation) for node in request.known}
         self._pods: dict[str, Pod] = {}
-        self._told: dict[str, NodeEvent] = {}
+        self._reported: dict[str, NodeEvent] = {}
         self._revoked = False
 
     async def batches(self) -> AsyncGenerator[tuple[Fact, ...]]:
@@ -73,17 +73,17 @@ class GroupWatch:
         changes = self._api.follow(pods_of(self._namespace), labels=self._labels)
         async with contextlib.aclosing(changes):
             async for change in changes:
-                told = _pods_of(change)
-                if (revocation := await self._revocation(told)) is not None:
+                pods = _pods_of(change)
+                if (revocation := await self._revocation(pods)) is not None:
                     self._revoked = True
                     yield (revocation,)
-                if batch := tuple(self._news(told)):
+                if batch := tuple(self._news(pods)):
                     yield batch
 
-    async def _revocation(self, told: _Told) -> Revocation | None:
+    async def _revocation(self, pods: _PodChanges) -> Revocation | None:
         """Returns a revocation if the job is no longer desired; checked when pods are deleted, before that is
         reported."""
-        owner = next(self._owners_of_deleted(told), None)
+        owner = next(self._owners_of_deleted(pods), None)
         if self._revoked or owner is None:
             return None
         try:
@@ -93,10 +93,10 @@ class GroupWatch:
             return None
         return Revocation(reason) if reason else None
 
-    def _owners_of_deleted(self, told: _Told) -> Iterator[OwnerReference]:
+    def _owners_of_deleted(self, pods: _PodChanges) -> Iterator[OwnerReference]:
         """Yields the owners of pods whose deletion began or completed while their processes ran."""
-        deleted = [*told.removed, *self._absent(told), *(pod for pod in told.there if pod.metadata.deletion_timestamp)]
-        if told.whole and self._expected and not told.there:
+        deleted = [*pods.removed, *self._absent(pods), *(pod for pod in pods.there if pod.metadata.deletion_timestamp)]
+        if pods.whole and self._expected and not pods.there:
             yield OwnerReference(name=self._anchor)
         for pod in deleted:
             known = self._pods.get(pod.metadata.uid)
@@ -104,40 +104,40 @@ class GroupWatch:
             if not old_news:
                 yield from pod.metadata.owner_references
 
-    def _absent(self, told: _Told) -> list[Pod]:
+    def _absent(self, pods: _PodChanges) -> list[Pod]:
         """Returns the known pods that are missing from a complete list."""
-        present = {pod.metadata.uid for pod in told.there}
-        return [pod for uid, pod in self._pods.items() if uid not in present] if told.whole else []
+        present = {pod.metadata.uid for pod in pods.there}
+        return [pod for uid, pod in self._pods.items() if uid not in present] if pods.whole else []
 
-    def _news(self, told: _Told) -> Iterator[NodeEvent]:
-        for pod in (*told.removed, *self._absent(told)):
-            yield from self._removed(pod)
-        for pod in told.there:
-            yield from self._seen(pod)
-        if told.whole:
-            yield from self._missed()
+    def _news(self, pods: _PodChanges) -> Iterator[NodeEvent]:
+        for pod in (*pods.removed, *self._absent(pods)):
+            yield from self._events_of_removed(pod)
+        for pod in pods.there:
+            yield from self._events_of_present(pod)
+        if pods.whole:
+            yield from self._events_of_missing()
 
-    def _seen(self, pod: Pod) -> Iterator[NodeEvent]:
+    def _events_of_present(self, pod: Pod) -> Iterator[NodeEvent]:
         uid = pod.metadata.uid
         self._pods[uid] = pod
-        event, told = event_of(pod), self._told.get(uid)
-        if told is None or not is_repeated(event, told):
-            self._told[uid] = event
+        event, reported = event_of(pod), self._reported.get(uid)
+        if reported is None or not is_repeated(event, reported):
+            self._reported[uid] = event
             yield event
 
-    def _missed(self) -> Iterator[NodeEvent]:
+    def _events_of_missing(self) -> Iterator[NodeEvent]:
         """Yields the end of expected nodes without a pod. Only the first list is checked: later lists are compared with
         the list before."""
-        present = {(event.rank, event.incarnation) for event in self._told.values()}
+        present = {(event.rank, event.incarnation) for event in self._reported.values()}
         for rank, incarnation in sorted(self._expected - present):
             reason = "its pod was deleted while no watch ran"
             kind, now = NodeEventKind.GONE, datetime.now(UTC)
             yield NodeEvent(kind=kind, rank=rank, incarnation=incarnation, time=now, reason=reason)
         self._expected.clear()
 
-    def _removed(self, pod: Pod) -> Iterator[NodeEvent]:
+    def _events_of_removed(self, pod: Pod) -> Iterator[NodeEvent]:
         self._pods.pop(pod.metadata.uid, None)
-        told = self._told.pop(pod.metadata.uid, None)
+        reported = self._reported.pop(pod.metadata.uid, None)
         event = event_of(pod, removed=True)
-        if told is None or told.kind is not event.kind:
+        if reported is None or reported.kind is not event.kind:
             yield event

@@ -73,7 +73,7 @@ async def keep_part(api: KubernetesApi, request: WorkdirRequest, index: int, con
         },
     }
     try:
-        there = await _made(api, path, head)
+        there = await _create_or_get(api, path, head)
         if not _is_head(there, archive):
             raise NodeRefused(f"the ConfigMap {archive.name} in namespace {request.namespace} is not of this upload")
         owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": archive.name, "uid": there["metadata"]["uid"]}
@@ -84,7 +84,7 @@ async def keep_part(api: KubernetesApi, request: WorkdirRequest, index: int, con
             "immutable": True,
             "binaryData": {_KEY: base64.b64encode(content).decode()},
         }
-        await _made(api, path, part)
+        await _create_or_get(api, path, part)
     except KubernetesError as error:
         _refuse(error, request.namespace)
         raise
@@ -131,7 +131,7 @@ def _is_head(found: Object, archive: WorkdirArchive) -> bool:
     return is_ours(found) and annotations.get(_DIGEST) == archive.digest
 
 
-async def _made(api: KubernetesApi, path: str, content: Object) -> Object:
+async def _create_or_get(api: KubernetesApi, path: str, content: Object) -> Object:
     """Creates an object whose content is determined by its name, or returns it if an earlier attempt created it."""
     try:
         return await api.create(path, content)

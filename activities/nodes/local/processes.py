@@ -40,7 +40,7 @@ class ProcessIdentity(BaseModel):
         return started_ticks(self.pid) == self.started and boot_id() == self.boot
 
     @contextlib.contextmanager
-    def opened(self) -> Generator[int | None]:
+    def open_pidfd(self) -> Generator[int | None]:
         """Opens a pidfd of the process; None if the process has ended."""
         try:
             descriptor = os.pidfd_open(self.pid)
@@ -55,19 +55,19 @@ class ProcessIdentity(BaseModel):
 
     async def gone(self) -> None:
         """Returns as soon as the process has ended."""
-        with self.opened() as descriptor:
+        with self.open_pidfd() as descriptor:
             if descriptor is not None:
                 await _readable(descriptor)
 
     async def kill(self) -> None:
         """Sends SIGKILL. Returns when the process has ended."""
-        with self.opened() as descriptor:
+        with self.open_pidfd() as descriptor:
             if descriptor is not None:
                 await _kill(descriptor)
 
     async def end(self, *, grace: timedelta) -> None:
         """Sends SIGTERM, waits for the grace period, sends SIGKILL. Returns when the process has ended."""
-        with self.opened() as descriptor:
+        with self.open_pidfd() as descriptor:
             if descriptor is None:
                 return
             with contextlib.suppress(ProcessLookupError):

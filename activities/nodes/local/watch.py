@@ -110,16 +110,16 @@ class GroupWatch:
 
     async def _until_started(self, folder: NodeFolder, record: FolderOwner) -> ProcessIdentity | None:
         """Returns the launcher as soon as it has started; None if the node has ended."""
-        told = ""
+        reported = ""
         while folder.ended is None:
             if (launcher := folder.launcher) is not None:
                 return launcher
             waits = await asyncio.to_thread(self._keeper.start, folder, record)
             if folder.launcher is not None:
                 continue
-            if waits and waits != told:
+            if waits and waits != reported:
                 self._tell(node_event(record, NodeEventKind.PENDING, time=now(), reason=waits))
-                told = waits
+                reported = waits
             await self._pause()
         return None
 

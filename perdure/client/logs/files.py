@@ -21,7 +21,7 @@ class FileLog:
     async def old_lines(self, tail: int | None) -> AsyncGenerator[str]:
         """Yields the existing lines, including those of rotated files."""
         lines: deque[str] = deque(maxlen=tail)
-        for path in self._rotated():
+        for path in self._rotated_files():
             with suppress(FileNotFoundError):
                 lines.extend(_text(line) for line in path.read_bytes().splitlines())
         lines.extend(self._new_lines())
@@ -63,7 +63,7 @@ class FileLog:
         except FileNotFoundError:
             return False
 
-    def _rotated(self) -> list[Path]:
+    def _rotated_files(self) -> list[Path]:
         numbered = [
             (int(path.suffix[1:]), path)
             for path in self._path.parent.glob(f"{self._path.name}.*")

@@ -67,7 +67,7 @@ class NodeLog(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class Selection:
     """The logs that are requested."""
 
     nodes: frozenset[int] | None = None
@@ -90,8 +90,8 @@ async def read_logs(
     tail: int | None,
 ) -> AsyncGenerator[LogLine]:
     """See `Client.logs`."""
-    wanted = Wanted(nodes=None if nodes is None else frozenset(nodes), incarnation=incarnation)
-    find = _Finder(client, name, namespace or client.namespace, wanted)
+    selection = Selection(nodes=None if nodes is None else frozenset(nodes), incarnation=incarnation)
+    find = _Finder(client, name, namespace or client.namespace, selection)
     logs: dict[tuple[int, int], NodeLog] = {}
     try:
         status, found, problems = await find()
@@ -133,11 +133,11 @@ async def read_logs(
 class _Finder:
     """Finds the logs of one job."""
 
-    def __init__(self, client: Client, name: str, namespace: str, wanted: Wanted) -> None:
+    def __init__(self, client: Client, name: str, namespace: str, selection: Selection) -> None:
         self._client = client
         self._name = name
         self._namespace = namespace
-        self._wanted = wanted
+        self._selection = selection
         self._ask: Ask = partial(ask_agent, client, job_workflow_id(namespace, name))
 
     async def __call__(self) -> tuple[JobStatus, dict[tuple[int, int], NodeLog], list[LogsUnavailable]]:
@@ -151,12 +151,12 @@ class _Finder:
         status = await self._client.status(self._name, namespace=self._namespace)
         views = await self._client.nodes(self._name, namespace=self._namespace)
         found: dict[tuple[int, int], NodeLog] = {
-            key: FileLog(path) for key, path in _kept_here(status).items() if self._wanted.includes(*key)
+            key: FileLog(path) for key, path in _logs_here(status).items() if self._selection.includes(*key)
         }
         missing: list[str] = []
         for view in views:
-            key = (view.rank, self._wanted.incarnation or view.incarnation)
-            if self._wanted.includes(*key) and key not in found:
+            key = (view.rank, self._selection.incarnation or view.incarnation)
+            if self._selection.includes(*key) and key not in found:
                 log = self._log_of(status, view, key[1])
                 if isinstance(log, str):
                     missing.append(log)
@@ -166,7 +166,7 @@ class _Finder:
             self._refuse_unknown({view.rank for view in views})
             if missing or status.phase in FINAL_PHASES:
                 raise _unavailable(status, missing)
-        named = self._wanted.nodes is not None
+        named = self._selection.nodes is not None
         return status, dict(sorted(found.items())), [_unavailable(status, missing)] if missing and named else []
 
     def _log_of(self, status: JobStatus, view: NodeView, incarnation: int) -> NodeLog | str | None:
@@ -189,13 +189,13 @@ class _Finder:
         return f"the log of node {view.rank}.{incarnation} went with it"
 
     def _refuse_unknown(self, known: Collection[int]) -> None:
-        for rank in sorted(self._wanted.nodes or ()):
+        for rank in sorted(self._selection.nodes or ()):
             if known and rank not in known:
                 text = ", ".join(str(one) for one in sorted(known))
                 raise PerdureError(f"{self._name} has no node {rank}; its nodes are: {text}")
 
 
-def _kept_here(status: JobStatus) -> dict[tuple[int, int], Path]:
+def _logs_here(status: JobStatus) -> dict[tuple[int, int], Path]:
     """The logs of nodes of this machine, which are kept after the nodes are gone; by rank and incarnation."""
     folders: dict[str, Callable[[], NodeFolders]] = {
         LocalBackend.name: lambda: NodeFolders(default_path()),

@@ -36,5 +36,5 @@ def read_command_line(command: Field, draft: Draft) -> None:
         draft,
         Pod(command=words, command_fields=(command,)),
         system=DLROVER if launch.dlrover else TORCHRUN,
-        replicas=Replicas(least=1, most=1, told=False),
+        replicas=Replicas(least=1, most=1, stated=False),
     )

@@ -145,11 +145,11 @@ def import_documents(
     Raises:
         SpecError: if there is not exactly one job, or it is invalid, with paths in the documents.
     """
-    documents = [one for document in documents for one in _unpacked(document)]
-    others = [one for document in others for one in _unpacked(document)]
+    documents = [one for document in documents for one in _unpack(document)]
+    others = [one for document in others for one in _unpack(document)]
     jobs = [(document, found) for document in documents if (found := _format_of(document)) is not None]
     if len(jobs) != 1:
-        names = ", ".join(str(_named(document.data)) for document, _ in jobs)
+        names = ", ".join(str(_name_of(document.data)) for document, _ in jobs)
         raise SpecError([_not_one_job(documents) if not jobs else _several_jobs(names)])
     ((document, found),) = jobs
     beside = [other for other in (*documents, *others) if other is not document]
@@ -206,7 +206,7 @@ def _import(
         draft.put(("name",), _name_from(draft))
     target = backend or found.backend or Backend.LOCAL
     if backend is None and found.backend is None:
-        job["kind" if found.kind else "entrypoint"].changed(
+        job["kind" if found.kind else "entrypoint"].warn_changed(
             f"Ray has no counterpart among Perdure's backends: the specification is for the backend {target}, without "
             f"what has no meaning there; --backend {Backend.KUBERNETES} keeps it"
         )
@@ -215,7 +215,7 @@ def _import(
     missing = _fit(draft, target, folder)
     return Imported(
         format=found.name,
-        spec=_ordered(draft.data),
+        spec=_in_order(draft.data),
         warnings=tuple(warning for source in read for warning in source.warnings()),
         carried=tuple(
             Carried(source=place, field=field)
@@ -247,18 +247,18 @@ def _fit(draft: Draft, backend: Backend, folder: Path | None) -> list[SpecProble
         for place, field in draft.remove(location):
             field.source.carried[field.location].remove(place)
             hint = "" if problem.hint == "remove it" else f"; {problem.hint}"
-            field.drop(f"{problem.path} {_worded(problem.message)}{hint}")
+            field.drop(f"{problem.path} {_end_of_sentence(problem.message)}{hint}")
     for warning in warnings:
-        for place, field in draft.made_of(warning.location):
-            field.changed(f"is {format_path(place)} now, which {warning.message}")
-    for place, field in (*draft.made_of(("env",)), *draft.made_of((*ROLE, "command"))):
+        for place, field in draft.fields_below(warning.location):
+            field.warn_changed(f"is {format_path(place)} now, which {warning.message}")
+    for place, field in (*draft.fields_below(("env",)), *draft.fields_below((*ROLE, "command"))):
         if "${job." in str(field.value):
-            field.changed(f"in {format_path(place)}, Perdure fills ${{job.…}} in")
-    told = {problem.location for problem in draft.missing}
-    return [*draft.missing, *(problem for problem in _problems_of(draft) if problem.location not in told)]
+            field.warn_changed(f"in {format_path(place)}, Perdure fills ${{job.…}} in")
+    known = {problem.location for problem in draft.missing}
+    return [*draft.missing, *(problem for problem in _problems_of(draft) if problem.location not in known)]
 
 
-def _worded(message: str) -> str:
+def _end_of_sentence(message: str) -> str:
     """Turns a problem's message into the end of a sentence about its field."""
     return f"is {message}" if message.startswith("not ") else message
 
@@ -272,7 +272,7 @@ def _problems_of(draft: Draft) -> list[SpecProblem]:
 
 
 def _with_origin(problem: SpecProblem, draft: Draft) -> SpecProblem:
-    origins = {field.path for _, field in draft.made_of(problem.location)}
+    origins = {field.path for _, field in draft.fields_below(problem.location)}
     if not origins:
         return problem
     hint = "; ".join(part for part in (problem.hint, f"it comes from {', '.join(sorted(origins))}") if part)
@@ -284,7 +284,7 @@ def _name_from(draft: Draft) -> str:
     return to_name(str(command[-1])) if command else "job"
 
 
-def _ordered(data: dict[str, Any]) -> dict[str, Any]:
+def _in_order(data: dict[str, Any]) -> dict[str, Any]:
     """The specification with its fields in the reference's order."""
     top = {name: data[name] for name in JobSpec.model_fields if name in data}
     if "roles" in top:
@@ -295,7 +295,7 @@ def _ordered(data: dict[str, Any]) -> dict[str, Any]:
     return top
 
 
-def _unpacked(document: SpecDocument) -> Iterator[SpecDocument]:
+def _unpack(document: SpecDocument) -> Iterator[SpecDocument]:
     """Yields the objects of a List, as `kubectl get -o yaml` prints several; any other document unchanged."""
     listed = as_mapping(document.data)
     items = as_list(listed.get("items")) if listed and listed.get("kind") == "List" else None
@@ -347,7 +347,7 @@ def _kind(data: Any) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def _named(data: Any) -> str:
+def _name_of(data: Any) -> str:
     """Names a document, such as `ConfigMap scripts`."""
     metadata: Any = cast("dict[Any, Any]", data).get("metadata") if isinstance(data, dict) else None
     name: Any = cast("dict[Any, Any]", metadata).get("name") if isinstance(metadata, dict) else None
@@ -355,7 +355,7 @@ def _named(data: Any) -> str:
 
 
 def _source(document: SpecDocument, *, named: bool = False) -> Source:
-    prefix: Location = (_named(document.data),) if named else ()
+    prefix: Location = (_name_of(document.data),) if named else ()
     return Source(document.data, lines=document.lines, prefix=prefix)
 
 

@@ -59,9 +59,9 @@ class Draft:
             del container[location[-1]]
             if not container and len(location) > 1:
                 self.remove(location[:-1])
-        return self.made_of(location)
+        return self.fields_below(location)
 
-    def made_of(self, location: Location) -> list[tuple[Location, Field]]:
+    def fields_below(self, location: Location) -> list[tuple[Location, Field]]:
         """The fields at and below a location, each with its location in the source."""
         return [
             (place, field)

@@ -123,8 +123,8 @@ def _read_job(spec: Field, draft: Draft) -> Replicas:
     """Reads a JobSpec without its template."""
     parallelism, completions = spec["parallelism"], spec["completions"]
     count = parallelism.integer(least=1) or 1
-    wanted = completions.integer(least=1)
-    if wanted == count:
+    expected = completions.integer(least=1)
+    if expected == count:
         completions.settle()
     else:
         completions.drop(f"all {count} pods train together until the job ends")

@@ -263,7 +263,7 @@ def _read_options(launch: Launch, words: Sequence[Word]) -> None:
         if word.text == "--":
             index += 1
             break
-        written, assigned, value = _parted(word.text)
+        written, assigned, value = _split_option(word.text)
         name = _option_name(written, options, abbreviated=not launch.dlrover)
         option = options[name]
         own = [word]
@@ -281,7 +281,7 @@ def _read_options(launch: Launch, words: Sequence[Word]) -> None:
         raise LauncherError("names no training script")
 
 
-def _parted(word: str) -> tuple[str, str, str]:
+def _split_option(word: str) -> tuple[str, str, str]:
     """Splits a word into an option, the separator, and the value, if that is in the same word: `--tee=3`, `-t3`."""
     if word.startswith("--") or len(word) == 2:
         return word.partition("=")

@@ -35,7 +35,7 @@ def read_metadata(job: Field, draft: Draft, *, annotations: Mapping[str, str] | 
         put_name(draft, name)
     elif (prefix := metadata["generateName"]).present:
         put_name(draft, prefix)
-        prefix.changed("is the whole name of the job: Perdure does not generate names")
+        prefix.warn_changed("is the whole name of the job: Perdure does not generate names")
     namespace = metadata["namespace"]
     draft.put(("namespace",), namespace.text(), namespace)
     for label, field in metadata["labels"].entries().items():
@@ -77,7 +77,9 @@ def put_name(draft: Draft, field: Field) -> None:
         return
     draft.put(("name",), name, field)
     if name != text:
-        field.changed(f"the job is called {name}: names are at most {_MAX_NAME} lowercase letters, digits and hyphens")
+        field.warn_changed(
+            f"the job is called {name}: names are at most {_MAX_NAME} lowercase letters, digits and hyphens"
+        )
 
 
 def to_name(text: str) -> str:

@@ -131,8 +131,8 @@ def _read_container(container: Field, draft: Draft, pod: Pod, overrides: Overrid
     draft.put((*ROLE, "image_pull_policy"), policy.text(), policy)
     _read_environment(container["env"], overrides.env, draft, pod)
     command, arguments = _either(overrides.command, container["command"]), _either(overrides.args, container["args"])
-    program = _expanded(command, pod.variables)
-    words = [*(program or []), *(_expanded(arguments, pod.variables) or [])]
+    program = _expand_words(command, pod.variables)
+    words = [*(program or []), *(_expand_words(arguments, pod.variables) or [])]
     pod.command_fields = (command, arguments)
     pod.command = words if program else None
     _read_resources(_either(overrides.resources, container["resources"]), draft, pod)
@@ -151,7 +151,7 @@ def _either(override: Field | None, own: Field) -> Field:
 _REFERENCE = re.compile(r"\$(\$|\((?P<name>[-._A-Za-z0-9]+)\))")
 
 
-def _expanded(words: Field, variables: Mapping[str, str]) -> list[str] | None:
+def _expand_words(words: Field, variables: Mapping[str, str]) -> list[str] | None:
     """The words of a command, with Kubernetes' `$(NAME)` expanded as Kubernetes does."""
     texts = words.texts()
     if texts is None:
@@ -167,7 +167,9 @@ def expand_references(text: str, variables: Mapping[str, str], field: Field) -> 
         if name is None:
             return "$"
         if name not in variables:
-            field.changed("Perdure fills no references in; use a shell and ${" + name + "}", part=match[0], value="")
+            field.warn_changed(
+                "Perdure fills no references in; use a shell and ${" + name + "}", part=match[0], value=""
+            )
             return match[0]
         return variables[name]
 

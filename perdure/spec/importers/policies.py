@@ -19,7 +19,7 @@ def put_restarts(draft: Draft, field: Field) -> None:
     """Writes the number of restarts, with a warning about how they are counted."""
     if (count := field.integer()) is not None:
         draft.put(("retry", "max_restarts"), count, field)
-        field.changed(BUDGET)
+        field.warn_changed(BUDGET)
 
 
 def read_run_policy(policy: Field, draft: Draft) -> None:

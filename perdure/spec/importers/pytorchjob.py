@@ -73,7 +73,7 @@ def _range(elastic: Field, count: int, fields: tuple[Field, ...]) -> Replicas:
         fields=(*fields, least, most),
     )
     if bounds.most != count:
-        most.changed(f"Perdure requests all {bounds.most} nodes at once, and continues with what it gets")
+        most.warn_changed(f"Perdure requests all {bounds.most} nodes at once, and continues with what it gets")
     return bounds
 
 

@@ -58,7 +58,7 @@ def read_job_file(job: Field, draft: Draft) -> None:
     pod.gpus = _read_gpus(job["entrypoint_num_gpus"], draft)
     job["entrypoint_resources"].drop("Perdure requests no custom resources of Ray")
     job["entrypoint_label_selector"].drop("Perdure requests no labels of Ray's nodes")
-    _finish(draft, pod, Replicas(least=1, most=1, told=False))
+    _finish(draft, pod, Replicas(least=1, most=1, stated=False))
 
 
 def read_ray_job(job: Field, draft: Draft) -> None:
@@ -69,7 +69,7 @@ def read_ray_job(job: Field, draft: Draft) -> None:
     cluster = spec["rayClusterSpec"]
     groups = cluster["workerGroupSpecs"].items()
     head = cluster["headGroupSpec"]
-    pod, replicas = Pod(), Replicas(least=1, most=1, told=False)
+    pod, replicas = Pod(), Replicas(least=1, most=1, stated=False)
     if len(groups) == 1:
         head.drop("Perdure makes no Ray cluster, and needs no head")
         pod, replicas = _read_group(groups[0], draft)
@@ -117,7 +117,7 @@ def _read_group(group: Field, draft: Draft) -> tuple[Pod, Replicas]:
     low, high = least.integer() or 0, most.integer()
     low, high = (low or replicas) * per_replica, max(high or replicas, replicas) * per_replica
     if high > replicas * per_replica:
-        most.changed(f"Perdure requests all {high} nodes at once, and continues with what it gets")
+        most.warn_changed(f"Perdure requests all {high} nodes at once, and continues with what it gets")
     pod = read_pod(group["template"], draft, containers=("ray-worker",))
     fields = tuple(field for field in (count, hosts, least, most) if field.present)
     return pod, Replicas(least=low, most=high, fields=fields)
@@ -126,7 +126,7 @@ def _read_group(group: Field, draft: Draft) -> tuple[Pod, Replicas]:
 def _finish(draft: Draft, pod: Pod, replicas: Replicas) -> None:
     entrypoint = next((field for field in pod.command_fields if field.present), None)
     if entrypoint is not None and not _starts_torchrun(pod):
-        entrypoint.changed(_DRIVER)
+        entrypoint.warn_changed(_DRIVER)
     put_world(draft, pod, system=SYSTEM, replicas=replicas)
 
 
@@ -174,7 +174,7 @@ def _read_runtime_environment_text(text: Field, draft: Draft) -> None:
     except yaml.YAMLError as error:
         text.wrong("a runtime environment in YAML", message=str(error).replace("\n", " "))
         return
-    _read_runtime_environment(text.contained(data), draft)
+    _read_runtime_environment(text.read_contained(data), draft)
 
 
 def _read_runtime_environment(environment: Field, draft: Draft) -> None:

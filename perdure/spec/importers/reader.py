@@ -77,7 +77,7 @@ class Source:
         self._prefix = prefix
         self._lines = {(*self._prefix, *place): line for place, line in (lines or {}).items()}
         self._settled: dict[Location, None] = {}
-        self._asked: dict[Location, list[str]] = {}
+        self._requested: dict[Location, list[str]] = {}
         self._warnings: list[SourceWarning] = []
 
     @property
@@ -92,7 +92,7 @@ class Source:
 
     def warnings(self) -> list[SourceWarning]:
         """The warnings about fields, including those for fields that no adapter read, in the document's order."""
-        left = self._left_over(self._prefix, self.data)
+        left = self._unread_fields(self._prefix, self.data)
         said = [replace(warning, line=self.line(warning.location)) for warning in [*self._warnings, *left]]
         return sorted(said, key=lambda warning: warning.line or 0)
 
@@ -113,7 +113,7 @@ class Source:
 
     def ask(self, location: Location, name: str) -> None:
         """Notes that an adapter knows a field, so that others can be compared with it."""
-        self._asked.setdefault(location, []).append(name)
+        self._requested.setdefault(location, []).append(name)
 
     def settle(self, location: Location) -> None:
         """Notes that a field and all below it are accounted for."""
@@ -128,11 +128,13 @@ class Source:
         if warning not in self._warnings:
             self._warnings.append(warning)
 
-    def _left_over(self, location: Location, value: Any) -> list[SourceWarning]:
+    def _unread_fields(self, location: Location, value: Any) -> list[SourceWarning]:
         if location in self._settled:
             return []
         if any(place[: len(location)] == location for place in self._settled) or location == self._prefix:
-            return [warning for key, item in _children(value) for warning in self._left_over((*location, key), item)]
+            return [
+                warning for key, item in _children(value) for warning in self._unread_fields((*location, key), item)
+            ]
         return [
             SourceWarning(
                 location=location, value=show_value(value), fate=Fate.UNKNOWN, message=self._unknown(location)
@@ -140,7 +142,7 @@ class Source:
         ]
 
     def _unknown(self, location: Location) -> str:
-        known = sorted(set(self._asked.get(location[:-1], ())))
+        known = sorted(set(self._requested.get(location[:-1], ())))
         nearest = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.8)
         meant = f'; did you mean "{nearest[0]}"?' if nearest and nearest[0] != location[-1] else ""
         return f"unknown to the importer; left out{meant}"
@@ -200,11 +202,11 @@ class Field:
         if isinstance(self.value, bool | int | float):
             self.wrong("a text", hint=f"in quotes: {json.dumps(json.dumps(self.value))}")
             return None
-        return self._typed(str, "a text")
+        return self._value_of_type(str, "a text")
 
     def integer(self, *, least: int = 0) -> int | None:
         """The value as an integer, of at least `least`."""
-        number = None if isinstance(self.value, bool) else self._typed(int, "an integer")
+        number = None if isinstance(self.value, bool) else self._value_of_type(int, "an integer")
         if isinstance(self.value, bool) or (number is not None and number < least):
             self.wrong(f"an integer of at least {least}")
             return None
@@ -212,7 +214,7 @@ class Field:
 
     def boolean(self) -> bool | None:
         """The value as a truth value."""
-        return self._typed(bool, "true or false")
+        return self._value_of_type(bool, "true or false")
 
     def texts(self) -> list[str] | None:
         """The value as a list of texts."""
@@ -232,7 +234,7 @@ class Field:
         self.settle()
         self.source.problem(self.location, message=message)
 
-    def contained(self, data: Any) -> Field:
+    def read_contained(self, data: Any) -> Field:
         """Reads the document inside this text, and accounts for the text."""
         self.settle()
         line = self.source.line(self.location)
@@ -258,11 +260,11 @@ class Field:
         """Leaves out a field that the system that it was written for accepts and ignores, with a warning."""
         self._warn(Fate.IGNORED, f"left out: {system} accepts it and ignores it" + (f"; {message}" if message else ""))
 
-    def changed(self, message: str, *, part: str = "", value: str | None = None) -> None:
+    def warn_changed(self, message: str, *, part: str = "", value: str | None = None) -> None:
         """Warns about a difference of a field that was, or will be, carried over."""
         self._warn(Fate.CHANGED, message, settle=False, part=part, value=value)
 
-    def dropped_part(self, part: str, message: str, *, value: str = "") -> None:
+    def warn_part_dropped(self, part: str, message: str, *, value: str = "") -> None:
         """Warns that a part of the value, such as an option of a command, is left out."""
         self._warn(Fate.DROPPED, f"left out: {message}", settle=False, part=part, value=value)
 
@@ -285,7 +287,7 @@ class Field:
             self.settle()
         return mapping
 
-    def _typed(self, kind: type[Any], expected: str) -> Any:
+    def _value_of_type(self, kind: type[Any], expected: str) -> Any:
         if self.value is None or isinstance(self.value, kind):
             return self.value
         self.wrong(expected)

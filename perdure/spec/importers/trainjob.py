@@ -134,17 +134,17 @@ def _nodes(of_job: Field, of_runtime: Field, elastic: Field, of_template: Replic
     if least or most:
         for field in (of_job, of_runtime):
             field.drop("elasticPolicy says how many nodes there are")
-        told = Replicas(least=least or most or 1, most=most or least or 1, fields=bounds)
+        replicas = Replicas(least=least or most or 1, most=most or least or 1, fields=bounds)
     elif (count := of_job.integer(least=1)) is not None:
         of_runtime.settle()
-        told = Replicas(least=count, most=count, fields=(of_job,))
+        replicas = Replicas(least=count, most=count, fields=(of_job,))
     elif (count := of_runtime.integer(least=1)) is not None:
-        told = Replicas(least=count, most=count, fields=(of_runtime,))
+        replicas = Replicas(least=count, most=count, fields=(of_runtime,))
     else:
         return of_template
     for field in of_template.fields:
         field.settle()
-    return told
+    return replicas
 
 
 def _processes(trainer: Field, of_runtime: Field, pod: Pod) -> tuple[int | str, Field | None]:

@@ -48,7 +48,7 @@ class Replicas:
     most: int
     fields: tuple[Field, ...] = ()
     """The fields of the source that set the number."""
-    told: bool = True
+    stated: bool = True
     """Whether the source starts the nodes, instead of its user on each machine."""
 
 
@@ -142,9 +142,9 @@ class _World:
         least, most = replicas.least, replicas.most
         fields = replicas.fields
         if given is not None:
-            asked = self._range(given)
-            if asked is not None:
-                least, most = self._agreed(given, asked, replicas)
+            given_range = self._range(given)
+            if given_range is not None:
+                least, most = self._agree(given, given_range, replicas)
                 fields = (*fields, *(field for field in self.fields if field.present))
         elif self.launch and most > 1 and not (self.system.tells_nodes or self.launch.last(Use.AUTOMATIC)):
             self._note(f"without --nnodes each node trains alone; in Perdure all {most} train together", "--nnodes")
@@ -168,9 +168,9 @@ class _World:
         self._note("cannot be determined here; the number of replicas is taken", given.written, given.value)
         return None
 
-    def _agreed(self, given: Given, asked: tuple[int, int], replicas: Replicas) -> tuple[int, int]:
-        least, most = asked
-        if not replicas.told:
+    def _agree(self, given: Given, given_range: tuple[int, int], replicas: Replicas) -> tuple[int, int]:
+        least, most = given_range
+        if not replicas.stated:
             return least, most
         if most > replicas.most:
             self._note(f"there are only {replicas.most} replicas", given.written, given.value)
@@ -231,7 +231,7 @@ class _World:
                 field.settle()
             place = present[0] if present else self.place
             if not self.pod.gpus and place is not None:
-                place.changed(_AUTO, value="auto", part="" if present else "--nproc-per-node")
+                place.warn_changed(_AUTO, value="auto", part="" if present else "--nproc-per-node")
             return
         self.draft.put((*ROLE, "nproc_per_node"), processes, *present)
 
@@ -256,12 +256,14 @@ class _World:
             if name in _TIMEOUTS and filled.isdecimal():
                 self.draft.put(_TIMEOUTS[name], f"{filled}s", *self.fields)
             elif name and self.place is not None and given is not None:
-                self.place.dropped_part(f"{given.written} {pair.strip()}", "Perdure's rendezvous has no such setting")
+                self.place.warn_part_dropped(
+                    f"{given.written} {pair.strip()}", "Perdure's rendezvous has no such setting"
+                )
 
     def _name_dropped(self) -> None:
         for given in self.launch.given if self.launch else []:
             if given.option.use in {Use.DROP, Use.RENDEZVOUS} and self.place is not None:
-                self.place.dropped_part(given.written, given.option.message, value=given.value)
+                self.place.warn_part_dropped(given.written, given.option.message, value=given.value)
 
     def _name_variables(self) -> None:
         read = {name for word in self.command for name in variables_in(word)} & self.system.variables
@@ -270,7 +272,7 @@ class _World:
 
     def _note(self, message: str, part: str, value: str = "") -> None:
         if self.place is not None:
-            self.place.changed(message, part=part, value=value)
+            self.place.warn_changed(message, part=part, value=value)
 
     def _refuse(self, value: str, expected: str) -> None:
         if self.place is not None:

@@ -83,7 +83,7 @@ class Kueue(OneByOne):
         for pod in pods:
             if pod.rank == rank and pod.incarnation < request.node.incarnation and _counts(pod):
                 return f"node {rank}.{pod.incarnation}, which it replaces, still counts in its group of Kueue"
-        if _part(request).start and not any(pod.rank == 0 and _admitted(pod) for pod in pods):
+        if _part(request).start and not any(pod.rank == 0 and _is_admitted(pod) for pod in pods):
             return f"queue {request.spec.queue} has not admitted the job's first {_nodes(request).min} nodes yet"
         return ""
 
@@ -107,5 +107,5 @@ def _counts(pod: Pod) -> bool:
     return pod.status.phase != "Failed" and not pod.never_runs
 
 
-def _admitted(pod: Pod) -> bool:
+def _is_admitted(pod: Pod) -> bool:
     return _counts(pod) and all(gate.name != GATE for gate in pod.spec.scheduling_gates)

@@ -42,10 +42,10 @@ def _requests(pod: Mapping[str, Any]) -> dict[str, Decimal]:
     running: dict[str, Decimal] = {}
     most: dict[str, Decimal] = {}
     for container in pod.get("initContainers", ()):
-        asked = _sum(running, dict(_quantities(container)))
+        requests = _sum(running, dict(_quantities(container)))
         if container.get("restartPolicy") == "Always":
-            running = asked
-        most = _most(most, asked)
+            running = requests
+        most = _most(most, requests)
     for container in pod["containers"]:
         running = _sum(running, dict(_quantities(container)))
     return _most(most, running)
