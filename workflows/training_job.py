@@ -62,18 +62,14 @@ with workflow.unsafe.imports_passed_through():
     from workflows.policy.events import (
         CancelRequested,
         Event,
-        FailureReported,
         GroupAdopted,
         GroupWoundDown,
-        JoinRequested,
-        NodeFinished,
         RelaunchRequested,
         RestartRequested,
         ResumeRequested,
         ScaleRequested,
         SuspendRequested,
         TimePassed,
-        TransitionSeen,
     )
     from workflows.policy.job import decide
     from workflows.policy.state import JobState
@@ -157,11 +153,11 @@ class TrainingJob:
 
     @workflow.signal(description="A failure on a node")
     def failure(self, message: Failure) -> None:
-        self._events.append(FailureReported(failure=message))
+        self._events.append(message)
 
     @workflow.signal(description="All ranks of a node ended with 0")
     def finished(self, message: Finished) -> None:
-        self._events.append(NodeFinished(finished=message))
+        self._events.append(message)
 
     @workflow.signal(description="An agent finds no open group")
     def group_missing(self, message: GroupMissing) -> None:
@@ -186,7 +182,7 @@ class TrainingJob:
             # The group has lost the desired state that it was sent last.
             self._sent.pop(message.group, None)
             self._events.append(GroupAdopted(group=message.group, nodes=message.adopted))
-        self._events.extend(TransitionSeen(transition=transition) for transition in fresh)
+        self._events.extend(transition for transition in fresh)
         if message.wound_down:
             if self._state.outcome is None:
                 # The group was winding down for an earlier run when this one adopted it, and must be started again.
@@ -241,7 +237,7 @@ class TrainingJob:
 
     @workflow.update(description="Give a place among the nodes to a machine that a user or a scheduler started")
     def join(self, request: JoinRequest) -> JoinAnswer:
-        self._take_request(JoinRequested(request=request))
+        self._take_request(request)
         node = joining.place_of(self._state, request)
         if node is None:
             return JoinAnswer(reason=joining.describe_wait(self._state, request))

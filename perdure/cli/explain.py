@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from perdure.cli import text
-from workflows.policy.failure_classes import FAILURE_CLASSES
+from workflows.policy.failures import FAILURE_CLASSES
 
 if TYPE_CHECKING:
     from workflows.messages import Evidence, IncidentView

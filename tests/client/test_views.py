@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from perdure.cli import text
 from perdure.cli.live import View
-from perdure.client.views import JobSnapshot, LeaseHeard, all_warnings, merge_nodes, overall_progress
+from perdure.client.views import JobSnapshot, NodeLease, all_warnings, merge_nodes, overall_progress
 from workflows.messages import JobPhase, JobStatus, LeaseView, NodePhase, NodeView, Progress, ProgressSource
 
 REPORTED, COUNTED = ProgressSource.REPORTED, ProgressSource.COUNTED
@@ -40,7 +40,7 @@ def status(progress: Progress | None) -> JobStatus:
 
 def test_the_lease_has_the_latest_progress_and_the_group_the_facts() -> None:
     groups = [node(0, host="a", log_path="/log"), node(1, host="b")]
-    leases = [LeaseHeard(rank=0, incarnation=1, view=LeaseView(epoch=3, generation=2, progress=Progress(step=12)))]
+    leases = [NodeLease(rank=0, incarnation=1, view=LeaseView(epoch=3, generation=2, progress=Progress(step=12)))]
     first, second = merge_nodes([node(0, group_rank=0), node(1, group_rank=1)], groups, leases)
     assert (first.host, first.log_path, first.group_rank, first.generation) == ("a", "/log", 0, 2)
     assert first.progress == Progress(step=12)
@@ -49,7 +49,7 @@ def test_the_lease_has_the_latest_progress_and_the_group_the_facts() -> None:
 
 def test_another_incarnation_says_nothing_about_this_one() -> None:
     groups = [node(0, incarnation=1, host="old")]
-    leases = [LeaseHeard(rank=0, incarnation=1, view=LeaseView(epoch=1, progress=Progress(step=99)))]
+    leases = [NodeLease(rank=0, incarnation=1, view=LeaseView(epoch=1, progress=Progress(step=99)))]
     (view,) = merge_nodes([node(0, incarnation=2)], groups, leases)
     assert (view.host, view.progress) == ("", None)
 
@@ -66,7 +66,7 @@ def test_ranks_that_train_apart_are_a_warning_beside_the_jobs_own() -> None:
 
 
 def test_a_lost_node_makes_no_progress() -> None:
-    leases = [LeaseHeard(rank=0, incarnation=1, view=LeaseView(epoch=1, progress=Progress(step=5)))]
+    leases = [NodeLease(rank=0, incarnation=1, view=LeaseView(epoch=1, progress=Progress(step=5)))]
     (view,) = merge_nodes([node(0, phase=NodePhase.LOST)], [], leases)
     assert view.progress is None
 

@@ -8,16 +8,13 @@ from typing import Any
 from uuid import UUID
 
 from tests.policy.scenario import Scenario
-from workflows.messages import FailureKind, NodePhase, TransitionKind, World
+from workflows.messages import Failure, FailureKind, JoinRequest, NodePhase, NodeTransition, TransitionKind, World
 from workflows.policy.events import (
     Event,
-    FailureReported,
-    JoinRequested,
     RelaunchRequested,
     ScaleRequested,
     SuspendRequested,
     TimePassed,
-    TransitionSeen,
 )
 from workflows.policy.group_desire import desires_of, groups_of
 from workflows.policy.job import decide
@@ -63,9 +60,9 @@ class CheckedScenario(Scenario):
 
     def _note_signs(self, before: JobState, event: Event) -> None:
         match event:
-            case TransitionSeen(transition=transition) if transition.kind is TransitionKind.UNREACHABLE:
+            case NodeTransition() as transition if transition.kind is TransitionKind.UNREACHABLE:
                 self.unreachable.add((transition.rank, transition.incarnation))
-            case TransitionSeen(transition=transition) if transition.kind in (
+            case NodeTransition() as transition if transition.kind in (
                 TransitionKind.LOST,
                 TransitionKind.CREATE_FAILED,
                 TransitionKind.UNRESPONSIVE,
@@ -74,13 +71,13 @@ class CheckedScenario(Scenario):
                 self.signs[transition.rank, transition.incarnation].add(transition.kind)
                 if transition.kind is not TransitionKind.UNRESPONSIVE and transition.certain:
                     self.ended.add((transition.rank, transition.incarnation))
-            case FailureReported(failure=failure):
+            case Failure() as failure:
                 if failure.kind is FailureKind.NODE:
                     self.ended.add((failure.sender.rank, failure.sender.incarnation))
                 self.signs[failure.sender.rank, failure.sender.incarnation].add("FAILURE")
             case RelaunchRequested(rank=rank) if rank in before.nodes:
                 self.signs[rank, before.nodes[rank].incarnation].add("RELAUNCH")
-            case JoinRequested(request=request):
+            case JoinRequest() as request:
                 patience = self.job.timing.rendezvous.enter_timeout
                 for rank, holder in before.holders.items():
                     if holder.node_id == request.node_id or self.now - holder.since >= patience:

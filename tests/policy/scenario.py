@@ -23,7 +23,7 @@ from workflows.messages import (
     RankExit,
     TransitionKind,
 )
-from workflows.policy.events import Event, FailureReported, NodeFinished, TimePassed, TransitionSeen
+from workflows.policy.events import Event, TimePassed
 from workflows.policy.job import apply_event, decide
 from workflows.policy.state import JobState, NodeState
 from workflows.policy.timers import next_deadline
@@ -77,7 +77,7 @@ class Scenario:
             time=facts.pop("time", self.now),
             **facts,
         )
-        return self.take(TransitionSeen(transition=transition))
+        return self.take(transition)
 
     # What agents and groups say
 
@@ -113,7 +113,7 @@ class Scenario:
         return self.ready(*range(self.state.nodes_max)).steps()
 
     def lost(self, rank: int, reason: str = "killed") -> Scenario:
-        return self.take(TransitionSeen(transition=self._loss(rank, reason)))
+        return self.take(self._loss(rank, reason))
 
     def removed(self, *ranks: int) -> Scenario:
         """The incarnations before the current ones are deleted: nothing of them runs any more."""
@@ -130,9 +130,7 @@ class Scenario:
     def lost_together(self, *ranks: int) -> Scenario:
         """The job receives all of them before it decides."""
         for rank in ranks:
-            self.state = apply_event(
-                self.state, TransitionSeen(transition=self._loss(rank, "killed")), self.job, self.now
-            )
+            self.state = apply_event(self.state, self._loss(rank, "killed"), self.job, self.now)
         return self.take(TimePassed())
 
     def _loss(self, rank: int, reason: str) -> NodeTransition:
@@ -158,11 +156,11 @@ class Scenario:
 
     def rank_killed(self, rank: int, signal: int = 9, **fields: Any) -> Scenario:
         exits = (RankExit(local_rank=0, global_rank=rank, signal=signal),)
-        return self.take(FailureReported(failure=self.failure(rank, ranks=exits, **fields)))
+        return self.take(self.failure(rank, ranks=exits, **fields))
 
     def rank_raised(self, rank: int, error: str | None = "ValueError: bad batch", **fields: Any) -> Scenario:
         exits = (RankExit(local_rank=0, global_rank=rank, exit_code=fields.pop("exit_code", 1), error=error),)
-        return self.take(FailureReported(failure=self.failure(rank, ranks=exits, **fields)))
+        return self.take(self.failure(rank, ranks=exits, **fields))
 
     def peer_failed(self, rank: int, **fields: Any) -> Scenario:
         return self.rank_raised(rank, "RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:123", **fields)
@@ -171,15 +169,15 @@ class Scenario:
         self, rank: int, exit_code: int | None = 1, signal: int | None = None, **fields: Any
     ) -> Scenario:
         failure = self.failure(rank, kind=FailureKind.COMMAND, exit_code=exit_code, signal=signal, **fields)
-        return self.take(FailureReported(failure=failure))
+        return self.take(failure)
 
     def ended_from_outside(self, rank: int, **fields: Any) -> Scenario:
         failure = self.failure(rank, kind=FailureKind.NODE, message=f"node {rank} lost: SIGTERM", **fields)
-        return self.take(FailureReported(failure=failure))
+        return self.take(failure)
 
     def misses_its_world(self, rank: int, **fields: Any) -> Scenario:
         failure = self.failure(rank, kind=FailureKind.RENDEZVOUS, message="the command did not enter", **fields)
-        return self.take(FailureReported(failure=failure))
+        return self.take(failure)
 
     def finish(self, *ranks: int, generation: int | None = None) -> Scenario:
         for rank in ranks:
@@ -189,7 +187,7 @@ class Scenario:
                 time=self.now,
                 generation=generation or self.generation,
             )
-            self.take(NodeFinished(finished=finished))
+            self.take(finished)
         return self
 
     def torchrun_finished(self, *ranks: int) -> Scenario:
@@ -209,7 +207,7 @@ class Scenario:
                 generation=self.generation if generation is None else generation,
                 command_runs=command_runs,
             )
-            self.take(NodeFinished(finished=finished))
+            self.take(finished)
         return self
 
     def identity(self, rank: int) -> NodeCredentials:

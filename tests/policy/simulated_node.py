@@ -28,7 +28,6 @@ from workflows.messages import (
     Stepping,
     TransitionKind,
 )
-from workflows.policy.events import FailureReported, NodeFinished
 
 if TYPE_CHECKING:
     from tests.policy.simulated_site import Site
@@ -160,10 +159,8 @@ class SimulatedNode:
         self.site.reconcile()
 
     def _job_takes(self, message: AgentMessage) -> None:
-        if isinstance(message, Failure):
-            self.site.take(FailureReported(failure=message))
-        elif isinstance(message, Finished):
-            self.site.take(NodeFinished(finished=message))
+        if isinstance(message, Failure | Finished):
+            self.site.take(message)
 
     # The launcher and its command
 

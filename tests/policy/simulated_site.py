@@ -34,7 +34,7 @@ from workflows.messages import (
 )
 from workflows.node_record import GroupInput, NodeRecord
 from workflows.node_table import NodeTable
-from workflows.policy.events import Event, GroupWoundDown, TimePassed, TransitionSeen
+from workflows.policy.events import Event, GroupWoundDown, TimePassed
 from workflows.policy.group_desire import desires_of
 from workflows.policy.timers import next_deadline
 
@@ -176,7 +176,7 @@ class Site:
         for transition in transitions:
             self._transitions_due = max(self._transitions_due, self.clock + self.delay())
             moment = self._transitions_due - self.clock
-            self.after(moment, lambda transition=transition: self.take(TransitionSeen(transition=transition)))
+            self.after(moment, lambda transition=transition: self.take(transition))
 
     def _create(self, node: NodeCredentials) -> None:
         record = self.table.current(node)

@@ -11,20 +11,18 @@ import pytest
 from tests.policy.scenario import START, Scenario
 from workflows.messages import NodeTransition, TransitionKind
 from workflows.policy.batch import decide_all
-from workflows.policy.events import Event, TransitionSeen
+from workflows.policy.events import Event
 from workflows.policy.projections import warnings_of
 from workflows.policy.state import JobState
 
 
-def lost(rank: int, time: datetime = START) -> TransitionSeen:
-    return TransitionSeen(transition=NodeTransition(kind=TransitionKind.LOST, rank=rank, incarnation=1, time=time))
+def lost(rank: int, time: datetime = START) -> NodeTransition:
+    return NodeTransition(kind=TransitionKind.LOST, rank=rank, incarnation=1, time=time)
 
 
-def malformed(rank: int) -> TransitionSeen:
+def malformed(rank: int) -> NodeTransition:
     """Times are checked where messages are read; this one was not."""
-    event = lost(rank)
-    transition = event.transition.model_copy(update={"time": datetime(2026, 1, 1)})  # noqa: DTZ001
-    return event.model_copy(update={"transition": transition})
+    return lost(rank).model_copy(update={"time": datetime(2026, 1, 1)})  # noqa: DTZ001
 
 
 def taken(scenario: Scenario, *events: Event) -> tuple[JobState, list[str]]:
@@ -38,7 +36,7 @@ def test_other_events_are_taken_and_the_status_says_what_was_left_out():
     state, dropped = taken(scenario, lost(0), malformed(1), lost(2))
     assert [node.incarnation for _, node in sorted(state.nodes.items())] == [2, 1, 2]
     assert len(dropped) == state.dropped_events == 1
-    assert "TransitionSeen: TypeError" in dropped[0]
+    assert "NodeTransition: TypeError" in dropped[0]
     assert warnings_of(state)[0].startswith("1 messages could not be processed")
 
 

@@ -9,7 +9,7 @@ import pytest
 from perdure.cli.explain import explanation
 from tests.policy.scenario import Scenario
 from workflows.messages import FailureClass, TransitionKind
-from workflows.policy.failure_classes import FAILURE_CLASSES, VICTIMS, complete, precedence
+from workflows.policy.failures import FAILURE_CLASSES, VICTIMS, complete, precedence
 from workflows.policy.recovery import decide_repair
 from workflows.policy.state import Interruption, NodeFailure
 

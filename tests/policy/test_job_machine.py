@@ -32,10 +32,7 @@ from workflows.messages import (
 from workflows.policy.events import (
     CancelRequested,
     Event,
-    FailureReported,
     GroupWoundDown,
-    JoinRequested,
-    NodeFinished,
     RelaunchRequested,
     RestartRequested,
     ResumeRequested,
@@ -272,14 +269,12 @@ class JobMachine(RuleBasedStateMachine):
         node = self._pick(data)
         code = None if signal is not None else data.draw(st.sampled_from([1, 1, 1, 3, 2]))
         self._say(
-            FailureReported(
-                failure=Failure(
-                    kind=FailureKind.RANKS,
-                    ranks=(RankExit(local_rank=0, signal=signal, exit_code=code, error=error),),
-                    store_ports=self._ports(node, data),
-                    progress=self._progress(data),
-                    **self._message(node, data),
-                )
+            Failure(
+                kind=FailureKind.RANKS,
+                ranks=(RankExit(local_rank=0, signal=signal, exit_code=code, error=error),),
+                store_ports=self._ports(node, data),
+                progress=self._progress(data),
+                **self._message(node, data),
             )
         )
 
@@ -287,13 +282,11 @@ class JobMachine(RuleBasedStateMachine):
     @rule(data=st.data(), exit_code=st.sampled_from([0, 1, 1, 127]), signal=st.sampled_from([None, 9, 15]))
     def the_command_ends(self, data: st.DataObject, exit_code: int, signal: int | None) -> None:
         self._say(
-            FailureReported(
-                failure=Failure(
-                    kind=FailureKind.COMMAND,
-                    exit_code=exit_code if signal is None else None,
-                    signal=signal,
-                    **self._message(self._pick(data), data),
-                )
+            Failure(
+                kind=FailureKind.COMMAND,
+                exit_code=exit_code if signal is None else None,
+                signal=signal,
+                **self._message(self._pick(data), data),
             )
         )
 
@@ -301,12 +294,12 @@ class JobMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def does_not_enter(self, data: st.DataObject) -> None:
         message = self._message(self._pick(data), data)
-        self._say(FailureReported(failure=Failure(kind=FailureKind.RENDEZVOUS, **message)))
+        self._say(Failure(kind=FailureKind.RENDEZVOUS, **message))
 
     @precondition(lambda self: self._alive() and self.job.state.world is not None)
     @rule(data=st.data())
     def finishes(self, data: st.DataObject) -> None:
-        self._say(NodeFinished(finished=Finished(**self._message(self._pick(data), data))))
+        self._say(Finished(**self._message(self._pick(data), data)))
 
     @precondition(lambda self: self.job.state.generation > 3 and self.job.state.stepping)
     @rule()
@@ -320,8 +313,8 @@ class JobMachine(RuleBasedStateMachine):
     def an_impostor_reports(self, data: st.DataObject, wrong: dict[str, Any]) -> None:
         before = self.job.state
         message = self._message(self._pick(data), data, **wrong)
-        self.job.take(FailureReported(failure=Failure(kind=FailureKind.COMMAND, exit_code=127, **message)))
-        self.job.take(NodeFinished(finished=Finished(**message)))
+        self.job.take(Failure(kind=FailureKind.COMMAND, exit_code=127, **message))
+        self.job.take(Finished(**message))
         assert self.job.state == before
 
     @precondition(lambda self: self.sent)
@@ -379,12 +372,12 @@ class JobMachine(RuleBasedStateMachine):
         request = JoinRequest(node_id=node_id, session=session, stay=stay, host=host, started_at=started_at)
         before = self.job.state
         refused = refusal(before, request, self.job.job, self.job.now)
-        self.job.take(JoinRequested(request=request))
+        self.job.take(request)
         after = self.job.state
         if refused is not None:
             assert after == before, "a refusal changes nothing"
             return
-        self.job.take(JoinRequested(request=request))
+        self.job.take(request)
         assert self.job.state == after, "the same request twice gets one place"
         (rank,) = (rank for rank, holder in after.holders.items() if (holder.session, holder.stay) == (session, stay))
         node = place_of(after, request)

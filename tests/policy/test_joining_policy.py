@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.policy.scenario import START, Scenario
 from workflows.messages import FailureClass, JobPhase, JoinRefusal, JoinRequest, NodePhase, TransitionKind
-from workflows.policy.events import CancelRequested, JoinRequested, ScaleRequested, SuspendRequested
+from workflows.policy.events import CancelRequested, ScaleRequested, SuspendRequested
 from workflows.policy.group_desire import desires_of
 from workflows.policy.joining import describe_wait, place_of, refusal
 from workflows.policy.projections import next_action
@@ -32,14 +32,14 @@ class Open(Scenario):
         refused = refusal(self.state, request, self.job, self.now)
         before = self.state
         if refused is not None:
-            self.take(JoinRequested(request=request))
+            self.take(request)
             assert self.state == before, "a refusal changes nothing"
         return refused.kind if refused else None
 
     def joins(self, request: JoinRequest) -> NodeState | None:
         """The place that the request gets at once."""
         assert self.refuses(request) is None
-        self.take(JoinRequested(request=request))
+        self.take(request)
         return place_of(self.state, request)
 
     def joined(self, *requests: JoinRequest) -> Open:
@@ -84,7 +84,7 @@ def test_a_machine_gets_the_place_with_its_schedulers_number_where_that_is_free(
 def test_a_place_is_given_when_its_group_knows_of_it():
     job = Scenario("1", backend="joined")
     request = asks("a")
-    job.take(JoinRequested(request=request))
+    job.take(request)
     assert place_of(job.state, request) is None
     assert describe_wait(job.state, request) == "its place is being prepared"
     job.transition(0, TransitionKind.PENDING)
@@ -97,7 +97,7 @@ def test_the_first_word_that_a_job_hears_may_be_a_request():
     assert refusal(unborn, asks("a"), job.job, job.now) is None
     job.state = unborn
     request = asks("a")
-    job.take(JoinRequested(request=request))
+    job.take(request)
     job.opened()
     assert given(place_of(job.state, request)) == (0, 1)
 

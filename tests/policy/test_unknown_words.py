@@ -16,7 +16,7 @@ import workflows.messages as messages
 from perdure.cli import text
 from perdure.client.views import overall_progress
 from perdure.operator.status import ResourceStatus
-from perdure.operator.status import running as resource_of
+from perdure.operator.status import running_status as resource_of
 from tests.policy.scenario import START, Scenario
 from workflows.messages import (
     EvidenceSource,
@@ -32,7 +32,6 @@ from workflows.messages import (
     TransitionKind,
 )
 from workflows.messages.base import Vocabulary
-from workflows.policy.events import FailureReported
 from workflows.policy.projections import details_of, status_of
 from workflows.policy.recovery import decide_repair
 from workflows.policy.state import Interruption, NodeFailure
@@ -81,7 +80,7 @@ def test_a_report_with_unknown_words_is_read():
 @pytest.mark.parametrize("kind", FailureKind)
 def test_a_report_of_any_kind_leads_to_a_world_or_an_end(kind: FailureKind):
     job = Scenario("2").running()
-    job.take(FailureReported(failure=job.failure(1, kind=kind)))
+    job.take(job.failure(1, kind=kind))
     if job.state.outcome is not None:
         return
     job.wait(timedelta(minutes=1))
@@ -94,7 +93,7 @@ def test_a_report_of_any_kind_leads_to_a_world_or_an_end(kind: FailureKind):
 
 def test_an_unknown_report_of_a_node_that_is_in_no_world_replaces_nothing():
     job = Scenario("2").ready(0)
-    job.take(FailureReported(failure=job.failure(0, kind=FailureKind.UNKNOWN)))
+    job.take(job.failure(0, kind=FailureKind.UNKNOWN))
     assert job.node(0).alive
 
 

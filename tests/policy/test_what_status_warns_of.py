@@ -8,7 +8,6 @@ from perdure.cli import text
 from perdure.cli.inspect import _facts
 from tests.policy.scenario import Scenario
 from workflows.messages import FailureKind, JobStatus, TransitionKind
-from workflows.policy.events import FailureReported
 from workflows.policy.projections import status_of
 
 
@@ -55,7 +54,7 @@ def test_status_says_whether_the_rendezvous_is_the_jobs():
 def test_an_unprotected_job_is_stopped_and_shown_as_such_for_good():
     job = Scenario("2")
     failure = job.failure(0, kind=FailureKind.UNPROTECTED, message="the deepspeed launcher starts ranks by itself")
-    job.take(FailureReported(failure=failure))
+    job.take(failure)
     known = status(job)
     assert not known.protected
     assert job.state.outcome is not None

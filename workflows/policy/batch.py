@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from perdure.spec.job import JobSpec
-from workflows.policy.events import Event, TimePassed, TransitionSeen
+from workflows.messages import NodeTransition
+from workflows.policy.events import Event, TimePassed
 from workflows.policy.job import TokenSource, apply_event, decide
 from workflows.policy.state import JobState
 
@@ -39,7 +40,7 @@ def decide_all(
     try:
         known = state
         for event in events:
-            if isinstance(event, TransitionSeen):
+            if isinstance(event, NodeTransition):
                 # One decision looks at every node, and a thousand nodes report at once. Nodes that are lost at once are
                 # one incident.
                 known = apply_event(known, event, job, now)

@@ -5,24 +5,6 @@ from __future__ import annotations
 from workflows.messages import Failure, Finished, JoinRequest, Message, NodeTransition, NodeView
 
 
-class FailureReported(Message):
-    """An agent's `failure`."""
-
-    failure: Failure
-
-
-class NodeFinished(Message):
-    """An agent's `finished`."""
-
-    finished: Finished
-
-
-class TransitionSeen(Message):
-    """One node changed, as its group saw it."""
-
-    transition: NodeTransition
-
-
 class GroupAdopted(Message):
     """A group that already ran has sent its table: the job was reset, or adopted the group."""
 
@@ -34,12 +16,6 @@ class GroupWoundDown(Message):
     """A group has deleted all its nodes."""
 
     group: int
-
-
-class JoinRequested(Message):
-    """A machine that a user or a scheduler started requests a place, and the job does not refuse it."""
-
-    request: JoinRequest
 
 
 class TimePassed(Message):
@@ -74,12 +50,12 @@ class CancelRequested(Message):
 
 
 Event = (
-    FailureReported
-    | NodeFinished
-    | TransitionSeen
+    Failure
+    | Finished
+    | NodeTransition
     | GroupAdopted
     | GroupWoundDown
-    | JoinRequested
+    | JoinRequest
     | TimePassed
     | ScaleRequested
     | SuspendRequested

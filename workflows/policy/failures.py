@@ -1,4 +1,7 @@
-"""Classifies failures: one table from facts (exit codes, signals, error texts) to a class.
+"""Failures: what each class means, and the class of what a node reports, by exit codes, signals and error texts.
+
+One table holds the meaning of each class, for the policy and for people; every decision and every text reads it. A new
+class is a member of `FailureClass` and an entry there. A class without an entry fails at import.
 
 The first node to report is not necessarily the culprit. When one rank dies, its peers fail within milliseconds with
 connection errors, and often report first. Those are victims, and a victim decides nothing while a culprit may still
@@ -8,9 +11,156 @@ report.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from workflows.messages import Failure, FailureClass, FailureKind, RankExit
-from workflows.policy.failure_classes import FAILURE_CLASSES
+from workflows.messages import EvidenceSource, Failure, FailureClass, FailureKind, RankExit
+from workflows.policy.state import NodeFailure
+
+_READ_LOGS = "perdure logs {job}{flag}{node} --tail 50"
+_WATCH_NODES = "nothing to do, unless it repeats; perdure nodes {job}{flag}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GiveUp:
+    """Why the job gives a node up, and how an incident describes it."""
+
+    what: str
+    """The node's state, written after `node 3`."""
+    why_not_in_place: str
+    """Why its ranks cannot be restarted where they are."""
+    at_once: bool
+    """The first such failure gives the node up; otherwise its command is first started once more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """Why a job stops at the first failure of a class."""
+
+    rule: str
+    exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureTraits:
+    """Everything that depends on a failure class alone."""
+
+    meaning: str
+    """One clause for people, without the node."""
+    advice: str
+    """The advice to the user; `{job}`, `{flag}` and `{node}` stand for the job and the options that name its place."""
+    users_own: bool = False
+    """Users' own failure: it will probably happen again, so it counts against progress, and the job exits with 1."""
+    victim: bool = False
+    """The effect of another node's failure: it decides nothing while a culprit may still report."""
+    took_part: bool = True
+    """The node may have run in the world that it accepted; otherwise it never entered, or left without a report."""
+    among_ranks: int = 100
+    """The priority among several failed ranks: the rank with the lowest number determines the node's class. torchrun
+    itself may have killed a rank. Classes that no rank ends with keep the default."""
+    give_up: GiveUp | None = None
+    stop: Stop | None = None
+
+
+def complete(table: Mapping[FailureClass, FailureTraits]) -> Mapping[FailureClass, FailureTraits]:
+    """Checks that every failure class has an entry, and returns the table.
+
+    Raises:
+        LookupError: if a class has no entry.
+    """
+    if missing := [failure for failure in FailureClass if failure not in table]:
+        raise LookupError(f"failure classes without an entry: {', '.join(missing)}")
+    return table
+
+
+FAILURE_CLASSES = complete(
+    {
+        FailureClass.NODE_LOST: FailureTraits(
+            meaning="the node was lost (infrastructure)",
+            advice=_WATCH_NODES,
+            give_up=GiveUp(what="lost", why_not_in_place="its processes are gone", at_once=True),
+        ),
+        FailureClass.NODE_UNRESPONSIVE: FailureTraits(
+            meaning="the node answered nothing while its world was stopped (infrastructure)",
+            advice=_WATCH_NODES,
+            took_part=False,
+            give_up=GiveUp(
+                what="unresponsive while its world is stopped",
+                why_not_in_place="its agent does not take commands",
+                at_once=True,
+            ),
+        ),
+        FailureClass.CREATE_FAILED: FailureTraits(
+            meaning="the node could not be created",
+            advice=_WATCH_NODES,
+            stop=Stop(rule='refused/1 "the backend will never create this node"', exit_code=3),
+        ),
+        FailureClass.UNPROTECTED: FailureTraits(
+            meaning="ranks ran without Perdure's rendezvous",
+            advice=_READ_LOGS,
+            users_own=True,
+            stop=Stop(rule='unprotected/1 "ranks that the job has not placed: stop"', exit_code=2),
+        ),
+        FailureClass.LAUNCH: FailureTraits(
+            meaning="the command could not be started",
+            advice=_READ_LOGS,
+            users_own=True,
+            stop=Stop(rule='launch/1 "it will not start the next time either"', exit_code=1),
+        ),
+        FailureClass.OUT_OF_MEMORY: FailureTraits(
+            meaning="memory ran out", advice=_READ_LOGS, users_own=True, among_ranks=0
+        ),
+        FailureClass.CRASH: FailureTraits(
+            meaning="a rank crashed in native code", advice=_READ_LOGS, users_own=True, among_ranks=1
+        ),
+        FailureClass.COMMAND_LOST: FailureTraits(
+            meaning="the command itself was ended, and none of its ranks had failed", advice=_READ_LOGS
+        ),
+        FailureClass.KILLED: FailureTraits(
+            meaning="a rank was killed from outside", advice=_WATCH_NODES, among_ranks=3
+        ),
+        FailureClass.RENDEZVOUS_TIMEOUT: FailureTraits(
+            meaning="a node did not enter the world in time",
+            advice=_WATCH_NODES,
+            took_part=False,
+            give_up=GiveUp(
+                what="did not enter two worlds in a row",
+                why_not_in_place="its command was started again, and did not enter either",
+                at_once=False,
+            ),
+        ),
+        FailureClass.USER_CODE: FailureTraits(
+            meaning="the script failed by itself; the same will probably happen again",
+            advice=_READ_LOGS,
+            users_own=True,
+            among_ranks=2,
+        ),
+        FailureClass.UNKNOWN: FailureTraits(
+            meaning="a kind of failure that this release does not know", advice=_WATCH_NODES
+        ),
+        FailureClass.PEER_LOST: FailureTraits(
+            meaning="ranks failed because another one went away", advice=_WATCH_NODES, victim=True, among_ranks=4
+        ),
+    }
+)
+"""Causes before their effects: if several nodes report an interruption, the first class in this order names the
+culprit."""
+
+_PRECEDENCE = {failure: index for index, failure in enumerate(FAILURE_CLASSES)}
+
+USERS_OWN = frozenset(failure for failure, traits in FAILURE_CLASSES.items() if traits.users_own)
+
+NODE_FAILURES = frozenset(
+    failure for failure, traits in FAILURE_CLASSES.items() if traits.give_up is not None and traits.give_up.at_once
+)
+
+VICTIMS = frozenset(failure for failure, traits in FAILURE_CLASSES.items() if traits.victim)
+
+
+def precedence(failure: FailureClass) -> int:
+    """The position of the class in the order of causes; among several reports, the lowest names the culprit."""
+    return _PRECEDENCE[failure]
+
 
 SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV, SIGTERM = 4, 6, 7, 8, 9, 11, 15
 _CRASH_SIGNALS = frozenset({SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV})
@@ -104,6 +254,31 @@ def classify(failure: Failure, *, shells: bool = True) -> tuple[FailureClass, st
     if failure.exit_code == 0:
         return FailureClass.COMMAND_LOST, failure.message or "the command ended although its world continues", 0
     return FailureClass.USER_CODE, failure.message or f"the command exited with {failure.exit_code}", failure.exit_code
+
+
+def node_failure(failure: Failure, *, shells: bool = True) -> NodeFailure:
+    """Returns what a node's report says about its failure; `shells` is as in `classify`."""
+    failure_class, text, exit_code = classify(failure, shells=shells)
+    certain = not (failure_class is FailureClass.USER_CODE and not any(rank.error for rank in failure.ranks))
+    # The backend knows why a node ends, and reports it a moment later.
+    certain = (certain or failure.kind is not FailureKind.RANKS) and failure.kind not in (
+        FailureKind.NODE,
+        FailureKind.UNKNOWN,
+    )
+    return NodeFailure(
+        rank=failure.sender.rank,
+        failure=failure_class,
+        time=failure.time,
+        exit_code=exit_code,
+        text=text,
+        log_tail=failure.log_tail or next((rank.traceback or "" for rank in failure.ranks), ""),
+        certain=certain,
+    )
+
+
+def source_of(failure: NodeFailure) -> EvidenceSource:
+    """Returns who speaks in the report: a victim tells what it saw of its peers."""
+    return EvidenceSource.PEERS if failure.failure in VICTIMS else EvidenceSource.AGENT
 
 
 def describe_rank(exit: RankExit) -> str:

@@ -14,7 +14,7 @@ from datetime import datetime
 from workflows.messages import Considered, Evidence, EvidenceSource, FailureClass, IncidentView, RankStarts
 from workflows.messages.base import shorten
 from workflows.policy.behavior import Behavior
-from workflows.policy.failure_classes import VICTIMS
+from workflows.policy.failures import VICTIMS
 from workflows.policy.incident_texts import within_budget
 from workflows.policy.state import JobState, NodeFailure
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from workflows.messages import EvidenceSource, FailureClass
 from workflows.policy import incidents
 from workflows.policy.behavior import Behavior
-from workflows.policy.failure_classes import FAILURE_CLASSES, VICTIMS
+from workflows.policy.failures import FAILURE_CLASSES, VICTIMS
 from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
 
 

@@ -15,7 +15,7 @@ from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import JobSpec
 from workflows.messages import EvidenceSource, JoinRefusal, JoinRequest, NodePhase, NodeTransition, TransitionKind
 from workflows.policy import stages
-from workflows.policy.events import Event, JoinRequested, TransitionSeen
+from workflows.policy.events import Event
 from workflows.policy.reduce import reduce
 from workflows.policy.state import Holder, JobState, NodeState
 
@@ -61,9 +61,9 @@ def refusal(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) 
 
 def accept_machine(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
     """Assigns a place to a request that is not refused; a repeated request changes nothing."""
-    if not isinstance(event, JoinRequested) or refusal(state, event.request, job, now) is not None:
+    if not isinstance(event, JoinRequest) or refusal(state, event, job, now) is not None:
         return state
-    request = event.request
+    request = event
     rank = _choose(state, request, job, now)
     if rank is None:
         return state
@@ -194,7 +194,7 @@ def _record_loss(state: JobState, node: NodeState, holder: Holder, request: Join
         source=EvidenceSource.BACKEND,
         detail=detail,
     )
-    return reduce(state, TransitionSeen(transition=transition), now)
+    return reduce(state, transition, now)
 
 
 def _displaced_sessions(known: Holder | None, request: JoinRequest) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from workflows.messages import Considered, FailureClass, JobPhase, ProgressSourc
 from workflows.policy import incidents, user_requests
 from workflows.policy.behavior import Behavior
 from workflows.policy.budget import follows, made_progress, within_window
-from workflows.policy.failure_classes import (
+from workflows.policy.failures import (
     FAILURE_CLASSES,
     NODE_FAILURES,
     USERS_OWN,

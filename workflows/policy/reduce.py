@@ -15,6 +15,7 @@ from workflows.messages import (
     Failure,
     FailureClass,
     FailureKind,
+    Finished,
     LossCause,
     NodePhase,
     NodeTransition,
@@ -24,9 +25,8 @@ from workflows.messages import (
 )
 from workflows.policy import incidents, observations, succession
 from workflows.policy.behavior import Behavior
-from workflows.policy.events import Event, FailureReported, GroupAdopted, GroupWoundDown, NodeFinished, TransitionSeen
-from workflows.policy.failure_classes import VICTIMS
-from workflows.policy.failures import classify
+from workflows.policy.events import Event, GroupAdopted, GroupWoundDown
+from workflows.policy.failures import node_failure, source_of
 from workflows.policy.interruptions import count_another_try, interrupt, record_command_failure
 from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
 
@@ -54,13 +54,12 @@ def _observe(event: object, state: JobState, now: datetime) -> JobState:
 
 
 @_observe.register
-def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
-    failure = event.failure
+def _(failure: Failure, state: JobState, now: datetime) -> JobState:
     known = _accept_message(state, failure, now)
     if known is None:
         return state
     state, node = known
-    reported = _node_failure(state, node, failure)
+    reported = node_failure(failure, shells=state.behavior >= Behavior.RELEASE_0_2)
     member = state.is_member(node)
     node = _with_preparation(node, preparing=False).replace(
         phase=NodePhase.READY if failure.kind is FailureKind.RANKS else NodePhase.JOINED,
@@ -94,39 +93,15 @@ def _(event: FailureReported, state: JobState, now: datetime) -> JobState:
         commanded_since = state.world_decided_at is not None and failure.time > state.world_decided_at
         if in_its_world or failure.starts_again or not commanded_since:
             # The report concerns a world that is over: it explains that world's end, but does not end this one.
-            source = _source(reported.failure)
+            source = source_of(reported)
             return incidents.add_late_evidence(state, reported, generation=failure.generation, source=source)
     if failure.kind is FailureKind.RENDEZVOUS:
         state = state.with_node(node.replace(missed_worlds=node.missed_worlds + 1))
-    return interrupt(state, reported, now=now, source=_source(reported.failure), generation=failure.generation)
-
-
-def _node_failure(state: JobState, node: NodeState, failure: Failure) -> NodeFailure:
-    failure_class, text, exit_code = classify(failure, shells=state.behavior >= Behavior.RELEASE_0_2)
-    certain = not (failure_class is FailureClass.USER_CODE and not any(rank.error for rank in failure.ranks))
-    # The backend knows why a node ends, and reports it a moment later.
-    certain = (certain or failure.kind is not FailureKind.RANKS) and failure.kind not in (
-        FailureKind.NODE,
-        FailureKind.UNKNOWN,
-    )
-    return NodeFailure(
-        rank=node.rank,
-        failure=failure_class,
-        time=failure.time,
-        exit_code=exit_code,
-        text=text,
-        log_tail=failure.log_tail or next((rank.traceback or "" for rank in failure.ranks), ""),
-        certain=certain,
-    )
-
-
-def _source(failure_class: FailureClass) -> EvidenceSource:
-    return EvidenceSource.PEERS if failure_class in VICTIMS else EvidenceSource.AGENT
+    return interrupt(state, reported, now=now, source=source_of(reported), generation=failure.generation)
 
 
 @_observe.register
-def _(event: NodeFinished, state: JobState, now: datetime) -> JobState:
-    finished = event.finished
+def _(finished: Finished, state: JobState, now: datetime) -> JobState:
     known = _accept_message(state, finished, now)
     if known is None:
         return state
@@ -185,8 +160,7 @@ def _(event: GroupWoundDown, state: JobState, now: datetime) -> JobState:
 
 
 @_observe.register
-def _(event: TransitionSeen, state: JobState, now: datetime) -> JobState:
-    transition = event.transition
+def _(transition: NodeTransition, state: JobState, now: datetime) -> JobState:
     node = state.nodes.get(transition.rank)
     state = succession.observe_end(_newer_generation(state, transition.generation, now), transition)
     if node is None or node.incarnation != transition.incarnation or not node.alive:
