@@ -19,7 +19,6 @@ from agent.files import log_tail
 from agent.notifier import Notifier
 from agent.outbox import envelope
 from agent.protocol import time_or_arrival
-from agent.standing import refusal_of, summary_of
 from agent.state import StateFile
 from perdure.spec.durations import format_duration
 from perdure_launcher.protocol import (
@@ -106,7 +105,7 @@ class Node:
         """Accepts a newer world, and starts the command if it does not run."""
         world = World(**command.model_dump(include={field.name for field in fields(World)}))
         state = self.state
-        if refusal := self.refusal(command.node) or refusal_of(self.state, world):
+        if refusal := self.refusal(command.node) or self.state.refusal_of(world):
             logger.warning("refused generation %d: %s", command.generation, refusal)
             return CommandAnswer(accepted=False, generation=state.generation, detail=refusal)
         if world.generation > state.generation:
@@ -124,7 +123,7 @@ class Node:
             generation=world.generation,
             entered=self.state.entered,
             preparing=self.state.prepares,
-            detail=self.summary,
+            detail=self.state.summary,
         )
 
     def complete_generation(self, generation: int, *, stages: int = 0) -> CommandAnswer:
@@ -458,11 +457,6 @@ class Node:
         )
 
     # Shared
-
-    @property
-    def summary(self) -> str:
-        """A short description of the node's state, for users."""
-        return summary_of(self.state)
 
     def keep_stale(self) -> None:
         """Retries to save a state that a full disk rejected."""

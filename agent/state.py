@@ -92,6 +92,33 @@ class AgentState(BaseModel):
         runs = self.run and self.exited_attempt < self.attempt and self.leaving is None
         return runs and self.script and self.rendezvous_attempt < self.attempt
 
+    @property
+    def summary(self) -> str:
+        """A short description, for users."""
+        if self.leaving is not None:
+            return "leaving"
+        if self.exited_attempt >= self.attempt:
+            return "command ended"
+        if self.prepares:
+            return "its command has not come to its torchrun"
+        if self.ready_after is not None:
+            return "waiting for a world"
+        if self.entered and self.entered in (self.finished, self.complete):
+            return "its command runs without ranks"
+        if self.entered and self.entered == self.stepping >= self.generation:
+            return "stepping" if self.stepped == self.stepping else "running"
+        return "starting"
+
+    def refusal_of(self, world: World) -> str:
+        """Returns why the node refuses a world; empty if it accepts it."""
+        if self.leaving is not None:
+            return f"this node is leaving: {self.leaving}"
+        if world.generation < self.generation:
+            return f"generation {world.generation} is over; this node is in {self.generation}"
+        if world.generation == self.generation and world != self.world:
+            return f"generation {world.generation} was handed out before, with another content"
+        return ""
+
 
 class StateFile:
     """Saves an `AgentState` to disk, as far as the disk allows it."""

@@ -70,7 +70,7 @@ class Telemetry:
         return LeaseView(
             epoch=epoch,
             generation=self._node.state.generation,
-            state=self._node.summary,
+            state=self._node.state.summary,
             progress=self._ranks.newest,
             log_end=end_of_log(self._node.config.run_dir),
             time=datetime.now(UTC),

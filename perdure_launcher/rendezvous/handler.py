@@ -31,16 +31,15 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from .. import layout
 from ..agent_link.client import AgentSession, Outbox
-from ..agent_link.rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool
 from ..environment import STORE_VARIABLE, TorchrunSettings, generation_environment
 from ..protocol import EnteredReport, FinishedReport, HandlerHello, RankExit, ReadyReport, SupersededReport, World
+from ..rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool, ExitWatch
 from ..rank_plugins.progress import steps
 from ..state import RendezvousState, StateFile
 from ..system.cgroups import MemoryController
 from ..system.ports import PortPool
 from ..torch_internals import detach_from_flags, serve_store
 from ..warm_start.supervisor import PREPARATION, InterpreterSupervisor
-from .exits import ExitWatch
 from .store import WorldStore
 from .world_feed import WorldFeed
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from ..agent_link.rank_exits import describe_status, rank_exit, split_status
 from ..environment import STORE_VARIABLE, generation_environment
 from ..protocol import CommandExit, Desired, EnteredReport, FinishedReport, RankExit, ReadyReport, World
+from ..rank_exits import describe_status, rank_exit, split_status
 from ..rank_plugins.progress import steps
 from ..system.ports import PortPool
 from ..system.text import well_formed

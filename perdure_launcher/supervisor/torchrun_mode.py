@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from ..agent_link.rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool, describe_status, split_status
 from ..environment import expected_environment, torchrun_environment
 from ..layout import RANK_EXITS
 from ..protocol import CommandExit, Desired
+from ..rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool, describe_status, split_status
 from ..state import RendezvousState
 from ..system import processes
 from ..system.text import well_formed

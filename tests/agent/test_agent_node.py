@@ -283,7 +283,7 @@ def test_the_end_of_torchrun_and_the_end_of_its_command_are_reported_apart(bench
     bench.enter(1)
     bench.node.on_finished(FinishedReport(generation=1, time=NOW.timestamp()))
     bench.node.complete_generation(1, stages=1)
-    assert bench.node.summary == "its command runs without ranks"
+    assert bench.node.state.summary == "its command runs without ranks"
     for _ in range(2):
         bench.exit(generation=1, code=0)
     assert [(told.generation, told.command_runs) for told in bench.job.of(Finished)] == [(1, True), (1, False)]
@@ -358,7 +358,7 @@ def test_in_env_mode_the_launcher_goes_into_newer_worlds_itself(tmp_path: Path) 
     bench.apply(2)
     bench.exit(generation=1, code=0)
     assert bench.node.desired.attempt == 1
-    assert bench.node.summary != "command ended"
+    assert bench.node.state.summary != "command ended"
     bench.enter(2)
     bench.node.on_finished(FinishedReport(generation=2, time=NOW.timestamp()))
     bench.exit(generation=2, code=0)
@@ -391,7 +391,7 @@ def test_a_node_that_leaves_reports_no_failure(bench: Bench) -> None:
     bench.exit(generation=1, signal=15)
     assert not bench.job.messages
     assert bench.node.desired.exit
-    assert bench.node.summary == "leaving"
+    assert bench.node.state.summary == "leaving"
 
 
 def test_versions_change_with_what_is_wanted_and_with_each_agent(bench: Bench) -> None:

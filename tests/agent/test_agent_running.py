@@ -26,7 +26,7 @@ async def test_ranks_that_stay_alive_run_and_a_later_first_step_is_reported_agai
     watching = asyncio.create_task(telemetry.run())
     try:
         await eventually(lambda: bool(bench.group.of(Stepping)))
-        assert bench.node.summary == "running"
+        assert bench.node.state.summary == "running"
         path = progress_path(tmp_path / layout.PROGRESS, 0)
         ProgressWriter(path, generation=1, pid=100, source=COUNTED).step(1, time=time.time())
         await eventually(lambda: len(bench.group.of(Stepping)) == 2)
@@ -35,7 +35,7 @@ async def test_ranks_that_stay_alive_run_and_a_later_first_step_is_reported_agai
     runs, steps = bench.group.of(Stepping)
     assert (runs.generation, runs.counted, runs.entered_at) == (1, False, entered_at)
     assert (steps.generation, steps.counted) == (1, True)
-    assert bench.node.summary == "stepping"
+    assert bench.node.state.summary == "stepping"
 
 
 async def test_a_first_step_that_comes_soon_is_all_that_is_reported(tmp_path: Path):

@@ -20,7 +20,7 @@ from perdure.spec.roles import MAX_NODES
 from perdure.spec.timing import Timing
 from perdure.spec.validate import MAX_BYTES
 from perdure_launcher.agent_link.codec import LONGEST_TEXT as LONGEST_REPORT
-from perdure_launcher.agent_link.rank_exits import SUPERSEDED_EXIT_CODE
+from perdure_launcher.rank_exits import SUPERSEDED_EXIT_CODE
 from perdure_launcher.supervisor.launcher import USAGE_INTERVAL
 from tests.docs.pages import ROOT
 from workflows import carrying, names, options

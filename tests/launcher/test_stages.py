@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from perdure_launcher.agent_link.rank_exits import SUPERSEDED_EXIT_CODE
+from perdure_launcher.rank_exits import SUPERSEDED_EXIT_CODE
 from tests.launcher.nodes import (
     EXITED,
     FINISHED,

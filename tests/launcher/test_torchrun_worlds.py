@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure_launcher.agent_link.rank_exits import SUPERSEDED_EXIT_CODE
+from perdure_launcher.rank_exits import SUPERSEDED_EXIT_CODE
 from tests.launcher.nodes import (
     ENTERED,
     EXITED,
