@@ -14,7 +14,7 @@ import yaml
 from temporalio.client import WorkflowFailureError
 
 from perdure.client.client import Client
-from perdure.client.uploads import PART_BYTES, uploaded
+from perdure.client.uploads import PART_BYTES, upload_workdir
 from perdure.errors import JobAlreadyRunning, Refused
 from perdure.spec.validate import validate_spec
 from perdure.worker import running_worker
@@ -113,7 +113,7 @@ async def test_code_that_no_job_takes_does_not_stay(cluster: TestCluster, job: P
         temporal = await server.client()
 
         async def interrupted() -> None:
-            async with uploaded(temporal, spec, task_queue=WORKER_TASK_QUEUE) as complete:
+            async with upload_workdir(temporal, spec, task_queue=WORKER_TASK_QUEUE) as complete:
                 assert complete.workdir
                 assert complete.workdir.archive
                 name = complete.workdir.archive.name

@@ -285,7 +285,7 @@ class Site:
         """Describes the state of everything, for a test that fails."""
         state = self.job.state
         nodes = "; ".join(
-            f"{one.identity.rank}.{one.identity.incarnation} gen {one.node.state.generation} {one.node.summary}"
+            f"{one.identity.rank}.{one.identity.incarnation} gen {one.node.state.generation} {one.node.state.summary}"
             f" {'' if one.connected else 'cut off'} {one.process}"
             for one in self.members
         )

@@ -208,7 +208,7 @@ class AdverseSite(Fleet):
     def story(self, status: JobStatus | None) -> str:
         """Describes the state of everything, for a test that fails."""
         nodes = "; ".join(
-            f"{node.rank}.{node.incarnation} {node.agent.node.summary if node.agent else 'no agent'}"
+            f"{node.rank}.{node.incarnation} {node.agent.node.state.summary if node.agent else 'no agent'}"
             f" gen {node.agent.node.state.generation if node.agent else '?'} {node.command}"
             for node in self.training_nodes
         )
