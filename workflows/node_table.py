@@ -71,7 +71,7 @@ class NodeTable:
             job_id=group.job_id,
             uid=group.uid,
             group=group.group,
-            gather=self.timing.signals.edge_batch,
+            gather=self.timing.signals.transition_batch,
             carried=carried.transitions if carried else TransitionsCarried(ownership_epoch=group.ownership_epoch),
             behavior=behavior,
         )
