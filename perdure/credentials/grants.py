@@ -16,6 +16,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, SecretBytes, ValidationError
 
 _MAC_BYTES: Final = hashlib.sha256().digest_size
+_LENGTH_BYTES: Final = 4
 _FOR_GRANTS: Final = b"perdure grant\0"
 _FOR_TASKS: Final = b"perdure task\0"
 """Put before what is signed, so that no signature of one kind is valid for the other."""
@@ -82,23 +83,37 @@ class Grant(BaseModel):
         except ValidationError as error:
             raise NotGranted("the grant is of another release") from error
 
-    def sign_task(self, token: bytes, keys: Sequence[SecretBytes]) -> bytes:
-        """Returns a task token of the server that only this agent can use."""
-        return _mac(keys[0], _FOR_TASKS, self._task(token)) + token
+    def sign_task(self, token: bytes, workflow: str, keys: Sequence[SecretBytes]) -> bytes:
+        """Returns a task token that only this agent can use.
 
-    def verify_task(self, signed: bytes, keys: Iterable[SecretBytes]) -> bytes:
-        """Returns the server's task token.
+        Args:
+            token: The server's token of the task.
+            workflow: The ID of the workflow that waits for its result.
+            keys: The first one signs.
+        """
+        content = _joined(workflow.encode(), token)
+        return _mac(keys[0], _FOR_TASKS, self._task(content)) + content
+
+    def verify_task(self, signed: bytes, keys: Iterable[SecretBytes]) -> tuple[bytes, str]:
+        """Returns the server's task token, and the ID of the workflow that waits for its result.
 
         Raises:
             NotGranted: if it is not the token of a task that was handed to this agent.
         """
-        mac, token = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
-        if not _is_genuine(mac, keys, _FOR_TASKS, self._task(token)):
+        mac, content = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
+        if not _is_genuine(mac, keys, _FOR_TASKS, self._task(content)):
             raise NotGranted("the task token was not handed to this node")
-        return token
+        length = int.from_bytes(content[:_LENGTH_BYTES])
+        end = _LENGTH_BYTES + length
+        return content[end:], content[_LENGTH_BYTES:end].decode()
 
-    def _task(self, token: bytes) -> bytes:
-        return f"{self.temporal_namespace}\0{self.node}\0".encode() + token
+    def _task(self, content: bytes) -> bytes:
+        return f"{self.temporal_namespace}\0{self.node}\0".encode() + content
+
+
+def _joined(first: bytes, second: bytes) -> bytes:
+    """Joins two texts so that they can be told apart again."""
+    return len(first).to_bytes(_LENGTH_BYTES) + first + second
 
 
 def _mac(key: SecretBytes, purpose: bytes, content: bytes) -> bytes:

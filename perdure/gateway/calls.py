@@ -81,6 +81,8 @@ class Call(ABC, Generic[Request, Response]):
     def __init__(self, grant: Grant, keys: Sequence[SecretBytes]) -> None:
         self.grant = grant
         self.keys = keys
+        self.workflow = ""
+        """The ID of the workflow that receives the payloads of the request, once it has been checked."""
 
     @abstractmethod
     def check(self, request: Request) -> Request:
@@ -147,7 +149,8 @@ class PollActivityTaskQueue(Call[PollActivityTaskQueueRequest, PollActivityTaskQ
 
     def answer(self, response: PollActivityTaskQueueResponse) -> PollActivityTaskQueueResponse:
         if response.task_token:
-            response.task_token = self.grant.sign_task(response.task_token, self.keys)
+            workflow = response.workflow_execution.workflow_id
+            response.task_token = self.grant.sign_task(response.task_token, workflow, self.keys)
         return response
 
 
@@ -158,9 +161,10 @@ class _OwnTask(Call[Respond, Response], ABC):
     """The fields that are passed on as they are."""
 
     def check(self, request: Respond) -> Respond:
+        token, self.workflow = self.grant.verify_task(request.task_token, self.keys)
         passed = type(request)(
             namespace=self.check_namespace(request.namespace),
-            task_token=self.grant.verify_task(request.task_token, self.keys),
+            task_token=token,
             identity=self.identity(request.identity),
         )
         for field in self.content:
@@ -213,6 +217,7 @@ class SignalWorkflowExecution(Call[SignalWorkflowExecutionRequest, SignalWorkflo
             raise Denied(f"input: expected one message, not {len(request.input.payloads)}")
         message = request.input.payloads[0]
         self._check_sender(message)
+        self.workflow = workflow
         passed = SignalWorkflowExecutionRequest(
             namespace=self.check_namespace(request.namespace),
             signal_name=name,

@@ -13,7 +13,7 @@ from typing import Final
 
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError, Object
 from activities.nodes.kubernetes.settings import own_namespace
-from perdure.client.connection import connect, find_endpoint
+from perdure.client.connection import connect, find_endpoint, payload_encryption
 from perdure.credentials.keyring import Keyring, KeyringInvalid
 from perdure.errors import Refused
 from perdure.gateway.callers import ApiTokenReviewer, Callers
@@ -49,7 +49,9 @@ async def serve(*, address: str | None, listen: str, keyring_secret: str, health
     try:
         keyring = await _keyring(api, own_namespace(), keyring_secret)
         callers = Callers(keyring.signing_keys, ApiTokenReviewer(api))
-        gateway = Gateway(temporal, callers, keyring.signing_keys)
+        encryption = payload_encryption(endpoint)
+        encryption.use(temporal)
+        gateway = Gateway(temporal, callers, keyring.signing_keys, encryption=encryption)
         try:
             port = await gateway.start(listen, keyring.authority)
         except OSError as error:

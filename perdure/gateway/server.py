@@ -18,9 +18,11 @@ from temporalio.service import RPCError
 
 from perdure.credentials.certificates import GATEWAY_LIFETIME, Authority, Certificate
 from perdure.credentials.grants import NotGranted
+from perdure.encryption.codec import PayloadEncryption
 from perdure.gateway.callers import Callers, Unauthenticated, Unavailable
 from perdure.gateway.calls import CALLS, SERVICE, Call, Denied
 from perdure.gateway.limits import MESSAGE_BYTES, Limits, TooMany
+from perdure.gateway.payloads import GatewayPayloads
 from perdure.gateway.recent import Recent
 
 logger = logging.getLogger("perdure.gateway")
@@ -67,14 +69,23 @@ class Gateway:
     passed on to the agent that polled for it, or to nobody.
     """
 
-    def __init__(self, temporal: Client, callers: Callers, keys: Sequence[SecretBytes]) -> None:
+    def __init__(
+        self,
+        temporal: Client,
+        callers: Callers,
+        keys: Sequence[SecretBytes],
+        *,
+        encryption: PayloadEncryption | None = None,
+    ) -> None:
         """Creates a gateway that is not started.
 
         Args:
             temporal: Connected to the namespace of the jobs.
             callers: Authenticates agents.
             keys: Sign task tokens.
+            encryption: Of the payloads that Temporal stores; by default they are plain.
         """
+        self._payloads = GatewayPayloads(encryption or PayloadEncryption.of(None))
         self._temporal = temporal
         self._callers = callers
         self._keys = keys
@@ -144,6 +155,8 @@ class Gateway:
         request = call.check(call.request.FromString(content))
         if not call.forwarded:
             return call.response()
+        namespace = call.grant.temporal_namespace
+        await self._payloads.encrypt(request, namespace=namespace, workflow=call.workflow)
         remaining = context.time_remaining()
         timeout = timedelta(seconds=min(remaining or _LONGEST_CALL, _LONGEST_CALL))
         method = getattr(self._temporal.workflow_service, _snake_case(type(call).__name__))
@@ -154,7 +167,9 @@ class Gateway:
             if not forwarded.done():
                 forwarded.cancel()
                 return call.response()
-        return call.answer(await forwarded)
+        response = await forwarded
+        await self._payloads.decrypt(response, namespace=namespace)
+        return call.answer(response)
 
     def _log(self, who: str, method: str, reason: str) -> None:
         now = time.monotonic()

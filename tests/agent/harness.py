@@ -73,9 +73,14 @@ class Workflows:
 
 
 @asynccontextmanager
-async def recording(server: DevServer) -> AsyncIterator[Workflows]:
-    """Starts a job and a group that record."""
-    client = await server.client()
+async def recording(server: DevServer, *, client: Client | None = None) -> AsyncIterator[Workflows]:
+    """Starts a job and a group that record.
+
+    Args:
+        server: where they run.
+        client: of their worker; by default one without encryption.
+    """
+    client = client or await server.client()
     queue = f"recorder-{secrets.token_hex(4)}"
     name = secrets.token_hex(4)
     job = await client.start_workflow(Recorder.run, id=f"job/tests/{name}", task_queue=queue)

@@ -58,8 +58,8 @@ def test_text_is_no_grant(text: str) -> None:
 
 
 def test_a_task_belongs_to_the_incarnation_it_was_handed_to() -> None:
-    token = GRANT.sign_task(b"the server's", [KEY])
-    assert GRANT.verify_task(token, [OTHER, KEY]) == b"the server's"
+    token = GRANT.sign_task(b"the server's", "job/nlp/bert", [KEY])
+    assert GRANT.verify_task(token, [OTHER, KEY]) == (b"the server's", "job/nlp/bert")
     for changes in ({"rank": 4}, {"incarnation": 3}, {"uid": "0"}, {"role": "x"}, {"temporal_namespace": "x"}):
         with pytest.raises(NotGranted):
             GRANT.model_copy(update=changes).verify_task(token, [KEY])
@@ -71,7 +71,7 @@ def test_a_task_belongs_to_the_incarnation_it_was_handed_to() -> None:
 def test_the_signature_of_a_grant_is_none_of_a_task() -> None:
     """Both are made with the same key."""
     content = GRANT.model_dump_json().encode()
-    token = GRANT.sign_task(content, [KEY])
+    token = GRANT.sign_task(content, "", [KEY])
     assert token[:32] not in GRANT.signed([KEY]).encode()
     with pytest.raises(NotGranted):
         GRANT.verify_task(token[:32] + b"other", [KEY])

@@ -19,6 +19,7 @@ from agent.config import GatewayConnection
 from perdure.credentials.grants import Grant, PodName
 from perdure.credentials.keyring import Keyring
 from perdure.credentials.names import GATEWAY_NAME, GRANT_HEADER, TOKEN_HEADER
+from perdure.encryption.codec import PayloadEncryption
 from perdure.gateway.callers import Callers, Unauthenticated, Unavailable
 from perdure.gateway.calls import SERVICE
 from perdure.gateway.server import Gateway
@@ -46,8 +47,9 @@ class PlayedReviewer:
 class GatewaySite:
     """A gateway that can be stopped and started again at the same address."""
 
-    def __init__(self, server: DevServer) -> None:
+    def __init__(self, server: DevServer, encryption: PayloadEncryption | None = None) -> None:
         self.server = server
+        self.encryption = encryption
         self.keyring = Keyring.new()
         self.reviewer = PlayedReviewer()
         self.address = f"127.0.0.1:{free_port()}"
@@ -55,7 +57,8 @@ class GatewaySite:
 
     async def start(self) -> None:
         keys = self.keyring.signing_keys
-        self._gateway = Gateway(await self.server.client(), Callers(keys, self.reviewer), keys)
+        callers = Callers(keys, self.reviewer)
+        self._gateway = Gateway(await self.server.client(), callers, keys, encryption=self.encryption)
         await self._gateway.start(self.address, self.keyring.authority)
 
     async def stop(self, grace: timedelta = timedelta()) -> None:
@@ -140,8 +143,8 @@ class GatewaySite:
 
 
 @asynccontextmanager
-async def gateway_site(server: DevServer) -> AsyncIterator[GatewaySite]:
-    site = GatewaySite(server)
+async def gateway_site(server: DevServer, encryption: PayloadEncryption | None = None) -> AsyncIterator[GatewaySite]:
+    site = GatewaySite(server, encryption)
     await site.start()
     try:
         yield site

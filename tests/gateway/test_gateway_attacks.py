@@ -216,7 +216,7 @@ async def test_a_task_can_be_completed_by_its_own_node_only(
     )
     assert task.task_token
     keys = site.keyring.signing_keys
-    for token in (task.task_token, neighbour.verify_task(task.task_token, keys), b"", b"x" * 40):
+    for token in (task.task_token, neighbour.verify_task(task.task_token, keys)[0], b"", b"x" * 40):
         about: dict[str, Any] = {"namespace": attacker.namespace, "task_token": token}
         ours = attacker.client.workflow_service
         for call in (

@@ -1,0 +1,82 @@
+"""Encryption at the gateway: it has the keys, so that no pod of a job needs any.
+
+Agents send and receive plain payloads over TLS; what Temporal stores is encrypted, where the site has keys.
+"""
+
+from __future__ import annotations
+
+import json
+
+from temporalio.api.common.v1 import Payload, Payloads
+from temporalio.api.failure.v1 import Failure
+from temporalio.api.workflowservice.v1 import (
+    PollActivityTaskQueueResponse,
+    RecordActivityTaskHeartbeatRequest,
+    RespondActivityTaskCanceledRequest,
+    RespondActivityTaskCompletedRequest,
+    RespondActivityTaskFailedRequest,
+    SignalWorkflowExecutionRequest,
+)
+from temporalio.converter import WorkflowSerializationContext
+
+from perdure.encryption.codec import PayloadEncryption
+
+_ENCODED = "Encoded failure"
+"""What the SDK puts in the place of a message that it has encrypted."""
+
+
+class GatewayPayloads:
+    """Encrypts what agents send, and decrypts what they receive."""
+
+    def __init__(self, encryption: PayloadEncryption) -> None:
+        """Creates the object.
+
+        Args:
+            encryption: Of the site; without keys nothing is changed.
+        """
+        self._encryption = encryption
+
+    async def encrypt(self, request: object, *, namespace: str, workflow: str) -> None:
+        """Encrypts the payloads of a request, for the workflow that receives them."""
+        if self._encryption.keys is None:
+            return
+        codec = self._of(namespace, workflow)
+        match request:
+            case SignalWorkflowExecutionRequest():
+                await codec.encode_wrapper(request.input)
+            case RecordActivityTaskHeartbeatRequest() | RespondActivityTaskCanceledRequest():
+                await _encode(codec, request.details)
+            case RespondActivityTaskCompletedRequest():
+                await _encode(codec, request.result)
+            case RespondActivityTaskFailedRequest():
+                await _encode(codec, request.last_heartbeat_details)
+                _hide_text(request.failure)
+                await codec.encode_failure(request.failure)
+            case _:
+                pass
+
+    async def decrypt(self, response: object, *, namespace: str) -> None:
+        """Decrypts the payloads of a response."""
+        if self._encryption.keys is None or not isinstance(response, PollActivityTaskQueueResponse):
+            return
+        codec = self._of(namespace, response.workflow_execution.workflow_id)
+        await codec.decode_wrapper(response.input)
+        await codec.decode_wrapper(response.heartbeat_details)
+
+    def _of(self, namespace: str, workflow: str) -> PayloadEncryption:
+        return self._encryption.with_context(WorkflowSerializationContext(namespace=namespace, workflow_id=workflow))
+
+
+async def _encode(codec: PayloadEncryption, payloads: Payloads) -> None:
+    """Encrypts payloads; leaves a field without any unset."""
+    if payloads.payloads:
+        await codec.encode_wrapper(payloads)
+
+
+def _hide_text(failure: Failure) -> None:
+    """Moves the text of a failure, and of its causes, to where the codec encrypts it, as the SDK does."""
+    text = {"message": failure.message, "stack_trace": failure.stack_trace}
+    failure.encoded_attributes.CopyFrom(Payload(metadata={"encoding": b"json/plain"}, data=json.dumps(text).encode()))
+    failure.message, failure.stack_trace = _ENCODED, ""
+    if failure.HasField("cause"):
+        _hide_text(failure.cause)
