@@ -18,6 +18,7 @@ from activities.nodes.kubernetes.api import KubernetesApi
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
 from perdure.credentials.names import AUDIENCE, GRANT_HEADER, TOKEN_HEADER
+from perdure.encryption.keys import KEYS_FILE_VARIABLE, create_keys
 from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
@@ -77,8 +78,17 @@ class Installed:
 
 
 @asynccontextmanager
-async def installed(cluster: TestCluster, helm: Path, job: PodJob) -> AsyncIterator[Installed]:
-    """The chart as it is, but for the addresses: the cluster has no name server."""
+async def installed(
+    cluster: TestCluster, helm: Path, job: PodJob, *, keys: Path | None = None
+) -> AsyncIterator[Installed]:
+    """The chart as it is, but for the addresses: the cluster has no name server.
+
+    Args:
+        cluster: where it is installed.
+        helm: the program.
+        job: whose namespace may run jobs.
+        keys: a file of payload keys.
+    """
     repository, _, tag = cluster.agent_image.rpartition(":")
     async with job_in_a_namespace(cluster) as site, dev_server(options=("--ip", "0.0.0.0")) as server:
         client = Client(endpoint=Endpoint(address=server.address, task_queue=TASK_QUEUE), namespace=job.namespace)
@@ -87,11 +97,18 @@ async def installed(cluster: TestCluster, helm: Path, job: PodJob) -> AsyncItera
             gateway_front(job.api, site.namespace) as address,
             Release(helm, cluster.kubeconfig, site.namespace) as chart,
         ):
+            if keys:
+                secret = {"metadata": {"name": "payload-keys"}, "stringData": {"keys.json": keys.read_text()}}
+                await job.api.create(f"/api/v1/namespaces/{site.namespace}/secrets", secret)
             small = {"resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}
             await chart.apply(
                 {
                     "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
-                    "temporal": {"address": f"{API_ADDRESS}:{server.port}", "taskQueue": TASK_QUEUE},
+                    "temporal": {
+                        "address": f"{API_ADDRESS}:{server.port}",
+                        "taskQueue": TASK_QUEUE,
+                        "payloadKeysSecret": "payload-keys" if keys else "",
+                    },
                     "gateway": {"address": address, **small},
                     "jobNamespaces": [job.namespace],
                     "sitePolicy": yaml.safe_load(SITE_POLICY),
@@ -114,9 +131,12 @@ def job_of(namespace: str, command: list[str], *folders: Path, nodes: int = 1, *
 
 
 async def test_a_job_is_repaired_through_the_gateway_and_does_not_notice_its_replacement(
-    cluster: TestCluster, helm: Path, job: PodJob, results: Path
+    cluster: TestCluster, helm: Path, job: PodJob, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with installed(cluster, helm, job) as release:
+    """Payloads are encrypted, and the pods of the job have no key."""
+    keys = create_keys(tmp_path / "keys.json").path
+    monkeypatch.setenv(KEYS_FILE_VARIABLE, str(keys))
+    async with installed(cluster, helm, job, keys=keys) as release:
         client = release.client
         spec = job_of(job.namespace, ["torchrun", str(SCRIPT), str(results)], results, nodes=2)
         await client.submit(spec)

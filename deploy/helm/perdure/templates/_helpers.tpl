@@ -51,10 +51,32 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{/* The keys of encrypted payloads, for every component that reads what Temporal stores. */}}
+{{- define "perdure.payloadKeysEnv" -}}
+{{- if .Values.temporal.payloadKeysSecret }}
+- {name: PERDURE_PAYLOAD_KEYS_FILE, value: /etc/perdure-payload-keys/keys.json}
+{{- end }}
+{{- end }}
+
+{{- define "perdure.payloadKeysMount" -}}
+{{- if .Values.temporal.payloadKeysSecret }}
+- {name: payload-keys, mountPath: /etc/perdure-payload-keys, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "perdure.payloadKeysVolume" -}}
+{{- with .Values.temporal.payloadKeysSecret }}
+- name: payload-keys
+  secret: {secretName: {{ . | quote }}, defaultMode: 288}
+{{- end }}
+{{- end }}
+
 {{- define "perdure.podSecurityContext" -}}
 runAsNonRoot: true
 runAsUser: 65532
 runAsGroup: 65532
+# Mounted Secrets are readable for this group, and for nobody else.
+fsGroup: 65532
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
