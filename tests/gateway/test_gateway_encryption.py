@@ -54,7 +54,7 @@ async def test_agents_without_keys_work_and_the_server_reads_nothing(
             await workflows.beats(2)
             assert not lease.done()
             text = await stored(workflows)
-            for secret in (agent.node.token, "192.0.2.1", "accepted", "agent_started_at", refusal.message):
+            for secret in (agent.node.token, "192.0.2.1", "store_address", "agent_started_at", refusal.message):
                 assert secret not in text, secret
             assert "binary/encrypted" in text
             await workflows.group.terminate("over")
