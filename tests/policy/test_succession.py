@@ -73,6 +73,18 @@ def test_a_world_shrinks_when_the_surplus_has_ended():
     assert not job.state.leaving
 
 
+def test_a_world_waits_for_a_surplus_that_an_earlier_world_left_out():
+    roles = {"worker": {"nodes": {"min": 2, "max": 6, "unit": 2}, "command": ["torchrun", "train.py"]}}
+    job = CheckedScenario("2:6", roles=roles)
+    job.running().lost(0).steps()
+    assert job.group_ranks.keys() == {1, 2, 3, 4}
+    job.take(RelaunchRequested(rank=2)).ready(0).take(ScaleRequested(minimum=2, maximum=2))
+    assert {one.rank for one in job.state.leaving} == {2, 3, 4, 5}
+    assert "of node 2 and 3 more" in job.incident.waited_for
+    job.those_that_leave_end()
+    assert job.group_ranks.keys() == {0, 1}
+
+
 def test_a_silent_surplus_that_a_verdict_gives_up_on_delays_no_world():
     job = CheckedScenario("1:2")
     job.running().rank_killed(0).transition(1, TransitionKind.UNREACHABLE)

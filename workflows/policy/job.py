@@ -63,6 +63,8 @@ def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSou
         state = _give_up_on_unreachable(state, job, now)
         state = _recover(state, job, now)
         if state.outcome is None:
+            # The next world waits for the end of the surplus, too.
+            state = _dismiss_idle_surplus(state, job, now)
             state = _form(state, job, now)
             state = _staff(state, job, now, new_token=new_token)
             state = _note_stepping(state, now)
@@ -299,6 +301,14 @@ def _dismiss_surplus(state: JobState, job: JobSpec, now: datetime) -> JobState:
     return state
 
 
+def _dismiss_idle_surplus(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """Ends the nodes for which the job has no place any more, and which are in no world that trains."""
+    for node in list(state.nodes.values()):
+        if node.alive and node.rank >= state.nodes_max and (state.between_stages or not state.is_member(node)):
+            state = succession.dismiss(state, node, job, now, phase=NodePhase.REMOVED, reason="scaled down")
+    return state
+
+
 def _rest(state: JobState, job: JobSpec, now: datetime, *, size: int, available: int) -> JobState | None:
     """Returns the state while no world of the next stage is due; None where one is."""
     if stages.working_nodes(state):
@@ -355,9 +365,7 @@ def _is_time(
 
 def _staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
     """Gives every slot a living node, and keeps no other node."""
-    for node in list(state.nodes.values()):
-        if node.alive and node.rank >= state.nodes_max and (state.between_stages or not state.is_member(node)):
-            state = succession.dismiss(state, node, job, now, phase=NodePhase.REMOVED, reason="scaled down")
+    state = _dismiss_idle_surplus(state, job, now)
     missing: list[int] = []
     for rank in range(state.nodes_max):
         node = state.nodes.get(rank)
