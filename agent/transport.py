@@ -88,7 +88,7 @@ class TemporalControlPlane:
         """The timeout of signals that are not urgent; longer after a signal that the server did not answer in time."""
 
     async def signal(self, destination: Destination, name: str, message: AgentMessage) -> None:
-        client = await self._connected()
+        client = await self._connect()
         workflow = self._config.job_id if destination is Destination.JOB else self._config.group_id
         timeout = _CALL_TIMEOUT if name in _URGENT else self._patience
         try:
@@ -103,7 +103,7 @@ class TemporalControlPlane:
         self._patience = max(self._patience / 2, _CALL_TIMEOUT)
 
     async def job_liveness(self) -> JobLiveness:
-        client = await self._connected()
+        client = await self._connect()
         return await query_job_liveness(
             client, job_id=self._config.job_id, first_run_id=self._config.job_first_run_id, rpc_timeout=_CALL_TIMEOUT
         )
@@ -122,7 +122,7 @@ class TemporalControlPlane:
             began = loop.time()
             try:
                 worker = Worker(
-                    await self._connected(),
+                    await self._connect(),
                     task_queue=self._config.task_queue,
                     activities=commands,
                     # One poller per agent: frontends limit the pollers of a namespace.
@@ -137,7 +137,7 @@ class TemporalControlPlane:
                 logger.warning("commands cannot be received, retrying: %s", error)
             await asyncio.sleep(backoff.next_pause(ran=loop.time() - began))
 
-    async def _connected(self) -> Client:
+    async def _connect(self) -> Client:
         async with self._connecting:
             if self._client is None:
                 node = self._config.node

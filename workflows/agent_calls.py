@@ -158,7 +158,7 @@ async def check_connection(table: NodeTable, node: NodeCredentials) -> None:
         if not checking.done():
             return
         problem = _why_cut_off(checking)
-        table.connected(node, problem=problem)
+        table.record_connection(node, problem=problem)
 
 
 async def complete(table: NodeTable, node: NodeCredentials, generation: int) -> None:

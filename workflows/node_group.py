@@ -82,7 +82,7 @@ class NodeGroup:
                 table.transitions.stop()
                 await messenger
                 await workflow.wait_condition(workflow.all_handlers_finished)
-                workflow.continue_as_new(pack(table.carried()))
+                workflow.continue_as_new(pack(table.to_carry()))
         self._tasks[_WATCH].cancel()
         table.transitions.report_end()
         await messenger
@@ -132,7 +132,7 @@ class NodeGroup:
 
     @workflow.signal(description="Facts from the backend's watch")
     def node_events(self, message: NodeEvents) -> None:
-        for gone in self._table.watched(message):
+        for gone in self._table.take_watch_events(message):
             self._cancel(gone, "lease", "connect")
 
     @workflow.query(description="The nodes of this group, with their metrics")
@@ -164,7 +164,7 @@ class NodeGroup:
                 if table.world_to_join(node) is not None:
                     self._start(("connect", *node.key), agent_calls.check_connection(table, node))
                 elif record.joining is not None and not record.cut_off:
-                    table.connected(node)
+                    table.record_connection(node)
                 self._command(record)
         if table.overlooks:
             self._start(_LOOK, self._look_again())
@@ -271,10 +271,10 @@ class NodeGroup:
 
     def _follow(self, key: tuple[str, int, int], task: asyncio.Task[Any]) -> asyncio.Task[Any]:
         self._tasks[key] = task
-        task.add_done_callback(lambda done: self._ended(key, done))
+        task.add_done_callback(lambda done: self._end_task(key, done))
         return task
 
-    def _ended(self, key: tuple[str, int, int], task: asyncio.Task[object]) -> None:
+    def _end_task(self, key: tuple[str, int, int], task: asyncio.Task[object]) -> None:
         if self._tasks.get(key) is task:
             del self._tasks[key]
         self._table.dirty = True

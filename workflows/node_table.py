@@ -124,7 +124,7 @@ class NodeTable:
         """The reason of the current action, for summaries in the Temporal UI."""
         return f" ({self.desire.reason})"[:160] if self.desire.reason else ""
 
-    def carried(self) -> GroupInput:
+    def to_carry(self) -> GroupInput:
         """The argument of the group's next run."""
         table = GroupTable(
             records=self.records,
@@ -225,7 +225,7 @@ class NodeTable:
             )
         )
         if self.world_to_join(record.node) is None:
-            self.connected(record.node)
+            self.record_connection(record.node)
         else:
             self.dirty = True
 
@@ -237,7 +237,7 @@ class NodeTable:
         member = world.members.get(node.rank)
         return None if member is not None and member.incarnation == node.incarnation else world
 
-    def connected(self, node: NodeCredentials, *, problem: str = "") -> None:
+    def record_connection(self, node: NodeCredentials, *, problem: str = "") -> None:
         """Records that a ready node can connect to the others, or cannot yet."""
         record = self.current(node)
         if record is None or record.joining is None:
@@ -332,7 +332,7 @@ class NodeTable:
             if (record.watched or record.created is not None) and record.phase is not NodePhase.LOST
         )
 
-    def watched(self, message: NodeEvents) -> list[NodeRecord]:
+    def take_watch_events(self, message: NodeEvents) -> list[NodeRecord]:
         """Takes in the watch's events.
 
         Returns:

@@ -86,13 +86,13 @@ class Session:
     def run(self, work: Callable[[Client], Awaitable[ResultT]]) -> ResultT:
         """Runs work with a connected client."""
 
-        async def connected() -> ResultT:
+        async def connect_and_work() -> ResultT:
             from perdure.client.client import Client
 
             async with Client(address=self.address, namespace=self.namespace) as client:
                 return await work(client)
 
-        return asyncio.run(connected())
+        return asyncio.run(connect_and_work())
 
     def show(self, value: Any) -> None:
         """Prints a value as JSON."""

@@ -187,7 +187,7 @@ def doctor(output: OutputOption = None, address: AddressOption = None) -> None:
     raise typer.Exit(run_async(_doctor(address, as_json=here.json)))
 
 
-def _said(value: JsonValue) -> str:
+def _text_of(value: JsonValue) -> str:
     match value:
         case None:
             return "unset"
@@ -214,7 +214,7 @@ async def _doctor(address: str | None, *, as_json: bool) -> int:
             if check.remedy:
                 out.print(f"{'':<33}{check.remedy}", markup=False, style="dim")
             for name, value in check.facts.items():
-                out.print(f"{'':<33}{name}: {_said(value)}", markup=False, style="dim")
+                out.print(f"{'':<33}{name}: {_text_of(value)}", markup=False, style="dim")
     failed = [check.name for check in checks if check.verdict is Verdict.FAILED]
     if as_json:
         here.show(checks)

@@ -100,7 +100,9 @@ class Imports:
         self.generators = python_generators()
         _freeze()
 
-    def learned(self, learned: Learned, *, without: Collection[str], attend: Callable[[], None] | None = None) -> None:
+    def import_learned(
+        self, learned: Learned, *, without: Collection[str], attend: Callable[[], None] | None = None
+    ) -> None:
         """Imports the modules that ranks reported, without some packages.
 
         Args:

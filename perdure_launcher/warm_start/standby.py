@@ -45,10 +45,10 @@ def wait_for_request(
     os.environ.update(order["place"])
     imports = Imports(plan, STANDBY)
     try:
-        with traces.kept():
+        with traces.recording():
             leave_path()
             imports.always()
-            imports.learned(Learned.from_json(order["learned"]), without=order["without"])
+            imports.import_learned(Learned.from_json(order["learned"]), without=order["without"])
     except Refused as refused:
         _give_up(control, {"refused": {"package": refused.package, "reason": str(refused)}})
     except Unfit as unfit:

@@ -262,5 +262,5 @@ def _no_room() -> str:
     needed = _ROOM * resident_bytes(os.getpid())[0]
     free = [size for size in (available_bytes(), MemoryController().free_bytes) if size is not None]
     if free and min(free) < needed:
-        return f"{min(free) >> 20} MiB of memory are free, {needed >> 20} wanted"
+        return f"{min(free) >> 20} MiB of memory are free, {needed >> 20} needed"
     return ""

@@ -135,7 +135,7 @@ class Site:
         self.reconcile()
 
     def backend_says(self, event: NodeEvent) -> None:
-        self.table.watched(NodeEvents(events=(event,)))
+        self.table.take_watch_events(NodeEvents(events=(event,)))
         self.reconcile()
 
     def reconcile(self) -> None:
@@ -160,7 +160,7 @@ class Site:
             if record.joined and record.phase is not NodePhase.LOST:
                 self._command(record)
                 if table.world_to_join(record.node) is not None or record.joining is not None:
-                    table.connected(record.node)
+                    table.record_connection(record.node)
                 complete = table.desire.complete_generation
                 agent = self.agents[record.node.rank, record.node.incarnation]
                 if complete and agent.machine and agent.connected:

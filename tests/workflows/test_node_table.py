@@ -54,7 +54,7 @@ class Table:
 
     def event(self, kind: NodeEventKind, reason: str = "", **facts: Any) -> list[NodeRecord]:
         event = NodeEvent(kind=kind, rank=0, incarnation=1, time=NOW, reason=reason, **facts)
-        return self.table.watched(NodeEvents(events=(event,)))
+        return self.table.take_watch_events(NodeEvents(events=(event,)))
 
     def joined(self) -> None:
         self.table.joined(

@@ -27,12 +27,12 @@ def within_budget(incidents: tuple[IncidentView, ...]) -> tuple[IncidentView, ..
         if total <= BUDGET:
             break
         if not incident.left_out:
-            kept[index] = _shortened(incident)
+            kept[index] = _shorten(incident)
             total -= sizes[index] - len(kept[index].model_dump_json().encode())
     return tuple(kept)
 
 
-def _shortened(incident: IncidentView) -> IncidentView:
+def _shorten(incident: IncidentView) -> IncidentView:
     count = max(0, len(incident.evidence) - _EVIDENCE)
     signs = f", and {count} of its signs left out" if count else ""
     return incident.model_copy(

@@ -267,10 +267,10 @@ async def _own_pods(api: KubernetesApi, nodes: Sequence[NodeRef]) -> dict[str, P
 
     A request may name any pod of the namespace, so the pods are found by the labels that the worker gave them.
     """
-    first, wanted = nodes[0], {(node.name, node.rank, node.incarnation) for node in nodes}
+    first, requested = nodes[0], {(node.name, node.rank, node.incarnation) for node in nodes}
     labels = _labels(first.uid, first.role, {node.rank for node in nodes})
     pods = [Pod.model_validate(one) for one in await api.list(pods_of(first.namespace), labels=labels)]
-    return {pod.metadata.name: pod for pod in pods if (pod.metadata.name, pod.rank, pod.incarnation) in wanted}
+    return {pod.metadata.name: pod for pod in pods if (pod.metadata.name, pod.rank, pod.incarnation) in requested}
 
 
 def _ref(pod: Pod, group: GroupRef) -> NodeRef:

@@ -53,7 +53,7 @@ class ProcessIdentity(BaseModel):
         finally:
             os.close(descriptor)
 
-    async def gone(self) -> None:
+    async def wait_until_gone(self) -> None:
         """Returns as soon as the process has ended."""
         with self.open_pidfd() as descriptor:
             if descriptor is not None:

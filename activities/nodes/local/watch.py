@@ -98,7 +98,7 @@ class GroupWatch:
             self._tell(node_event(record, NodeEventKind.RUNNING, time=now()))
             keeping = asyncio.create_task(self._keep_agent(folder, record))
             try:
-                await launcher.gone()
+                await launcher.wait_until_gone()
             finally:
                 keeping.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -130,7 +130,7 @@ class GroupWatch:
         while True:
             began = loop.time()
             if (agent := folder.agent) is not None:
-                await agent.gone()
+                await agent.wait_until_gone()
             await asyncio.sleep(backoff.next_pause(ran=loop.time() - began))
             logger.warning("%s: its agent has ended and is restarted", folder.name)
             try:
