@@ -11,7 +11,7 @@ import signal
 from collections.abc import AsyncGenerator
 
 from activities.nodes.local.backend import LocalBackend
-from perdure.client.connection import connect, find_endpoint
+from perdure.client.connection import connect, find_endpoint, payload_encryption
 from perdure.services import leave, log_to
 from perdure.worker import running_worker
 from workflows.messages import NodeEvent, NodeEventKind, NodeRef, WatchRequest
@@ -37,7 +37,8 @@ async def serve() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     endpoint = find_endpoint()
     client = await connect(endpoint, patient=True)
-    backend = DeafBackend(connection={"TEMPORAL_ADDRESS": endpoint.address, "TEMPORAL_CONFIG_FILE": os.devnull})
+    connection = {"TEMPORAL_ADDRESS": endpoint.address, "TEMPORAL_CONFIG_FILE": os.devnull}
+    backend = DeafBackend(connection={**connection, **payload_encryption(endpoint).environment})
     async with running_worker(client, backends=[backend]):
         await stopped.wait()
 

@@ -68,7 +68,7 @@ async def control_plane(*, withhold_evidence: bool = False) -> AsyncGenerator[Co
                 worker = await local.ensure_worker()
             server = local.status().server
             assert server is not None
-            async with Client(address=endpoint.address) as client:
+            async with Client(endpoint=endpoint) as client:
                 yield ControlPlane(client, path, server, worker)
         finally:
             if deaf is not None:

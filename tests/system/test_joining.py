@@ -12,6 +12,7 @@ from uuid import uuid4
 import psutil
 import pytest
 
+from perdure.client.connection import payload_encryption
 from tests.support.command_line import PERDURE
 from tests.support.waiting import eventually
 from tests.system.joined import Machines, Process, machines
@@ -21,7 +22,10 @@ from workflows.messages import FailureClass, JobPhase
 
 @pytest.fixture
 async def here(site: Site, tmp_path: Path) -> AsyncIterator[Machines]:
-    async with machines(tmp_path, {"TEMPORAL_ADDRESS": site.client.endpoint.address, "OMP_NUM_THREADS": "1"}) as here:
+    endpoint = site.client.endpoint
+    # Machines have state folders of their own, and are given the keys as those of a configured server would be.
+    keys = payload_encryption(endpoint).environment
+    async with machines(tmp_path, {"TEMPORAL_ADDRESS": endpoint.address, "OMP_NUM_THREADS": "1", **keys}) as here:
         yield here
 
 
