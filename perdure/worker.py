@@ -29,6 +29,7 @@ from perdure.client.connection import configured_task_queue, connect, find_endpo
 from perdure.client.search_attributes import register_search_attributes
 from perdure.client.workers import worker_identity
 from perdure.encryption.codec import PayloadEncryption
+from perdure.encryption.keys import KEYS_FILE_VARIABLE
 from perdure.errors import Refused
 from perdure.metrics import worker_runtime
 from perdure.services import answering
@@ -136,9 +137,16 @@ def _kubernetes_backend(client: TemporalClient) -> NodeBackend:
         ) from missing
     found = {"TEMPORAL_ADDRESS": client.service_client.config.target_host, "TEMPORAL_NAMESPACE": client.namespace}
     try:
-        return KubernetesBackend(KubernetesSettings.from_environment({**found, **os.environ}))
+        settings = KubernetesSettings.from_environment({**found, **os.environ})
     except ValueError as error:
         raise Refused(f"the backend kubernetes is not configured: {error}", remedy="See docs/kubernetes.md.") from error
+    codec = client.data_converter.payload_codec
+    if settings.gateway is None and isinstance(codec, PayloadEncryption) and codec.keys:
+        raise Refused(
+            "payloads are encrypted, and agents in pods that connect to Temporal itself are given no keys",
+            remedy=f"Configure a gateway, or unset {KEYS_FILE_VARIABLE}.",
+        )
+    return KubernetesBackend(settings)
 
 
 async def serve(

@@ -282,7 +282,7 @@ class LocalControlPlane:
                 command,
                 output=log,
                 folder=self.state.temporal,
-                environment=_without_temporal_variables(),
+                environment=_own_environment(),
                 umask=0o077,
             )
         ip = self._pods.ip if self._pods else "127.0.0.1"
@@ -293,7 +293,7 @@ class LocalControlPlane:
     def _spawn_worker(self, server: ServerRecord) -> WorkerRecord:
         self.state.check_space()
         environment = {
-            **_without_temporal_variables(),
+            **_own_environment(),
             "TEMPORAL_ADDRESS": server.address,
             "TEMPORAL_NAMESPACE": "default",
             # The user's own profile may hold credentials of another control plane.
@@ -433,5 +433,6 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _without_temporal_variables() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("TEMPORAL_")}
+def _own_environment() -> dict[str, str]:
+    """This process's environment without what configures other control planes."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("TEMPORAL_", "PERDURE_PAYLOAD_"))}

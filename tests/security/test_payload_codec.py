@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
+from temporalio.client import Client
 from temporalio.converter import ActivitySerializationContext, SerializationContext, WorkflowSerializationContext
 from temporalio.exceptions import ApplicationError
 
 from perdure.encryption.codec import ENCRYPTED, REFUSED_PAYLOAD, PayloadEncryption, Plain
 from perdure.encryption.earlier_runs import EarlierRuns
 from perdure.encryption.keys import PayloadKeys, create_keys, rotate_keys
-from perdure.errors import PayloadKeysError
+from perdure.errors import PayloadKeysError, Refused
+from perdure.worker import _kubernetes_backend  # pyright: ignore[reportPrivateUsage]
 
 SECRET = {"env": {"HF_TOKEN": "hunter2"}}
 JOB = WorkflowSerializationContext(namespace="default", workflow_id="job/default/llama")
@@ -198,3 +200,17 @@ def test_a_key_is_not_in_its_text(keys: PayloadKeys) -> None:
     shown = f"{keys.newest!r} {keys.newest} {strict(keys)!r} {keys!r}"
     assert secret not in shown
     assert repr(keys.newest.secret) not in shown
+
+
+async def test_a_worker_gives_pods_no_keys_and_refuses_to_lose_them(
+    keys: PayloadKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their agents could read nothing."""
+    monkeypatch.setenv("PERDURE_KUBERNETES_AGENT_IMAGE", "perdure")
+    for codec, refused in ((strict(keys), True), (PayloadEncryption.of(None), False)):
+        client = await Client.connect("127.0.0.1:9", lazy=True, data_converter=codec.data_converter)
+        if refused:
+            with pytest.raises(Refused, match="are given no keys"):
+                _kubernetes_backend(client)
+        else:
+            assert _kubernetes_backend(client).name == "kubernetes"
