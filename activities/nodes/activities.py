@@ -15,6 +15,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.nodes.backend import JobRevoked, NodeBackend, NodeNotYet, NodeRefused, Revocation, SharingBackend
+from activities.nodes.origin import check_group, check_new, check_nodes
 from agent.job_liveness import JobLiveness, query_job_liveness
 from perdure.backoff import Backoff
 from workflows.messages import (
@@ -76,6 +77,7 @@ class NodeActivities:
                 job is no longer desired, in which case it is cancelled; `NodeNotYet` if the node has to wait.
         """
         backend = self._backend(request.spec.backend)
+        check_new(request)
         async with _beating():
             try:
                 return await backend.create(request)
@@ -104,6 +106,7 @@ class NodeActivities:
         """
         backend = self._backend(request.spec.backend)
         requests = request.each
+        check_new(*requests)
         async with _beating():
             outcomes = await asyncio.gather(*map(backend.create, requests), return_exceptions=True)
         created: dict[int, CreatedNode] = {}
@@ -128,6 +131,7 @@ class NodeActivities:
     @activity.defn(name="delete_nodes")
     async def delete_nodes(self, request: NodesRef) -> None:
         """Ends nodes. Returns when none of their processes runs."""
+        check_nodes(*request.nodes)
         async with _beating():
             await self._backend(request.nodes[0].backend).delete(*request.nodes)
 
@@ -136,6 +140,7 @@ class NodeActivities:
         """Ends all remaining nodes of a group, and removes the objects that the job's nodes share if no other group has
         nodes. Returns when nothing remains."""
         backend = self._backend(group.backend)
+        check_group(group)
         if isinstance(backend, SharingBackend):
             async with _beating():
                 await backend.clear(group)
@@ -143,12 +148,14 @@ class NodeActivities:
     @activity.defn(name="describe_node")
     async def describe_node(self, node: NodeRef) -> NodeEvent | None:
         """Returns the node's current state; None if it does not exist."""
+        check_nodes(node)
         return await self._backend(node.backend).describe(node)
 
     @activity.defn(name="watch_nodes")
     async def watch_nodes(self, request: WatchRequest) -> None:
         """Signals the group each event of its backend, and that its job has closed. Ends with the group."""
         backend = self._backend(request.backend)
+        check_group(request)
         telling = _Telling(self._client, request.group_id)
         async with _beating():
             tasks = [

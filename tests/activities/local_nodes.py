@@ -17,7 +17,7 @@ from activities.nodes.local.folders import Ending, NodeFolder, now
 from perdure.spec.job import JobSpec
 from tests.support.waiting import eventually
 from workflows.messages import NodeCredentials, NodeId, NodeRef, NodeRequest, WatchRequest
-from workflows.names import node_name, node_task_queue
+from workflows.names import group_workflow_id, job_workflow_id, node_name, node_task_queue
 
 NOWHERE = {"TEMPORAL_ADDRESS": "127.0.0.1:9"}
 """A port where no server is: agents wait."""
@@ -39,14 +39,15 @@ class LocalJob:
         self.spec = JobSpec.model_validate(
             {
                 "name": "made-up",
+                "namespace": f"tests-{self.uid}",
                 "limits": {"termination_grace_period": "2s"},
                 "timing": {"processes": {"stop_grace": "500ms"}},
                 **spec,
                 "roles": {"worker": role or run_at_once("sleep", "600")},
             }
         )
-        self.job_id = f"job/tests/{self.uid}"
-        self.group_id = f"{self.job_id}/group"
+        self.job_id = job_workflow_id(self.spec.namespace, self.spec.name)
+        self.group_id = group_workflow_id(self.job_id, self.uid, "worker", 0)
         self.job_first_run_id = "no-run"
 
     def request(self, rank: int = 0, incarnation: int = 1) -> NodeRequest:
@@ -76,7 +77,7 @@ class LocalJob:
             rank=rank,
             incarnation=incarnation,
             backend="local",
-            namespace="default",
+            namespace=self.spec.namespace,
             grace=timedelta(seconds=grace),
         )
 
@@ -89,7 +90,7 @@ class LocalJob:
             role="worker",
             group=group,
             backend="local",
-            namespace="default",
+            namespace=self.spec.namespace,
             owner_check=timedelta(seconds=owner_check),
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from temporalio import workflow
-from temporalio.client import Client, WorkflowHandle
+from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.worker import Worker
@@ -24,6 +24,8 @@ with workflow.unsafe.imports_passed_through():
     from activities.nodes.activities import NodeActivities
     from activities.nodes.local import LocalBackend
     from agent.job_liveness import JobLiveness, query_job_liveness
+    from perdure.spec.data import Workdir
+    from perdure.spec.job import Backend
     from tests.activities.local_nodes import LocalJob, nothing_left
     from tests.support.temporal_server import DevServer
     from tests.support.waiting import eventually
@@ -184,15 +186,43 @@ async def test_the_loss_of_a_node_does_not_wait_for_other_news(
 
 
 async def test_a_refusal_is_not_retried(running: Running) -> None:
-    refused = await running.group.execute_update(
-        WatchedGroup.create, LocalJob(running.job.state, workdir={"path": "/no/such"}).request()
-    )
+    job = running.job
+    wrong = job.spec.model_copy(update={"workdir": Workdir(path="/no/such")})
+    request = job.request()
+    refused = await running.group.execute_update(WatchedGroup.create, request.model_copy(update={"spec": wrong}))
     assert isinstance(refused, str)
     assert refused.startswith("NodeRefused: workdir.path is '/no/such'")
-    elsewhere = LocalJob(running.job.state, backend="kubernetes").request()
-    refused = await running.group.execute_update(WatchedGroup.create, elsewhere)
+    elsewhere = job.spec.model_copy(update={"backend": Backend.KUBERNETES})
+    refused = await running.group.execute_update(WatchedGroup.create, request.model_copy(update={"spec": elsewhere}))
     assert isinstance(refused, str)
     assert "backend is 'kubernetes', which this worker does not serve (it serves local)" in refused
+
+
+async def test_a_group_acts_for_its_own_nodes_alone(running: Running, tmp_path: Path) -> None:
+    """Another workflow, which anyone who reaches Temporal can start, names the nodes of this job."""
+    job, other = running.job, LocalJob(running.job.state)
+    assert isinstance(await running.group.execute_update(WatchedGroup.create, job.request()), CreatedNode)
+    await eventually(lambda: job.pids("sleep 600"))
+    forger = await running.client.start_workflow(
+        WatchedGroup.run,
+        args=[(await running.group.describe()).task_queue, job.watch()],
+        id=other.group_id,
+        task_queue=(await running.group.describe()).task_queue,
+    )
+    refused = await forger.execute_update(WatchedGroup.create, job.request(1))
+    assert refused == (
+        f"NodeRefused: the workflow {other.group_id} may not request this: it says {other.group_id}, and "
+        f"{job.group_id} is right"
+    )
+    mixed = other.request().model_copy(update={"node": job.request(1).node})
+    assert "may not request this" in str(await forger.execute_update(WatchedGroup.create, mixed))
+    for stolen in (job.ref(), job.ref().model_copy(update={"namespace": other.spec.namespace, "uid": other.uid})):
+        with pytest.raises(WorkflowUpdateFailedError):
+            await forger.execute_update(WatchedGroup.delete, stolen)
+    assert await forger.query("events", result_type=list[NodeEvents]) == []
+    assert job.pids("sleep 600"), "the node is untouched"
+    await forger.terminate()
+    await running.group.execute_update(WatchedGroup.delete, job.ref())
 
 
 async def test_the_watch_tells_that_the_job_has_closed(running: Running) -> None:

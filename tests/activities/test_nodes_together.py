@@ -4,6 +4,7 @@ one."""
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -65,9 +66,16 @@ async def test_one_nodes_trouble_is_not_anothers(temporal_client: Client, tmp_pa
         group_id=job.group_id,
     )
     assert list(together.each) == requests
-    result = await ActivityEnvironment().run(NodeActivities(temporal_client, [Moody()]).create_nodes, together)
+    result = await environment(job).run(NodeActivities(temporal_client, [Moody()]).create_nodes, together)
     assert result.created == {rank: CreatedNode(name=requests[rank].name) for rank in (0, 4)}
     assert result.refused == {1: "the image's name is invalid"}
+
+
+def environment(job: LocalJob) -> ActivityEnvironment:
+    """Runs activities as the job's group does."""
+    environment = ActivityEnvironment()
+    environment.info = replace(environment.info, workflow_id=job.group_id)
+    return environment
 
 
 class Group:
@@ -95,14 +103,14 @@ async def test_a_group_is_told_once_what_its_nodes_wait_for(tmp_path: Path) -> N
         job_first_run_id=job.job_first_run_id,
         group_id=job.group_id,
     )
-    await ActivityEnvironment().run(activities.create_nodes, together)
+    await environment(job).run(activities.create_nodes, together)
     [message] = group.told
     assert [(event.rank, event.reason, event.queued, event.absent) for event in message.events] == [
         (2, "the base is not admitted", True, True),
         (3, "it could not be created yet: the API server is away", False, True),
     ]
     with pytest.raises(ApplicationError, match="the base is not admitted"):
-        await ActivityEnvironment().run(activities.create_node, requests[2])
+        await environment(job).run(activities.create_node, requests[2])
     with pytest.raises(ConnectionError):
-        await ActivityEnvironment().run(activities.create_node, requests[3])
+        await environment(job).run(activities.create_node, requests[3])
     assert len(group.told) == 1
