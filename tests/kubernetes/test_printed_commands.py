@@ -41,9 +41,9 @@ def test_kubectl_knows_the_command_and_its_options(command: Command, kubectl: Pa
 
 @printed("kubectl", containing="create")
 def test_kubectl_makes_what_it_is_told(command: Command, kubectl: Path, tmp_path: Path):
-    for name in ("client.pem", "client.key", "ca.pem"):
+    for name in ("client.pem", "client.key", "ca.pem", "keys.json"):
         (tmp_path / name).write_text("x")
-    words = [re.sub(r"=([\w-]+\.(?:pem|key))$", rf"={tmp_path}/\1", word) for word in command.words[1:]]
+    words = [re.sub(r"=([\w-]+\.(?:pem|key|json))$", rf"={tmp_path}/\1", word) for word in command.words[1:]]
     done = run(tmp_path, kubectl, *words, "--dry-run=client", "--output", "name")
     assert done.returncode == 0, f"{command}: {done.stderr}"
 
