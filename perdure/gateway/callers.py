@@ -19,6 +19,7 @@ from pydantic import SecretBytes
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
 from perdure.credentials.grants import Grant, NotGranted, PodName
 from perdure.credentials.names import AUDIENCE, GRANT_HEADER, TOKEN_HEADER
+from perdure.gateway.limits import STRANGERS, Limits
 from perdure.gateway.recent import Recent
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ class Callers:
         self._reviewer = reviewer
         self._grants = Recent[str, Grant](_REMEMBERED)
         self._reviews = Recent[bytes, _Review](_REMEMBERED)
+        self._strangers = Limits(STRANGERS)
         self._under_review: dict[bytes, asyncio.Task[_Review]] = {}
 
     def grant(self, headers: Mapping[str, str]) -> Grant:
@@ -125,28 +127,38 @@ class Callers:
         self._grants.put(text, grant)
         return grant
 
-    async def authenticate(self, grant: Grant, headers: Mapping[str, str]) -> None:
+    async def authenticate(self, grant: Grant, headers: Mapping[str, str], *, address: str) -> None:
         """Checks that the caller is the pod that the grant is for.
+
+        Args:
+            grant: Carried by the call.
+            headers: Of the call.
+            address: Where the caller connects from.
 
         Raises:
             Unauthenticated: if the token is missing, wrong, or another pod's.
             Unavailable: if the token cannot be reviewed now.
+            TooMany: if the address sends too many unknown tokens.
         """
         token = headers.get(TOKEN_HEADER, "").removeprefix("Bearer ")
         if not token:
             raise Unauthenticated(f"no service account token in {TOKEN_HEADER}")
-        review = await self._reviewed(token)
+        review = await self._review_of(token, address)
         if review.pod is None:
             raise Unauthenticated(review.reason)
         if review.pod != grant.pod:
             raise Unauthenticated("grant and service account token are of different pods")
 
-    async def _reviewed(self, token: str) -> _Review:
+    async def _review_of(self, token: str, address: str) -> _Review:
         digest = hashlib.sha256(token.encode()).digest()
         known = self._reviews.get(digest)
         age = time.monotonic() - known.at if known else 0.0
         if known and age < (_VALID_SECONDS if known.pod else _INVALID_SECONDS):
             return known
+        with self._strangers.one_call(address):
+            return await self._new_review(digest, token, known, age)
+
+    async def _new_review(self, digest: bytes, token: str, known: _Review | None, age: float) -> _Review:
         task = self._under_review.get(digest)
         if task is None:
             task = self._under_review[digest] = asyncio.create_task(self._review(digest, token))

@@ -1,6 +1,7 @@
-"""Limits for each agent, so that one that floods the gateway, or the servers behind it, does not slow down the others.
+"""Limits, so that one who floods the gateway, or the servers behind it, does not slow down the others.
 
 An agent that stays below them never notices: it sends some ten messages a second at most, and polls with one call.
+What an agent has used is counted after it has proven who it is: nobody else can use up its share.
 """
 
 from __future__ import annotations
@@ -8,15 +9,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from perdure.gateway.recent import Recent
 
-CALLS_PER_SECOND: Final = 50.0
-BURST: Final = 200.0
-"""Calls at once; an agent that reconnects after an outage sends what it has kept."""
-AT_ONCE: Final = 32
-"""Calls in progress: the SDK's polls and heartbeats, and signals that wait for a busy server."""
+
+@dataclass(frozen=True)
+class Limit:
+    """How many calls one caller may make."""
+
+    per_second: float
+    burst: float
+    """Calls at once, after a pause."""
+    at_once: int
+    """Calls in progress."""
+
+
+AGENT: Final = Limit(per_second=50.0, burst=200.0, at_once=32)
+"""Of one agent. After an outage it sends what it has kept; it polls, and its signals wait for a busy server."""
+STRANGERS: Final = Limit(per_second=200.0, burst=2000.0, at_once=500)
+"""Of one address, with tokens that have not been reviewed: each costs the API server a request. All agents of a cluster
+may share an address, and connect again at the same time."""
 MESSAGE_BYTES: Final = 1024 * 1024
 """The largest message from an agent. Its largest are pieces of a log, of 256 KiB."""
 
@@ -24,48 +38,50 @@ _REMEMBERED: Final = 20_000
 
 
 class TooMany(Exception):
-    """The agent is over its limit."""
+    """The caller is over its limit."""
 
 
 class _Share:
-    """What one agent has used."""
+    """What one caller has used."""
 
-    def __init__(self, now: float) -> None:
-        self.left = BURST
+    def __init__(self, burst: float, now: float) -> None:
+        self.left = burst
         self.counted_at = now
         self.in_progress = 0
 
 
 class Limits:
-    """Counts the calls of each agent."""
+    """Counts the calls of each caller."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit: Limit, clock: Callable[[], float] = time.monotonic) -> None:
         """Creates the counts.
 
         Args:
+            limit: Of each caller.
             clock: Returns seconds.
         """
+        self._limit = limit
         self._clock = clock
         self._shares = Recent[str, _Share](_REMEMBERED)
 
     @contextmanager
-    def one_call(self, node: str) -> Generator[None]:
-        """Counts a call of the agent for as long as the context is open.
+    def one_call(self, caller: str) -> Generator[None]:
+        """Counts a call for as long as the context is open.
 
         Raises:
             TooMany: if it has too many calls, or too many at once.
         """
-        now = self._clock()
-        share = self._shares.get(node)
+        now, limit = self._clock(), self._limit
+        share = self._shares.get(caller)
         if share is None:
-            share = _Share(now)
-            self._shares.put(node, share)
-        share.left = min(BURST, share.left + (now - share.counted_at) * CALLS_PER_SECOND)
+            share = _Share(limit.burst, now)
+            self._shares.put(caller, share)
+        share.left = min(limit.burst, share.left + (now - share.counted_at) * limit.per_second)
         share.counted_at = now
         if share.left < 1:
-            raise TooMany(f"more than {CALLS_PER_SECOND:g} calls a second")
-        if share.in_progress >= AT_ONCE:
-            raise TooMany(f"more than {AT_ONCE} calls at once")
+            raise TooMany(f"more than {limit.per_second:g} calls a second")
+        if share.in_progress >= limit.at_once:
+            raise TooMany(f"more than {limit.at_once} calls at once")
         share.left -= 1
         share.in_progress += 1
         try:

@@ -21,7 +21,7 @@ from perdure.credentials.grants import NotGranted
 from perdure.encryption.codec import PayloadEncryption
 from perdure.gateway.callers import Callers, Unauthenticated, Unavailable
 from perdure.gateway.calls import CALLS, SERVICE, Call, Denied
-from perdure.gateway.limits import MESSAGE_BYTES, Limits, TooMany
+from perdure.gateway.limits import AGENT, MESSAGE_BYTES, Limits, TooMany
 from perdure.gateway.payloads import GatewayPayloads
 from perdure.gateway.recent import Recent
 
@@ -89,7 +89,7 @@ class Gateway:
         self._temporal = temporal
         self._callers = callers
         self._keys = keys
-        self._limits = Limits()
+        self._limits = Limits(AGENT)
         self._stopping = asyncio.Event()
         self._logged = Recent[tuple[str, str], float](1000)
         self._server = grpc.aio.server(options=_OPTIONS)
@@ -138,8 +138,8 @@ class Gateway:
         try:
             grant = self._callers.grant(headers)
             who = grant.node
+            await self._callers.authenticate(grant, headers, address=_host_of(context.peer()))
             with self._limits.one_call(grant.node):
-                await self._callers.authenticate(grant, headers)
                 return await self._pass_on(call_type(grant, self._keys), content, context)
         except Unauthenticated as error:
             raise _Refused(who, grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
@@ -229,6 +229,11 @@ def _credentials(authority: Authority) -> grpc.ServerCredentials:
 
 def _configuration(one: Certificate) -> Any:
     return grpc.ssl_server_certificate_configuration([(one.private_key, one.certificate)])
+
+
+def _host_of(peer: str) -> str:
+    """Returns the address without the port, such as `ipv4:10.0.0.1`."""
+    return peer.rpartition(":")[0]
 
 
 def _snake_case(name: str) -> str:

@@ -25,7 +25,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.credentials.keyring import Keyring
 from perdure.credentials.names import GATEWAY_NAME, GRANT_HEADER, TOKEN_HEADER
 from perdure.gateway.calls import CALLS, GROUP_SIGNALS, JOB_SIGNALS, SERVICE
-from perdure.gateway.limits import AT_ONCE, BURST, MESSAGE_BYTES
+from perdure.gateway.limits import AGENT, MESSAGE_BYTES
 from tests.agent.harness import Workflows, recording
 from tests.gateway.site import GatewaySite
 from tests.support.temporal_server import DevServer
@@ -294,14 +294,29 @@ async def test_one_that_floods_is_held_back(attacker: Attacker, workflows: Workf
         namespace=attacker.namespace, execution=WorkflowExecution(workflow_id=workflows.job.id)
     )
     describe = attacker.client.workflow_service.describe_workflow_execution
-    tries = int(2 * BURST)
+    tries = int(2 * AGENT.burst)
     answers = await asyncio.gather(*(describe(request) for _ in range(tries)), return_exceptions=True)
     refused = [one for one in answers if isinstance(one, RPCError)]
     # Unavailable: the connection has no room for more calls that wait for their refusal.
     assert len(refused) == sum(isinstance(one, Exception) for one in answers)
     assert {one.status for one in refused} <= {RPCStatusCode.RESOURCE_EXHAUSTED, RPCStatusCode.UNAVAILABLE}
-    assert len(refused) > AT_ONCE
-    assert tries - len(refused) >= AT_ONCE
+    assert len(refused) > AGENT.at_once
+    assert tries - len(refused) >= AGENT.at_once
+
+
+async def test_who_has_read_a_grant_cannot_use_up_its_share(site: GatewaySite, workflows: Workflows) -> None:
+    grant = site.grant(workflows)
+    own = site.headers(grant)
+    await site.describe(workflows.job.id, *own)
+    tries = int(2 * AGENT.burst)
+    flood = [
+        asyncio.create_task(site.describe(workflows.job.id, *site.headers(grant, "stolen"))) for _ in range(tries // 8)
+    ]
+    for _ in range(5):
+        assert await site.describe(workflows.job.id, *own) == (grpc.StatusCode.OK, "")
+    assert {status for status, _ in await asyncio.gather(*flood)} == {grpc.StatusCode.UNAUTHENTICATED}
+    # One review of the stolen token served all of them.
+    assert site.reviewer.reviews.count("stolen") == 1
 
 
 async def test_the_gateway_speaks_tls_only(site: GatewaySite) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.gateway.limits import AT_ONCE, BURST, CALLS_PER_SECOND, Limits, TooMany
+from perdure.gateway.limits import AGENT, Limits, TooMany
 
 
 class Clock:
@@ -21,7 +21,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def limits(clock: Clock) -> Limits:
-    return Limits(clock)
+    return Limits(AGENT, clock)
 
 
 def calls(limits: Limits, node: str, tries: int) -> int:
@@ -37,12 +37,12 @@ def calls(limits: Limits, node: str, tries: int) -> int:
 
 
 def test_a_burst_is_admitted_and_then_so_many_a_second(limits: Limits, clock: Clock) -> None:
-    assert calls(limits, "a", 1000) == BURST
+    assert calls(limits, "a", 1000) == AGENT.burst
     assert calls(limits, "a", 1000) == 0
     clock.now += 2
-    assert calls(limits, "a", 1000) == 2 * CALLS_PER_SECOND
+    assert calls(limits, "a", 1000) == 2 * AGENT.per_second
     clock.now += 1e6
-    assert calls(limits, "a", 1000) == BURST
+    assert calls(limits, "a", 1000) == AGENT.burst
 
 
 def test_others_are_not_affected(limits: Limits) -> None:
@@ -51,7 +51,7 @@ def test_others_are_not_affected(limits: Limits) -> None:
 
 
 def test_calls_in_progress_are_limited(limits: Limits) -> None:
-    open_calls = [limits.one_call("a") for _ in range(AT_ONCE)]
+    open_calls = [limits.one_call("a") for _ in range(AGENT.at_once)]
     for one in open_calls:
         one.__enter__()
     with pytest.raises(TooMany, match="at once"), limits.one_call("a"):
