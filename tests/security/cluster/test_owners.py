@@ -69,11 +69,17 @@ async def secret(job: PodJob, name: str) -> None:
     await job.api.create(f"/api/v1/namespaces/{job.namespace}/secrets", content | {"data": data})
 
 
-async def events_of(job: PodJob, resource: TrainingJobResource) -> dict[str, tuple[str, int]]:
-    """The message and count of each Event about an object, by its reason."""
-    found = await job.api.list(f"/api/v1/namespaces/{job.namespace}/events")
-    about = [one for one in found if one["involvedObject"].get("uid") == resource.metadata.uid]
-    return {one["reason"]: (one["message"], one["count"]) for one in about}
+async def events_of(job: PodJob, resource: TrainingJobResource, last: str) -> dict[str, tuple[str, int]]:
+    """The message and count of each Event about an object, by its reason, once there is the last one: the operator
+    writes it after the status."""
+
+    async def written() -> dict[str, tuple[str, int]] | None:
+        found = await job.api.list(f"/api/v1/namespaces/{job.namespace}/events")
+        about = [one for one in found if one["involvedObject"].get("uid") == resource.metadata.uid]
+        by_reason = {one["reason"]: (one["message"], one["count"]) for one in about}
+        return by_reason if last in by_reason else None
+
+    return await eventually(written)
 
 
 STEALING = {
@@ -129,7 +135,7 @@ async def test_a_job_uses_nothing_that_its_owner_may_not(
             f"{right}, or to create pods, in the namespace {job.namespace}"
         )
         assert known.status.phase == "REFUSED"
-        assert await events_of(job, known) == {"Refused": (f"Forbidden: {condition.message}", 1)}
+        assert await events_of(job, known, "Refused") == {"Refused": (f"Forbidden: {condition.message}", 1)}
         assert known.status.run_id == ""
         client = Client(temporal=temporal_client, namespace=job.namespace)
         assert await client.list() == []
@@ -158,7 +164,7 @@ async def test_owners_with_the_right_run_their_jobs_and_own_them(
             known = await resources.until(name, is_running("1/1"))
             said = [line.text async for line in client.logs(name)]
             assert said == ["of another team"]
-            events = await events_of(job, known)
+            events = await events_of(job, known, "Running")
             assert {reason: count for reason, (_, count) in events.items()} == {"Submitted": 1, "Running": 1}
         assert {one.name: one.owner for one in await client.list()} == {"of-alice": "alice", "of-bob": "bob"}
         for user, name in ((alice, "of-alice"), (bob, "of-bob")):
