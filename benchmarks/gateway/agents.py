@@ -12,6 +12,7 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import TLSConfig
 
+from agent.transport import shared_runtime
 from benchmarks.gateway.process import NAMESPACE
 from perdure.credentials.grants import Grant, PodName
 from perdure.credentials.keyring import Keyring
@@ -61,6 +62,8 @@ class GatewayProcess:
             tls=TLSConfig(server_root_ca_cert=self.keyring.authority.certificate.encode(), domain=GATEWAY_NAME),
             api_key=grant.pod.name,
             rpc_metadata={GRANT_HEADER: grant.signed(self.keyring.signing_keys)},
+            # As agents do: the SDK would warn about each call while no gateway runs.
+            runtime=shared_runtime(),
         )
 
     def grant(self, *, job_id: str, group_id: str, task_queue: str, rank: int = 0, uid: str = "bench") -> Grant:
