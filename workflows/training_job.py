@@ -359,7 +359,7 @@ class TrainingJob:
 
     async def _start_group(self, group: int, group_id: str, desire: GroupDesire) -> bool:
         info = workflow.info()
-        ownership_epoch = self._new_tenure(desire)
+        ownership_epoch = self._new_ownership_epoch(desire)
         self._state = begin_ownership_epoch(self._state, group, ownership_epoch)
         try:
             child = await workflow.start_child_workflow(
@@ -410,7 +410,7 @@ class TrainingJob:
         self._sent.pop(group, None)
         self._events.append(TimePassed())
 
-    def _new_tenure(self, desire: GroupDesire) -> str:
+    def _new_ownership_epoch(self, desire: GroupDesire) -> str:
         """A name for a start or an adoption of a group: a run that was reset makes another one when it is replayed."""
         if self._state.behavior >= Behavior.RELEASE_0_2:
             return workflow.uuid4().hex

@@ -33,6 +33,9 @@ _VALID_SECONDS: Final = 60.0
 go on."""
 _STALE_SECONDS: Final = 3600.0
 """For so long it is accepted while the API server cannot be asked: leases must outlast an outage of it."""
+_PATIENCE_SECONDS: Final = 1.0
+"""For so long a call waits for the review of a token that has been valid: heartbeats must not, for as long as the API
+server leaves a request without an answer."""
 _INVALID_SECONDS: Final = 5.0
 _REMEMBERED: Final = 20_000
 """Reviews and grants kept; each takes about 1 KB."""
@@ -155,22 +158,27 @@ class Callers:
         age = time.monotonic() - known.at if known else 0.0
         if known and age < (_VALID_SECONDS if known.pod else _INVALID_SECONDS):
             return known
+        if known and known.pod and age < _STALE_SECONDS:
+            return await self._review_again(digest, token, known)
         with self._strangers.one_call(address):
-            return await self._new_review(digest, token, known, age)
+            # A caller that hangs up does not end the review that others wait for.
+            return await asyncio.shield(self._started_review(digest, token))
 
-    async def _new_review(self, digest: bytes, token: str, known: _Review | None, age: float) -> _Review:
+    async def _review_again(self, digest: bytes, token: str, known: _Review) -> _Review:
+        """Reviews a token that has been valid; the last review holds while the API server does not answer."""
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                return await asyncio.shield(self._started_review(digest, token))
+        except (TimeoutError, Unavailable):
+            logger.warning("the API server reviews no tokens; accepting those that it has reviewed")
+            return known
+
+    def _started_review(self, digest: bytes, token: str) -> asyncio.Task[_Review]:
         task = self._under_review.get(digest)
         if task is None:
             task = self._under_review[digest] = asyncio.create_task(self._review(digest, token))
             task.add_done_callback(lambda ended: self._forget(digest, ended))
-        try:
-            # A caller that hangs up does not end the review that others wait for.
-            return await asyncio.shield(task)
-        except Unavailable as error:
-            if known and known.pod and age < _STALE_SECONDS:
-                logger.warning("accepting a token that was reviewed %.0f s ago: %s", age, error)
-                return known
-            raise
+        return task
 
     async def _review(self, digest: bytes, token: str) -> _Review:
         try:

@@ -284,7 +284,9 @@ async def test_while_the_api_server_is_away_known_agents_are_served(
     monkeypatch.setattr("perdure.gateway.callers._VALID_SECONDS", 0.0)
     known, new = site.headers(site.grant(workflows)), site.headers(site.grant(workflows))
     assert (await site.describe(workflows.job.id, *known))[0] is grpc.StatusCode.OK
-    site.reviewer.away = True
+    site.reviewer.silent = True
+    assert (await site.describe(workflows.job.id, *known))[0] is grpc.StatusCode.OK
+    site.reviewer.silent, site.reviewer.away = False, True
     assert (await site.describe(workflows.job.id, *known))[0] is grpc.StatusCode.OK
     assert (await site.describe(workflows.job.id, *new))[0] is grpc.StatusCode.UNAVAILABLE
 
