@@ -52,7 +52,7 @@ async def _codec_server(command: list[str], *, port: int, address: str | None) -
         out.print(f"codec endpoint for the Temporal UI's settings: {codec.endpoint_with_token}", markup=False)
         out.print(f"  TEMPORAL_CODEC_ENDPOINT={codec.endpoint}", markup=False)
         out.print(f'  TEMPORAL_CODEC_AUTH="{codec.authorization}"', markup=False)
-        say("Whoever has the token reads all payloads. Ctrl-C ends it.")
+        say("Any process that has the token reads all payloads. Ctrl-C ends it.")
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)

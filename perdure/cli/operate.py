@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 
     from perdure.spec.job import Backend
 
+HealthPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--health-port",
+        min=1,
+        max=65535,
+        help="Answer GET /healthz on it while the service runs.",
+        show_default="none",
+    ),
+]
+
 
 def worker(
     detach: Annotated[
@@ -35,16 +46,7 @@ def worker(
         int | None,
         typer.Option("--metrics-port", min=1, max=65535, help="Serve Prometheus metrics on it.", show_default="none"),
     ] = None,
-    health_port: Annotated[
-        int | None,
-        typer.Option(
-            "--health-port",
-            min=1,
-            max=65535,
-            help="Answer GET /healthz on it while jobs are served.",
-            show_default="none",
-        ),
-    ] = None,
+    health_port: HealthPortOption = None,
     log_file: Annotated[
         Path | None, typer.Option("--log-file", help="Log to this file, with rotation.", show_default="standard error")
     ] = None,
@@ -93,16 +95,7 @@ def gateway(
             show_default="perdure-gateway",
         ),
     ] = None,
-    health_port: Annotated[
-        int | None,
-        typer.Option(
-            "--health-port",
-            min=1,
-            max=65535,
-            help="Answer GET /healthz on it while agents are served.",
-            show_default="none",
-        ),
-    ] = None,
+    health_port: HealthPortOption = None,
     address: AddressOption = None,
 ) -> None:
     """Run a gateway, through which the agents of pods reach the control plane, and nothing else of Temporal.

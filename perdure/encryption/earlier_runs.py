@@ -1,7 +1,7 @@
 """Workflows that began before the first key was made, and whose payloads are therefore not encrypted.
 
 A job that was running when encryption began continues with its agents, which may be of a release that cannot encrypt.
-The server's own record of when a workflow's first run began decides: nobody can start a workflow in the past.
+The server's own record of when a workflow's first run began decides: no one can start a workflow in the past.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class TokenReviewer(Protocol):
 
         Raises:
             Unauthenticated: if the token is not valid, or is not bound to a pod.
-            Unavailable: if nobody can say.
+            Unavailable: if that cannot be found out now.
         """
         ...
 
@@ -192,5 +192,5 @@ class Callers:
     def _forget(self, digest: bytes, ended: asyncio.Task[_Review]) -> None:
         self._under_review.pop(digest, None)
         if not ended.cancelled():
-            # Everybody who waited may have hung up; asyncio would log that nobody read the error.
+            # All callers that waited may have hung up; asyncio would log that the error was not read.
             ended.exception()

@@ -1,7 +1,7 @@
 """Limits, so that one who floods the gateway, or the servers behind it, does not slow down the others.
 
 An agent that stays below them never notices: it sends some ten messages a second at most, and polls with one call.
-What an agent has used is counted after it has proven who it is: nobody else can use up its share.
+What an agent has used is counted after it has proven who it is: no other caller can use up its share.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Gateway:
     """Serves agents.
 
     Invariants: nothing is passed on before grant, pod and request were checked; a task that Temporal hands out is
-    passed on to the agent that polled for it, or to nobody.
+    passed on to the agent that polled for it, or to no agent.
     """
 
     def __init__(

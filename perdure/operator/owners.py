@@ -1,6 +1,6 @@
 """Checks that a job uses nothing that its object's owner may not use.
 
-A pod may use every Secret, claim and service account of its namespace. So whoever may create pods has these rights
+A pod may use every Secret, claim and service account of its namespace. So a user who may create pods has these rights
 already, and nothing is checked for such a user; for all others each object that the job names is. The API server
 answers with its own authorizers, as if the owner had asked.
 

@@ -74,7 +74,7 @@ def root_of(error: BaseException) -> ApplicationError:
 async def test_what_is_sent_past_the_gateway_is_dropped(
     temporal_server: DevServer, encryption: PayloadEncryption
 ) -> None:
-    """Somebody who reaches the server and knows the names of workflows, but has no key."""
+    """An attacker who reaches the server and knows the names of workflows, but has no key."""
     client = await Client.connect(temporal_server.address, data_converter=encryption.data_converter)
     encryption.use(client)
     async with recording(temporal_server, client=client) as workflows:

@@ -77,7 +77,7 @@ async def test_a_payload_of_one_workflow_is_refused_in_another(
     with pytest.raises(ApplicationError, match="was encrypted for default/job/default/llama") as refused:
         await decrypted(strict(keys), payload, context)
     assert (refused.value.type, refused.value.non_retryable) == (REFUSED_PAYLOAD, True)
-    # Nor can whoever copies it write another name on it.
+    # Nor can an attacker who copies it write another name on it.
     for name in ("encryption-context", "encryption-key-id"):
         forged = Payload()
         forged.CopyFrom(payload)

@@ -149,7 +149,7 @@ async def test_a_job_is_repaired_through_the_gateway_and_does_not_notice_its_rep
             await release.replace_gateways(1)
         await training.undisturbed(ranks=2, seconds=5)
         assert await training.incidents() == []
-        # Nobody is left for as long as a container takes to start: nodes may be unreachable, and training goes on.
+        # No gateway is left for as long as a container takes to start: nodes may be unreachable, and training goes on.
         await release.replace_gateways(2)
         await training.undisturbed(ranks=2, seconds=5)
         assert (await training.status()).generation == before.generation
@@ -188,7 +188,7 @@ async def test_a_shell_in_a_training_container_finds_nothing(
         "agents' files": [],
         "others' processes": [],
         "metadata": found["metadata"],
-        # The API server is reached here, since the cluster's network enforces no policies, by nobody in particular.
+        # The API server is reached here, since the cluster's network enforces no policies, without credentials.
         "api server": 403,
     }
     assert found["metadata"] != "connected"

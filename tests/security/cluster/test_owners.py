@@ -192,7 +192,7 @@ async def test_nobody_writes_the_owner_but_the_cluster(own_cluster: Cluster, job
             assert owner_of(answer)["username"] == "alice"
         status = await mallory.api.patch(path, {"metadata": {"labels": {"a": "b"}}, "status": {"phase": "RUNNING"}})
         assert owner_of(status)["username"] == "alice"
-        # Whoever changes what runs answers for it.
+        # The user who changes what runs answers for it.
         changed = await mallory.api.patch(path, {"spec": {"env": {"A": "1"}}, "owner": forged})
         assert owner_of(changed) == identity
 

@@ -75,7 +75,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 runAsNonRoot: true
 runAsUser: 65532
 runAsGroup: 65532
-# Mounted Secrets are readable for this group, and for nobody else.
+# Mounted Secrets are readable for this group only.
 fsGroup: 65532
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
