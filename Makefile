@@ -13,7 +13,7 @@ GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-long test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history bench-gateway cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo test test-long test-failed test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history bench-gateway cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -33,6 +33,9 @@ endif
 
 test-long: setup  ## The long tests: whole matrices of launchers, frameworks, scripts and cluster faults; GROUP=NAME: one
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long $(GROUP)
+
+test-failed: setup  ## The tests that failed in the last run, one after another
+	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 test-torch-floor: setup  ## Recovery with the oldest PyTorch that pyproject.toml allows (7 GB, once)
 	@$(BIN)/python -m scripts.torch_floor
