@@ -17,6 +17,7 @@ from datetime import timedelta
 from temporalio.client import Client as TemporalClient
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
+from activities.datasets import DatasetActivities
 from activities.nodes.activities import NodeActivities
 from activities.nodes.backend import NodeBackend, TidyingBackend
 from activities.nodes.joined import JoinedBackend
@@ -34,6 +35,7 @@ from perdure.errors import Refused
 from perdure.metrics import worker_runtime
 from perdure.services import answering
 from perdure.spec.job import Backend
+from workflows.dataset import Dataset
 from workflows.messages import SiteFacts
 from workflows.names import watch_task_queue
 from workflows.node_group import NodeGroup
@@ -87,7 +89,7 @@ async def running_worker(
         Worker(
             client,
             task_queue=task_queue,
-            workflows=[TrainingJob, NodeGroup, ReadNodeLog, ReadSite, WorkdirUpload],
+            workflows=[TrainingJob, NodeGroup, Dataset, ReadNodeLog, ReadSite, WorkdirUpload],
             # The sandbox is entered anew for each payload, which takes most of a worker's time when a thousand nodes
             # report at once. Problems that it prevents are found before a release: the tests' own workers run in it.
             workflow_runner=UnsandboxedWorkflowRunner(),
@@ -106,7 +108,7 @@ async def running_worker(
         Worker(
             client,
             task_queue=watch_task_queue(task_queue),
-            activities=nodes.watches,
+            activities=[*nodes.watches, *DatasetActivities(client).watches],
             max_concurrent_activities=WATCH_SLOTS,
         ),
     ):

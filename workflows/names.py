@@ -24,6 +24,7 @@ def watch_task_queue(worker_task_queue: str) -> str:
 
 TRAINING_JOB = "TrainingJob"
 NODE_GROUP = "NodeGroup"
+DATASET = "Dataset"
 READ_NODE_LOG = "ReadNodeLog"
 READ_SITE = "ReadSite"
 WORKDIR_UPLOAD = "WorkdirUpload"
@@ -54,6 +55,10 @@ def group_index(rank: int) -> int:
 
 def group_workflow_id(job_id: str, uid: str, role: str, group: int) -> str:
     return f"{job_id}/{uid}/{role}/{group}"
+
+
+def dataset_workflow_id(job_id: str, uid: str, name: str) -> str:
+    return f"{job_id}/{uid}/dataset/{name}"
 
 
 def log_workflow_id(job_id: str, node: NodeId, request: str) -> str:

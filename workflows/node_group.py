@@ -22,8 +22,10 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from workflows import agent_calls, backend_calls, options
     from workflows.carrying import Packed, pack, unpack
+    from workflows.dataset import start_dataset
     from workflows.messages import (
         Adopt,
+        DatasetNeeded,
         GroupDesire,
         Heartbeat,
         Joined,
@@ -62,6 +64,8 @@ class NodeGroup:
         self._tried_together: set[NodeCredentials] = set()
         """Nodes that were requested together with others; one that was not created is then requested by itself,
         indefinitely."""
+        self._datasets: set[str] = set()
+        """Datasets that this run was asked to start."""
 
     @workflow.run
     async def run(self, group: GroupInput | Packed) -> None:
@@ -129,6 +133,13 @@ class NodeGroup:
     @workflow.signal(description="Resource use of a node's training processes")
     def metrics(self, message: Metrics) -> None:
         self._table.metrics(message)
+
+    @workflow.signal(description="A rank uses a dataset whose workflow the server does not know")
+    def dataset_needed(self, message: DatasetNeeded) -> None:
+        known = self._table.current(message.sender) is not None and not self._table.winding_down
+        if known and len(self._datasets | {message.name}) <= options.DATASETS_PER_GROUP:
+            self._datasets.add(message.name)
+            self._start((f"dataset {message.name}", 0, 0), start_dataset(self._table.group, message))
 
     @workflow.signal(description="Facts from the backend's watch")
     def node_events(self, message: NodeEvents) -> None:

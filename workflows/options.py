@@ -104,3 +104,15 @@ SETTLE_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1), backoff_coefficient=2, maximum_interval=timedelta(minutes=1)
 )
 """Indefinite: a job that has started takes its code when its first node is created, and workers may be away."""
+
+OWNER_HEARTBEAT = timedelta(minutes=2)
+"""Another worker takes over the watch for a dataset's job after this time. Nothing waits for it."""
+
+OWNER_RETRY = RetryPolicy(
+    initial_interval=timedelta(seconds=1), backoff_coefficient=2, maximum_interval=timedelta(seconds=30)
+)
+"""Indefinite: a dataset ends when its job has ended, whenever a worker finds that out."""
+
+DATASETS_PER_GROUP = 64
+"""Datasets that the nodes of one group can begin in one run of the group: a job has a few, and a program that names
+them in a loop must not start workflows without end."""

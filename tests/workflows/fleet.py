@@ -19,10 +19,12 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
+from activities.datasets import DatasetActivities
 from activities.signals import SignalActivities
 from activities.site import SiteActivities
 from tests.workflows.left_out import no_event_left_out
 from tests.workflows.played_node import PlayedNode, now
+from workflows.dataset import Dataset
 from workflows.delivery import Delivery
 from workflows.messages import (
     Adopt,
@@ -134,7 +136,7 @@ class Fleet:
             Worker(
                 self.client,
                 task_queue=self.task_queue,
-                workflows=[TrainingJob, NodeGroup],
+                workflows=[TrainingJob, NodeGroup, Dataset],
                 activities=[
                     self.create_node,
                     self.create_nodes,
@@ -145,7 +147,11 @@ class Fleet:
                 max_cached_workflows=max_cached_workflows,
                 max_heartbeat_throttle_interval=timedelta(seconds=1),
             ),
-            Worker(self.client, task_queue=watch_task_queue(self.task_queue), activities=[self.watch_nodes]),
+            Worker(
+                self.client,
+                task_queue=watch_task_queue(self.task_queue),
+                activities=[self.watch_nodes, *DatasetActivities(self.client).watches],
+            ),
         )
 
     async def lose(self, node: PlayedNode, reason: str = "killed") -> None:

@@ -10,6 +10,7 @@
 | `joining` | between a job and machines that a user or a scheduler started |
 | `users` | from users to jobs |
 | `workdirs` | from clients to uploads of code, and on to backends |
+| `datasets` | between agents and the datasets of their job |
 | `views` | from jobs and groups to users |
 | `vocabulary` | the enumerations that all of them share |
 | `base` | base classes and text limits |
@@ -63,6 +64,19 @@ from workflows.messages.commands import (
     RestartCommand,
     StopNode,
 )
+from workflows.messages.datasets import (
+    DatasetAnswer,
+    DatasetNeeded,
+    DatasetParameters,
+    DatasetRequest,
+    DatasetView,
+    FailedShard,
+    Position,
+    SetAside,
+    ShardAnswer,
+    ShardRequest,
+    Term,
+)
 from workflows.messages.groups import (
     Adopt,
     DesiredNode,
@@ -98,10 +112,16 @@ __all__ = [
     "CompleteGeneration",
     "Considered",
     "CreatedNode",
+    "DatasetAnswer",
+    "DatasetNeeded",
+    "DatasetParameters",
+    "DatasetRequest",
+    "DatasetView",
     "DesiredNode",
     "DeviceUsage",
     "Evidence",
     "EvidenceSource",
+    "FailedShard",
     "Failure",
     "FailureClass",
     "FailureKind",
@@ -145,6 +165,7 @@ __all__ = [
     "NodesRef",
     "NodesRequest",
     "Observation",
+    "Position",
     "Progress",
     "ProgressSource",
     "RankExit",
@@ -155,11 +176,15 @@ __all__ = [
     "RelaunchRequest",
     "RestartCommand",
     "ScaleRequest",
+    "SetAside",
+    "ShardAnswer",
+    "ShardRequest",
     "SiteFacts",
     "SiteReport",
     "Stall",
     "Stepping",
     "StopNode",
+    "Term",
     "TransitionKind",
     "WatchRequest",
     "WorkdirRequest",

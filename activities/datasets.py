@@ -1,0 +1,53 @@
+"""Watches the jobs that own datasets, on behalf of `workflows.dataset`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import Client
+
+from agent.job_liveness import JobLiveness, query_job_liveness
+from workflows.dataset import JobOwner
+
+logger = logging.getLogger(__name__)
+
+_CALL_TIMEOUT = timedelta(seconds=5)
+_LONGEST_PAUSE = 30.0
+"""Seconds between two looks, at most: heartbeats also tell the activity that it is cancelled."""
+
+
+class DatasetActivities:
+    """Asks the server after jobs, with the worker's own client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @property
+    def watches(self) -> Sequence[Callable[..., Any]]:
+        """Activities that last for as long as a job, for the queue of watches."""
+        return (self.wait_for_job_end,)
+
+    @activity.defn
+    async def wait_for_job_end(self, owner: JobOwner) -> None:
+        """Returns when the job has closed. A server that does not answer, or does not know the job, proves nothing."""
+        pause = min(owner.check.total_seconds(), _LONGEST_PAUSE)
+        while True:
+            activity.heartbeat()
+            if await self._has_ended(owner):
+                return
+            await asyncio.sleep(pause)
+
+    async def _has_ended(self, owner: JobOwner) -> bool:
+        try:
+            liveness = await query_job_liveness(
+                self._client, job_id=owner.job_id, first_run_id=owner.job_first_run_id, rpc_timeout=_CALL_TIMEOUT
+            )
+        except Exception as error:
+            logger.info("the state of %s could not be queried; nothing is done: %s", owner.job_id, error)
+            return False
+        return liveness is JobLiveness.CLOSED

@@ -1,0 +1,276 @@
+"""Tests of leases: whatever ranks do and lose, each sample is leased to one rank at a time, and done once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from workflows.messages import DatasetParameters, FailedShard, Position, ShardAnswer, ShardRequest, Term
+from workflows.messages.datasets import Span, Spans
+from workflows.policy.datasets import MOST_FRAGMENTS, MOST_TRIES, DatasetState, Shards, exchange, view
+from workflows.policy.spans import difference, intersection, size, union
+
+RANKS = 3
+WHOLE = DatasetParameters(size=100, shard_size=8, epochs=2)
+
+
+class Rank:
+    """A rank that keeps what it was granted, and works on it in any order."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.holds: Spans = ()
+        self.done: Spans = ()
+        """Done, and not reported yet."""
+        self.failed: tuple[FailedShard, ...] = ()
+
+    def request(self, shards: int = 0, **fields: object) -> ShardRequest:
+        return ShardRequest(
+            **{
+                "rank": self.number,
+                "world_size": RANKS,
+                "holds": self.holds,
+                "done": self.done,
+                "failed": self.failed,
+                "shards": shards,
+                **fields,
+            }
+        )
+
+    def take(self, answer: ShardAnswer) -> None:
+        assert not intersection(self.holds, answer.granted), "granted twice"
+        self.holds = union(self.holds, answer.granted)
+        self.done, self.failed = (), ()
+
+
+class Machine(RuleBasedStateMachine):
+    """Ranks of one generation after another, each with a position that may be restored."""
+
+    @initialize(size=st.integers(1, 40), shard_size=st.integers(1, 7), epochs=st.integers(1, 3))
+    def begin(self, size: int, shard_size: int, epochs: int) -> None:
+        self.parameters = DatasetParameters(size=size, shard_size=shard_size, epochs=epochs)
+        self.state = DatasetState(parameters=self.parameters)
+        self.term = Term(generation=0)
+        self.saved: list[tuple[Position, Spans]] = []
+        self.consumed: Spans = ()
+        """By the model as it is: what was consumed after a restored position is not in it."""
+        self.failing: frozenset[int] = frozenset()
+        self._new_ranks(Term(generation=1), None)
+
+    def _new_ranks(self, term: Term, loaded: Position | None) -> None:
+        old = getattr(self, "ranks", [])
+        self.ranks = [Rank(number) for number in range(RANKS)]
+        for rank in self.ranks:
+            self.exchange(rank, rank.request(position=loaded), term)
+        for rank in old:
+            before = self.state
+            self.state, answer = exchange(self.state, self.parameters, self.term, rank.request(shards=2))
+            assert answer.superseded
+            assert self.state == before
+        self.term = term
+
+    def exchange(self, rank: Rank, request: ShardRequest, term: Term | None = None) -> ShardAnswer:
+        self.state, answer = exchange(self.state, self.parameters, term or self.term, request)
+        assert not answer.refused
+        assert not answer.superseded
+        rank.take(answer)
+        return answer
+
+    @rule(number=st.integers(0, RANKS - 1), shards=st.integers(0, 5), lost=st.booleans())
+    def asks(self, number: int, shards: int, lost: bool) -> None:
+        rank = self.ranks[number]
+        if lost:
+            self.state, _ = exchange(self.state, self.parameters, self.term, rank.request(shards=shards))
+        self.exchange(rank, rank.request(shards=shards))
+
+    @rule(number=st.integers(0, RANKS - 1), data=st.data())
+    def consumes(self, number: int, data: st.DataObject) -> None:
+        rank = self.ranks[number]
+        if not rank.holds:
+            return
+        first, end = data.draw(st.sampled_from(rank.holds))
+        begin = data.draw(st.integers(first, end - 1))
+        span: Span = (begin, data.draw(st.integers(begin + 1, end)))
+        assert not intersection(self.consumed, (span,)), "consumed twice"
+        self.consumed = union(self.consumed, (span,))
+        rank.holds = difference(rank.holds, (span,))
+        rank.done = union(rank.done, (span,))
+
+    @rule(number=st.integers(0, RANKS - 1), data=st.data())
+    def fails(self, number: int, data: st.DataObject) -> None:
+        rank = self.ranks[number]
+        if rank.holds:
+            span = data.draw(st.sampled_from(rank.holds))
+            rank.holds = difference(rank.holds, (span,))
+            rank.failed = (*rank.failed, FailedShard(span=span, error="no such file"))
+            self.exchange(rank, rank.request())
+
+    @rule()
+    def saves(self) -> None:
+        """What all ranks have consumed, as they agree on it at a checkpoint."""
+        last = self.consumed[-1][1] if self.consumed else 0
+        self.saved.append(
+            (Position(next=last, holes=difference(((0, last),), self.consumed) if last else ()), self.consumed)
+        )
+
+    @precondition(lambda self: self.saved)
+    @rule(data=st.data(), same_world=st.booleans())
+    def restores(self, data: st.DataObject, same_world: bool) -> None:
+        position, consumed = data.draw(st.sampled_from(self.saved))
+        rewound = Term(generation=self.term.generation, rewinds=self.term.rewinds + 1)
+        self.consumed = consumed
+        self._new_ranks(rewound if same_world else Term(generation=self.term.generation + 1, rewinds=1), position)
+
+    @rule()
+    def is_killed(self) -> None:
+        """All ranks end; what they had not reported is consumed again."""
+        for rank in self.ranks:
+            self.consumed = difference(self.consumed, rank.done)
+        self._new_ranks(Term(generation=self.term.generation + 1), None)
+
+    @invariant()
+    def leases_are_apart(self) -> None:
+        leases = list(self.state.leases.values())
+        assert size(union(*leases, self.state.free)) == sum(map(size, leases)) + size(self.state.free)
+        assert not intersection(union(*leases, self.state.free), self.state.aside)
+        for rank in self.ranks:
+            assert difference(rank.holds, self.state.leases.get(rank.number, ())) == ()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "state"):
+            return
+        self._read_to_the_end()
+        end = self.parameters.end
+        aside = difference(self.state.aside, self.consumed)
+        assert union(self.consumed, aside) == ((0, end),), "every sample once, but those set aside"
+        seen = view(self.state)
+        assert seen.leased == 0
+        assert seen.done + size(intersection(self.state.aside, ((0, end or 0),))) == end
+
+    def _read_to_the_end(self) -> None:
+        for _ in range(1000):
+            answers: list[ShardAnswer] = []
+            for rank in self.ranks:
+                answers.append(self.exchange(rank, rank.request(shards=3)))
+                for span in rank.holds:
+                    assert not intersection(self.consumed, (span,)), "consumed twice"
+                self.consumed = union(self.consumed, rank.holds)
+                rank.done, rank.holds = union(rank.done, rank.holds), ()
+                self.exchange(rank, rank.request())
+            if all(answer.drained for answer in answers):
+                return
+        raise AssertionError("it does not end")
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def asked(state: DatasetState, term: Term, **request: object) -> tuple[DatasetState, ShardAnswer]:
+    return exchange(state, state.parameters, term, ShardRequest(**{"rank": 0, **request}))
+
+
+def test_a_billion_samples_done_out_of_order_take_a_few_kilobytes():
+    state = DatasetState(parameters=DatasetParameters(size=10**9, shard_size=64, epochs=3, shuffle=True))
+    term = Term(generation=1)
+    held: list[Spans] = [()] * 64
+    for turn in range(40):
+        for rank, spans in enumerate(held):
+            done = spans if (turn + rank) % 3 else spans[:1]
+            rest = difference(spans, done)
+            state, answer = asked(state, term, rank=rank, holds=rest, done=done, shards=1000, world_size=64)
+            held[rank] = union(rest, answer.granted)
+    assert view(state).done > 10**7
+    assert view(state).state_bytes < 64 * 1024
+
+
+def test_a_rank_that_finishes_every_other_sample_is_granted_no_more_fragments_than_it_may_hold():
+    state = DatasetState(parameters=DatasetParameters(size=10**6, shard_size=1))
+    term = Term(generation=1)
+    state, answer = asked(state, term, shards=2 * MOST_FRAGMENTS)
+    held = answer.granted
+    odd = tuple((number, number + 1) for number in range(1, 2 * MOST_FRAGMENTS, 2))
+    held = difference(held, odd)
+    state, answer = asked(state, term, holds=held, done=odd, shards=1000)
+    assert not answer.granted
+    assert not answer.drained, "it is not the end of the data"
+    state, answer = asked(state, term, done=held, shards=10)
+    assert answer.granted == ((2 * MOST_FRAGMENTS, 2 * MOST_FRAGMENTS + 10),)
+
+
+def test_a_shard_is_set_aside_after_its_last_try_and_named():
+    state, term = DatasetState(parameters=WHOLE), Term(generation=1)
+    for _ in range(MOST_TRIES):
+        state, answer = asked(state, term, shards=1)
+        assert answer.granted == ((0, 8),), "tried again at once"
+        state, _ = asked(state, term, failed=(FailedShard(span=(0, 8), error="bad header"),))
+    state, answer = asked(state, term, shards=1)
+    assert answer.granted == ((8, 16),)
+    (named,) = view(state).set_aside
+    assert (named.epoch, named.first, named.end, named.error) == (0, 0, 8, "bad header")
+
+
+def test_a_rewind_does_not_bring_back_what_was_set_aside():
+    state, term = DatasetState(parameters=WHOLE), Term(generation=1)
+    for _ in range(MOST_TRIES):
+        state, _ = asked(state, term, shards=3, world_size=1)
+        state, _ = asked(state, term, holds=((0, 8), (16, 24)), failed=(FailedShard(span=(8, 16)),))
+    for loaded in (Position(), Position(next=24, holes=((8, 24),))):
+        term = Term(generation=1, rewinds=term.rewinds + 1)
+        state, answer = asked(state, term, position=loaded, shards=25)
+        assert not intersection(answer.granted, ((8, 16),))
+        assert size(answer.granted) == 200 - loaded.next + size(loaded.holes) - 8
+
+
+def test_a_shard_that_succeeds_at_its_second_try_is_counted_anew_later():
+    state, term = DatasetState(parameters=WHOLE), Term(generation=1)
+    state, answer = asked(state, term, shards=1)
+    state, answer = asked(state, term, failed=(FailedShard(span=(0, 8)),), shards=1)
+    state, _ = asked(state, term, done=answer.granted)
+    assert not state.failures
+
+
+def test_ranks_that_load_different_positions_are_refused():
+    state, term = DatasetState(parameters=WHOLE), Term(generation=2, rewinds=1)
+    state, first = asked(state, term, position=Position(next=16), shards=1)
+    assert first.granted == ((16, 24),)
+    _, second = asked(state, term, rank=1, position=Position(next=8), shards=1)
+    assert "another data position" in second.refused
+    again, third = asked(state, term, rank=1, position=Position(next=16), shards=1, world_size=2)
+    assert third.granted == ((24, 32),)
+    assert again.base == Position(next=16)
+
+
+def test_other_parameters_under_the_same_name_are_refused_and_named():
+    state = DatasetState(parameters=WHOLE)
+    other = WHOLE.model_copy(update={"shard_size": 4, "shuffle": True})
+    unchanged, answer = exchange(state, other, Term(generation=1), ShardRequest(rank=0, shards=1))
+    assert unchanged == state
+    assert "shard_size 4 instead of 8, shuffle True instead of False" in answer.refused
+
+
+@pytest.mark.parametrize("shard_size", [1, 7, 8, 100, 1000])
+def test_shards_do_not_reach_into_the_next_epoch(shard_size: int):
+    shards = Shards(DatasetParameters(size=100, shard_size=shard_size, epochs=3))
+    for index in range(3 * shards.per_epoch):
+        first, end = shards.first(index), shards.first(index + 1)
+        assert first // 100 == (end - 1) // 100
+        assert {shards.index(position) for position in range(first, end)} == {index}
+
+
+def test_near_the_end_no_rank_takes_all_that_is_left():
+    state, term = DatasetState(parameters=DatasetParameters(size=100, shard_size=1)), Term(generation=1)
+    state, answer = asked(state, term, shards=1000, world_size=4)
+    assert size(answer.granted) == 12
+
+
+def test_a_dataset_without_an_end_is_never_drained():
+    state = DatasetState(parameters=DatasetParameters(size=10, shard_size=4, epochs=0))
+    term = Term(generation=1)
+    for _ in range(5):
+        state, answer = asked(state, term, shards=20, done=state.leases.get(0, ()))
+        assert not answer.drained
+    assert view(state).total is None
+    assert state.next > 300

@@ -1,0 +1,27 @@
+"""Tests of sets of spans, against sets of numbers."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workflows.policy.spans import Spans, difference, intersection, size, union
+
+numbers = st.frozensets(st.integers(0, 40))
+
+
+def spans(of: frozenset[int]) -> Spans:
+    return union((number, number + 1) for number in of)
+
+
+def members(of: Spans) -> frozenset[int]:
+    return frozenset(number for first, end in of for number in range(first, end))
+
+
+@given(numbers, numbers)
+def test_they_behave_as_sets_of_numbers(one: frozenset[int], other: frozenset[int]):
+    assert union(spans(one), spans(other)) == spans(one | other)
+    assert difference(spans(one), spans(other)) == spans(one - other)
+    assert intersection(spans(one), spans(other)) == spans(one & other)
+    assert size(spans(one)) == len(one)
+    assert members(spans(one)) == one

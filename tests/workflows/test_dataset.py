@@ -1,0 +1,169 @@
+"""Tests of the Dataset workflow on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from tests.support.temporal_server import dev_server
+from tests.support.waiting import eventually
+from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.jobs import node, running
+from tests.workflows.played_node import PlayedNode
+from workflows.messages import (
+    DatasetAnswer,
+    DatasetNeeded,
+    DatasetParameters,
+    DatasetRequest,
+    DatasetView,
+    ShardAnswer,
+    ShardRequest,
+    Term,
+)
+from workflows.messages.datasets import Spans
+from workflows.names import dataset_workflow_id
+from workflows.policy.spans import difference, size, union
+
+PARAMETERS = DatasetParameters(size=1000, shard_size=10, epochs=2)
+QUICK_END = {"owner_check": "200ms", "rendezvous": {"last_call": "200ms"}}
+
+
+class Reader:
+    """A rank that reads a dataset through its node."""
+
+    def __init__(self, fleet: Fleet, job_id: str, played: PlayedNode, rank: int, generation: int = 1) -> None:
+        self._played = played
+        self._rank = rank
+        self._term = Term(generation=generation)
+        self._dataset = fleet.client.get_workflow_handle(dataset_workflow_id(job_id, played.request.node.uid, "train"))
+        self.holds: Spans = ()
+        self.consumed: Spans = ()
+
+    async def exchange(self, *, shards: int = 0, done: Spans = (), **changes: Any) -> ShardAnswer:
+        """Sends one request, and again when its run of the workflow ended before it was handled."""
+        self.holds = difference(self.holds, done)
+        one = ShardRequest(rank=self._rank, world_size=2, holds=self.holds, done=done, shards=shards)
+        request = DatasetRequest(
+            sender=self._played.request.node, parameters=PARAMETERS, term=self._term, ranks=(one,)
+        ).model_copy(update=changes)
+
+        async def answer() -> DatasetAnswer | None:
+            try:
+                return await self._dataset.execute_update("exchange", request, result_type=DatasetAnswer)
+            except RPCError as error:
+                if error.status not in (RPCStatusCode.NOT_FOUND, RPCStatusCode.RESOURCE_EXHAUSTED):
+                    raise
+                return None
+
+        (given,) = (await eventually(answer, within=60)).ranks
+        self.holds = union(self.holds, given.granted)
+        return given
+
+    async def read_all(self) -> None:
+        """Reads until nothing is left to lease."""
+        while True:
+            answer = await self.exchange(shards=4, done=self.holds)
+            self.consumed = union(self.consumed, self.holds)
+            if answer.drained:
+                return
+
+
+async def begin(handle: WorkflowHandle[Any, Any], played: PlayedNode) -> None:
+    await played.to_group("dataset_needed", DatasetNeeded, name="train", parameters=PARAMETERS)
+
+
+@pytest.mark.parametrize("fleet", [0], indirect=True, ids=["replay of each task"])
+async def test_ranks_of_two_nodes_read_every_sample_once_and_the_dataset_ends_with_its_job(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2", timing=QUICK_END))
+    await running(handle, nodes=2)
+    nodes = [await node(fleet, handle, rank) for rank in range(2)]
+    await asyncio.gather(*(begin(handle, played) for played in nodes))
+    readers = [Reader(fleet, handle.id, played, played.rank) for played in nodes]
+    await asyncio.gather(*(reader.read_all() for reader in readers))
+    assert union(*(reader.consumed for reader in readers)) == ((0, 2000),)
+    assert sum(size(reader.consumed) for reader in readers) == 2000
+    dataset = fleet.client.get_workflow_handle(dataset_workflow_id(handle.id, nodes[0].request.node.uid, "train"))
+    assert (await dataset.query("progress", result_type=DatasetView)).done == 2000
+    await handle.cancel()
+    result = await asyncio.wait_for(dataset.result(), 60)
+    assert result["done"] == 2000
+
+
+async def test_the_next_world_gets_what_a_lost_node_had_leased(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    nodes = [await node(fleet, handle, rank) for rank in range(2)]
+    await begin(handle, nodes[0])
+    lost, survivor = (Reader(fleet, handle.id, played, played.rank) for played in nodes)
+    await lost.exchange(shards=5)
+    await survivor.read_all()
+    again = Reader(fleet, handle.id, nodes[1], 1, generation=2)
+    await again.read_all()
+    assert again.consumed == lost.holds
+    assert (await lost.exchange(shards=1, done=lost.holds)).superseded
+
+
+async def test_no_lease_is_lost_or_given_twice_while_runs_end():
+    async with (
+        dev_server(options=("--dynamic-config-value", "limit.historyCount.suggestContinueAsNew=60")) as server,
+        running_fleet(await server.client()) as fleet,
+    ):
+        handle = await submit(fleet, job_spec("2"))
+        await running(handle, nodes=2)
+        played = await node(fleet, handle, 0)
+        await begin(handle, played)
+        readers = [Reader(fleet, handle.id, played, rank) for rank in range(6)]
+        await asyncio.gather(*(reader.read_all() for reader in readers))
+        assert union(*(reader.consumed for reader in readers)) == ((0, 2000),)
+        assert sum(size(reader.consumed) for reader in readers) == 2000
+        name = dataset_workflow_id(handle.id, played.request.node.uid, "train")
+        described = await fleet.client.get_workflow_handle(name).describe()
+        first = described.raw_description.workflow_execution_info.first_run_id
+        assert described.run_id != first, "it has continued as new"
+
+
+async def test_what_it_cannot_read_and_what_a_stranger_sends_changes_nothing(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    played = await node(fleet, handle, 0)
+    await begin(handle, played)
+    reader = Reader(fleet, handle.id, played, 0)
+    await reader.exchange(shards=1)
+    stranger = played.request.node.model_copy(update={"uid": "00000000"})
+    with pytest.raises(WorkflowUpdateFailedError):
+        await reader.exchange(shards=1, sender=stranger)
+    name = dataset_workflow_id(handle.id, played.request.node.uid, "train")
+    for malformed in ({"term": 1}, {"ranks": [{"rank": -1}]}, "text"):
+        with pytest.raises(WorkflowUpdateFailedError):
+            await fleet.client.get_workflow_handle(name).execute_update("exchange", malformed)
+    held = reader.holds
+    answer = await reader.exchange(shards=2)
+    assert held == ((0, 10),)
+    assert answer.granted == ((10, 30),)
+
+
+async def test_a_group_starts_no_dataset_for_a_node_that_it_does_not_know(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    played = await node(fleet, handle, 0)
+    token = played.request.node.model_copy(update={"token": "guessed"})
+    group = fleet.client.get_workflow_handle(played.request.group_id)
+    for number, sender in enumerate((token, played.request.node)):
+        message = {"sequence": 10**6, "time": "2026-01-01T00:00:00Z", "parameters": PARAMETERS.model_dump()}
+        await group.signal("dataset_needed", {**message, "sender": sender.model_dump(), "name": f"d{number}"})
+    known, unknown = (dataset_workflow_id(handle.id, played.request.node.uid, name) for name in ("d1", "d0"))
+
+    async def started() -> bool:
+        try:
+            return bool(await fleet.client.get_workflow_handle(known).describe())
+        except RPCError:
+            return False
+
+    await eventually(started)
+    with pytest.raises(RPCError) as refusal:
+        await fleet.client.get_workflow_handle(unknown).describe()
+    assert refusal.value.status is RPCStatusCode.NOT_FOUND

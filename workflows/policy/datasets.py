@@ -1,0 +1,253 @@
+"""Decides which rank processes which shards of a dataset: pure functions over `DatasetState`.
+
+Invariants:
+    - Every position below `next` is in exactly one of: done, leased to one rank, `free`, set aside. Done is what is in
+      none of the others, so that it takes no memory.
+    - Leases belong to the newest term. A request of a newer term returns them all, so no lease waits for a report that
+      its node cannot send any more; a request of an older term changes nothing.
+    - The first rank that names a term decides at which position it begins. The others must name the same one.
+    - The number of spans is bounded by ranks, not by samples: a rank that holds too many fragments is granted none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from workflows.messages.base import Message
+from workflows.messages.datasets import (
+    DatasetParameters,
+    DatasetView,
+    FailedShard,
+    Position,
+    SetAside,
+    ShardAnswer,
+    ShardRequest,
+    Span,
+    Spans,
+    Term,
+)
+from workflows.policy.spans import difference, intersection, size, union
+
+MOST_TRIES = 3
+"""Tries of a shard before it is set aside: two repeats tell a bad sample from a storage that failed for a moment."""
+MOST_FRAGMENTS = 128
+"""Spans that one rank holds. Beyond it, the rank is granted nothing until it has finished some."""
+MOST_GRANTED_SPANS = 64
+"""Spans in one answer."""
+MOST_FAILURES = 1_000
+"""Shards whose tries are counted; a further one is set aside at its first failure."""
+MOST_DETAILS = 100
+"""Shards set aside whose errors are kept; further ones are counted."""
+SHARE_OF_REST = 2
+"""A rank is granted at most this fraction (1/n) of an equal share of what is left, so that all ranks end together."""
+
+
+class FailedTries(Message):
+    """The failed tries of one shard."""
+
+    span: Span
+    tries: int
+
+
+class DatasetState(Message):
+    """Everything that a `Dataset` workflow carries into its next run."""
+
+    parameters: DatasetParameters
+    term: Term = Term(generation=0)
+    loaded: Position | None = None
+    """The position that the ranks have loaded for this term; None where it continues what was done before."""
+    base: Position = Position()
+    """The position at which the term began."""
+    next: int = 0
+    """No position from this one on has been leased."""
+    free: Spans = ()
+    """Positions below `next` that were returned."""
+    leases: dict[int, Spans] = Field(default={})
+    """By global rank."""
+    aside: Spans = ()
+    details: tuple[SetAside, ...] = ()
+    failures: tuple[FailedTries, ...] = ()
+
+    @property
+    def leased(self) -> Spans:
+        return union(*self.leases.values())
+
+    @property
+    def position(self) -> Position:
+        """What is done; shards set aside count as done."""
+        return Position(next=self.next, holes=union(self.free, *self.leases.values()))
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The arithmetic of shards on the line of positions."""
+
+    parameters: DatasetParameters
+
+    @property
+    def per_epoch(self) -> int:
+        return -(-self.parameters.size // self.parameters.shard_size)
+
+    def index(self, position: int) -> int:
+        """The number of the shard that a position belongs to, counted over all epochs."""
+        epoch, sample = divmod(position, self.parameters.size)
+        return epoch * self.per_epoch + sample // self.parameters.shard_size
+
+    def first(self, index: int) -> int:
+        """The first position of a shard."""
+        epoch, number = divmod(index, self.per_epoch)
+        return epoch * self.parameters.size + number * self.parameters.shard_size
+
+    def count(self, spans: Spans) -> int:
+        """The number of shards that have positions in the spans, counted span by span."""
+        return sum(self.index(end - 1) - self.index(first) + 1 for first, end in spans)
+
+
+def exchange(
+    state: DatasetState, parameters: DatasetParameters, term: Term, request: ShardRequest
+) -> tuple[DatasetState, ShardAnswer]:
+    """Takes in what a rank has done, and grants it what it needs."""
+    if parameters != state.parameters:
+        return state, ShardAnswer(refused=_difference(state.parameters, parameters))
+    if term.order < state.term.order:
+        return state, ShardAnswer(superseded=True)
+    if term.order > state.term.order:
+        state = _begin_term(state, term, request.position)
+    elif request.position is not None and request.position != state.loaded:
+        return state, ShardAnswer(
+            refused="this rank has loaded another data position than a rank before it: all ranks load the same "
+            "checkpoint, and load it equally often"
+        )
+    state = _take_in(state, request)
+    held = state.leases.get(request.rank, ())
+    lost = difference(held, request.holds)
+    state, granted = _grant(state, request, held)
+    return state, ShardAnswer(
+        granted=union(lost, granted),
+        drained=request.shards > 0 and not granted and not _rest(state),
+        base=state.base if request.needs_base else None,
+    )
+
+
+def view(state: DatasetState) -> DatasetView:
+    """What users see of a dataset."""
+    leased = size(state.leased)
+    aside = size(intersection(state.aside, ((0, state.next),) if state.next else ()))
+    return DatasetView(
+        done=state.next - leased - size(state.free) - aside,
+        leased=leased,
+        total=state.parameters.end,
+        set_aside_samples=size(state.aside),
+        set_aside=state.details,
+        state_bytes=len(state.model_dump_json()),
+    )
+
+
+def _begin_term(state: DatasetState, term: Term, loaded: Position | None) -> DatasetState:
+    if loaded is None:
+        base = state.position
+    else:
+        end = state.parameters.end
+        base = loaded if end is None else loaded.model_copy(update={"next": min(loaded.next, end)})
+    return state.model_copy(
+        update={
+            "term": term,
+            "loaded": loaded,
+            "base": base,
+            "next": base.next,
+            "free": difference(intersection(base.holes, ((0, base.next),) if base.next else ()), state.aside),
+            "leases": {},
+        }
+    )
+
+
+def _take_in(state: DatasetState, request: ShardRequest) -> DatasetState:
+    held = state.leases.get(request.rank, ())
+    if not held:
+        return state
+    rest = difference(held, request.done)
+    state = _with_lease(state, request.rank, rest)
+    for failed in request.failed:
+        if span := intersection(state.leases.get(request.rank, ()), (failed.span,)):
+            state = _fail(state, request.rank, span, failed)
+    if state.failures and request.done:
+        open_failures = tuple(one for one in state.failures if not intersection((one.span,), request.done))
+        state = state.model_copy(update={"failures": open_failures})
+    return state
+
+
+def _fail(state: DatasetState, rank: int, span: Spans, failed: FailedShard) -> DatasetState:
+    state = _with_lease(state, rank, difference(state.leases[rank], span))
+    before = next((one for one in state.failures if intersection((one.span,), span)), None)
+    others = tuple(one for one in state.failures if one is not before)
+    tries = (before.tries if before else 0) + 1
+    if tries < MOST_TRIES and len(others) < MOST_FAILURES:
+        counted = (*others, FailedTries(span=failed.span, tries=tries))
+        return state.model_copy(update={"free": union(state.free, span), "failures": counted})
+    details = tuple(_detail(state.parameters, one, failed.error) for one in span)
+    return state.model_copy(
+        update={
+            "aside": union(state.aside, span),
+            "details": (*state.details, *details)[:MOST_DETAILS],
+            "failures": others,
+        }
+    )
+
+
+def _detail(parameters: DatasetParameters, span: Span, error: str) -> SetAside:
+    epoch, first = divmod(span[0], parameters.size)
+    return SetAside(epoch=epoch, first=first, end=first + span[1] - span[0], error=error)
+
+
+def _grant(state: DatasetState, request: ShardRequest, held: Spans) -> tuple[DatasetState, Spans]:
+    shards = Shards(state.parameters)
+    wanted = min(request.shards - shards.count(difference(held, request.holds)), _fair_share(state, request))
+    granted: list[Span] = []
+    room = min(MOST_GRANTED_SPANS, MOST_FRAGMENTS - len(held))
+    for first, end in _rest(state):
+        if wanted <= 0 or len(granted) >= room:
+            break
+        cut = min(end, shards.first(shards.index(first) + wanted))
+        granted.append((first, cut))
+        wanted -= shards.count(((first, cut),))
+    if not granted:
+        return state, ()
+    spans = tuple(granted)
+    state = state.model_copy(
+        update={
+            "next": max(state.next, spans[-1][1]),
+            "free": difference(state.free, spans),
+        }
+    )
+    return _with_lease(state, request.rank, union(held, spans)), spans
+
+
+def _rest(state: DatasetState) -> Spans:
+    """What can be leased, in the order of positions."""
+    end = state.parameters.end
+    last = state.next + 2**40 if end is None else end
+    fresh = difference(((state.next, last),), state.aside) if state.next < last else ()
+    return (*state.free, *fresh)
+
+
+def _fair_share(state: DatasetState, request: ShardRequest) -> int:
+    if state.parameters.end is None:
+        return 2**40
+    ranks = max(len({*state.leases, request.rank}), request.world_size)
+    left = Shards(state.parameters).count(_rest(state))
+    return max(1, left // (SHARE_OF_REST * ranks)) if ranks > 1 else left
+
+
+def _with_lease(state: DatasetState, rank: int, spans: Spans) -> DatasetState:
+    return state.model_copy(update={"leases": {**state.leases, rank: spans}})
+
+
+def _difference(known: DatasetParameters, named: DatasetParameters) -> str:
+    differing = [
+        f"{field} {getattr(named, field)} instead of {getattr(known, field)}"
+        for field in type(known).model_fields
+        if getattr(known, field) != getattr(named, field)
+    ]
+    return f"the dataset is in use with other parameters: {', '.join(differing)}. Give another dataset another name"
