@@ -16,7 +16,7 @@ case "$1" in
   test-failed) exit {again} ;;
 esac
 """
-"""Stands in for `make`: one target fails with an output, and the second run of its failed tests ends as the case says."""
+"""Stands in for `make`: one target fails with an output, and the second run of its failed tests ends as given."""
 
 
 def run(folder: Path, *, target: str, output: str, again: int) -> tuple[int, list[str]]:
