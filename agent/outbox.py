@@ -23,6 +23,7 @@ from agent.files import KeptFile
 from agent.notifier import Notifier
 from workflows.messages import (
     AgentMessage,
+    DatasetNeeded,
     Failure,
     Finished,
     GroupMissing,
@@ -46,6 +47,7 @@ SIGNALS: Final[dict[type[AgentMessage], str]] = {
     LeaseTaken: "lease_taken",
     Heartbeat: "heartbeat",
     Metrics: "metrics",
+    DatasetNeeded: "dataset_needed",
     Failure: "failure",
     Finished: "finished",
     GroupMissing: "group_missing",

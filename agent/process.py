@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from agent.commands import Commands
 from agent.config import AgentConfig
+from agent.datasets import Datasets
 from agent.lease import Lease
 from agent.logs import LogShipper
 from agent.node import Node
@@ -83,7 +84,12 @@ class Agent:
             to_group=self._to_group,
             without_lease=self._join_again,
         )
-        self._server = NodeServer(self.node, self._telemetry, config.run_dir, on_hello=self._follow_launcher)
+        datasets = Datasets(
+            config.node, send=control.exchange, state=lambda: self.node.state, to_group=self._to_group.put
+        )
+        self._server = NodeServer(
+            self.node, self._telemetry, config.run_dir, datasets=datasets, on_hello=self._follow_launcher
+        )
         self._shipper = (
             LogShipper(config.run_dir, config.outputs_logs, config.node, private_dir=config.private_dir)
             if config.outputs_logs

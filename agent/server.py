@@ -19,6 +19,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from pydantic_core import to_json
 
+from agent.datasets import Datasets, NotNow, RefusedRequest
 from agent.node import Node
 from agent.protocol import LONGEST_WAIT, Malformed, read_body
 from agent.telemetry import Telemetry
@@ -40,6 +41,7 @@ from perdure_launcher.protocol import (
     UsageReport,
     protocol_mismatch,
 )
+from workflows.messages import Message
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +63,16 @@ class NodeServer:
     """Serves one node's socket."""
 
     def __init__(
-        self, node: Node, telemetry: Telemetry, run_dir: Path, *, on_hello: Callable[[LauncherHello], None]
+        self,
+        node: Node,
+        telemetry: Telemetry,
+        run_dir: Path,
+        *,
+        datasets: Datasets,
+        on_hello: Callable[[LauncherHello], None],
     ) -> None:
         self._node = node
+        self._datasets = datasets
         self._path = run_dir / AGENT_SOCKET
 
         def launcher_hello(body: LauncherHello) -> HelloAnswer:
@@ -106,6 +115,7 @@ class NodeServer:
                 web.post("/v1/rendezvous/entered", _post(EnteredReport, node.on_entered)),
                 web.post("/v1/rendezvous/finished", _post(FinishedReport, node.on_finished)),
                 web.post("/v1/rendezvous/superseded", _post(SupersededReport, node.on_superseded)),
+                web.post("/v1/datasets/{name}", self._exchange),
             ]
         )
         _SERVER_LOG.addFilter(_is_no_client_error)
@@ -149,6 +159,15 @@ class NodeServer:
             within=_wait(request),
         )
         return _json(self._node.world_for(stage))
+
+    async def _exchange(self, request: web.Request) -> web.Response:
+        try:
+            answer = await self._datasets.exchange(request.match_info["name"], await request.read())
+        except RefusedRequest as error:
+            raise _Refused(str(error)) from None
+        except NotNow as error:
+            raise web.HTTPServiceUnavailable(reason=str(error)) from None
+        return _json(answer)
 
 
 _SERVER_LOG = logging.getLogger("agent.http")
@@ -262,5 +281,5 @@ def _wait(request: web.Request) -> float:
         raise _Refused(f"wait is {text!r}; expected a number of seconds") from None
 
 
-def _json(body: Body | dict[str, object]) -> web.Response:
+def _json(body: Body | Message | dict[str, object]) -> web.Response:
     return web.Response(body=to_json(body), content_type="application/json")

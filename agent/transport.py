@@ -13,7 +13,12 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Protocol
 
-from temporalio.client import Client
+from temporalio.client import (
+    Client,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RPCError, RPCStatusCode, TLSConfig
@@ -25,7 +30,8 @@ from agent.outbox import ControlPlaneBusy, DestinationNotFound
 from perdure.backoff import Backoff
 from perdure.credentials.names import GATEWAY_NAME, GRANT_HEADER
 from perdure.encryption.codec import PayloadEncryption
-from workflows.messages import AgentMessage
+from workflows.messages import AgentMessage, DatasetAnswer, DatasetRequest
+from workflows.names import dataset_workflow_id
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +56,10 @@ class Destination(StrEnum):
     GROUP = "GROUP"
 
 
+class ExchangeRefused(Exception):
+    """A dataset refuses a request, however often it is sent."""
+
+
 class ControlPlane(Protocol):
     """The interface between an agent and the workflows."""
 
@@ -64,6 +74,16 @@ class ControlPlane(Protocol):
 
     async def job_liveness(self) -> JobLiveness:
         """Queries the job's liveness. Raises the error of the connection if there is no answer."""
+        ...
+
+    async def exchange(self, dataset: str, request: DatasetRequest) -> DatasetAnswer:
+        """Sends a dataset of the job what ranks have done, and returns what they are granted.
+
+        Raises:
+            DestinationNotFound: if the dataset's workflow does not exist.
+            ControlPlaneBusy: if there was no answer in time, or no capacity for the call.
+            ExchangeRefused: if the dataset refuses the request.
+        """
         ...
 
     async def serve(self, commands: Sequence[Callable[..., Any]]) -> None:
@@ -107,6 +127,27 @@ class TemporalControlPlane:
         return await query_job_liveness(
             client, job_id=self._config.job_id, first_run_id=self._config.job_first_run_id, rpc_timeout=_CALL_TIMEOUT
         )
+
+    async def exchange(self, dataset: str, request: DatasetRequest) -> DatasetAnswer:
+        client = await self._connect()
+        workflow = dataset_workflow_id(self._config.job_id, self._config.node.uid, dataset)
+        try:
+            # While no worker handles it, the server answers again and again that it has not begun.
+            async with asyncio.timeout(_LONGEST_CALL.total_seconds()):
+                handle: WorkflowHandle[Any, Any] = client.get_workflow_handle(workflow)
+                return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]
+                    "exchange", request, result_type=DatasetAnswer, rpc_timeout=_LONGEST_CALL
+                )
+        except (TimeoutError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
+            raise ControlPlaneBusy(f"{workflow} did not answer in time") from error
+        except WorkflowUpdateFailedError as error:
+            raise ExchangeRefused(str(error.cause)) from error
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                raise DestinationNotFound(f"{workflow} does not exist or has closed") from error
+            if error.status in _BUSY:
+                raise ControlPlaneBusy(error.message) from error
+            raise
 
     async def serve(self, commands: Sequence[Callable[..., Any]]) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -8,6 +8,7 @@ agent is told about its job and about the Temporal namespace.
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Generic, TypeVar, cast
@@ -28,6 +29,8 @@ from temporalio.api.workflowservice.v1 import (
     GetSystemInfoResponse,
     PollActivityTaskQueueRequest,
     PollActivityTaskQueueResponse,
+    PollWorkflowExecutionUpdateRequest,
+    PollWorkflowExecutionUpdateResponse,
     RecordActivityTaskHeartbeatRequest,
     RecordActivityTaskHeartbeatResponse,
     RespondActivityTaskCanceledRequest,
@@ -40,18 +43,28 @@ from temporalio.api.workflowservice.v1 import (
     ShutdownWorkerResponse,
     SignalWorkflowExecutionRequest,
     SignalWorkflowExecutionResponse,
+    UpdateWorkflowExecutionRequest,
+    UpdateWorkflowExecutionResponse,
 )
 
 from perdure.credentials.grants import Grant
+from workflows.messages.datasets import DATASET_NAME
+from workflows.names import dataset_workflow_id
 
 SERVICE: Final = "temporal.api.workflowservice.v1.WorkflowService"
 
 JOB_SIGNALS: Final = frozenset({"failure", "finished", "group_missing"})
 """What agents report to their job."""
-GROUP_SIGNALS: Final = frozenset({"joined", "ready", "stepping", "stall", "lease_taken", "heartbeat", "metrics"})
+GROUP_SIGNALS: Final = frozenset(
+    {"joined", "ready", "stepping", "stall", "lease_taken", "heartbeat", "metrics", "dataset_needed"}
+)
 """What agents report to their group."""
 
+DATASET_UPDATE: Final = "exchange"
+"""What agents update datasets of their job with."""
+
 _IDENTITY_LENGTH: Final = 200
+_UPDATE_ID_LENGTH: Final = 200
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -101,6 +114,26 @@ class Call(ABC, Generic[Request, Response]):
         """Returns the name under which Temporal shows the agent: it cannot pass itself off as another node."""
         host = given.rpartition("@")[2][:_IDENTITY_LENGTH]
         return f"{self.grant.role}-{self.grant.rank}/{self.grant.incarnation}@{host}"
+
+    def check_sender(self, message: Payload) -> None:
+        """Checks that a message names the node itself as its sender."""
+        if message.metadata.get("encoding") != b"json/plain":
+            raise Denied("input: the message is not JSON")
+        try:
+            content = json.loads(message.data)
+            sender = content["sender"]
+            named = tuple(sender[field] for field in ("uid", "role", "rank", "incarnation"))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise Denied("input: the message names no sender") from error
+        if named != (self.grant.uid, self.grant.role, self.grant.rank, self.grant.incarnation):
+            raise Denied("input: the sender is another node")
+
+    def check_dataset(self, workflow: str) -> str:
+        """Returns the ID of a workflow, if it is that of a dataset of the node's own job."""
+        name = workflow.removeprefix(dataset_workflow_id(self.grant.job_id, self.grant.uid, ""))
+        if name == workflow or not re.fullmatch(DATASET_NAME, name):
+            raise Denied(f"workflow_execution: {workflow!r} is no dataset of the node's own job")
+        return workflow
 
     def check_namespace(self, namespace: str) -> str:
         """Returns the Temporal namespace, if it is that of the agent's job."""
@@ -216,7 +249,7 @@ class SignalWorkflowExecution(Call[SignalWorkflowExecutionRequest, SignalWorkflo
         if len(request.input.payloads) != 1:
             raise Denied(f"input: expected one message, not {len(request.input.payloads)}")
         message = request.input.payloads[0]
-        self._check_sender(message)
+        self.check_sender(message)
         self.workflow = workflow
         passed = SignalWorkflowExecutionRequest(
             namespace=self.check_namespace(request.namespace),
@@ -228,17 +261,49 @@ class SignalWorkflowExecution(Call[SignalWorkflowExecutionRequest, SignalWorkflo
         passed.workflow_execution.workflow_id = workflow
         return passed
 
-    def _check_sender(self, message: Payload) -> None:
-        if message.metadata.get("encoding") != b"json/plain":
-            raise Denied("input: the message is not JSON")
-        try:
-            content = json.loads(message.data)
-            sender = content["sender"]
-            named = tuple(sender[field] for field in ("uid", "role", "rank", "incarnation"))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise Denied("input: the message names no sender") from error
-        if named != (self.grant.uid, self.grant.role, self.grant.rank, self.grant.incarnation):
-            raise Denied("input: the sender is another node")
+
+class UpdateWorkflowExecution(Call[UpdateWorkflowExecutionRequest, UpdateWorkflowExecutionResponse]):
+    """Exchanges with a dataset of the node's own job what its ranks have done for what they need."""
+
+    request, response = UpdateWorkflowExecutionRequest, UpdateWorkflowExecutionResponse
+    long = True
+
+    def check(self, request: UpdateWorkflowExecutionRequest) -> UpdateWorkflowExecutionRequest:
+        self.workflow = self.check_dataset(request.workflow_execution.workflow_id)
+        update, name = request.request, request.request.input.name
+        if name != DATASET_UPDATE:
+            raise Denied(f"request.input.name: agents do not update a dataset with {name!r}")
+        if len(update.input.args.payloads) != 1:
+            raise Denied(f"request.input.args: expected one message, not {len(update.input.args.payloads)}")
+        message = update.input.args.payloads[0]
+        self.check_sender(message)
+        passed = UpdateWorkflowExecutionRequest(namespace=self.check_namespace(request.namespace))
+        passed.workflow_execution.workflow_id = self.workflow
+        passed.wait_policy.lifecycle_stage = request.wait_policy.lifecycle_stage
+        passed.request.meta.update_id = update.meta.update_id[:_UPDATE_ID_LENGTH]
+        passed.request.meta.identity = self.identity(update.meta.identity)
+        passed.request.input.name = DATASET_UPDATE
+        passed.request.input.args.payloads.append(Payload(metadata={"encoding": b"json/plain"}, data=message.data))
+        return passed
+
+
+class PollWorkflowExecutionUpdate(Call[PollWorkflowExecutionUpdateRequest, PollWorkflowExecutionUpdateResponse]):
+    """Waits for the answer of a dataset of the node's own job."""
+
+    request, response = PollWorkflowExecutionUpdateRequest, PollWorkflowExecutionUpdateResponse
+    long = True
+
+    def check(self, request: PollWorkflowExecutionUpdateRequest) -> PollWorkflowExecutionUpdateRequest:
+        execution = request.update_ref.workflow_execution
+        self.workflow = self.check_dataset(execution.workflow_id)
+        passed = PollWorkflowExecutionUpdateRequest(
+            namespace=self.check_namespace(request.namespace), identity=self.identity(request.identity)
+        )
+        passed.update_ref.workflow_execution.workflow_id = self.workflow
+        passed.update_ref.workflow_execution.run_id = execution.run_id
+        passed.update_ref.update_id = request.update_ref.update_id[:_UPDATE_ID_LENGTH]
+        passed.wait_policy.lifecycle_stage = request.wait_policy.lifecycle_stage
+        return passed
 
 
 class DescribeWorkflowExecution(Call[DescribeWorkflowExecutionRequest, DescribeWorkflowExecutionResponse]):
@@ -287,6 +352,8 @@ CALLS: Final[dict[str, type[Call[Any, Any]]]] = {
         RespondActivityTaskFailed,
         RespondActivityTaskCanceled,
         SignalWorkflowExecution,
+        UpdateWorkflowExecution,
+        PollWorkflowExecutionUpdate,
         DescribeWorkflowExecution,
         ShutdownWorker,
     )

@@ -11,11 +11,14 @@ from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.workflowservice.v1 import (
     PollActivityTaskQueueResponse,
+    PollWorkflowExecutionUpdateResponse,
     RecordActivityTaskHeartbeatRequest,
     RespondActivityTaskCanceledRequest,
     RespondActivityTaskCompletedRequest,
     RespondActivityTaskFailedRequest,
     SignalWorkflowExecutionRequest,
+    UpdateWorkflowExecutionRequest,
+    UpdateWorkflowExecutionResponse,
 )
 from temporalio.converter import WorkflowSerializationContext
 
@@ -44,6 +47,8 @@ class GatewayPayloads:
         match request:
             case SignalWorkflowExecutionRequest():
                 await codec.encode_wrapper(request.input)
+            case UpdateWorkflowExecutionRequest():
+                await codec.encode_wrapper(request.request.input.args)
             case RecordActivityTaskHeartbeatRequest() | RespondActivityTaskCanceledRequest():
                 await _encode(codec, request.details)
             case RespondActivityTaskCompletedRequest():
@@ -55,13 +60,29 @@ class GatewayPayloads:
             case _:
                 pass
 
-    async def decrypt(self, response: object, *, namespace: str) -> None:
-        """Decrypts the payloads of a response."""
-        if self._encryption.keys is None or not isinstance(response, PollActivityTaskQueueResponse):
+    async def decrypt(self, response: object, *, namespace: str, workflow: str) -> None:
+        """Decrypts the payloads of a response.
+
+        Args:
+            response: Changed in place.
+            namespace: The Temporal namespace.
+            workflow: The ID of the workflow that received the request, where it named one.
+        """
+        if self._encryption.keys is None:
             return
-        codec = self._of(namespace, response.workflow_execution.workflow_id)
-        await codec.decode_wrapper(response.input)
-        await codec.decode_wrapper(response.heartbeat_details)
+        match response:
+            case PollActivityTaskQueueResponse():
+                codec = self._of(namespace, response.workflow_execution.workflow_id)
+                await codec.decode_wrapper(response.input)
+                await codec.decode_wrapper(response.heartbeat_details)
+            case UpdateWorkflowExecutionResponse() | PollWorkflowExecutionUpdateResponse():
+                codec = self._of(namespace, workflow)
+                if response.outcome.HasField("success"):
+                    await codec.decode_wrapper(response.outcome.success)
+                elif response.outcome.HasField("failure"):
+                    await codec.decode_failure(response.outcome.failure)
+            case _:
+                pass
 
     def _of(self, namespace: str, workflow: str) -> PayloadEncryption:
         return self._encryption.with_context(WorkflowSerializationContext(namespace=namespace, workflow_id=workflow))

@@ -168,7 +168,7 @@ class Gateway:
                 forwarded.cancel()
                 return call.response()
         response = await forwarded
-        await self._payloads.decrypt(response, namespace=namespace)
+        await self._payloads.decrypt(response, namespace=namespace, workflow=call.workflow)
         return call.answer(response)
 
     def _log(self, who: str, method: str, reason: str) -> None:

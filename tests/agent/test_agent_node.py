@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from agent.config import AgentConfig
+from agent.datasets import Datasets
 from agent.node import Node
+from agent.outbox import ControlPlaneBusy
 from agent.progress import ProgressReader
 from agent.state import StateFile
 from agent.telemetry import Telemetry
@@ -28,6 +30,8 @@ from perdure_launcher.protocol import (
 from workflows.messages import (
     AgentMessage,
     ApplyWorld,
+    DatasetAnswer,
+    DatasetRequest,
     Failure,
     FailureKind,
     Finished,
@@ -53,6 +57,10 @@ class Told:
         return [message for message in self.messages if isinstance(message, kind)]
 
 
+async def _no_exchange(name: str, request: DatasetRequest) -> DatasetAnswer:
+    raise ControlPlaneBusy(f"{name} does not answer")
+
+
 class Bench:
     """A node and those it talks to."""
 
@@ -70,6 +78,7 @@ class Bench:
         self.job, self.group = Told(), Told()
         self.node = self.start()
         self.node.on_launcher_hello(LauncherHello(pid=1, attempt=1, mode=mode, processes=1))
+        self.datasets = Datasets(IDENTITY, send=_no_exchange, state=lambda: self.node.state, to_group=self.group.put)
 
     def start(self) -> Node:
         """An agent that has just started, perhaps again."""

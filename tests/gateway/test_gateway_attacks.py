@@ -29,6 +29,7 @@ from perdure.gateway.limits import AGENT, MESSAGE_BYTES
 from tests.agent.harness import Workflows, recording
 from tests.gateway.site import GatewaySite
 from tests.support.temporal_server import DevServer
+from workflows.names import dataset_workflow_id
 
 DENIED = RPCStatusCode.PERMISSION_DENIED
 
@@ -110,7 +111,6 @@ async def test_others_jobs_are_neither_seen_nor_changed(attacker: Attacker, vict
         handle.terminate("mine"),
         handle.cancel(),
         handle.query("seen"),
-        handle.execute_update("call"),
         attacker.client.start_workflow("TrainingJob", id="job/tests/mine", task_queue="perdure"),
         attacker.client.count_workflows(),
     ):
@@ -119,6 +119,36 @@ async def test_others_jobs_are_neither_seen_nor_changed(attacker: Attacker, vict
     await attacker.refused(attacker.signal(victim.job.id, "failure", {"sender": OWN}), DENIED, "not the node's own")
     await attacker.refused(attacker.signal(victim.group.id, "joined", {"sender": OWN}), DENIED, "not the node's own")
     assert await victim.seen(victim.job) == []
+
+
+async def test_a_node_exchanges_with_the_datasets_of_its_own_job_only(
+    attacker: Attacker, workflows: Workflows, victim: Workflows
+) -> None:
+    own = dataset_workflow_id(workflows.job.id, "aaaaaaaa", "train")
+    for workflow in (
+        victim.job.id,
+        workflows.job.id,
+        workflows.group.id,
+        dataset_workflow_id(victim.job.id, "aaaaaaaa", "train"),
+        dataset_workflow_id(workflows.job.id, "bbbbbbbb", "train"),
+        f"{own}/0",
+        dataset_workflow_id(workflows.job.id, "aaaaaaaa", "0"),
+        dataset_workflow_id(workflows.job.id, "aaaaaaaa", ""),
+        own.removesuffix("/train"),
+    ):
+        handle = attacker.client.get_workflow_handle(workflow)
+        await attacker.refused(handle.execute_update("exchange", {"sender": OWN}), DENIED, "no dataset")
+        poll = service.PollWorkflowExecutionUpdateRequest(namespace=attacker.namespace)
+        poll.update_ref.workflow_execution.workflow_id = workflow
+        called = attacker.client.workflow_service.poll_workflow_execution_update(poll)
+        await attacker.refused(called, DENIED, "no dataset")
+    handle = attacker.client.get_workflow_handle(own)
+    await attacker.refused(handle.execute_update("other", {"sender": OWN}), DENIED, "input.name")
+    await attacker.refused(handle.execute_update("exchange", args=[{"sender": OWN}] * 2), DENIED, "one message")
+    for sender in ({**OWN, "rank": 1}, {**OWN, "incarnation": 2}, {**OWN, "uid": "bbbbbbbb"}, None):
+        await attacker.refused(handle.execute_update("exchange", {"sender": sender}), DENIED, "sender")
+    # What an agent sends passes: there is no such dataset yet.
+    await attacker.refused(handle.execute_update("exchange", {"sender": OWN}), RPCStatusCode.NOT_FOUND)
 
 
 async def test_of_its_own_job_a_node_learns_only_whether_it_runs(attacker: Attacker, workflows: Workflows) -> None:

@@ -12,6 +12,7 @@ from temporalio.exceptions import ApplicationError
 from perdure.encryption.codec import PayloadEncryption, Plain
 from perdure.encryption.keys import create_keys
 from tests.agent.harness import Workflows, recording
+from tests.agent.test_agent_datasets import body, dataset, granted
 from tests.gateway.site import gateway_site
 from tests.support.temporal_server import DevServer
 from workflows.messages import CheckConnection
@@ -44,6 +45,8 @@ async def test_agents_without_keys_work_and_the_server_reads_nothing(
             lease = await agent.start_lease(epoch=1)
             await workflows.expect(workflows.group, "lease_taken")
             assert (await agent.command("apply_world", agent.world(1)))["accepted"]
+            async with dataset(workflows, agent.node.uid):
+                assert await granted(agent, body(shards=1)) == ((0, 10),)
             # A command that fails: its message is encrypted like everything else.
             other = agent.node.model_copy(update={"incarnation": 2})
             with pytest.raises(WorkflowUpdateFailedError) as refused:

@@ -30,7 +30,7 @@ from perdure_launcher.protocol import (
     ReadyReport,
 )
 from tests.workflows.played_node import PlayedNode
-from workflows.messages import AgentMessage, Failure, Heartbeat, NodeRequest
+from workflows.messages import AgentMessage, DatasetAnswer, DatasetRequest, Failure, Heartbeat, NodeRequest
 
 if TYPE_CHECKING:
     from tests.workflows.adverse_site import AdverseSite
@@ -63,6 +63,9 @@ class AdverseNetwork:
         if site.doubled:
             site.doubled -= 1
             await self._server.signal(destination, name, message)
+
+    async def exchange(self, dataset: str, request: DatasetRequest) -> DatasetAnswer:
+        return await self._server.exchange(dataset, request)
 
     async def job_liveness(self) -> JobLiveness:
         return await self._server.job_liveness()

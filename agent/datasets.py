@@ -1,0 +1,198 @@
+"""Exchanges with the job's datasets on behalf of the node's ranks: `POST /v1/datasets/NAME` on `agent.sock`.
+
+The agent keeps nothing of a dataset: a rank says with each request what it holds, and holds enough for a while. So an
+agent can be restarted at any time, and while Temporal is away ranks use what they hold, and then wait. Requests of
+several ranks that arrive during an exchange are sent together by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from agent.outbox import ControlPlaneBusy, DestinationNotFound, envelope
+from agent.state import AgentState
+from agent.transport import ExchangeRefused
+from perdure.backoff import Backoff
+from workflows.messages import (
+    AgentMessage,
+    DatasetAnswer,
+    DatasetNeeded,
+    DatasetParameters,
+    DatasetRequest,
+    Message,
+    NodeCredentials,
+    ShardAnswer,
+    ShardRequest,
+    Term,
+)
+from workflows.messages.datasets import DATASET_NAME
+
+logger = logging.getLogger(__name__)
+
+ANSWER_WITHIN = 20.0
+"""Seconds after which a rank is told to ask again: its connection counts against those that the agent serves."""
+_MOST_DATASETS = 32
+"""Datasets that the ranks of a node exchange with at a time."""
+_NEEDED_AGAIN = 10.0
+"""Seconds before the agent requests a dataset again that does not exist yet. Its group starts it within a second."""
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 3.0
+
+
+Send = Callable[[str, DatasetRequest], Awaitable[DatasetAnswer]]
+
+
+class RankRequest(Message):
+    """The body of a rank's request: nothing is left out of it, since what it holds would be granted again."""
+
+    parameters: DatasetParameters
+    term: Term
+    request: ShardRequest
+
+
+class RefusedRequest(Exception):
+    """The rank's request is invalid; the message says why."""
+
+
+class NotNow(Exception):
+    """The control plane has not answered yet; the rank asks again."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    body: RankRequest
+    answer: asyncio.Future[ShardAnswer]
+
+
+class Datasets:
+    """The exchanges of one node.
+
+    Invariant: a rank has at most one request in progress for each dataset; a newer one replaces it.
+    """
+
+    def __init__(
+        self,
+        node: NodeCredentials,
+        *,
+        send: Send,
+        state: Callable[[], AgentState],
+        to_group: Callable[[AgentMessage], None],
+    ) -> None:
+        """Creates the object.
+
+        Args:
+            node: The incarnation that this agent serves.
+            send: Sends a request to a dataset of the job, as `ControlPlane.exchange` does.
+            state: Returns the node's present state, by which requests are checked.
+            to_group: Sends a message to the node's group.
+        """
+        self._node = node
+        self._send_request = send
+        self._state = state
+        self._to_group = to_group
+        self._waiting: dict[str, dict[int, _Waiting]] = {}
+        self._pumps: dict[str, asyncio.Task[None]] = {}
+        self._needed_at: dict[str, float] = {}
+
+    async def exchange(self, name: str, content: bytes) -> ShardAnswer:
+        """Answers one request of a rank.
+
+        Raises:
+            RefusedRequest: if it is invalid, or about another rank than those of this node.
+            NotNow: if the control plane did not answer in time.
+        """
+        body = self._read(name, content)
+        if body is None:
+            return ShardAnswer(superseded=True)
+        ranks = self._waiting.setdefault(name, {})
+        one = _Waiting(body, asyncio.get_running_loop().create_future())
+        before, ranks[body.request.rank] = ranks.get(body.request.rank), one
+        if before is not None and not before.answer.done():
+            before.answer.set_exception(NotNow("the rank has sent a newer request"))
+        if name not in self._pumps:
+            self._pumps[name] = asyncio.create_task(self._pump(name))
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                return await one.answer
+        except TimeoutError:
+            raise NotNow("the control plane has not answered yet") from None
+        finally:
+            one.answer.cancel()
+
+    def _read(self, name: str, content: bytes) -> RankRequest | None:
+        """Returns the request; None for one of an older world."""
+        if not re.fullmatch(DATASET_NAME, name):
+            raise RefusedRequest(
+                f"{name[:80]!r} is no name of a dataset: a letter, then letters, digits, '.', '_', '-'"
+            )
+        if name not in self._waiting and len(self._waiting) >= _MOST_DATASETS:
+            raise RefusedRequest(f"more than {_MOST_DATASETS} datasets at a time")
+        try:
+            body = RankRequest.model_validate_json(content)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise RefusedRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        state = self._state()
+        world, rank = state.world, body.request.rank
+        if world is None or body.term.generation > world.generation:
+            raise RefusedRequest(f"term.generation: {body.term.generation} is no world of this node")
+        if body.term.generation < world.generation:
+            return None
+        if not world.base_rank <= rank < world.base_rank + (state.processes or 1):
+            raise RefusedRequest(f"request.rank: {rank} is no rank of this node")
+        return body
+
+    async def _pump(self, name: str) -> None:
+        """Sends what waits for a dataset, until nothing does."""
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        try:
+            while batch := self._next(name):
+                try:
+                    await self._send(name, batch)
+                except Exception as error:
+                    if isinstance(error, DestinationNotFound):
+                        self._need(name, batch[0].body.parameters)
+                    elif not isinstance(error, ControlPlaneBusy):
+                        logger.warning("no exchange with dataset %s, retrying: %s", name, error)
+                    await asyncio.sleep(backoff.next_pause())
+                else:
+                    backoff.reset()
+        finally:
+            del self._pumps[name], self._waiting[name]
+
+    def _next(self, name: str) -> list[_Waiting]:
+        """Returns the requests that can be sent together: of one term, with the same parameters."""
+        ranks = self._waiting[name]
+        for rank, one in list(ranks.items()):
+            if one.answer.done():
+                del ranks[rank]
+        waiting = list(ranks.values())
+        return [
+            one
+            for one in waiting
+            if (one.body.term, one.body.parameters) == (waiting[0].body.term, waiting[0].body.parameters)
+        ]
+
+    async def _send(self, name: str, batch: list[_Waiting]) -> None:
+        first = batch[0].body
+        requests = tuple(one.body.request for one in batch)
+        request = DatasetRequest(sender=self._node, parameters=first.parameters, term=first.term, ranks=requests)
+        try:
+            answers = (await self._send_request(name, request)).ranks
+        except ExchangeRefused as error:
+            answers = tuple(ShardAnswer(refused=str(error)) for _ in batch)
+        for one, answer in zip(batch, answers, strict=True):
+            if not one.answer.done():
+                one.answer.set_result(answer)
+
+    def _need(self, name: str, parameters: DatasetParameters) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._needed_at.get(name, -_NEEDED_AGAIN) >= _NEEDED_AGAIN:
+            self._needed_at[name] = now
+            self._to_group(DatasetNeeded(**envelope(self._node), name=name, parameters=parameters))
