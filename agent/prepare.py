@@ -4,7 +4,8 @@ The user of the training container must be able to write to the run directory, a
 although the user's image does not contain it. The configurations are passed as variables, since a pod's address is
 known only inside it.
 
-    <shared>/lib            the launcher, which the training container runs: `python <shared>/lib`
+    <shared>/lib            the launcher, which the training container runs: `python <shared>/lib`, and the library for
+                            training scripts, which the launcher gives to ranks
     <shared>/launcher.json
     <shared>/run            the run directory of docs/node-protocol.md
     <shared>/workdir        the job's code, if it was uploaded
@@ -20,6 +21,7 @@ import sys
 from pathlib import Path
 
 import perdure_launcher
+import perdure_training
 from agent.workdir import WrongArchive, unpack_workdir
 from perdure_launcher.layout import folders
 
@@ -44,9 +46,10 @@ def main() -> None:
     """Prepares both folders; may be run again."""
     shared, private = Path(os.environ[f"{_PREFIX}SHARED"]), Path(os.environ[f"{_PREFIX}AGENT"])
     address, host = os.environ[f"{_PREFIX}ADDRESS"], os.environ[f"{_PREFIX}HOST"]
-    package = Path(next(iter(perdure_launcher.__path__)))
     library = shared / "lib"
-    shutil.copytree(package, library / package.name, dirs_exist_ok=True)
+    for module in (perdure_launcher, perdure_training):
+        package = Path(next(iter(module.__path__)))
+        shutil.copytree(package, library / package.name, dirs_exist_ok=True)
     (library / "__main__.py").write_text(_MAIN, encoding="utf-8")
     run_directory = shared / "run"
     for folder in (run_directory, *folders(run_directory)):

@@ -5,7 +5,7 @@
     async with perdure.Client() as client:
         await client.submit(perdure.load_spec("job.yaml"))
 
-Attributes are imported on first use: training scripts import `perdure.training` and need none of the others.
+Attributes are imported on first use: training scripts import `perdure_training` and need none of the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Builds the environment of the command: torchrun's options, and the path on which Python finds Perdure's plugins.
 
-Only one folder is added to the user's path, and it contains only this package: nothing else that is installed beside
-Perdure may shadow the user's packages.
+Only one folder is added to the user's path, and it contains only this package and the library for training scripts:
+nothing else that is installed beside Perdure may shadow the user's packages.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ PROGRESS_VARIABLE = "PERDURE_PROGRESS_DIR"
 RUN_ID_VARIABLE = "PERDURE_RUN_ID"
 STORE_VARIABLE = "PERDURE_STORE"
 """Variable with address and port of the generation's store, which a script that sets MASTER_ADDR does not change."""
+TRAINING_LIBRARY = "perdure_training"
+"""The package for training scripts, a sibling of this one wherever the launcher is installed."""
 PARENT_VARIABLE = "PERDURE_RANK_PARENT"
 """Variable with the PID of the ranks' parent and its PID namespace: ranks end with that process."""
 
@@ -81,16 +83,19 @@ class TorchrunSettings:
 
 
 def inject(run_directory: Path) -> Path:
-    """Creates the folder for PYTHONPATH: a copy of this package, and the entry points by which torch finds it.
+    """Creates the folder for PYTHONPATH: copies of this package and of the training library beside it, and the entry
+    points by which torch finds this one.
 
-    It is a copy so that an upgrade of the launcher's own package cannot break ranks that start later.
+    They are copies so that an upgrade of the launcher's own package cannot break ranks that start later. The training
+    library comes before one that the user's image has, so that all its modules are of the launcher's release.
 
     Raises:
         OSError: if the run directory cannot be written.
     """
     target = run_directory / INJECTED
     package = Path(__file__).parent
-    shutil.copytree(package, target / package.name, dirs_exist_ok=True)
+    for source in (package, package.parent / TRAINING_LIBRARY):
+        shutil.copytree(source, target / source.name, dirs_exist_ok=True)
     metadata = target / f"{package.name}-{__version__}.dist-info"
     metadata.mkdir(exist_ok=True)
     (metadata / "METADATA").write_text(

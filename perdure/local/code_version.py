@@ -12,7 +12,7 @@ from pathlib import Path
 
 import perdure
 
-_PACKAGES = ("perdure", "workflows", "activities", "agent", "perdure_launcher")
+_PACKAGES = ("perdure", "workflows", "activities", "agent", "perdure_launcher", "perdure_training")
 
 
 @cache

@@ -2,7 +2,7 @@
 
 It does not touch the user's code, and must not fail: torch turns an exception of a plugin into a failure of `import
 torch`. Counts are relative (0 after each start): they show that a rank is alive, not the progress of the training,
-which `perdure.training.report` reports.
+which `perdure_training.report` reports.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ USER = "65532:65532"
 COMMAND = ("perdure", "worker", "--backend", "kubernetes")
 """The default command of Perdure's image; agents' containers run another one."""
 
-OUR_PACKAGES = ("perdure", "workflows", "activities", "agent", "perdure_launcher")
+OUR_PACKAGES = ("perdure", "workflows", "activities", "agent", "perdure_launcher", "perdure_training")
 
 ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 

@@ -25,7 +25,7 @@ from griffe import (
 _INTRODUCTION = """\
 # The Python API
 
-The public API: the names in `perdure`, and `perdure.training` for training scripts, which needs the standard library
+The public API: the names in `perdure`, and `perdure_training` for training scripts, which needs the standard library
 only. Everything else is internal and changes without notice, except the types that calls return.
 """
 
@@ -44,12 +44,12 @@ which `perdure` exits.
 
 _EXPLAINED_ELSEWHERE = {"JobSpec": "Its fields are in [spec.md](spec.md)."}
 
-_MODULES = ("perdure", "perdure.training", "perdure.errors")
+_MODULES = ("perdure", "perdure_training", "perdure.errors")
 
 _LINE = 100
 """Maximum length of a signature on one line."""
 
-_PACKAGES = ("perdure", "workflows")
+_PACKAGES = ("perdure", "perdure_training", "workflows")
 """Packages that define public names and the types that calls return."""
 
 
@@ -63,8 +63,8 @@ def reference() -> str:
     returned = [thing for thing in _returned(public, loader) if thing not in public]
     parts = [_INTRODUCTION, _prose(perdure)]
     parts += [_section(thing, "##", loader, "perdure.") for thing in public]
-    parts += [f"## `perdure.training`\n\n{_prose(training)}"]
-    parts += [_section(thing, "###", loader, "perdure.training.") for thing in trainings]
+    parts += [f"## `perdure_training`\n\n{_prose(training)}"]
+    parts += [_section(thing, "###", loader, "perdure_training.") for thing in trainings]
     parts += [_RETURNED, *(_section(thing, "###", loader) for thing in returned)]
     parts += [_ERRORS, _errors(raised)]
     parts += [_section(thing, "###", loader) for thing in raised if not _is_error(thing)]

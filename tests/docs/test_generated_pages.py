@@ -20,7 +20,7 @@ def test_every_command_is_told():
 def test_every_public_name_is_told():
     page = PAGES["python-api.md"]()
     assert [name for name in perdure.__all__ if f"## `perdure.{name}`" not in page] == []
-    assert "`perdure.training.report`" in page
+    assert "`perdure_training.report`" in page
     assert all(getattr(perdure, name) for name in perdure.__all__)
 
 

@@ -42,7 +42,7 @@ def foreign(folder: str, *, allowed: tuple[str, ...]) -> list[str]:
         ("perdure/spec", ("pydantic", "pydantic_core", "yaml")),
         # Run in users' processes, next to whatever versions they have.
         ("perdure_launcher", ("torch",)),
-        ("perdure/training", ("torch",)),
+        ("perdure_training", ("torch",)),
     ],
 )
 def test_imports_only_what_it_may(folder: str, allowed: tuple[str, ...]):
@@ -50,7 +50,7 @@ def test_imports_only_what_it_may(folder: str, allowed: tuple[str, ...]):
 
 
 def test_importing_the_package_is_cheap():
-    """Users' processes import `perdure.training`, and with it `perdure`."""
+    """Scripts that import `perdure.training` import `perdure` with it."""
     tree = ast.parse((ROOT / "perdure" / "__init__.py").read_text(encoding="utf-8"))
     eager = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     expensive = [line for line in eager if "temporalio" in line or "pydantic" in line or "client" in line]

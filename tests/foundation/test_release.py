@@ -15,9 +15,10 @@ from workflows.policy.behavior import CURRENT
 VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 
 
-def test_the_chart_and_the_launcher_are_of_the_same_release():
+def test_the_chart_the_launcher_and_the_training_library_are_of_the_same_release():
     chart = yaml.safe_load((REPOSITORY / "deploy/helm/perdure/Chart.yaml").read_text())
-    assert (chart["version"], chart["appVersion"], perdure_launcher.__version__) == (VERSION, VERSION, VERSION)
+    library = tomllib.loads((REPOSITORY / "deploy/perdure-training/pyproject.toml").read_text())["project"]["version"]
+    assert {chart["version"], chart["appVersion"], perdure_launcher.__version__, library} == {VERSION}
 
 
 def test_images_are_named_after_the_release():

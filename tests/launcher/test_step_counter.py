@@ -84,7 +84,7 @@ def test_an_optimizer_is_saved_and_loaded_as_ever(tmp_path: Path) -> None:
 
 def test_hooks_that_have_nothing_more_to_do_leave_the_users_own_alone(tmp_path: Path) -> None:
     script = (
-        "from torch.optim.optimizer import register_optimizer_step_post_hook\nfrom perdure.training import report\n"
+        "from torch.optim.optimizer import register_optimizer_step_post_hook\nfrom perdure_training import report\n"
         "seen = []\nregister_optimizer_step_post_hook(lambda *_: seen.append(1))\na = optimizer()\n"
         "for step in range(20):\n    a.step()\n    if step == 5: report(step=step)\nprint(len(seen))"
     )
@@ -153,6 +153,7 @@ def test_torchs_own_record_comes_first(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["message"]["message"] == "RuntimeError: recorded"
 
 
-def test_only_our_package_is_injected(tmp_path: Path) -> None:
+def test_only_our_packages_are_injected(tmp_path: Path) -> None:
     injected = inject(tmp_path)
-    assert sorted(path.name.split("-")[0] for path in injected.iterdir()) == ["perdure_launcher", "perdure_launcher"]
+    names = sorted(path.name.split("-")[0] for path in injected.iterdir())
+    assert names == ["perdure_launcher", "perdure_launcher", "perdure_training"]

@@ -62,7 +62,7 @@ async def site(tmp_path: Path, control_plane: LocalControlPlane) -> AsyncIterato
 async def job(site: Site) -> Job:
     """A job with a secret in its environment and in its command, which runs until the test lets it end."""
     wait = (
-        "import os, sys, time\nfrom perdure.training import report\nreport(step=1)\n"
+        "import os, sys, time\nfrom perdure_training import report\nreport(step=1)\n"
         "while not os.path.exists(sys.argv[1] + '/finish'): time.sleep(0.1)"
     )
     name = f"secret-{secrets.token_hex(3)}"

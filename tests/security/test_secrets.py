@@ -25,7 +25,7 @@ from workflows.messages import JobPhase
 
 WAIT = """
 import hashlib, os, sys, time
-from perdure.training import report
+from perdure_training import report
 report(step=1)
 with open(sys.argv[1] + "/digest", "w") as file:
     file.write(hashlib.sha256(os.environ["HF_TOKEN"].encode()).hexdigest())

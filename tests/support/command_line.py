@@ -24,7 +24,7 @@ import psutil
 
 from tests.support.waiting import wait_for
 
-STEPS = f"{sys.executable} -c 'from perdure.training import report; report(step=1)'"
+STEPS = f"{sys.executable} -c 'from perdure_training import report; report(step=1)'"
 """For a shell: a step. A job runs from its first one; without any, when its ranks have lived for some seconds."""
 
 PERDURE = (sys.executable, "-P", "-m", "perdure.cli.main")

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from perdure.training import report
+from perdure_training import report
 
 out, *rest = sys.argv[1:]
 fail_at = int(rest[rest.index("--fail-at") + 1]) if "--fail-at" in rest else 0

@@ -1,4 +1,4 @@
-"""Tests of `perdure.training.report`, in a real process beside the real step counter."""
+"""Tests of `perdure_training.report`, in a real process beside the real step counter."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from perdure.training import report
 from perdure_launcher.environment import inject
 from perdure_launcher.rank_plugins.progress import COUNTED, ProgressWriter, progress_path, read_progress
+from perdure_training import report
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ def run(script: str, directory: Path, **changes: str | None) -> subprocess.Compl
 
 
 def test_reported_progress_is_what_the_agent_reads(tmp_path: Path) -> None:
-    run("from perdure.training import report; report(step=41, total=100, loss=2.5); report(step=42)", tmp_path)
+    run("from perdure_training import report; report(step=41, total=100, loss=2.5); report(step=42)", tmp_path)
     progress = read_progress(progress_path(tmp_path / "progress", 3))
     assert progress
     assert (progress.step, progress.total, progress.loss, progress.generation) == (42, 100, 2.5, 7)
@@ -42,18 +42,18 @@ def test_reported_progress_is_what_the_agent_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["PERDURE_PROGRESS_DIR", "RANK"])
 def test_outside_perdure_nothing_happens(tmp_path: Path, missing: str) -> None:
-    run("from perdure.training import report; report(step=1)", tmp_path, **{missing: None})
+    run("from perdure_training import report; report(step=1)", tmp_path, **{missing: None})
     assert not (tmp_path / "progress").exists()
 
 
 def test_ranks_of_a_torchrun_within_a_rank_write_nothing(tmp_path: Path) -> None:
-    run("from perdure.training import report; report(step=1)", tmp_path, TORCHELASTIC_RUN_ID="none")
+    run("from perdure_training import report; report(step=1)", tmp_path, TORCHELASTIC_RUN_ID="none")
     assert not (tmp_path / "progress").exists()
 
 
 def test_the_library_imports_neither_torch_nor_the_rest_of_perdure(tmp_path: Path) -> None:
     script = (
-        "import sys; from perdure.training import report; report(step=1)\n"
+        "import sys; from perdure_training import report; report(step=1)\n"
         "heavy = {'torch', 'pydantic', 'temporalio', 'perdure_launcher', 'perdure.spec', 'aiohttp'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
@@ -62,7 +62,7 @@ def test_the_library_imports_neither_torch_nor_the_rest_of_perdure(tmp_path: Pat
 
 def test_a_tensor_on_a_device_is_ignored_with_one_warning(tmp_path: Path) -> None:
     script = (
-        "import torch\nfrom perdure.training import report\n"
+        "import torch\nfrom perdure_training import report\n"
         "report(step=1, loss=torch.tensor(0.25, requires_grad=True))\n"
         "for step in (2, 3): report(step=step, loss=torch.empty((), device='meta'))"
     )
@@ -75,7 +75,7 @@ def test_a_tensor_on_a_device_is_ignored_with_one_warning(tmp_path: Path) -> Non
 
 def test_counting_stops_at_the_first_report(tmp_path: Path) -> None:
     script = (
-        "import torch\nfrom perdure.training import report\n"
+        "import torch\nfrom perdure_training import report\n"
         "parameter = torch.nn.Parameter(torch.zeros(1)); parameter.grad = torch.ones(1)\n"
         "optimizer = torch.optim.SGD([parameter], lr=0.1)\n"
         "optimizer.step(); optimizer.step()\n"
@@ -90,14 +90,14 @@ def test_counting_stops_at_the_first_report(tmp_path: Path) -> None:
 
 def test_a_full_disk_or_a_bad_folder_does_not_stop_the_training(tmp_path: Path) -> None:
     (tmp_path / "progress").write_text("a file where a folder should be")
-    result = run("from perdure.training import report; report(step=1); report(step=2); print('on')", tmp_path)
+    result = run("from perdure_training import report; report(step=1); report(step=2); print('on')", tmp_path)
     assert result.stdout == "on\n"
     assert result.stderr.count("progress is not reported") == 1
 
 
 def test_a_forked_child_reports_under_its_own_name(tmp_path: Path) -> None:
     script = (
-        "import os\nfrom perdure.training import report\nreport(step=1)\npid = os.fork()\n"
+        "import os\nfrom perdure_training import report\nreport(step=1)\npid = os.fork()\n"
         "if pid == 0:\n    report(step=2)\n    print(os.getpid(), flush=True)\n    os._exit(0)\nos.waitpid(pid, 0)"
     )
     child = int(run(script, tmp_path).stdout)
@@ -108,7 +108,7 @@ def test_a_forked_child_reports_under_its_own_name(tmp_path: Path) -> None:
 
 def test_threads_may_report_together(tmp_path: Path) -> None:
     script = (
-        "import threading\nfrom perdure.training import report\n"
+        "import threading\nfrom perdure_training import report\n"
         "def work(first):\n    for step in range(first, 20000, 4): report(step=step, loss=step)\n"
         "threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]\n"
         "[thread.start() for thread in threads]; [thread.join() for thread in threads]; report(step=20000, loss=1)"
@@ -135,7 +135,7 @@ def test_wrong_arguments_are_refused_everywhere(arguments: dict[str, object], ki
 
 def test_the_layout_is_the_launchers(tmp_path: Path) -> None:
     """Both are written down, since neither package may import the other."""
-    from perdure.training.progress_file import ProgressFile
+    from perdure_training.progress_file import ProgressFile
 
     path = progress_path(tmp_path, 0)
     counted = ProgressWriter(path, generation=5, pid=os.getpid(), source=COUNTED)

@@ -112,7 +112,7 @@ class ProgressSource(Vocabulary):
     """The origin of the step number, and so its reliability."""
 
     REPORTED = "REPORTED"
-    """The script reports it through `perdure.training.report`: absolute and exact."""
+    """The script reports it through `perdure_training.report`: absolute and exact."""
     COUNTED = "COUNTED"
     """Counted optimizer steps since the process started: they prove liveness, not absolute progress."""
     UNKNOWN = "UNKNOWN"
