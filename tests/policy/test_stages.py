@@ -296,6 +296,15 @@ def test_a_suspended_job_goes_on_with_the_stage_that_it_was_in() -> None:
     assert job.state.world.stage == 1
 
 
+def test_a_command_that_had_ended_when_its_job_was_suspended_does_not_start_again() -> None:
+    job = trained().command_ended(0)
+    job.take(SuspendRequested())
+    job.transition(0, TransitionKind.REMOVED).transition(1, TransitionKind.REMOVED)
+    job.take(ResumeRequested())
+    assert job.node(0).phase is NodePhase.REMOVED
+    assert job.node(1).incarnation == 2
+
+
 def test_a_restart_asked_between_two_worlds_changes_nothing() -> None:
     job = trained()
     job.take(RestartRequested())

@@ -401,6 +401,9 @@ def _staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSour
 
 def _dismiss(state: JobState, job: JobSpec, now: datetime) -> JobState:
     """Ends all nodes of a suspended job; their incarnation numbers are kept, so that none is ever used again."""
+    if state.world is None and not any(node.alive for node in state.nodes.values()):
+        # Which commands have ended was decided with the last world: without it every stage looks incomplete.
+        return state.replace(interruption=None, waiting_since=None, queued_since=None, ready_since=None)
     for node in list(state.nodes.values()):
         # Outside of a complete stage every command starts over, including that of a node that ended and left before.
         ended = node.ended and state.between_stages
