@@ -32,13 +32,13 @@ _NEEDS = {
 """Tests by what they need, as folders and files: there is only one cluster, and ranks import torch repeatedly, which
 takes a core each time. All other tests need at most a Temporal server."""
 
-_LONGEST = ("tests/workflows/", "tests/cli/", "tests/agent/")
+_LONGEST = ("tests/workflows/", "tests/cli/", "tests/agent/", "tests/security/", "tests/policy/")
 """The longest of the other tests: they start first, so that no process has one of them left at the end."""
 
 _CORES_PER_RANKS = 2
 """Processes with ranks beside each other: one for so many cores."""
 
-LONG = ("launchers", "frameworks", "warm-starts", "joining", "cluster-faults")
+LONG = ("launchers", "frameworks", "warm-starts", "joining", "survival", "cluster-faults")
 """Groups of tests that are too long for each run. `.ci/run` adds one by turn."""
 
 

@@ -112,6 +112,7 @@ class Brain:
         raise AssertionError(f"rank {rank} does not run")
 
 
+@pytest.mark.long("survival")
 @pytest.mark.timeout(300)
 async def test_training_goes_on_through_deaths(
     temporal_server: DevServer, tmp_path_factory: pytest.TempPathFactory

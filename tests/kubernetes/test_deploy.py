@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
 
@@ -26,6 +27,7 @@ DEPLOY = REPOSITORY / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
 
 
+@pytest.mark.long("cluster-faults")
 def test_the_dockerfile_says_what_the_tests_image_is(own_cluster: Cluster) -> None:
     config, files = contents(own_cluster.load_perdure_image().archive)
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())

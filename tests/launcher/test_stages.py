@@ -65,6 +65,7 @@ async def test_each_torchrun_of_a_command_has_a_world_of_its_own() -> None:
         assert node.output.index("BETWEEN") < node.output.index("EXPORTED")
 
 
+@pytest.mark.long("launchers")
 async def test_a_command_that_begins_anew_passes_over_what_the_job_has_finished() -> None:
     """A loop over seeds whose last run is killed: the first ones do not train again."""
     node = script("set -e", f"for seed in 0 1 2; do echo SEED $seed; {TRAIN} $seed; done", "echo EXPORTED")
@@ -136,6 +137,7 @@ async def test_a_script_is_ended_with_the_torchrun_whose_generation_is_over() ->
         assert SUPERSEDED_EXIT_CODE not in [body["exit_code"] for body in node.agent.said(EXITED)]
 
 
+@pytest.mark.long("launchers")
 async def test_a_node_that_is_left_out_of_the_last_world_goes_on_to_the_next_stage() -> None:
     node = script("set -e", TRAIN, TRAIN, nodes="1:2")
     async with running(node):

@@ -107,6 +107,7 @@ def test_nothing_of_ours_fails_the_users_script(changes: dict[str, str], tmp_pat
     assert (result.returncode, result.stdout) == (0, "on\n")
 
 
+@pytest.mark.long("launchers")
 def test_a_compiled_step_is_not_broken_up_by_us(tmp_path: Path) -> None:
     script = (
         "from torch._dynamo.utils import counters\n"

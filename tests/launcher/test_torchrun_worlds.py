@@ -98,6 +98,7 @@ async def test_a_killed_torchrun_takes_its_ranks_along_and_its_successor_enters_
         await all_step(nodes, 2)
 
 
+@pytest.mark.long("launchers")
 async def test_a_node_in_the_exit_barrier_starts_again_when_a_peer_dies_before_it_has_finished() -> None:
     nodes = pair("--linger", "1")
     async with running(*nodes):
@@ -146,6 +147,7 @@ async def test_a_torchrun_that_was_told_not_to_restart_reports_its_ranks_through
         assert "ValueError: unknown optimizer" in exited.body["log_tail"]
 
 
+@pytest.mark.long("launchers")
 async def test_training_goes_on_while_the_agent_is_away_and_it_hears_on_return_what_happened() -> None:
     nodes = pair()
     async with running(*nodes):
@@ -260,6 +262,7 @@ async def test_ranks_do_not_outlive_a_killed_launcher() -> None:
         await eventually(lambda: node.processes() == [], within=20)
 
 
+@pytest.mark.long("launchers")
 async def test_a_node_that_joins_restarts_the_others_without_a_failure() -> None:
     nodes = pair()
     async with running(nodes[0]):

@@ -60,6 +60,7 @@ async def test_the_first_machine_starts_the_job_and_a_late_one_learns_that_it_is
     assert sorted(line.partition(" | ")[2] for line in kept.text.splitlines()) == said
 
 
+@pytest.mark.long("joining")
 async def test_a_rank_killed_restarts_in_place(site: Site, here: Machines):
     job = await submitted(site, script=SCRIPT)
     for name in ("a", "b"):

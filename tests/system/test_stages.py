@@ -60,6 +60,7 @@ async def test_a_rank_and_a_node_killed_in_the_second_stage_train_the_first_one_
     assert [incident.failure for incident in await job.incidents()] == [FailureClass.KILLED, FailureClass.NODE_LOST]
 
 
+@pytest.mark.long("frameworks")
 async def test_a_line_that_fails_after_torchrun_every_time_fails_the_job(site: Site):
     trained = folder(site, "trained")
     job = await site.submit(

@@ -27,6 +27,7 @@ async def test_a_rank_killed_restarts_in_place(site: Site):
     await job.stepping(generation=2, ranks=2)
 
 
+@pytest.mark.long("survival")
 async def test_torchrun_killed_is_started_again_on_its_node(site: Site):
     job = await site.submit()
     await job.running(nodes=2)
@@ -36,6 +37,7 @@ async def test_torchrun_killed_is_started_again_on_its_node(site: Site):
     assert (await job.incidents())[0].culprit == 0
 
 
+@pytest.mark.long("survival")
 async def test_all_torchruns_killed_are_started_again_though_the_end_of_one_is_reported_after_the_next_world(
     site: Site,
 ):
@@ -53,6 +55,7 @@ async def test_all_torchruns_killed_are_started_again_though_the_end_of_one_is_r
     assert FailureClass.RENDEZVOUS_TIMEOUT not in {incident.failure for incident in await job.incidents()}
 
 
+@pytest.mark.long("survival")
 async def test_a_launcher_killed_is_a_lost_node(site: Site):
     job = await site.submit()
     await job.running(nodes=2)
@@ -95,6 +98,7 @@ async def test_a_whole_node_killed_without_capacity_is_gone_on_without(own_site:
     await job.running(nodes=2)
 
 
+@pytest.mark.long("survival")
 async def test_several_at_once(site: Site):
     job = await site.submit(nodes="1:3")
     await job.running(nodes=3)
@@ -104,6 +108,7 @@ async def test_several_at_once(site: Site):
     await job.running(nodes=3, after=1)
 
 
+@pytest.mark.long("survival")
 async def test_a_frozen_agent_is_unreachable_and_back_and_nothing_is_restarted(site: Site):
     job = await site.submit(script=WALK, timing={"lease": SHORT_LEASE})
     await job.running(nodes=2)
@@ -130,6 +135,7 @@ async def test_worker_and_server_killed_do_not_stop_training(own_site: Site):
     assert not await job.incidents()
 
 
+@pytest.mark.long("survival")
 async def test_a_rank_killed_while_the_server_is_away_is_repaired_when_it_is_back(own_site: Site):
     job = await own_site.submit()
     await job.running(nodes=2)
@@ -141,6 +147,7 @@ async def test_a_rank_killed_while_the_server_is_away_is_repaired_when_it_is_bac
     assert {node.incarnation for node in await own_site.client.nodes(job.name)} == {1}
 
 
+@pytest.mark.long("survival")
 async def test_a_peer_killed_while_the_other_waits_in_the_exit_barrier(site: Site):
     job = await site.submit("--steps", "60", "--linger", "5")
     await eventually((job.out / "lingering-1").exists, what=lambda: "a rank in its final save")
@@ -150,6 +157,7 @@ async def test_a_peer_killed_while_the_other_waits_in_the_exit_barrier(site: Sit
     assert (result.phase, result.generations) == (JobPhase.SUCCEEDED, 2)
 
 
+@pytest.mark.long("survival")
 async def test_a_node_killed_while_a_world_is_handed_out(site: Site):
     job = await site.submit(nodes="1:3")
     await job.running(nodes=3)
@@ -174,6 +182,7 @@ async def test_a_command_that_does_not_exist_stops_at_once(site: Site):
     assert "trochrun" in result.reason
 
 
+@pytest.mark.long("survival")
 async def test_scale_suspend_and_resume(site: Site):
     job = await site.submit(nodes="3")
     await job.running(nodes=3)
@@ -188,6 +197,7 @@ async def test_scale_suspend_and_resume(site: Site):
     await job.stepping(generation=known.generation, ranks=2)
 
 
+@pytest.mark.long("survival")
 async def test_cancel_leaves_no_process(site: Site):
     job = await site.submit()
     await job.running(nodes=2)

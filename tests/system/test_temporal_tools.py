@@ -54,6 +54,7 @@ async def test_a_terminated_job_leaves_nothing_and_its_name_is_free(site: Site):
     assert (await site.client.wait(job.name)).phase is JobPhase.SUCCEEDED
 
 
+@pytest.mark.long("survival")
 async def test_a_name_used_again_while_the_old_nodes_wind_down_never_mixes(site: Site):
     old = await site.submit("--stubborn", nodes="3", limits={"termination_grace_period": "10m"}, timing=SOON)
     await old.running(nodes=3)
