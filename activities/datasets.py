@@ -12,7 +12,7 @@ from temporalio import activity
 from temporalio.client import Client
 
 from agent.job_liveness import JobLiveness, query_job_liveness
-from workflows.dataset import JobOwner
+from workflows.companion import JobOwner
 
 logger = logging.getLogger(__name__)
 

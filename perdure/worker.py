@@ -41,6 +41,7 @@ from workflows.names import watch_task_queue
 from workflows.node_group import NodeGroup
 from workflows.read_log import ReadNodeLog
 from workflows.read_site import ReadSite
+from workflows.store import Store
 from workflows.training_job import TrainingJob
 from workflows.workdir_upload import WorkdirUpload
 
@@ -89,7 +90,7 @@ async def running_worker(
         Worker(
             client,
             task_queue=task_queue,
-            workflows=[TrainingJob, NodeGroup, Dataset, ReadNodeLog, ReadSite, WorkdirUpload],
+            workflows=[TrainingJob, NodeGroup, Dataset, Store, ReadNodeLog, ReadSite, WorkdirUpload],
             # The sandbox is entered anew for each payload, which takes most of a worker's time when a thousand nodes
             # report at once. Problems that it prevents are found before a release: the tests' own workers run in it.
             workflow_runner=UnsandboxedWorkflowRunner(),

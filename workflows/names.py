@@ -25,6 +25,7 @@ def watch_task_queue(worker_task_queue: str) -> str:
 TRAINING_JOB = "TrainingJob"
 NODE_GROUP = "NodeGroup"
 DATASET = "Dataset"
+STORE = "Store"
 READ_NODE_LOG = "ReadNodeLog"
 READ_SITE = "ReadSite"
 WORKDIR_UPLOAD = "WorkdirUpload"
@@ -59,6 +60,10 @@ def group_workflow_id(job_id: str, uid: str, role: str, group: int) -> str:
 
 def dataset_workflow_id(job_id: str, uid: str, name: str) -> str:
     return f"{job_id}/{uid}/dataset/{name}"
+
+
+def store_workflow_id(job_id: str, uid: str) -> str:
+    return f"{job_id}/{uid}/store"
 
 
 def log_workflow_id(job_id: str, node: NodeId, request: str) -> str:

@@ -38,12 +38,14 @@ with workflow.unsafe.imports_passed_through():
         Ready,
         Stall,
         Stepping,
+        StoreNeeded,
     )
     from workflows.names import NODE_GROUP
     from workflows.node_record import GroupInput, NodeRecord
     from workflows.node_table import NodeTable
     from workflows.patching import behavior_of_this_run
     from workflows.policy.behavior import Behavior
+    from workflows.store import start_store
 
 
 _WATCH = ("watch", 0, 0)
@@ -140,6 +142,11 @@ class NodeGroup:
         if known and len(self._datasets | {message.name}) <= options.DATASETS_PER_GROUP:
             self._datasets.add(message.name)
             self._start((f"dataset {message.name}", 0, 0), start_dataset(self._table.group, message))
+
+    @workflow.signal(description="A rank uses the store of the job, which the server does not know")
+    def store_needed(self, message: StoreNeeded) -> None:
+        if self._table.current(message.sender) is not None and not self._table.winding_down:
+            self._start(("store", 0, 0), start_store(self._table.group))
 
     @workflow.signal(description="Facts from the backend's watch")
     def node_events(self, message: NodeEvents) -> None:

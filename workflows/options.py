@@ -116,3 +116,6 @@ OWNER_RETRY = RetryPolicy(
 DATASETS_PER_GROUP = 64
 """Datasets that the nodes of one group can begin in one run of the group: a job has a few, and a program that names
 them in a loop must not start workflows without end."""
+
+STORE_NOTIFICATION = timedelta(seconds=5)
+"""The time in which an agent takes note that the store has changed; it does nothing else. Ranks wait for it."""

@@ -22,7 +22,8 @@ from tests.agent.harness import RunningAgent, Workflows, recording, running_agen
 from tests.agent.test_agent_node import IDENTITY, Bench
 from tests.support.temporal_server import DevServer, dev_server
 from tests.support.waiting import eventually
-from workflows.dataset import Dataset, DatasetInput, JobOwner
+from workflows.companion import JobOwner
+from workflows.dataset import Dataset, DatasetInput
 from workflows.messages import (
     DatasetAnswer,
     DatasetNeeded,

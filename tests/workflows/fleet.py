@@ -45,6 +45,7 @@ from workflows.messages import (
 )
 from workflows.names import node_name, watch_task_queue
 from workflows.node_group import NodeGroup
+from workflows.store import Store
 from workflows.training_job import TrainingJob
 
 
@@ -136,7 +137,7 @@ class Fleet:
             Worker(
                 self.client,
                 task_queue=self.task_queue,
-                workflows=[TrainingJob, NodeGroup, Dataset],
+                workflows=[TrainingJob, NodeGroup, Dataset, Store],
                 activities=[
                     self.create_node,
                     self.create_nodes,

@@ -33,6 +33,7 @@ from workflows.messages import (
     Stall,
     Stepping,
     StopNode,
+    StoreChanged,
 )
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class PlayedNode:
     stages_complete: int = 0
     command_restarts: int = 0
     stopped: bool = False
+    store_changes: int = 0
+    """The number of times that the store notified it."""
     leaving: bool = False
     """Refuses worlds, as an agent does whose node is being ended."""
     refused: int = 0
@@ -112,6 +115,7 @@ class PlayedNode:
                 self.complete_generation,
                 self.restart_command,
                 self.stop_node,
+                self.store_changed,
             ],
             activity_task_poller_behavior=PollerBehaviorSimpleMaximum(1),
             max_concurrent_activities=8,
@@ -246,3 +250,9 @@ class PlayedNode:
         self.stopped = True
         self.fleet.changed()
         return CommandAnswer(accepted=True, generation=self.generation)
+
+    @activity.defn(name="store_changed")
+    async def store_changed(self, command: StoreChanged) -> None:
+        assert command.node == self.request.node
+        self.store_changes += 1
+        self.fleet.changed()

@@ -11,6 +11,7 @@
 | `users` | from users to jobs |
 | `workdirs` | from clients to uploads of code, and on to backends |
 | `datasets` | between agents and the datasets of their job |
+| `store` | between agents and the store of their job |
 | `views` | from jobs and groups to users |
 | `vocabulary` | the enumerations that all of them share |
 | `base` | base classes and text limits |
@@ -90,6 +91,16 @@ from workflows.messages.groups import (
 from workflows.messages.identity import Incarnation, NodeCredentials, NodeId
 from workflows.messages.joining import JoinAnswer, JoinRefusal, JoinRequest
 from workflows.messages.logs import LogChunk, LogPosition, ReadLog
+from workflows.messages.store import (
+    StoreAction,
+    StoreAnswer,
+    StoreAnswers,
+    StoreCall,
+    StoreChanged,
+    StoreNeeded,
+    StoreRequest,
+    StoreView,
+)
 from workflows.messages.users import Accepted, ReasonRequest, RelaunchRequest, ScaleRequest
 from workflows.messages.views import Considered, Evidence, IncidentView, JobResult, JobStatus, NodeView, Observation
 from workflows.messages.vocabulary import (
@@ -184,6 +195,14 @@ __all__ = [
     "Stall",
     "Stepping",
     "StopNode",
+    "StoreAction",
+    "StoreAnswer",
+    "StoreAnswers",
+    "StoreCall",
+    "StoreChanged",
+    "StoreNeeded",
+    "StoreRequest",
+    "StoreView",
     "Term",
     "TransitionKind",
     "WatchRequest",

@@ -1,0 +1,175 @@
+"""Tests of the Store workflow on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from tests.support.temporal_server import dev_server
+from tests.support.waiting import eventually
+from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.jobs import node, running
+from tests.workflows.played_node import PlayedNode
+from workflows.messages import (
+    DatasetNeeded,
+    DatasetParameters,
+    StoreAction,
+    StoreAnswer,
+    StoreAnswers,
+    StoreCall,
+    StoreNeeded,
+    StoreRequest,
+    StoreView,
+)
+from workflows.names import dataset_workflow_id, store_workflow_id
+
+QUICK_END = {"owner_check": "200ms", "rendezvous": {"last_call": "200ms"}}
+
+
+class Caller:
+    """A rank that uses the store of its job through its node."""
+
+    def __init__(self, fleet: Fleet, played: PlayedNode, *, name: str = "c", generation: int = 1) -> None:
+        self.played = played
+        self._name = name
+        self._generation = generation
+        self._sequence = count(1)
+        self.store = fleet.client.get_workflow_handle(store_workflow_id(played.request.job_id, played.request.node.uid))
+
+    def call(self, action: StoreAction, *keys: str, **fields: Any) -> StoreCall:
+        return StoreCall(client=self._name, sequence=next(self._sequence), action=action, keys=keys, **fields)
+
+    async def send(self, *calls: StoreCall, **changes: Any) -> tuple[StoreAnswer, ...]:
+        """Sends calls, and again while the store is not there or its run has ended."""
+        request = StoreRequest(sender=self.played.request.node, generation=self._generation, calls=calls)
+
+        async def answers() -> StoreAnswers | None:
+            try:
+                changed = request.model_copy(update=changes)
+                return await self.store.execute_update("call", changed, result_type=StoreAnswers)
+            except RPCError as error:
+                if error.status not in (RPCStatusCode.NOT_FOUND, RPCStatusCode.RESOURCE_EXHAUSTED):
+                    raise
+                return None
+
+        return (await eventually(answers, within=60)).calls
+
+    async def ask(self, action: StoreAction, *keys: str, **fields: Any) -> StoreAnswer:
+        (answer,) = await self.send(self.call(action, *keys, **fields))
+        return answer
+
+    async def wait(self, *keys: str) -> None:
+        """Waits for keys as an agent does: asks again whenever its node is notified."""
+        call = self.call(StoreAction.WAIT, *keys)
+        while True:
+            seen = self.played.store_changes
+            (answer,) = await self.send(call)
+            if not answer.waits:
+                return
+            await eventually(lambda seen=seen: self.played.store_changes > seen, within=60)
+
+
+async def two_callers(fleet: Fleet, **spec: Any) -> tuple[WorkflowHandle[Any, Any], Caller, Caller]:
+    handle = await submit(fleet, job_spec("2", **spec))
+    await running(handle, nodes=2)
+    nodes = [await node(fleet, handle, rank) for rank in range(2)]
+    await nodes[0].to_group("store_needed", StoreNeeded)
+    first, second = (Caller(fleet, played, name=f"c{played.rank}") for played in nodes)
+    return handle, first, second
+
+
+@pytest.mark.parametrize("fleet", [0], indirect=True, ids=["replay of each task"])
+async def test_a_node_that_waits_is_notified_and_the_store_ends_with_its_job(fleet: Fleet):
+    handle, first, second = await two_callers(fleet, timing=QUICK_END)
+    waiting = asyncio.create_task(second.wait("a", "b"))
+    for key in ("a", "b"):
+        assert not waiting.done()
+        await first.ask(StoreAction.SET, key, values=(b"\x00\xff",))
+    await asyncio.wait_for(waiting, 60)
+    assert (await second.ask(StoreAction.GET, "b")).values == (b"\x00\xff",)
+    assert (await first.store.query("usage", result_type=StoreView)).keys == 2
+    await handle.cancel()
+    result = await asyncio.wait_for(first.store.result(), 60)
+    assert result["keys"] == 2
+
+
+async def test_a_node_that_is_away_is_notified_when_it_is_back(fleet: Fleet):
+    _, first, second = await two_callers(fleet)
+    waiting = asyncio.create_task(second.wait("a"))
+
+    async def waits() -> bool:
+        return (await first.store.query("usage", result_type=StoreView)).waiting_nodes == 1
+
+    await first.ask(StoreAction.COUNT)
+    await eventually(waits, within=60)
+    await second.played.die()
+    await first.ask(StoreAction.SET, "a", values=(b"1",))
+    assert not waiting.done()
+    await second.played.serve()
+    await asyncio.wait_for(waiting, 60)
+
+
+async def test_sums_are_exact_and_waits_are_answered_while_runs_end():
+    async with (
+        dev_server(options=("--dynamic-config-value", "limit.historyCount.suggestContinueAsNew=60")) as server,
+        running_fleet(await server.client()) as fleet,
+    ):
+        _, first, second = await two_callers(fleet)
+        waiting = asyncio.create_task(second.wait("last"))
+        callers = [Caller(fleet, first.played, name=f"adds {number}") for number in range(4)]
+
+        async def add(caller: Caller) -> None:
+            for _ in range(15):
+                once = caller.call(StoreAction.ADD, "n", amount=1)
+                first_answer, repeated = await caller.send(once), await caller.send(once)
+                assert first_answer == repeated
+
+        await asyncio.gather(*map(add, callers))
+        assert (await first.ask(StoreAction.GET, "n")).values == (b"60",)
+        described = await first.store.describe()
+        assert described.run_id != described.raw_description.workflow_execution_info.first_run_id, "continued as new"
+        assert not waiting.done()
+        await first.ask(StoreAction.SET, "last", values=(b"",))
+        await asyncio.wait_for(waiting, 60)
+
+
+async def test_what_it_cannot_read_and_what_a_stranger_sends_changes_nothing(fleet: Fleet):
+    _, first, second = await two_callers(fleet)
+    await first.ask(StoreAction.SET, "k", values=(b"1",))
+    stranger = first.played.request.node.model_copy(update={"uid": "00000000"})
+    with pytest.raises(WorkflowUpdateFailedError):
+        await first.send(first.call(StoreAction.SET, "k", values=(b"2",)), sender=stranger)
+    for malformed in ({"generation": 1}, {"generation": 1, "calls": [{"client": ""}]}, "text"):
+        with pytest.raises(WorkflowUpdateFailedError):
+            await first.store.execute_update("call", malformed)
+    assert (await second.ask(StoreAction.GET, "k")).values == (b"1",)
+
+
+async def test_a_group_starts_no_store_for_a_node_that_it_does_not_know(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    played = await node(fleet, handle, 0)
+    guessed = played.request.node.model_copy(update={"token": "guessed"})
+    await played.to_group("store_needed", StoreNeeded, sender=guessed)
+    # Signals are taken in order: when the group has taken this one, it has taken the one before.
+    await played.to_group("dataset_needed", DatasetNeeded, name="d", parameters=DatasetParameters(size=1, shard_size=1))
+    dataset = fleet.client.get_workflow_handle(dataset_workflow_id(handle.id, played.request.node.uid, "d"))
+    await eventually(lambda: _exists(dataset), within=60)
+    caller = Caller(fleet, played)
+    assert not await _exists(caller.store)
+    await played.to_group("store_needed", StoreNeeded)
+    assert not (await caller.ask(StoreAction.SET, "k", values=(b"",))).refused
+
+
+async def _exists(workflow: WorkflowHandle[Any, Any]) -> bool:
+    try:
+        return bool(await workflow.describe())
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+        return False
