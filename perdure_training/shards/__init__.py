@@ -1,0 +1,37 @@
+"""Reads a dataset in shards that the job leases to its ranks; docs/data.md is the guide.
+
+    from perdure_training.shards import ShardingClient
+
+    client = ShardingClient("train", size=len(dataset), epochs=3, shuffle=True)
+    for shard in client:
+        for index in shard:
+            train(dataset[index])
+        client.report(shard)
+
+`ShardBatches` and `ElasticSampler` need torch, and are imported from it on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perdure_training.shards.client import Shard, ShardingClient, ShardsRefused
+from perdure_training.shards.micro_batches import MicroBatches
+
+if TYPE_CHECKING:
+    from perdure_training.shards.batches import ShardBatches
+    from perdure_training.shards.elastic_sampler import ElasticSampler
+
+__all__ = ["ElasticSampler", "MicroBatches", "Shard", "ShardBatches", "ShardingClient", "ShardsRefused"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ShardBatches":
+        from perdure_training.shards.batches import ShardBatches
+
+        return ShardBatches
+    if name == "ElasticSampler":
+        from perdure_training.shards.elastic_sampler import ElasticSampler
+
+        return ElasticSampler
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,480 @@
+"""Reads a dataset in shards that the job leases to its ranks: fast ranks read more, and no sample is read twice.
+
+A background thread keeps shards ahead, so that `fetch` takes microseconds, and reports what is done once a second.
+While the agent or Temporal is away, ranks use the shards that they hold, and then wait.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perdure_training.shards.link import BEGINNING, Away, Json, Link, find_link
+from perdure_training.shards.permutation import Permutation
+from perdure_training.shards.spans import Span, gaps, merged
+
+logger = logging.getLogger(__name__)
+
+REPORT_INTERVAL = 1.0
+"""Seconds between two exchanges of a rank that has enough shards: each costs the job's dataset some events."""
+AHEAD = 3.0
+"""Seconds for which a rank keeps shards ahead, beside four times the time of an exchange."""
+_FIRST_SHARDS = 2
+_MOST_SHARDS = 200_000
+_MOST_SPANS = 200
+"""Spans in one list of a request; the agent takes 256."""
+_MOST_FAILED = 100
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 3.0
+_WARN_INTERVAL = 60.0
+_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9._-]{0,62}")
+_STATE_VERSION = 1
+
+
+class ShardsRefused(Exception):
+    """The job refuses to lease shards to this rank; the message says why."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Samples that this rank processes."""
+
+    epoch: int
+    first: int
+    """The first sample's place in the order of the epoch."""
+    end: int
+    permutation: Permutation | None
+    """The order of the epoch; None where it is that of the dataset."""
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields the samples' indices in the dataset."""
+        places = range(self.first, self.end)
+        return iter(places) if self.permutation is None else map(self.permutation.__getitem__, places)
+
+
+class ShardingClient:
+    """This rank's part of one dataset.
+
+    Invariants:
+        - A shard is held, handed out, or done; what is held and handed out is named in each exchange.
+        - `state_dict` is the position at the last `step`: what all ranks had consumed by then.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        size: int,
+        shard_size: int = 64,
+        epochs: int = 1,
+        shuffle: bool = False,
+        seed: int = 0,
+        link: Link | None = None,
+    ) -> None:
+        """Creates the client; it contacts the agent at the first `fetch`.
+
+        Args:
+            name: The dataset's name in the job: a letter, then up to 62 letters, digits, `.`, `_` and `-`.
+            size: Samples.
+            shard_size: Samples of one shard.
+            epochs: How often the dataset is read; 0 for endlessly.
+            shuffle: Permute the samples of each epoch, each epoch differently.
+            seed: Of the permutations.
+            link: How datasets are reached; by default through the node's agent, and without Perdure by themselves.
+
+        Raises:
+            ValueError: if an argument is out of range.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"name: expected a letter, then up to 62 letters, digits, '.', '_' or '-', found {name!r}")
+        for field, value, least in (("size", size, 1), ("shard_size", shard_size, 1), ("epochs", epochs, 0)):
+            if value < least:
+                raise ValueError(f"{field}: expected at least {least}, found {value}")
+        self._name = name
+        self._parameters: Json = {
+            "size": size,
+            "shard_size": shard_size,
+            "epochs": epochs,
+            "shuffle": shuffle,
+            "seed": seed,
+        }
+        self._rank = int(os.environ.get("RANK", "0"))
+        self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self._generation = int(os.environ.get("PERDURE_GENERATION", "0"))
+        self._link = link or find_link()
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._rewinds = 0
+        self._asked = 0
+        """How often the program needed an exchange at once."""
+        self._answered = 0
+        """How many of these a complete exchange has answered."""
+        self._count = 0
+        """Shards handed out, ever."""
+        self._begin(None)
+        self._target = _FIRST_SHARDS
+        self._rate = 0.0
+        """Shards that were handed out per second."""
+        self._exchange_s = 0.0
+        self._permutation: tuple[int, Permutation] | None = None
+
+    def _begin(self, loaded: Json | None) -> None:
+        """Starts from a loaded position, or from wherever the job is."""
+        self._loaded = loaded
+        self._base: Json | None = loaded
+        """The position that all ranks had agreed on last; None before the first answer."""
+        self._acknowledged = False
+        """The dataset has answered in this term."""
+        self._held: deque[Span] = deque()
+        self._out: deque[Span] = deque()
+        """What was handed out and is not done, in that order."""
+        self._done: list[Span] = []
+        """What is done and not reported yet."""
+        self._failed: list[tuple[Span, str]] = []
+        self._consumed: list[Span] = []
+        """What was done since the base."""
+        self._merge_at = 2 * _MOST_SPANS
+        self._agreed: Json | None = None
+        """The position at the last step."""
+        self._handed = 0
+        """Samples handed to the loop since the last step."""
+        self._drained = False
+        self._refused = ""
+        self._superseded = False
+        """Nothing more is leased or reported in this term."""
+
+    def __iter__(self) -> Iterator[Shard]:
+        """Yields shards until the dataset has none left for this rank."""
+        while (shard := self.fetch()) is not None:
+            yield shard
+
+    def fetch(self) -> Shard | None:
+        """Returns the next shard; None if all are done, or leased to other ranks.
+
+        Blocks while the job cannot be asked. If a rank that holds shards fails, the job starts its ranks again, and
+        those that had seen the end read the rest.
+
+        Raises:
+            ShardsRefused: if the job refuses: other ranks use other parameters, or have loaded another position.
+        """
+        self._check_process()
+        with self._changed:
+            self._start()
+            if not self._held:
+                self._target = min(2 * self._target, _MOST_SHARDS)
+                self._ask()
+            asked = self._asked
+            warned = time.monotonic()
+            while not self._held:
+                if self._refused:
+                    raise ShardsRefused(self._refused)
+                if self._drained and self._answered >= asked:
+                    return None
+                self._changed.wait(timeout=_WARN_INTERVAL)
+                if time.monotonic() - warned >= _WARN_INTERVAL:
+                    warned = time.monotonic()
+                    logger.warning("dataset %s: waiting for shards", self._name)
+            span = self._take_one()
+            if len(self._held) < 2 or self._held_shards < self._target / 2:
+                self._changed.notify_all()
+        return self._shard(span)
+
+    def report(self, shard: Shard, *, error: str | None = None) -> None:
+        """Reports that a shard is done, or that it could not be processed.
+
+        Args:
+            shard: As `fetch` returned it.
+            error: Why it failed. It is tried again, by any rank; after three tries it is set aside, and named in the
+                dataset's result.
+
+        Raises:
+            ValueError: if the shard is not in progress.
+        """
+        first = shard.epoch * self._parameters["size"] + shard.first
+        span = (first, first + len(shard))
+        with self._changed:
+            rest = [one for out in self._out for one in _without(out, span)]
+            if sum(end - begin for begin, end in self._out) - sum(end - begin for begin, end in rest) != len(shard):
+                raise ValueError("the shard is not in progress: it was reported before, or fetched by another client")
+            self._out = deque(rest)
+            if error is None:
+                self._finish([span])
+            else:
+                self._failed.append((span, error))
+                self._changed.notify_all()
+
+    def advance(self, samples: int) -> None:
+        """Reports that the next samples are done, in the order in which they were fetched.
+
+        Raises:
+            ValueError: if fewer are in progress.
+        """
+        with self._changed:
+            if samples > sum(end - first for first, end in self._out):
+                raise ValueError(f"{samples} samples are done, but fewer are in progress")
+            done: list[Span] = []
+            while samples > 0:
+                first, end = self._out.popleft()
+                cut = min(end, first + samples)
+                done.append((first, cut))
+                samples -= cut - first
+                if cut < end:
+                    self._out.appendleft((cut, end))
+            self._finish(done)
+
+    def hand_over(self, samples: int) -> None:
+        """Records that the loop was given a batch of so many samples. The batch before it counts as done."""
+        self.advance(self._handed)
+        self._handed = samples
+
+    def step(self, *, more: bool = True, group: Any = None) -> bool:
+        """Records that an optimizer's step is done: what this rank was given so far belongs to the model's state.
+
+        All ranks call it after the same steps: it is a collective where they form a process group. From then on
+        `state_dict` returns this position.
+
+        Args:
+            more: Whether this rank has more batches.
+            group: The process group; by default that of all ranks.
+
+        Returns:
+            Whether all ranks have more.
+        """
+        handed, self._handed = self._handed, 0
+        self.advance(handed)
+        with self._changed:
+            own, base = merged(self._consumed), self._base
+        parts: list[tuple[list[Span], Json | None, bool]] = [(own, base, more)]
+        if self._world_size > 1:
+            parts = _gather(parts[0], self._world_size, group)
+        known = next((part[1] for part in parts if part[1] is not None), None)
+        if known is not None:
+            with self._changed:
+                self._base = self._agreed = _advanced(known, merged(*(part[0] for part in parts)))
+                self._consumed = []
+        return all(part[2] for part in parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position at the last `step`, to save with a checkpoint; the same on all ranks.
+
+        Raises:
+            RuntimeError: if several ranks read the dataset, and have not agreed on a position by `step`.
+        """
+        with self._changed:
+            position = self._agreed
+            if position is None and (self._world_size == 1 or (not self._consumed and not self._out)):
+                position = _advanced(self._base or BEGINNING, merged(self._consumed))
+            if position is None:
+                raise RuntimeError("call step() on all ranks after the optimizer's step, and state_dict() after that")
+            kept = {name: self._parameters[name] for name in ("size", "shuffle", "seed")}
+            holes = [[first, end] for first, end in position["holes"]]
+            return {"version": _STATE_VERSION, **kept, "next": position["next"], "holes": holes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a saved position: what was consumed after it is read again, by whichever rank.
+
+        All ranks load the same position, equally often, before they fetch what follows.
+
+        Raises:
+            ValueError: if the position is of a dataset with another size, shuffle or seed.
+        """
+        if state.get("version") != _STATE_VERSION:
+            raise ValueError(f"version: expected {_STATE_VERSION}, found {state.get('version')!r}")
+        for field in ("size", "shuffle", "seed"):
+            if state[field] != self._parameters[field]:
+                raise ValueError(
+                    f"{field}: the position is of a dataset with {state[field]}, not {self._parameters[field]}"
+                )
+        with self._changed:
+            self._rewinds += 1
+            self._begin(
+                {"next": int(state["next"]), "holes": [[int(first), int(end)] for first, end in state["holes"]]}
+            )
+            self._changed.notify_all()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Waits until all that is done has been reported.
+
+        Returns False after `timeout` seconds, or if a newer world has begun: then it does not count.
+        """
+        with self._changed:
+            if self._thread is None:
+                return True
+            self._ask()
+            self._changed.wait_for(lambda: self._superseded or not (self._done or self._failed), timeout)
+            return not (self._done or self._failed)
+
+    # State under the lock
+
+    @property
+    def _held_shards(self) -> int:
+        size = self._parameters["shard_size"]
+        return sum(math.ceil((end - first) / size) for first, end in self._held)
+
+    def _take_one(self) -> Span:
+        """Hands out the next shard: at most up to the next boundary of shards."""
+        first, end = self._held.popleft()
+        size, shard_size = self._parameters["size"], self._parameters["shard_size"]
+        epoch, sample = divmod(first, size)
+        cut = min(end, epoch * size + min((sample // shard_size + 1) * shard_size, size))
+        if cut < end:
+            self._held.appendleft((cut, end))
+        self._out.append((first, cut))
+        self._count += 1
+        return first, cut
+
+    def _shard(self, span: Span) -> Shard:
+        epoch, first = divmod(span[0], self._parameters["size"])
+        permutation = None
+        if self._parameters["shuffle"]:
+            if self._permutation is None or self._permutation[0] != epoch:
+                known = Permutation(self._parameters["size"], seed=self._parameters["seed"], epoch=epoch)
+                self._permutation = epoch, known
+            permutation = self._permutation[1]
+        return Shard(epoch=epoch, first=first, end=first + span[1] - span[0], permutation=permutation)
+
+    def _finish(self, spans: list[Span]) -> None:
+        self._done = merged(self._done, spans)
+        self._consumed += spans
+        if len(self._consumed) > self._merge_at:
+            self._consumed = merged(self._consumed)
+            self._merge_at = 2 * (len(self._consumed) + _MOST_SPANS)
+
+    def _ask(self) -> None:
+        self._asked += 1
+        self._changed.notify_all()
+
+    # The background thread
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"dataset {self._name}", daemon=True)
+            self._thread.start()
+            atexit.register(self.flush, 3.0)
+
+    def _run(self) -> None:
+        pause, last, counted = _FIRST_PAUSE, time.monotonic(), 0
+        while True:
+            with self._changed:
+                if not self._is_urgent():
+                    self._changed.wait_for(self._is_urgent, timeout=max(REPORT_INTERVAL, 2 * self._exchange_s))
+                now = time.monotonic()
+                if now - last >= REPORT_INTERVAL:
+                    self._rate = max((self._count - counted) / (now - last), self._rate / 2)
+                    last, counted = now, self._count
+                    ahead = math.ceil(self._rate * (AHEAD + 4 * self._exchange_s))
+                    self._target = min(max(ahead, _FIRST_SHARDS), _MOST_SHARDS)
+                body, done, failed = self._request()
+                if body is None:
+                    continue
+                rewinds, asked = self._rewinds, self._asked
+            began = time.monotonic()
+            try:
+                answer = self._link.exchange(self._name, body)
+            except Away as error:
+                logger.info("dataset %s, asking again: %s", self._name, error)
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
+            pause = _FIRST_PAUSE
+            with self._changed:
+                self._exchange_s = (self._exchange_s + time.monotonic() - began) / 2
+                if rewinds == self._rewinds:
+                    self._take(answer, done, failed)
+                    self._answered = asked
+                self._changed.notify_all()
+
+    def _is_urgent(self) -> bool:
+        low = bool(self._held) and self._held_shards < self._target / 2 and not self._drained
+        full = len(self._done) > _MOST_SPANS or bool(self._failed)
+        return not (self._refused or self._superseded) and (self._asked > self._answered or low or full)
+
+    def _request(self) -> tuple[Json | None, list[Span], list[tuple[Span, str]]]:
+        """Returns the next request, and what it reports; no request if there is nothing to say."""
+        done, failed = self._done[:_MOST_SPANS], self._failed[:_MOST_FAILED]
+        asks = self._asked > self._answered
+        shards = max(0, self._target - self._held_shards) if asks or not self._drained else 0
+        if self._refused or self._superseded or not (done or failed or shards or asks):
+            return None, [], []
+        unreported = (self._done[_MOST_SPANS:], [span for span, _ in self._failed[_MOST_FAILED:]])
+        request = {
+            "rank": self._rank,
+            "world_size": self._world_size,
+            "holds": merged(self._held, self._out, *unreported),
+            "done": done,
+            "failed": [{"span": span, "error": error[:1000]} for span, error in failed],
+            "shards": shards,
+            "position": None if self._acknowledged else self._loaded,
+            "needs_base": self._base is None,
+        }
+        term = {"generation": self._generation, "rewinds": self._rewinds}
+        return {"parameters": self._parameters, "term": term, "request": request}, done, failed
+
+    def _take(self, answer: Json, done: list[Span], failed: list[tuple[Span, str]]) -> None:
+        self._refused = answer.get("refused", "")
+        if answer.get("superseded"):
+            # The ranks of an older world are about to be ended, and wait until they are.
+            logger.warning("dataset %s: a newer world has begun, or another rank has loaded a position", self._name)
+            self._superseded = True
+        if self._refused or self._superseded:
+            return
+        self._acknowledged = True
+        if answer.get("base") is not None and self._base is None:
+            self._base = answer["base"]
+        reported = merged(done)
+        self._done = [one for span in self._done for one in _without_all(span, reported)]
+        self._failed = [one for one in self._failed if one not in failed]
+        self._held.extend((first, end) for first, end in answer.get("granted", ()))
+        self._drained = bool(answer.get("drained"))
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "the dataset is read in the process that created its client; worker processes of a DataLoader get "
+                "their samples through ShardBatches"
+            )
+
+
+def _advanced(position: Json, consumed: list[Span]) -> Json:
+    before = gaps([(first, end) for first, end in position["holes"]], position["next"])
+    done = merged(before, consumed)
+    end = done[-1][1] if done else position["next"]
+    return {"next": end, "holes": [[first, last] for first, last in gaps(done, end)]}
+
+
+def _without(span: Span, removed: Span) -> list[Span]:
+    first, end = span
+    rest = [(first, min(end, removed[0])), (max(first, removed[1]), end)]
+    if removed[0] >= end or removed[1] <= first:
+        return [span]
+    return [one for one in rest if one[0] < one[1]]
+
+
+def _without_all(span: Span, removed: list[Span]) -> list[Span]:
+    rest = [span]
+    for one in removed:
+        rest = [left for part in rest for left in _without(part, one)]
+    return rest
+
+
+def _gather(part: tuple[list[Span], Json | None, bool], world_size: int, group: Any) -> list[Any]:
+    from torch import distributed
+
+    if not distributed.is_initialized():
+        raise RuntimeError("step() of several ranks needs a process group: call torch.distributed.init_process_group()")
+    parts: list[Any] = [None] * world_size
+    distributed.all_gather_object(parts, part, group=group)
+    return parts

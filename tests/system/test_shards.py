@@ -1,0 +1,35 @@
+"""Tests of a dataset that real ranks read, of which one is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from tests.support.waiting import eventually
+from tests.system.site import PATIENCE, Site
+from workflows.messages import JobPhase
+from workflows.names import dataset_workflow_id
+
+SCRIPT = Path(__file__).with_name("read_shards.py")
+SIZE = 120
+DIES_AT = 7
+
+
+async def test_the_samples_of_committed_steps_are_exactly_the_dataset_when_a_rank_and_an_agent_are_killed(site: Site):
+    job = await site.submit(str(SIZE), str(DIES_AT), script=SCRIPT, timing={"owner_check": "1s"})
+    await job.reaching(DIES_AT - 1)
+    job.signal(0, "agent")
+    await eventually((job.out / "die").exists, within=PATIENCE)
+    await asyncio.to_thread((job.out / "die").write_bytes, b"now")
+    result = await job.client.wait(job.name)
+    assert (result.phase, result.restarts) == (JobPhase.SUCCEEDED, 1)
+    saved = json.loads((job.out / "checkpoint.json").read_text())
+    assert sorted(map(tuple, saved["consumed"])) == [(epoch, index) for epoch in range(2) for index in range(SIZE)]
+    temporal = await job.client.connect()
+    dataset = temporal.get_workflow_handle(dataset_workflow_id(job.workflow_id, job.uid, "train"))
+    async with asyncio.timeout(PATIENCE):
+        ended = await dataset.result()
+    assert ended["set_aside_samples"] == 0
+    assert ended["done"] == 2 * SIZE
+    await eventually(lambda: not job.processes(), within=PATIENCE)

@@ -1,0 +1,85 @@
+"""Tests of shards with PyTorch's DataLoader."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from perdure_training.shards import ElasticSampler, ShardBatches, ShardingClient
+from perdure_training.shards.link import AloneLink
+
+SIZE = 103
+DATA = TensorDataset(torch.arange(SIZE))
+
+
+def client() -> ShardingClient:
+    return ShardingClient("train", size=SIZE, shard_size=8, shuffle=True, link=AloneLink(rank=0, world_size=1))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_reads_every_sample_and_a_position_counts_what_the_loop_was_given(workers: int):
+    shards = client()
+    batches = ShardBatches(shards, batch_size=10)
+    loader = DataLoader(DATA, batch_sampler=batches, num_workers=workers)
+    seen: list[int] = []
+    saved = None
+    for step, (samples,) in enumerate(batches.over(loader), start=1):
+        seen += samples.tolist()
+        shards.step()
+        if step == 4:
+            saved = shards.state_dict()
+    assert sorted(seen) == list(range(SIZE))
+    assert saved
+    again = client()
+    again.load_state_dict(saved)
+    batches = ShardBatches(again, batch_size=10)
+    loader = DataLoader(DATA, batch_sampler=batches, num_workers=workers)
+    assert [index for (samples,) in batches.over(loader) for index in samples.tolist()] == seen[40:]
+    assert again.state_dict()["next"] == SIZE
+    assert not again.state_dict()["holes"]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_elastic_sampler_has_the_order_of_the_distributed_sampler(shuffle: bool):
+    for epoch in range(2):
+        for rank in range(3):
+            other = DistributedSampler(DATA, num_replicas=3, rank=rank, shuffle=shuffle, seed=5)
+            own = ElasticSampler(SIZE, shuffle=shuffle, seed=5, rank=rank, world_size=3)
+            own.set_epoch(epoch)
+            other.set_epoch(epoch)
+            assert list(own) == list(other)
+            assert len(own) == len(other)
+
+
+def test_a_smaller_world_continues_where_a_larger_one_stopped():
+    before = [ElasticSampler(SIZE, rank=rank, world_size=3) for rank in range(3)]
+    seen: list[int] = []
+    for sampler in before:
+        sampler.set_epoch(1)
+        seen += list(sampler)[:20]
+        sampler.advance(20)
+    saved = before[0].state_dict()
+    assert all(sampler.state_dict() == saved for sampler in before)
+    for rank in range(2):
+        after = ElasticSampler(SIZE, rank=rank, world_size=2)
+        after.load_state_dict(saved)
+        after.set_epoch(1)
+        assert len(after) == 22
+        seen += list(after)
+    assert sorted(set(seen)) == list(range(SIZE))
+    assert len(seen) == SIZE + 1, "padded to a multiple of the ranks"
+
+
+def test_a_finished_epoch_has_nothing_left_until_the_next_one():
+    sampler = ElasticSampler(SIZE, rank=0, world_size=1)
+    sampler.advance(SIZE)
+    assert list(sampler) == []
+    sampler.set_epoch(1)
+    assert len(list(sampler)) == SIZE
+
+
+def test_a_position_of_another_dataset_is_not_loaded():
+    sampler = ElasticSampler(SIZE, rank=0, world_size=1)
+    with pytest.raises(ValueError, match="size: the position is of a dataset with 7, not 103"):
+        sampler.load_state_dict(ElasticSampler(7, rank=0, world_size=1).state_dict())
