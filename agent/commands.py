@@ -13,6 +13,7 @@ from agent.connection import why_cut_off
 from agent.lease import Lease
 from agent.log_reader import read_log
 from agent.node import Node
+from agent.store import StoreCalls
 from workflows.messages import (
     ApplyWorld,
     CheckConnection,
@@ -24,15 +25,17 @@ from workflows.messages import (
     ReadLog,
     RestartCommand,
     StopNode,
+    StoreChanged,
 )
 
 
 class Commands:
     """The agent's activities. A command for another incarnation is answered with a refusal."""
 
-    def __init__(self, node: Node, lease: Lease) -> None:
+    def __init__(self, node: Node, lease: Lease, store: StoreCalls) -> None:
         self._node = node
         self._lease = lease
+        self._store = store
 
     @property
     def activities(self) -> Sequence[Callable[..., Any]]:
@@ -45,6 +48,7 @@ class Commands:
             self.restart_command,
             self.stop_node,
             self.read_log,
+            self.store_changed,
         )
 
     @activity.defn(name="hold_lease")
@@ -99,6 +103,17 @@ class Commands:
         """Returns a piece of the node's log without waiting: readers must not occupy the slots of commands."""
         run_dir = self._node.config.run_dir
         return await asyncio.to_thread(read_log, run_dir, position=request.position, lines=request.lines)
+
+    @activity.defn(name="store_changed")
+    async def store_changed(self, command: StoreChanged) -> None:
+        """Has calls to the job's store sent again that wait for other ranks.
+
+        Raises:
+            ApplicationError: if the command is for another incarnation; not retried.
+        """
+        if refusal := self._node.refusal(command.node):
+            raise ApplicationError(refusal, type="WrongIncarnation", non_retryable=True)
+        self._store.notify()
 
     def _refusal_answer(self, node: NodeCredentials) -> CommandAnswer | None:
         refusal = self._node.refusal(node)

@@ -8,17 +8,17 @@ several ranks that arrive during an exchange are sent together by the next one.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pydantic import ValidationError
 
-from agent.outbox import ControlPlaneBusy, DestinationNotFound, envelope
+from agent.outbox import envelope
+from agent.pump import NotNow, Pump, RefusedRequest
 from agent.state import AgentState
-from agent.transport import ExchangeRefused
-from perdure.backoff import Backoff
+from agent.transport import UpdateRefused
 from workflows.messages import (
     AgentMessage,
     DatasetAnswer,
@@ -33,17 +33,10 @@ from workflows.messages import (
 )
 from workflows.messages.datasets import DATASET_NAME
 
-logger = logging.getLogger(__name__)
-
 ANSWER_WITHIN = 20.0
 """Seconds after which a rank is told to ask again: its connection counts against those that the agent serves."""
 _MOST_DATASETS = 32
 """Datasets that the ranks of a node exchange with at a time."""
-_NEEDED_AGAIN = 10.0
-"""Seconds before the agent requests a dataset again that does not exist yet. Its group starts it within a second."""
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 3.0
-
 
 Send = Callable[[str, DatasetRequest], Awaitable[DatasetAnswer]]
 
@@ -54,14 +47,6 @@ class RankRequest(Message):
     parameters: DatasetParameters
     term: Term
     request: ShardRequest
-
-
-class RefusedRequest(Exception):
-    """The rank's request is invalid; the message says why."""
-
-
-class NotNow(Exception):
-    """The control plane has not answered yet; the rank asks again."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +82,7 @@ class Datasets:
         self._state = state
         self._to_group = to_group
         self._waiting: dict[str, dict[int, _Waiting]] = {}
-        self._pumps: dict[str, asyncio.Task[None]] = {}
-        self._needed_at: dict[str, float] = {}
+        self._pumps: dict[str, Pump[_Waiting]] = {}
 
     async def exchange(self, name: str, content: bytes) -> ShardAnswer:
         """Answers one request of a rank.
@@ -115,8 +99,7 @@ class Datasets:
         before, ranks[body.request.rank] = ranks.get(body.request.rank), one
         if before is not None and not before.answer.done():
             before.answer.set_exception(NotNow("the rank has sent a newer request"))
-        if name not in self._pumps:
-            self._pumps[name] = asyncio.create_task(self._pump(name))
+        self._pump(name).start()
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 return await one.answer
@@ -148,30 +131,26 @@ class Datasets:
             raise RefusedRequest(f"request.rank: {rank} is no rank of this node")
         return body
 
-    async def _pump(self, name: str) -> None:
-        """Sends what waits for a dataset, until nothing does."""
-        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        try:
-            while batch := self._next(name):
-                try:
-                    await self._send(name, batch)
-                except Exception as error:
-                    if isinstance(error, DestinationNotFound):
-                        self._need(name, batch[0].body.parameters)
-                    elif not isinstance(error, ControlPlaneBusy):
-                        logger.warning("no exchange with dataset %s, retrying: %s", name, error)
-                    await asyncio.sleep(backoff.next_pause())
-                else:
-                    backoff.reset()
-        finally:
-            del self._pumps[name], self._waiting[name]
+    def _pump(self, name: str) -> Pump[_Waiting]:
+        if name not in self._pumps:
+            for idle in [other for other, pump in self._pumps.items() if not pump.runs]:
+                del self._pumps[idle]
+            self._pumps[name] = Pump(
+                f"dataset {name}",
+                take=partial(self._next, name),
+                send=partial(self._send, name),
+                need=partial(self._need, name),
+            )
+        return self._pumps[name]
 
     def _next(self, name: str) -> list[_Waiting]:
         """Returns the requests that can be sent together: of one term, with the same parameters."""
-        ranks = self._waiting[name]
+        ranks = self._waiting.get(name, {})
         for rank, one in list(ranks.items()):
             if one.answer.done():
                 del ranks[rank]
+        if not ranks:
+            self._waiting.pop(name, None)
         waiting = list(ranks.values())
         return [
             one
@@ -179,20 +158,17 @@ class Datasets:
             if (one.body.term, one.body.parameters) == (waiting[0].body.term, waiting[0].body.parameters)
         ]
 
-    async def _send(self, name: str, batch: list[_Waiting]) -> None:
+    async def _send(self, name: str, batch: Sequence[_Waiting]) -> None:
         first = batch[0].body
         requests = tuple(one.body.request for one in batch)
         request = DatasetRequest(sender=self._node, parameters=first.parameters, term=first.term, ranks=requests)
         try:
             answers = (await self._send_request(name, request)).ranks
-        except ExchangeRefused as error:
+        except UpdateRefused as error:
             answers = tuple(ShardAnswer(refused=str(error)) for _ in batch)
         for one, answer in zip(batch, answers, strict=True):
             if not one.answer.done():
                 one.answer.set_result(answer)
 
-    def _need(self, name: str, parameters: DatasetParameters) -> None:
-        now = asyncio.get_running_loop().time()
-        if now - self._needed_at.get(name, -_NEEDED_AGAIN) >= _NEEDED_AGAIN:
-            self._needed_at[name] = now
-            self._to_group(DatasetNeeded(**envelope(self._node), name=name, parameters=parameters))
+    def _need(self, name: str, batch: Sequence[_Waiting]) -> None:
+        self._to_group(DatasetNeeded(**envelope(self._node), name=name, parameters=batch[0].body.parameters))

@@ -35,6 +35,7 @@ from workflows.messages import (
     Ready,
     Stall,
     Stepping,
+    StoreNeeded,
 )
 
 logger = logging.getLogger(__name__)
@@ -48,14 +49,17 @@ SIGNALS: Final[dict[type[AgentMessage], str]] = {
     Heartbeat: "heartbeat",
     Metrics: "metrics",
     DatasetNeeded: "dataset_needed",
+    StoreNeeded: "store_needed",
     Failure: "failure",
     Finished: "finished",
     GroupMissing: "group_missing",
 }
 _MODELS = {name: model for model, name in SIGNALS.items()}
 
-_ONLY_NEWEST = frozenset({"ready", "stepping", "stall", "lease_taken", "heartbeat", "metrics", "group_missing"})
-_NOT_JOURNALED = frozenset({"heartbeat", "metrics", "group_missing"})
+_ONLY_NEWEST = frozenset(
+    {"ready", "stepping", "stall", "lease_taken", "heartbeat", "metrics", "group_missing", "store_needed"}
+)
+_NOT_JOURNALED = frozenset({"heartbeat", "metrics", "group_missing", "store_needed"})
 _FIRST: Final = "failure"
 
 _MOST_REPORTS = 200

@@ -23,6 +23,7 @@ from agent.outbox import Outbox, envelope, spread_of
 from agent.progress import ProgressReader
 from agent.server import NodeServer
 from agent.state import StateFile
+from agent.store import StoreCalls
 from agent.telemetry import Telemetry
 from agent.transport import ControlPlane, Destination
 from perdure_launcher import layout
@@ -87,8 +88,20 @@ class Agent:
         datasets = Datasets(
             config.node, send=control.exchange, state=lambda: self.node.state, to_group=self._to_group.put
         )
+        self._store = StoreCalls(
+            config.node,
+            send=control.call_store,
+            state=lambda: self.node.state,
+            changed=self.node.changed,
+            to_group=self._to_group.put,
+        )
         self._server = NodeServer(
-            self.node, self._telemetry, config.run_dir, datasets=datasets, on_hello=self._follow_launcher
+            self.node,
+            self._telemetry,
+            config.run_dir,
+            datasets=datasets,
+            store=self._store,
+            on_hello=self._follow_launcher,
         )
         self._shipper = (
             LogShipper(config.run_dir, config.outputs_logs, config.node, private_dir=config.private_dir)
@@ -150,7 +163,7 @@ class Agent:
         async with _together(
             self._to_job.run(),
             self._to_group.run(),
-            self._control.serve(Commands(self.node, self._lease).activities),
+            self._control.serve(Commands(self.node, self._lease, self._store).activities),
             self._telemetry.run(),
             self._lease.watch_owner(),
             *([self._shipper.run()] if self._shipper else []),

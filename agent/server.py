@@ -19,9 +19,11 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from pydantic_core import to_json
 
-from agent.datasets import Datasets, NotNow, RefusedRequest
+from agent.datasets import Datasets
 from agent.node import Node
 from agent.protocol import LONGEST_WAIT, Malformed, read_body
+from agent.pump import NotNow, RefusedRequest
+from agent.store import StoreCalls
 from agent.telemetry import Telemetry
 from perdure_launcher.layout import AGENT_SOCKET
 from perdure_launcher.protocol import (
@@ -69,10 +71,12 @@ class NodeServer:
         run_dir: Path,
         *,
         datasets: Datasets,
+        store: StoreCalls,
         on_hello: Callable[[LauncherHello], None],
     ) -> None:
         self._node = node
         self._datasets = datasets
+        self._store = store
         self._path = run_dir / AGENT_SOCKET
 
         def launcher_hello(body: LauncherHello) -> HelloAnswer:
@@ -116,6 +120,7 @@ class NodeServer:
                 web.post("/v1/rendezvous/finished", _post(FinishedReport, node.on_finished)),
                 web.post("/v1/rendezvous/superseded", _post(SupersededReport, node.on_superseded)),
                 web.post("/v1/datasets/{name}", self._exchange),
+                web.post("/v1/store", self._call_store),
             ]
         )
         _SERVER_LOG.addFilter(_is_no_client_error)
@@ -161,13 +166,10 @@ class NodeServer:
         return _json(self._node.world_for(stage))
 
     async def _exchange(self, request: web.Request) -> web.Response:
-        try:
-            answer = await self._datasets.exchange(request.match_info["name"], await request.read())
-        except RefusedRequest as error:
-            raise _Refused(str(error)) from None
-        except NotNow as error:
-            raise web.HTTPServiceUnavailable(reason=str(error)) from None
-        return _json(answer)
+        return await _answer_rank(self._datasets.exchange(request.match_info["name"], await request.read()))
+
+    async def _call_store(self, request: web.Request) -> web.Response:
+        return await _answer_rank(self._store.answer(await request.read()))
 
 
 _SERVER_LOG = logging.getLogger("agent.http")
@@ -245,6 +247,15 @@ def _post(kind: type[_Body], receive: Callable[[_Body], Body | None]) -> Handler
         return _json(receive(body) or {})
 
     return handle
+
+
+async def _answer_rank(answer: Awaitable[Message]) -> web.Response:
+    try:
+        return _json(await answer)
+    except RefusedRequest as error:
+        raise _Refused(str(error)) from None
+    except NotNow as error:
+        raise web.HTTPServiceUnavailable(reason=str(error)) from None
 
 
 def _check_protocol(hello: LauncherHello | HandlerHello) -> None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from temporalio.client import (
     Client,
@@ -30,8 +30,8 @@ from agent.outbox import ControlPlaneBusy, DestinationNotFound
 from perdure.backoff import Backoff
 from perdure.credentials.names import GATEWAY_NAME, GRANT_HEADER
 from perdure.encryption.codec import PayloadEncryption
-from workflows.messages import AgentMessage, DatasetAnswer, DatasetRequest
-from workflows.names import dataset_workflow_id
+from workflows.messages import AgentMessage, DatasetAnswer, DatasetRequest, Message, StoreAnswers, StoreRequest
+from workflows.names import dataset_workflow_id, store_workflow_id
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,9 @@ _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 
 
+_Answer = TypeVar("_Answer", bound=Message)
+
+
 class Destination(StrEnum):
     """The receiver of a message."""
 
@@ -56,8 +59,8 @@ class Destination(StrEnum):
     GROUP = "GROUP"
 
 
-class ExchangeRefused(Exception):
-    """A dataset refuses a request, however often it is sent."""
+class UpdateRefused(Exception):
+    """A workflow refuses a request, however often it is sent."""
 
 
 class ControlPlane(Protocol):
@@ -82,7 +85,17 @@ class ControlPlane(Protocol):
         Raises:
             DestinationNotFound: if the dataset's workflow does not exist.
             ControlPlaneBusy: if there was no answer in time, or no capacity for the call.
-            ExchangeRefused: if the dataset refuses the request.
+            UpdateRefused: if the dataset refuses the request.
+        """
+        ...
+
+    async def call_store(self, request: StoreRequest) -> StoreAnswers:
+        """Sends the job's store calls of ranks, and returns its answers.
+
+        Raises:
+            DestinationNotFound: if the store's workflow does not exist.
+            ControlPlaneBusy: if there was no answer in time, or no capacity for the call.
+            UpdateRefused: if the store refuses the request.
         """
         ...
 
@@ -129,19 +142,26 @@ class TemporalControlPlane:
         )
 
     async def exchange(self, dataset: str, request: DatasetRequest) -> DatasetAnswer:
-        client = await self._connect()
         workflow = dataset_workflow_id(self._config.job_id, self._config.node.uid, dataset)
+        return await self._update(workflow, "exchange", request, DatasetAnswer)
+
+    async def call_store(self, request: StoreRequest) -> StoreAnswers:
+        workflow = store_workflow_id(self._config.job_id, self._config.node.uid)
+        return await self._update(workflow, "call", request, StoreAnswers)
+
+    async def _update(self, workflow: str, name: str, request: Message, answer: type[_Answer]) -> _Answer:
+        client = await self._connect()
         try:
             # While no worker handles it, the server answers again and again that it has not begun.
             async with asyncio.timeout(_LONGEST_CALL.total_seconds()):
                 handle: WorkflowHandle[Any, Any] = client.get_workflow_handle(workflow)
                 return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]
-                    "exchange", request, result_type=DatasetAnswer, rpc_timeout=_LONGEST_CALL
+                    name, request, result_type=answer, rpc_timeout=_LONGEST_CALL
                 )
         except (TimeoutError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
             raise ControlPlaneBusy(f"{workflow} did not answer in time") from error
         except WorkflowUpdateFailedError as error:
-            raise ExchangeRefused(str(error.cause)) from error
+            raise UpdateRefused(str(error.cause)) from error
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 raise DestinationNotFound(f"{workflow} does not exist or has closed") from error

@@ -49,19 +49,21 @@ from temporalio.api.workflowservice.v1 import (
 
 from perdure.credentials.grants import Grant
 from workflows.messages.datasets import DATASET_NAME
-from workflows.names import dataset_workflow_id
+from workflows.names import dataset_workflow_id, store_workflow_id
 
 SERVICE: Final = "temporal.api.workflowservice.v1.WorkflowService"
 
 JOB_SIGNALS: Final = frozenset({"failure", "finished", "group_missing"})
 """What agents report to their job."""
 GROUP_SIGNALS: Final = frozenset(
-    {"joined", "ready", "stepping", "stall", "lease_taken", "heartbeat", "metrics", "dataset_needed"}
+    {"joined", "ready", "stepping", "stall", "lease_taken", "heartbeat", "metrics", "dataset_needed", "store_needed"}
 )
 """What agents report to their group."""
 
 DATASET_UPDATE: Final = "exchange"
 """What agents update datasets of their job with."""
+STORE_UPDATE: Final = "call"
+"""What agents update the store of their job with."""
 
 _IDENTITY_LENGTH: Final = 200
 _UPDATE_ID_LENGTH: Final = 200
@@ -128,12 +130,14 @@ class Call(ABC, Generic[Request, Response]):
         if named != (self.grant.uid, self.grant.role, self.grant.rank, self.grant.incarnation):
             raise Denied("input: the sender is another node")
 
-    def check_dataset(self, workflow: str) -> str:
-        """Returns the ID of a workflow, if it is that of a dataset of the node's own job."""
+    def permitted_update(self, workflow: str) -> str:
+        """Returns the update that the agent may send to a workflow: a dataset of its own job, or its store."""
+        if workflow == store_workflow_id(self.grant.job_id, self.grant.uid):
+            return STORE_UPDATE
         name = workflow.removeprefix(dataset_workflow_id(self.grant.job_id, self.grant.uid, ""))
         if name == workflow or not re.fullmatch(DATASET_NAME, name):
-            raise Denied(f"workflow_execution: {workflow!r} is no dataset of the node's own job")
-        return workflow
+            raise Denied(f"workflow_execution: {workflow!r} is no dataset of the node's own job, nor its store")
+        return DATASET_UPDATE
 
     def check_namespace(self, namespace: str) -> str:
         """Returns the Temporal namespace, if it is that of the agent's job."""
@@ -263,16 +267,17 @@ class SignalWorkflowExecution(Call[SignalWorkflowExecutionRequest, SignalWorkflo
 
 
 class UpdateWorkflowExecution(Call[UpdateWorkflowExecutionRequest, UpdateWorkflowExecutionResponse]):
-    """Exchanges with a dataset of the node's own job what its ranks have done for what they need."""
+    """Sends a dataset of the node's own job, or its store, what the node's ranks request."""
 
     request, response = UpdateWorkflowExecutionRequest, UpdateWorkflowExecutionResponse
     long = True
 
     def check(self, request: UpdateWorkflowExecutionRequest) -> UpdateWorkflowExecutionRequest:
-        self.workflow = self.check_dataset(request.workflow_execution.workflow_id)
+        self.workflow = request.workflow_execution.workflow_id
+        permitted = self.permitted_update(self.workflow)
         update, name = request.request, request.request.input.name
-        if name != DATASET_UPDATE:
-            raise Denied(f"request.input.name: agents do not update a dataset with {name!r}")
+        if name != permitted:
+            raise Denied(f"request.input.name: agents do not update {self.workflow!r} with {name!r}")
         if len(update.input.args.payloads) != 1:
             raise Denied(f"request.input.args: expected one message, not {len(update.input.args.payloads)}")
         message = update.input.args.payloads[0]
@@ -282,20 +287,21 @@ class UpdateWorkflowExecution(Call[UpdateWorkflowExecutionRequest, UpdateWorkflo
         passed.wait_policy.lifecycle_stage = request.wait_policy.lifecycle_stage
         passed.request.meta.update_id = update.meta.update_id[:_UPDATE_ID_LENGTH]
         passed.request.meta.identity = self.identity(update.meta.identity)
-        passed.request.input.name = DATASET_UPDATE
+        passed.request.input.name = permitted
         passed.request.input.args.payloads.append(Payload(metadata={"encoding": b"json/plain"}, data=message.data))
         return passed
 
 
 class PollWorkflowExecutionUpdate(Call[PollWorkflowExecutionUpdateRequest, PollWorkflowExecutionUpdateResponse]):
-    """Waits for the answer of a dataset of the node's own job."""
+    """Waits for the answer of a dataset of the node's own job, or of its store."""
 
     request, response = PollWorkflowExecutionUpdateRequest, PollWorkflowExecutionUpdateResponse
     long = True
 
     def check(self, request: PollWorkflowExecutionUpdateRequest) -> PollWorkflowExecutionUpdateRequest:
         execution = request.update_ref.workflow_execution
-        self.workflow = self.check_dataset(execution.workflow_id)
+        self.workflow = execution.workflow_id
+        self.permitted_update(self.workflow)
         passed = PollWorkflowExecutionUpdateRequest(
             namespace=self.check_namespace(request.namespace), identity=self.identity(request.identity)
         )

@@ -15,9 +15,10 @@ from temporalio.client import WorkflowHandle
 from temporalio.worker import Worker
 
 from agent import datasets
-from agent.datasets import Datasets, NotNow, RankRequest, RefusedRequest
+from agent.datasets import Datasets, RankRequest
 from agent.outbox import ControlPlaneBusy, DestinationNotFound
-from agent.transport import ExchangeRefused
+from agent.pump import NotNow, RefusedRequest
+from agent.transport import UpdateRefused
 from tests.agent.harness import RunningAgent, Workflows, recording, running_agent
 from tests.agent.test_agent_node import IDENTITY, Bench
 from tests.support.temporal_server import DevServer, dev_server
@@ -226,7 +227,7 @@ async def test_whatever_fails_is_tried_again_and_a_missing_dataset_is_requested_
 
 
 async def test_a_refusal_reaches_the_rank(tmp_path: Path):
-    ranks = Ranks(tmp_path, PlayedDataset([ExchangeRefused("the sender is no node of this job")]))
+    ranks = Ranks(tmp_path, PlayedDataset([UpdateRefused("the sender is no node of this job")]))
     assert (await ranks.ask()).refused == "the sender is no node of this job"
 
 

@@ -14,6 +14,7 @@ from agent.node import Node
 from agent.outbox import ControlPlaneBusy
 from agent.progress import ProgressReader
 from agent.state import StateFile
+from agent.store import StoreCalls
 from agent.telemetry import Telemetry
 from perdure_launcher.protocol import (
     CommandExit,
@@ -38,6 +39,8 @@ from workflows.messages import (
     NodeCredentials,
     Progress,
     Ready,
+    StoreAnswers,
+    StoreRequest,
 )
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -61,6 +64,10 @@ async def _no_exchange(name: str, request: DatasetRequest) -> DatasetAnswer:
     raise ControlPlaneBusy(f"{name} does not answer")
 
 
+async def _no_call(request: StoreRequest) -> StoreAnswers:
+    raise ControlPlaneBusy("the store does not answer")
+
+
 class Bench:
     """A node and those it talks to."""
 
@@ -78,7 +85,19 @@ class Bench:
         self.job, self.group = Told(), Told()
         self.node = self.start()
         self.node.on_launcher_hello(LauncherHello(pid=1, attempt=1, mode=mode, processes=1))
+        self.store = StoreCalls(
+            IDENTITY,
+            send=_no_call,
+            state=lambda: self.node.state,
+            changed=self.node.changed,
+            to_group=self.group.put,
+        )
         self.datasets = Datasets(IDENTITY, send=_no_exchange, state=lambda: self.node.state, to_group=self.group.put)
+
+    @property
+    def of_ranks(self) -> dict[str, Any]:
+        """What serves requests of ranks, as a server takes it."""
+        return {"datasets": self.datasets, "store": self.store}
 
     def start(self) -> Node:
         """An agent that has just started, perhaps again."""

@@ -29,7 +29,7 @@ from perdure.gateway.limits import AGENT, MESSAGE_BYTES
 from tests.agent.harness import Workflows, recording
 from tests.gateway.site import GatewaySite
 from tests.support.temporal_server import DevServer
-from workflows.names import dataset_workflow_id
+from workflows.names import dataset_workflow_id, store_workflow_id
 
 DENIED = RPCStatusCode.PERMISSION_DENIED
 
@@ -149,6 +149,35 @@ async def test_a_node_exchanges_with_the_datasets_of_its_own_job_only(
         await attacker.refused(handle.execute_update("exchange", {"sender": sender}), DENIED, "sender")
     # What an agent sends passes: there is no such dataset yet.
     await attacker.refused(handle.execute_update("exchange", {"sender": OWN}), RPCStatusCode.NOT_FOUND)
+
+
+async def test_a_node_calls_the_store_of_its_own_job_only(
+    attacker: Attacker, workflows: Workflows, victim: Workflows
+) -> None:
+    own = store_workflow_id(workflows.job.id, "aaaaaaaa")
+    for workflow in (
+        victim.job.id,
+        store_workflow_id(victim.job.id, "aaaaaaaa"),
+        store_workflow_id(workflows.job.id, "bbbbbbbb"),
+        f"{own}/0",
+        f"{own} ",
+    ):
+        handle = attacker.client.get_workflow_handle(workflow)
+        await attacker.refused(handle.execute_update("call", {"sender": OWN}), DENIED, "nor its store")
+        poll = service.PollWorkflowExecutionUpdateRequest(namespace=attacker.namespace)
+        poll.update_ref.workflow_execution.workflow_id = workflow
+        called = attacker.client.workflow_service.poll_workflow_execution_update(poll)
+        await attacker.refused(called, DENIED, "nor its store")
+    handle = attacker.client.get_workflow_handle(own)
+    for name in ("exchange", "other"):
+        await attacker.refused(handle.execute_update(name, {"sender": OWN}), DENIED, "input.name")
+    await attacker.refused(handle.execute_update("call", args=[{"sender": OWN}] * 2), DENIED, "one message")
+    for sender in ({**OWN, "rank": 1}, {**OWN, "incarnation": 2}, {**OWN, "uid": "bbbbbbbb"}, None):
+        await attacker.refused(handle.execute_update("call", {"sender": sender}), DENIED, "sender")
+    for forbidden in (handle.signal("call", {"sender": OWN}), handle.describe()):
+        await attacker.refused(forbidden, DENIED)
+    # What an agent sends passes: there is no such store yet.
+    await attacker.refused(handle.execute_update("call", {"sender": OWN}), RPCStatusCode.NOT_FOUND)
 
 
 async def test_of_its_own_job_a_node_learns_only_whether_it_runs(attacker: Attacker, workflows: Workflows) -> None:

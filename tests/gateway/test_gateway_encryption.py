@@ -13,9 +13,11 @@ from perdure.encryption.codec import PayloadEncryption, Plain
 from perdure.encryption.keys import create_keys
 from tests.agent.harness import Workflows, recording
 from tests.agent.test_agent_datasets import body, dataset, granted
+from tests.agent.test_agent_store import answered, set_key, store_of
+from tests.agent.test_agent_store import body as call
 from tests.gateway.site import gateway_site
 from tests.support.temporal_server import DevServer
-from workflows.messages import CheckConnection
+from workflows.messages import CheckConnection, StoreAction
 
 
 async def stored(workflows: Workflows) -> str:
@@ -47,6 +49,10 @@ async def test_agents_without_keys_work_and_the_server_reads_nothing(
             assert (await agent.command("apply_world", agent.world(1)))["accepted"]
             async with dataset(workflows, agent.node.uid):
                 assert await granted(agent, body(shards=1)) == ((0, 10),)
+            async with store_of(workflows, agent.node.uid):
+                waiting = asyncio.create_task(answered(agent, call(StoreAction.GET, "secret")))
+                await answered(agent, set_key("secret"))
+                assert (await waiting).values == (b"\xff",)
             # A command that fails: its message is encrypted like everything else.
             other = agent.node.model_copy(update={"incarnation": 2})
             with pytest.raises(WorkflowUpdateFailedError) as refused:

@@ -30,7 +30,16 @@ from perdure_launcher.protocol import (
     ReadyReport,
 )
 from tests.workflows.played_node import PlayedNode
-from workflows.messages import AgentMessage, DatasetAnswer, DatasetRequest, Failure, Heartbeat, NodeRequest
+from workflows.messages import (
+    AgentMessage,
+    DatasetAnswer,
+    DatasetRequest,
+    Failure,
+    Heartbeat,
+    NodeRequest,
+    StoreAnswers,
+    StoreRequest,
+)
 
 if TYPE_CHECKING:
     from tests.workflows.adverse_site import AdverseSite
@@ -66,6 +75,9 @@ class AdverseNetwork:
 
     async def exchange(self, dataset: str, request: DatasetRequest) -> DatasetAnswer:
         return await self._server.exchange(dataset, request)
+
+    async def call_store(self, request: StoreRequest) -> StoreAnswers:
+        return await self._server.call_store(request)
 
     async def job_liveness(self) -> JobLiveness:
         return await self._server.job_liveness()
