@@ -13,7 +13,7 @@ GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-long test-failed test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history bench-gateway cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo test test-long test-failed test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history bench-gateway bench-shards cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -70,6 +70,9 @@ bench-history: setup  ## History of an idle job; signals and leases while a grou
 
 bench-gateway: setup  ## A thousand agents through one gateway: latency, processor, memory, leases while it is away
 	@$(BIN)/python -m benchmarks.gateway $(BENCH_ARGS)
+
+bench-shards: setup  ## Shards a second through one dataset, how long a rank waits for one, the size of its state
+	@$(BIN)/python -m benchmarks.shards $(BENCH_ARGS)
 
 cluster: setup  ## Start a real Kubernetes cluster on this machine (Linux, root), for tests and demo
 	@$(BIN)/python -m scripts.cluster up

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, cast
 
 from torch.utils.data import DataLoader, Sampler
 
@@ -51,6 +51,27 @@ class ShardBatches(Sampler[list[int]]):
         if batch:
             self._lengths.append(len(batch))
             yield batch
+
+    def in_step(self, loader: DataLoader[_Batch]) -> Iterator[tuple[_Batch, float]]:
+        """Yields as many batches on all ranks, each with the factor of its mean loss, for ranks that step together.
+
+        Fast ranks get more shards, so that some have no batch left while others do. Such a rank is given its last batch
+        once more, with the factor 0. The others' factor makes up for it where gradients are averaged over all ranks, as
+        DDP and FSDP do. All ranks call it: it exchanges a word with each step.
+        """
+        batches = self.over(loader)
+        last: list[_Batch] = []
+        while True:
+            batch = next(batches, None)
+            active, ranks = self._client.active_ranks(batch is not None)
+            if not active:
+                return
+            if batch is not None:
+                last = [batch]
+            elif not last:
+                collate = cast("Callable[[list[Any]], _Batch]", cast("Any", loader).collate_fn)
+                last = [collate([loader.dataset[0]])]
+            yield last[0], ranks / active if batch is not None else 0.0
 
     def over(self, loader: DataLoader[_Batch] | Iterable[_Batch]) -> Iterator[_Batch]:
         """Yields the loader's batches, in the order of this sampler, as DataLoaders do by default."""

@@ -267,6 +267,12 @@ class ShardingClient:
                 self._consumed = []
         return all(part[2] for part in parts)
 
+    def active_ranks(self, is_active: bool, *, group: Any = None) -> tuple[int, int]:
+        """Returns how many ranks are active, and how many there are. A collective, as `step`."""
+        if self._world_size == 1:
+            return int(is_active), 1
+        return sum(_gather(is_active, self._world_size, group)), self._world_size
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the position at the last `step`, to save with a checkpoint; the same on all ranks.
 
@@ -470,7 +476,7 @@ def _without_all(span: Span, removed: list[Span]) -> list[Span]:
     return rest
 
 
-def _gather(part: tuple[list[Span], Json | None, bool], world_size: int, group: Any) -> list[Any]:
+def _gather(part: Any, world_size: int, group: Any) -> list[Any]:
     from torch import distributed
 
     if not distributed.is_initialized():

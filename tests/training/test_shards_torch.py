@@ -83,3 +83,15 @@ def test_a_position_of_another_dataset_is_not_loaded():
     sampler = ElasticSampler(SIZE, rank=0, world_size=1)
     with pytest.raises(ValueError, match="size: the position is of a dataset with 7, not 103"):
         sampler.load_state_dict(ElasticSampler(7, rank=0, world_size=1).state_dict())
+
+
+def test_a_rank_alone_gets_every_batch_with_the_factor_one():
+    shards = client()
+    batches = ShardBatches(shards, batch_size=10)
+    loader = DataLoader(DATA, batch_sampler=batches)
+    seen: list[int] = []
+    for (samples,), factor in batches.in_step(loader):
+        assert factor == 1
+        seen += samples.tolist()
+        shards.step()
+    assert sorted(seen) == list(range(SIZE))

@@ -32,9 +32,9 @@ from workflows.policy.spans import difference, intersection, size, union
 
 MOST_TRIES = 3
 """Tries of a shard before it is set aside: two repeats tell a bad sample from a storage that failed for a moment."""
-MOST_FRAGMENTS = 128
+MOST_FRAGMENTS = 32
 """Spans that one rank holds. Beyond it, the rank is granted nothing until it has finished some."""
-MOST_GRANTED_SPANS = 64
+MOST_GRANTED_SPANS = 16
 """Spans in one answer."""
 MOST_FAILURES = 1_000
 """Shards whose tries are counted; a further one is set aside at its first failure."""
