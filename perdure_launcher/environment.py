@@ -28,6 +28,10 @@ TORCHRUN_VARIABLE = "PERDURE_TORCHRUN"
 GENERATION_VARIABLE = "PERDURE_GENERATION"
 PROGRESS_VARIABLE = "PERDURE_PROGRESS_DIR"
 RUN_ID_VARIABLE = "PERDURE_RUN_ID"
+STAGE_VARIABLE = "PERDURE_STAGE"
+"""Variable with the number of torchruns of the command that ended before this one: each has states of its own."""
+MEMORY_VARIABLE = "PERDURE_MEMORY_DIR"
+"""Variable with the node's folder in memory; missing where there is none."""
 STORE_VARIABLE = "PERDURE_STORE"
 """Variable with address and port of the generation's store, which a script that sets MASTER_ADDR does not change."""
 TRAINING_LIBRARY = "perdure_training"
@@ -160,10 +164,13 @@ def expected_environment(torchrun: Mapping[str, str], *, processes: int) -> dict
     return environment
 
 
-def generation_environment(*, generation: int, progress: Path, run_id: str, parent: int) -> dict[str, str]:
+def generation_environment(
+    *, generation: int, progress: Path, run_id: str, parent: int, stage: int = 0
+) -> dict[str, str]:
     """Returns the variables of the ranks of one generation."""
     return {
         GENERATION_VARIABLE: str(generation),
+        STAGE_VARIABLE: str(stage),
         PROGRESS_VARIABLE: str(progress),
         RUN_ID_VARIABLE: run_id,
         PARENT_VARIABLE: f"{parent} {pid_namespace()}",

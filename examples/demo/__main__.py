@@ -23,7 +23,7 @@ from rich.table import Table
 
 from examples.demo.faults import kill_rank
 from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, processes
-from examples.demo.steps import longest_gap, read_steps, stepping
+from examples.demo.steps import longest_gap, read_steps, stepping, steps_again
 from perdure.client.client import Client
 from perdure.errors import PerdureError
 from perdure.spec.job import Backend
@@ -41,6 +41,8 @@ class Fault:
     stepping_at: float
     lost: float
     """Seconds without a step."""
+    again: int
+    """Steps that were made a second time."""
     incidents: tuple[IncidentView, ...]
 
 
@@ -107,8 +109,9 @@ class Demo:
             for incident in await client.incidents(NAME)
             if incident.number not in before and incident.observation is None
         )
-        lost = longest_gap(read_steps(self.out), at, max(stepped, time.time() - 0.5))
-        self.faults.append(Fault(what=what, at=at, stepping_at=stepped, lost=lost, incidents=new))
+        steps, until = read_steps(self.out), max(stepped, time.time() - 0.5)
+        lost, again = longest_gap(steps, at, until), steps_again(steps, at, until)
+        self.faults.append(Fault(what=what, at=at, stepping_at=stepped, lost=lost, again=again, incidents=new))
         self.say(f"  {world_size} ranks step again, {stepped - at:.1f} s after it: {new[-1].title}")
 
     async def _incident_after(self, client: Client, before: set[int]) -> IncidentView:
@@ -159,24 +162,27 @@ class Demo:
         await stepping(self.out, since=time.time() + 10, world_size=3)
         await self._settled(client)
         after = await client.incidents(NAME)
+        steps, until = read_steps(self.out), time.time() - 0.5
         self.faults.append(
             Fault(
                 what=what,
                 at=at,
                 stepping_at=at,
-                lost=longest_gap(read_steps(self.out), at, time.time() - 0.5),
+                lost=longest_gap(steps, at, until),
+                again=steps_again(steps, at, until),
                 incidents=tuple(one for one in after if one.number not in before and one.observation is None),
             )
         )
 
     def table(self) -> Table:
         table = Table(title="Injected faults and what they cost", title_justify="left", show_lines=True)
-        for column in ("fault", "noticed after", "done", "because", "longest pause"):
+        for column in ("fault", "noticed after", "done", "because", "longest pause", "steps again"):
             table.add_column(column, overflow="fold")
         for fault in self.faults:
             if not fault.incidents:
                 table.add_row(
-                    fault.what, "-", "nothing: training needs neither", "unknown is not failed", f"{fault.lost:.1f} s"
+                    *(fault.what, "-", "nothing: training needs neither", "unknown is not failed"),
+                    *(f"{fault.lost:.1f} s", str(fault.again)),
                 )
                 continue
             first = fault.incidents[0]
@@ -186,6 +192,7 @@ class Demo:
                 "\n".join(incident.action for incident in fault.incidents),
                 "\n".join(f"{incident.rule}" for incident in fault.incidents),
                 f"{fault.lost:.1f} s",
+                str(fault.again),
             )
         return table
 

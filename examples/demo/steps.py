@@ -35,6 +35,16 @@ def longest_gap(steps: list[Step], start: float, end: float) -> float:
     return max(later - earlier for earlier, later in pairwise(times))
 
 
+def steps_again(steps: list[Step], start: float, end: float) -> int:
+    """Counts the steps of an interval that had been made before."""
+    made, again = {step.number for step in steps if step.time <= start}, 0
+    for step in steps:
+        if start < step.time <= end:
+            again += step.number in made
+            made.add(step.number)
+    return again
+
+
 async def stepping(folder: Path, *, since: float, world_size: int, count: int = 5, within: float = 120.0) -> float:
     """Waits for `count` steps of a world of this size after `since`; returns the time of the first one.
 

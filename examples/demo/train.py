@@ -1,6 +1,7 @@
-"""Trains a small character model on the sources of Python's standard library. Uses torchrun, and nothing of Perdure.
+"""Trains a small character model on the sources of Python's standard library, with torchrun.
 
-The global batch of a step depends on the step's number only and is split over the ranks, so an interrupted run takes
+Every step is kept in memory by Perdure's library, which does nothing without Perdure; every tenth step is on disk. The
+global batch of a step depends on the step's number only and is split over the ranks, so an interrupted run takes
 the same path as an uninterrupted one, regardless of the size of its worlds.
 
     torchrun --nproc-per-node 2 train.py --steps 300
@@ -19,6 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+
+from perdure_training.checkpoint import Checkpointer
 
 CONTEXT = 64
 BATCH = 24
@@ -68,12 +71,16 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     options.out.mkdir(parents=True, exist_ok=True)
     checkpoint = options.out / "checkpoint.pt"
-    step = 0
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        step = state["step"]
+    checkpointer = Checkpointer(every=1, replicated=True)
+    trained = {"model": model, "optimizer": optimizer}
+    step = checkpointer.restore(trained)
+    if step is None:
+        step = 0
+        if checkpoint.exists():
+            state = torch.load(checkpoint, weights_only=True)
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            step = state["step"]
     parallel = DistributedDataParallel(model)
     with (options.out / "steps.csv").open("a", buffering=1) as log:
         while step < options.steps:
@@ -85,6 +92,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             step += 1
+            checkpointer.save(step, trained)
             if rank == 0:
                 log.write(f"{time.time():.3f},{step},{loss.item():.5f},{world_size}\n")
                 if step % 20 == 0 or step == options.steps:

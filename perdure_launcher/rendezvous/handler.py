@@ -203,7 +203,11 @@ class PerdureRendezvous(RendezvousHandler):
         # Ranks inherit this process's environment.
         os.environ.update(
             generation_environment(
-                generation=world.generation, progress=self._progress, run_id=self._settings.run_id, parent=os.getpid()
+                generation=world.generation,
+                progress=self._progress,
+                run_id=self._settings.run_id,
+                parent=os.getpid(),
+                stage=self._stage,
             )
         )
         os.environ[STORE_VARIABLE] = f"{world.store_address}:{world.store_port}"

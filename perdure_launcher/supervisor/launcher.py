@@ -22,12 +22,13 @@ from .. import layout
 from ..agent_link.client import AgentSession, Outbox
 from ..agent_link.desired_state import NOTHING_DESIRED, DesiredFeed
 from ..config import LauncherConfig
-from ..environment import base_environment, inject
+from ..environment import MEMORY_VARIABLE, base_environment, inject
 from ..protocol import Desired, LauncherHello, LeavingReport, UnmanagedReport
 from ..state import StateFile
 from ..system import processes
 from ..system.cgroups import MemoryController
 from ..system.files import write_file
+from ..system.memory_folder import MemoryFolder
 from ..system.nvml import Devices
 from ..system.usage import UsageMeter, processes_per_node
 from ..unmanaged_training import in_node
@@ -103,9 +104,13 @@ class Launcher:
         self._outbox = Outbox(self._session)
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._feed = DesiredFeed(self._session, on_change=self._events.put)
+        environment = base_environment(config, inject(config.run_directory), os.environ)
+        self._memory_folder = _memory_folder()
+        if self._memory_folder is not None:
+            environment[MEMORY_VARIABLE] = str(self._memory_folder.path)
         node = Node(
             config=config,
-            environment=base_environment(config, inject(config.run_directory), os.environ),
+            environment=environment,
             processes=self._processes,
             tree=self._tree,
             capture=self._capture,
@@ -145,6 +150,8 @@ class Launcher:
                 self._step()
         finally:
             self._end_everything()
+            if self._memory_folder is not None:
+                self._memory_folder.remove()
         self._done.set()
         patience = LAST_REPORT_TIMEOUT if self._leaving.signal is None else SHORT_LAST_REPORT_TIMEOUT
         if not self._outbox.flush(patience):
@@ -281,6 +288,14 @@ def write_exit_file(run_directory: Path, leaving: Leaving) -> None:
         write_file(path, json.dumps(content), durable=True)
     except OSError as error:
         logger.error("%s cannot be written: %s", path, error)
+
+
+def _memory_folder() -> MemoryFolder | None:
+    try:
+        return MemoryFolder()
+    except OSError as error:
+        logger.warning("ranks can keep no snapshots in memory: %s", error)
+        return None
 
 
 def _uses_torchrun(config: LauncherConfig) -> bool:

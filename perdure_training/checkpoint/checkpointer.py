@@ -1,0 +1,306 @@
+"""Saves the training state into memory, and restores it after a failure."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import re
+import threading
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import asdict, replace
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from perdure_training.checkpoint.cadence import Cadence
+from perdure_training.checkpoint.slots import Slots
+from perdure_training.checkpoint.staging import Layout, read_state
+from perdure_training.checkpoint.transfer import exchange
+from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, own_identity
+from perdure_training.snapshots.agreement import Decision, Holding, decide
+from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot, checksum, is_intact
+
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class Checkpointer:
+    """The snapshots of one training state, in the memory of the nodes that train it.
+
+    Invariants:
+        - All ranks load the same step, or none of them loads any.
+        - A snapshot that is incomplete or changed is never loaded.
+        - The newest step that all ranks have is overwritten by none of them.
+        - No failure to save ends the training.
+    """
+
+    def __init__(
+        self,
+        *,
+        every: int | Literal["auto"] = "auto",
+        max_overhead: float = 0.03,
+        replicated: bool = False,
+        name: str = "state",
+    ) -> None:
+        """Creates a checkpointer; every rank creates it with the same arguments.
+
+        Args:
+            every: Saves each so many steps. "auto" chooses the densest number at which saving costs at most
+                `max_overhead` of the time of the steps, by the first saves; until then every step is saved.
+            max_overhead: The share of a step's time that "auto" allows.
+            replicated: Every rank's state is the same, as with DistributedDataParallel: a rank on a new node takes
+                another rank's. Otherwise a step can be loaded only if all ranks' snapshots are left.
+            name: Distinguishes several states of one script: letters, digits, ".", "_", "-".
+
+        Raises:
+            ValueError: if an argument is out of range.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"name: expected up to 64 letters, digits, '.', '_' or '-', found {name!r}")
+        self._replicated = replicated
+        self._cadence = Cadence(every, max_overhead=max_overhead)
+        self._own = own_identity()
+        self._world: _World | None = None
+        self._name = name
+        self._restored = False
+
+    def restore(self, state: MutableMapping[str, Any]) -> int | None:
+        """Loads the newest step that all ranks have. Call it on every rank, after `init_process_group` and before the
+        first step.
+
+        Args:
+            state: As for `save`. Objects with `load_state_dict` are changed in place, and so are tensors; other values
+                are replaced in the mapping.
+
+        Returns:
+            The step, or None if nothing was loaded: the script starts, or loads its checkpoint from disk.
+
+        Raises:
+            RuntimeError: if several ranks have no process group yet.
+            KeyError: if the snapshot has other names than `state`.
+        """
+        world = self._begin()
+        self._restored = True
+        if world is None:
+            return None
+        found = {(header.rank, header.step): slot for slot, header in world.assigned_snapshots()}
+        decision = world.agree(found)
+        if world.own.rank == 0 and decision.reason:
+            logger.warning("perdure: %s", decision.reason)
+        world.forget_after(decision.step)
+        if decision.step is None:
+            return None
+        if decision.sources:
+            exchange(
+                decision.sources,
+                found={rank: slot for (rank, step), slot in found.items() if step == decision.step},
+                own=world.own,
+                room=world.slots.free_slot(),
+            )
+        slot, header = world.own_snapshot(decision.step)
+        world.arena.count_restore(slot)
+        _apply(read_state(slot.read(), index_at=header.index_at), state)
+        world.slots.adopt(decision.step)
+        world.leave_others()
+        return decision.step
+
+    def save(self, step: int, state: Mapping[str, Any]) -> bool:
+        """Copies the state into memory if the step is due, and returns as soon as it is copied.
+
+        Args:
+            step: The step that is complete: the same on all ranks, and higher than before.
+            state: Names with their values: objects with `state_dict`, tensors, or anything that can be pickled.
+
+        Returns:
+            Whether the step was saved. It counts once all ranks have saved it.
+
+        Raises:
+            RuntimeError: if `restore` was not called before: the first save would replace what can be restored.
+            TypeError: if the state has a tensor that is split over ranks.
+        """
+        if not self._restored:
+            raise RuntimeError("Checkpointer.save: call restore(state) first, on every rank, before the first step")
+        world = self._world
+        if world is None or not self._cadence.is_due(step, agreed=world.cadence_agreed):
+            return False
+        with self._cadence.measure(step) as measured:
+            saved = world.save(step, lambda: Layout(_captured(state)), replicated=self._replicated)
+        if saved and world.own.rank == 0 and measured.every is not None:
+            world.agree_on_cadence(measured.every)
+        return saved
+
+    def flush(self) -> None:
+        """Waits until the snapshots of this rank are complete. A script need not call it."""
+        if self._world is not None:
+            self._world.flush()
+
+    def _begin(self) -> _World | None:
+        if self._own is None:
+            return None
+        if self._own.world_size > 1 and not dist.is_initialized():
+            raise RuntimeError("Checkpointer.restore: call torch.distributed.init_process_group first")
+        try:
+            self._world = _World(self._own, self._name)
+        except OSError as error:
+            logger.warning("perdure: no checkpoints in memory: %s", error)
+        return self._world
+
+
+class _World:
+    """A checkpointer's part in one generation."""
+
+    def __init__(self, own: RankIdentity, name: str) -> None:
+        self.own = own
+        self.arena = Arena(own.folder / name)
+        self._store = connect(own, name)
+        self._complete = Completeness(connect(own, name), own.world_size)
+        self.slots = Slots(self.arena, own.rank, is_complete=self._complete.is_complete)
+        self._staged: queue.Queue[tuple[Slot, memoryview, Header]] = queue.Queue()
+        self._broken = False
+        self._agreed: int | None = None
+        threading.Thread(target=self._finish_snapshots, name="perdure-snapshots", daemon=True).start()
+
+    def assigned_snapshots(self) -> list[tuple[Slot, Header]]:
+        """The intact snapshots on this node that this rank speaks for: its own, and a share of those of ranks that are
+        on other nodes now."""
+        local = self.own.ranks_of_node
+        found: list[tuple[Slot, Header]] = []
+        for slot, header in self.arena.snapshots():
+            speaker = header.rank if header.rank in local else local[header.rank % len(local)]
+            if speaker != self.own.rank:
+                continue
+            if is_intact(slot, header):
+                found.append((slot, header))
+            else:
+                logger.warning(
+                    "perdure: step %d of rank %d in memory is damaged, and is not loaded", header.step, header.rank
+                )
+                slot.clear()
+        return found
+
+    def agree(self, found: Mapping[tuple[int, int], Slot]) -> Decision:
+        """Tells all ranks what this one found, and returns the decision of rank 0."""
+        headers = [header for slot in found.values() if (header := slot.header()) is not None]
+        holdings = [{name: getattr(header, name) for name in Holding.__dataclass_fields__} for header in headers]
+        self._store.set(f"held/{self.own.rank}", json.dumps(holdings))
+        if self.own.rank == 0:
+            held = {
+                rank: [Holding(**one) for one in json.loads(self._store.get(f"held/{rank}"))]
+                for rank in range(self.own.world_size)
+            }
+            decision = decide(held, self.own.world_size)
+            self._store.set("decision", json.dumps(asdict(decision)))
+        fields = json.loads(self._store.get("decision"))
+        sources = {int(rank): source for rank, source in fields.pop("sources").items()}
+        return Decision(**fields, sources=sources)
+
+    def forget_after(self, step: int | None) -> None:
+        """Deletes what was saved after the step that is loaded: the training makes these steps again.
+
+        Other ranks of the node may already save again, so each deletes its own.
+        """
+        for slot, header in self.arena.snapshots():
+            first_rank = self.own.local_rank == 0 and header.rank not in self.own.ranks_of_node
+            if (header.rank == self.own.rank or first_rank) and (step is None or header.step > step):
+                slot.clear()
+        self.slots.reload()
+
+    def own_snapshot(self, step: int) -> tuple[Slot, Header]:
+        """The intact snapshot of a step that this rank loads.
+
+        Raises:
+            RuntimeError: if there is none.
+        """
+        for slot, header in self.arena.snapshots():
+            if (header.rank, header.step) == (self.own.rank, step):
+                return slot, header
+        raise RuntimeError(f"step {step} of rank {self.own.rank} is not in memory, although all ranks agreed on it")
+
+    def leave_others(self) -> None:
+        """Deletes snapshots of ranks that are on other nodes, once these have loaded theirs."""
+        if self.own.local_rank == 0:
+            for slot, header in self.arena.snapshots():
+                if header.rank not in self.own.ranks_of_node:
+                    slot.clear()
+
+    def save(self, step: int, plan: Callable[[], Layout], *, replicated: bool) -> bool:
+        """Copies a state into a slot; another thread makes the snapshot valid."""
+        if self._broken:
+            return False
+        slot = self.slots.choose()
+        if slot is None:
+            return False
+        layout = plan()
+        try:
+            room = slot.begin(layout.size)
+        except NoRoom as error:
+            self._broken = True
+            self.slots.clear()
+            logger.warning(
+                "perdure: no checkpoints in memory: %s. A rank needs %s bytes for its three snapshots: raise "
+                "resources.shm, or save less. The training continues",
+                error,
+                f"{self.slots.count * layout.size:,}",
+            )
+            return False
+        layout.copy_into(room)
+        self.slots.stage(slot, step)
+        header = Header(
+            step=step,
+            rank=self.own.rank,
+            world_size=self.own.world_size,
+            generation=self.own.generation,
+            replicated=replicated,
+            index_at=layout.index_at,
+            size=layout.size,
+            checksum=0,
+        )
+        self._staged.put((slot, room, header))
+        return True
+
+    def cadence_agreed(self) -> int | None:
+        """The number of steps between two saves that rank 0 chose; None while it measures."""
+        if self._agreed is None and self._store.check(["every"]):
+            self._agreed = int(self._store.get("every"))
+        return self._agreed
+
+    def agree_on_cadence(self, every: int) -> None:
+        """Tells all ranks, as rank 0."""
+        self._store.set("every", str(every))
+
+    def flush(self) -> None:
+        """Waits until all staged snapshots are valid."""
+        self._staged.join()
+
+    def _finish_snapshots(self) -> None:
+        while True:
+            slot, room, header = self._staged.get()
+            try:
+                slot.finish(replace(header, checksum=checksum(room)))
+                self._complete.add(header.step)
+            except (OSError, RuntimeError) as error:
+                # The store ends with its generation, and this process with it.
+                logger.debug("step %d is not complete: %s", header.step, error)
+            finally:
+                self._staged.task_done()
+
+
+def _captured(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in state.items()}
+
+
+def _apply(saved: Mapping[str, Any], state: MutableMapping[str, Any]) -> None:
+    if saved.keys() != state.keys():
+        raise KeyError(f"the snapshot has {sorted(saved)}, the state has {sorted(state)}: restore what was saved")
+    for name, value in saved.items():
+        target = state[name]
+        if hasattr(target, "load_state_dict"):
+            target.load_state_dict(value)
+        elif isinstance(target, torch.Tensor):
+            with torch.no_grad():
+                target.copy_(value)
+        else:
+            state[name] = value

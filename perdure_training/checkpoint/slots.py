@@ -1,0 +1,92 @@
+"""Which slot a rank writes next: never the one with the newest step that all ranks have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from perdure_training.snapshots.arena import Arena, Slot
+
+_COUNT = 3
+"""The newest step that all ranks have, the one that others may not have yet, and the one that is written. With two, a
+rank that is ahead would overwrite the only step that it has in common with the others."""
+
+_PATIENCE = 10.0
+"""Seconds after which a step that others have not saved is given up: they may save other steps than this rank."""
+
+
+class Slots:
+    """The slots of one rank."""
+
+    count = _COUNT
+
+    def __init__(
+        self,
+        arena: Arena,
+        rank: int,
+        *,
+        is_complete: Callable[[int], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Creates the object; `reload` finds out what the slots contain.
+
+        Args:
+            arena: The snapshots of the node.
+            rank: The rank.
+            is_complete: Returns whether all ranks have a step.
+            clock: Returns seconds.
+        """
+        self._slots = [arena.slot(rank, number) for number in range(_COUNT)]
+        self._is_complete = is_complete
+        self._clock = clock
+        self._steps: dict[int, int] = {}
+        """The steps of the slots, by number."""
+        self._complete: int | None = None
+        self._full_since: float | None = None
+
+    def reload(self) -> None:
+        """Reads what is in memory."""
+        self._steps = {}
+        for number, slot in enumerate(self._slots):
+            if (header := slot.header()) is not None:
+                self._steps[number] = header.step
+
+    def adopt(self, step: int) -> None:
+        """Records that all ranks have loaded a step."""
+        self.reload()
+        self._complete = step
+
+    def free_slot(self) -> Slot:
+        """Returns a slot for a snapshot that another rank sends: the one with the oldest step."""
+        return self._slots[min(range(_COUNT), key=lambda number: self._steps.get(number, -1))]
+
+    def choose(self) -> Slot | None:
+        """Returns the slot for the next step; None if writing any of them could cost the step that all ranks have."""
+        for number, slot in enumerate(self._slots):
+            if number not in self._steps:
+                return slot
+        for step in sorted(self._steps.values(), reverse=True):
+            if step == self._complete or self._is_complete(step):
+                self._complete = step
+                break
+        older = [number for number, step in self._steps.items() if self._complete is None or step < self._complete]
+        if self._complete is not None and older:
+            self._full_since = None
+            return self._slots[min(older, key=lambda number: self._steps[number])]
+        now = self._clock()
+        self._full_since = now if self._full_since is None else self._full_since
+        if now - self._full_since < _PATIENCE:
+            return None
+        self._full_since = None
+        pending = [number for number, step in self._steps.items() if step != self._complete]
+        return self._slots[min(pending, key=lambda number: self._steps[number])]
+
+    def stage(self, slot: Slot, step: int) -> None:
+        """Records that a slot is filled with a step."""
+        self._steps[self._slots.index(slot)] = step
+
+    def clear(self) -> None:
+        """Gives up all slots, and their memory."""
+        for slot in self._slots:
+            slot.clear()
+        self._steps = {}

@@ -1,0 +1,69 @@
+"""Sends snapshots from the ranks that have them to the ranks that lack them, over a process group of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from perdure_training.checkpoint.world import RankIdentity
+from perdure_training.snapshots.arena import Header, Slot, checksum
+
+_PIECE = 1 << 26
+"""Bytes of a message: gloo counts a message's elements with 32 bits."""
+
+
+def exchange(sources: Mapping[int, int], *, found: Mapping[int, Slot], own: RankIdentity, room: Slot) -> None:
+    """Brings each rank of `sources` its snapshot. Every rank of the world calls it.
+
+    Args:
+        sources: The sender for each rank that lacks a snapshot.
+        found: The snapshots of the step that this rank speaks for, by rank.
+        own: This rank.
+        room: The slot that a received snapshot is written to.
+
+    Raises:
+        RuntimeError: if a snapshot arrives with other bytes than were saved.
+    """
+    group = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
+    try:
+        for receiver, sender in sorted(sources.items()):
+            if own.rank == sender:
+                # A replicated snapshot of any rank serves.
+                _send(found.get(receiver) or next(iter(found.values())), receiver, group)
+            elif own.rank == receiver:
+                _receive(room, sender, own, group)
+        # A sender deletes what it has sent as soon as this returns.
+        dist.barrier(group)
+    finally:
+        dist.destroy_process_group(group)
+
+
+def _send(slot: Slot, receiver: int, group: dist.ProcessGroup) -> None:
+    header = slot.header()
+    if header is None:
+        raise RuntimeError(f"{slot.path} is no complete snapshot any more")
+    dist.send_object_list([asdict(header)], dst=receiver, group=group)
+    for piece in _pieces(slot.read()):
+        dist.send(piece, dst=receiver, group=group)
+
+
+def _receive(room: Slot, sender: int, own: RankIdentity, group: dist.ProcessGroup) -> None:
+    described: list[dict[str, Any]] = [{}]
+    dist.recv_object_list(described, src=sender, group=group)
+    header = Header(**described[0])
+    content = room.begin(header.size)
+    for piece in _pieces(content):
+        dist.recv(piece, src=sender, group=group)
+    if checksum(content) != header.checksum:
+        raise RuntimeError(f"step {header.step} of rank {header.rank} was damaged on its way from rank {sender}")
+    room.finish(replace(header, rank=own.rank, generation=own.generation, world_size=own.world_size))
+
+
+def _pieces(content: memoryview) -> list[torch.Tensor]:
+    size = len(content)
+    whole = torch.frombuffer(content, dtype=torch.uint8)
+    return [whole[start : min(start + _PIECE, size)] for start in range(0, size, _PIECE)]

@@ -1,0 +1,97 @@
+"""What a checkpointer knows about its world, and the store on which the ranks agree.
+
+The store is the generation's own, which serves the process group too: a connection of its own, with keys that begin
+with the checkpointer's name. Nothing in it outlives the generation.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+FOLDER_VARIABLE = "PERDURE_MEMORY_DIR"
+"""Variable with the node's memory folder, which the launcher sets."""
+
+AGREEMENT_TIMEOUT = timedelta(minutes=30)
+"""Time in which all ranks of a world must reach `restore`: they load data and build models before that."""
+
+
+@dataclass(frozen=True)
+class RankIdentity:
+    """This rank, as torchrun and the launcher describe it in the environment."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    generation: int
+    folder: Path
+    """The folder for this stage's snapshots of the node."""
+    store: tuple[str, int]
+    """Address and port of the generation's store."""
+
+    @property
+    def ranks_of_node(self) -> range:
+        """The ranks of this node."""
+        first = self.rank - self.local_rank
+        return range(first, first + self.local_world_size)
+
+
+def identity(environment: Mapping[str, str]) -> RankIdentity | None:
+    """Returns this rank; None if Perdure did not start it, or keeps no memory folder for it."""
+    folder, run_id = environment.get(FOLDER_VARIABLE), environment.get("PERDURE_RUN_ID")
+    # A torchrun that a rank starts for purposes of its own has other ranks with the same numbers.
+    if not folder or "RANK" not in environment or environment.get("TORCHELASTIC_RUN_ID", run_id) != run_id:
+        return None
+    address, _, port = environment.get("PERDURE_STORE", "").rpartition(":")
+    if not address:
+        return None
+    return RankIdentity(
+        rank=int(environment["RANK"]),
+        world_size=int(environment["WORLD_SIZE"]),
+        local_rank=int(environment.get("LOCAL_RANK", "0")),
+        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
+        generation=int(environment.get("PERDURE_GENERATION", "0")),
+        folder=Path(folder) / f"stage-{environment.get('PERDURE_STAGE', '0')}",
+        store=(address, int(port)),
+    )
+
+
+def own_identity() -> RankIdentity | None:
+    """Returns this process's rank."""
+    return identity(os.environ)
+
+
+def connect(own: RankIdentity, name: str) -> Store:
+    """Connects to the generation's store. A connection serves one thread at a time."""
+    address, port = own.store
+    store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=AGREEMENT_TIMEOUT)
+    return PrefixStore(f"perdure/checkpoint/{name}/", store)
+
+
+class Completeness:
+    """Finds out which steps all ranks have in memory: each adds one to the step's count.
+
+    Asked rarely: the count of a step is read only when this rank needs to know.
+    """
+
+    def __init__(self, store: Store, world_size: int) -> None:
+        self._store = store
+        self._world_size = world_size
+        self._lock = threading.Lock()
+
+    def add(self, step: int) -> None:
+        """Reports that this rank has the step."""
+        with self._lock:
+            self._store.add(f"saved/{step}", 1)
+
+    def is_complete(self, step: int) -> bool:
+        """Whether all ranks have it."""
+        with self._lock:
+            return self._store.add(f"saved/{step}", 0) >= self._world_size

@@ -1,0 +1,182 @@
+"""The snapshots of one rank: files on tmpfs, each with one step's state.
+
+Files of the process's own, not `multiprocessing.SharedMemory`, which is deleted with the process that created it.
+
+A file begins with a header of one page, then has the state's bytes. The header is cleared before the state is written,
+and written again when all bytes and their checksum are known. A process may be killed at any time: a file without a
+valid header is free.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+PAGE = 4096
+"""Bytes of the header, and the alignment of what follows it."""
+_MAGIC = b"PDSNAP01"
+_FRAME = struct.Struct("<8sII")
+"""Magic number, length of the header's text, checksum of that text."""
+_CHECKED_AT_ONCE = 1 << 24
+"""Bytes of a piece of the checksum: other threads run between two pieces."""
+_NAME = re.compile(r"rank-(\d+)\.(\d+)")
+
+
+class NoRoom(Exception):
+    """The snapshot does not fit into the memory folder; the message names the size and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a snapshot is, and how its bytes can be verified."""
+
+    step: int
+    rank: int
+    world_size: int
+    generation: int
+    """The generation of the world that wrote it."""
+    replicated: bool
+    """Every rank's state is the same, so that it may replace a missing one of another rank."""
+    index_at: int
+    """Offset of the description of the state within the bytes; tensors come before it."""
+    size: int
+    """Number of bytes."""
+    checksum: int
+    """CRC-32 of the bytes."""
+    restores: int = 0
+    """The number of worlds that have loaded it."""
+
+
+class Slot:
+    """One file, mapped into memory while it is in use."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._map: mmap.mmap | None = None
+
+    def header(self) -> Header | None:
+        """Reads the header; None if there is no complete snapshot."""
+        try:
+            with self.path.open("rb") as file:
+                page, size = file.read(PAGE), os.fstat(file.fileno()).st_size
+        except OSError:
+            return None
+        header = _decode(page)
+        return header if header is not None and PAGE + header.size <= size else None
+
+    def begin(self, size: int) -> memoryview:
+        """Returns room for a snapshot of so many bytes. The slot has no snapshot until `finish`.
+
+        Raises:
+            NoRoom: if the memory folder is too small.
+        """
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.pwrite(descriptor, bytes(_FRAME.size), 0)
+            if os.fstat(descriptor).st_size < PAGE + size:
+                self._map = None
+                # Without it, a full tmpfs would end the process with SIGBUS at the first write.
+                os.posix_fallocate(descriptor, 0, PAGE + size)
+            if self._map is None:
+                self._map = mmap.mmap(descriptor, 0)
+        except OSError as error:
+            os.ftruncate(descriptor, 0)
+            raise NoRoom(f"{size:,} bytes do not fit into {self.path.parent}: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        return memoryview(self._map)[PAGE : PAGE + size]
+
+    def finish(self, header: Header) -> None:
+        """Makes the snapshot whose bytes were written after `begin` valid."""
+        _write_header(self.path, header)
+
+    def read(self) -> memoryview:
+        """Maps the bytes of a complete snapshot.
+
+        Raises:
+            OSError: if the file cannot be read.
+        """
+        header = self.header()
+        if header is None:
+            raise OSError(f"{self.path} has no complete snapshot")
+        with self.path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        return memoryview(self._map)[PAGE : PAGE + header.size]
+
+    def clear(self) -> None:
+        """Gives up the snapshot, and its memory."""
+        self._map = None
+        self.path.unlink(missing_ok=True)
+
+
+class Arena:
+    """All snapshots in a node's memory folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def slot(self, rank: int, number: int) -> Slot:
+        """Returns the slot of a rank with this number, whether or not it has a snapshot."""
+        return Slot(self.folder / f"rank-{rank}.{number}")
+
+    def snapshots(self) -> Iterator[tuple[Slot, Header]]:
+        """All complete snapshots of this node, also of ranks that are on another node now."""
+        for path in sorted(self.folder.iterdir()):
+            match = _NAME.fullmatch(path.name)
+            slot = Slot(path)
+            header = slot.header() if match else None
+            if match and header is not None and header.rank == int(match[1]):
+                yield slot, header
+
+    def count_restore(self, slot: Slot) -> None:
+        """Records that a world has loaded a snapshot."""
+        header = slot.header()
+        if header is not None:
+            _write_header(slot.path, replace(header, restores=header.restores + 1))
+
+
+def checksum(content: memoryview) -> int:
+    """Computes the CRC-32 of a snapshot's bytes."""
+    value = 0
+    for start in range(0, len(content), _CHECKED_AT_ONCE):
+        value = zlib.crc32(content[start : start + _CHECKED_AT_ONCE], value)
+    return value
+
+
+def is_intact(slot: Slot, header: Header) -> bool:
+    """Whether a snapshot's bytes are the ones that were written."""
+    try:
+        return checksum(slot.read()) == header.checksum
+    except OSError:
+        return False
+
+
+def _write_header(path: Path, header: Header) -> None:
+    text = json.dumps(asdict(header)).encode()
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.pwrite(descriptor, _FRAME.pack(_MAGIC, len(text), zlib.crc32(text)) + text, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _decode(page: bytes) -> Header | None:
+    if len(page) < PAGE:
+        return None
+    magic, length, check = _FRAME.unpack_from(page)
+    text = page[_FRAME.size : _FRAME.size + length]
+    if magic != _MAGIC or zlib.crc32(text) != check:
+        return None
+    try:
+        return Header(**cast("dict[str, Any]", json.loads(text)))
+    except (ValueError, TypeError):
+        return None

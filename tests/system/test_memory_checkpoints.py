@@ -1,0 +1,66 @@
+"""Trainings whose ranks and nodes are killed, and that continue from memory; the guide's script."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.docs.pages import PAGES
+from tests.support.allocation import REPOSITORY
+from tests.support.waiting import eventually
+from tests.system.site import PATIENCE, Job, Site
+from workflows.messages import JobPhase
+
+EXAMPLE = REPOSITORY / "examples" / "checkpoints" / "plain.py"
+GUIDE = "docs/checkpoints.md"
+STEPS = 150
+
+
+def steps(job: Job, rank: int) -> list[int]:
+    try:
+        return [int(line.split()[1]) for line in (job.out / f"steps-{rank}").read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+def repeated(made: list[int]) -> int:
+    """Steps that were made more than once."""
+    return len(made) - len(set(made))
+
+
+async def undisturbed(folder: Path) -> str:
+    """The digest of a run without Perdure."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(EXAMPLE)]
+    run = [*command, "--steps", str(STEPS), "--pause", "0", "--out", str(folder)]
+    await asyncio.to_thread(subprocess.run, run, cwd=REPOSITORY, check=True, timeout=PATIENCE, capture_output=True)
+    return (folder / "digest").read_text()
+
+
+async def test_killed_ranks_and_nodes_lose_at_most_one_step_and_change_no_parameter(site: Site, tmp_path: Path):
+    out = tmp_path / "out"
+    command = ["torchrun", str(EXAMPLE), "--steps", str(STEPS), "--out", str(out)]
+    job = await site.submit(command=command)
+    job.out = out
+    await eventually(lambda: 30 in steps(job, 0), within=PATIENCE)
+    job.signal(1, "rank")
+    await job.running(nodes=2, after=1)
+    after = steps(job, 0)[-1]
+    await eventually(lambda: steps(job, 0)[-1] >= after + 10, within=PATIENCE)
+    job.signal(0, None)
+    result = await job.client.wait(job.name)
+    assert result.phase is JobPhase.SUCCEEDED
+    assert [incident.culprit for incident in await job.incidents()] == [1, 0]
+    for rank in (0, 1):
+        assert sorted(set(steps(job, rank))) == list(range(1, STEPS + 1))
+        assert repeated(steps(job, rank)) <= 2
+    assert (out / "digest").read_text() == await undisturbed(tmp_path / "undisturbed")
+
+
+def test_the_script_of_the_guide_runs_as_printed(tmp_path: Path):
+    [block] = [block for page in PAGES for block in page.blocks if block.page == GUIDE and block.language == "python"]
+    script = tmp_path / "train.py"
+    script.write_text(block.text)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", str(script)]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=PATIENCE, capture_output=True)

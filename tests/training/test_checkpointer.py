@@ -1,0 +1,244 @@
+"""The checkpointer in a world of one rank: what it saves and loads, refuses, and survives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from perdure_training.checkpoint import Checkpointer, Generators
+from perdure_training.checkpoint.cadence import Cadence
+from perdure_training.checkpoint.staging import Layout, read_state
+from perdure_training.snapshots.agreement import TRUSTED_RESTORES
+
+
+class World:
+    """The environment of one rank, in one generation after another."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self._set = monkeypatch.setenv
+        self._generation = 0
+        self._store: TCPStore | None = None
+        for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+            self._set(name, value)
+        self._set("PERDURE_MEMORY_DIR", str(folder))
+        self._set("PERDURE_RUN_ID", "run")
+        self._set("TORCHELASTIC_RUN_ID", "run")
+        self._set("PERDURE_STORE", "127.0.0.1:1")
+
+    def begin(self, state: dict[str, Any], **arguments: Any) -> tuple[Checkpointer, int | None]:
+        """Begins the next generation, with a store of its own, and restores."""
+        self._generation += 1
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._set("PERDURE_STORE", f"127.0.0.1:{self._store.port}")
+        self._set("PERDURE_GENERATION", str(self._generation))
+        checkpointer = Checkpointer(**{"every": 1, **arguments})
+        return checkpointer, checkpointer.restore(state)
+
+    def files(self) -> list[Path]:
+        return sorted(self.folder.rglob("rank-*"))
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path / "memory", monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def same_generators() -> Iterator[None]:
+    before = Generators().state_dict()
+    yield
+    Generators().load_state_dict(before)
+
+
+def save(checkpointer: Checkpointer, step: int, state: dict[str, Any]) -> None:
+    assert checkpointer.save(step, state)
+    checkpointer.flush()
+
+
+def test_a_training_continues_as_if_nothing_had_happened(world: World):
+    def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8) * random.random()).square().mean().backward()
+            optimizer.step()
+
+    def fresh() -> dict[str, Any]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        return {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "random": Generators(), "step": 0}
+
+    state = fresh()
+    checkpointer, step = world.begin(state)
+    assert step is None
+    trained(state["model"], state["optimizer"], 3)
+    state["step"] = 3
+    save(checkpointer, 3, state)
+    trained(state["model"], state["optimizer"], 2)
+    again = fresh()
+    _, step = world.begin(again)
+    assert (step, again["step"]) == (3, 3)
+    trained(again["model"], again["optimizer"], 2)
+    for expected, found in zip(state["model"].parameters(), again["model"].parameters(), strict=True):
+        assert torch.equal(expected, found)
+
+
+def test_tensors_come_back_as_they_were():
+    base = torch.arange(12.0).reshape(3, 4)
+    state = {
+        "a": base,
+        "same": base,
+        "transposed": base.t(),
+        "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        "bool": torch.tensor([True, False]),
+        "complex": torch.tensor([1 + 2j]),
+        "number": torch.tensor(3),
+        "empty": torch.zeros(0, 5),
+        "sparse": torch.eye(3).to_sparse(),
+        "others": [1, ("x", None), {2: base[1]}],
+    }
+    layout = Layout(state)
+    room = memoryview(bytearray(layout.size))
+    layout.copy_into(room)
+    found = read_state(room, index_at=layout.index_at)
+    assert found["a"] is found["same"]
+    assert found["others"][:2] == [1, ("x", None)]
+    torch.testing.assert_close(found["others"][2][2], base[1], rtol=0, atol=0)
+    for name in ("a", "transposed", "half", "bool", "complex", "number", "empty", "sparse"):
+        torch.testing.assert_close(found[name], state[name], rtol=0, atol=0)
+
+
+def test_a_tensor_that_is_split_over_ranks_is_refused():
+    tensor = torch.zeros(2)
+    tensor.device_mesh = "mesh"  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="DTensor"):
+        Layout({"weight": tensor})
+
+
+def test_a_damaged_snapshot_is_passed_over(world: World, caplog: pytest.LogCaptureFixture):
+    state = {"weight": torch.zeros(100)}
+    checkpointer, _ = world.begin(state)
+    for step in (1, 2):
+        state["weight"].fill_(step)
+        save(checkpointer, step, state)
+    newest = max(world.files(), key=lambda path: path.stat().st_mtime_ns)
+    with newest.open("r+b") as file:
+        file.seek(4200)
+        file.write(b"\xff")
+    _, step = world.begin(state)
+    assert (step, state["weight"][0].item()) == (1, 1.0)
+    assert "step 2 of rank 0 in memory is damaged" in caplog.text
+
+
+def test_steps_after_the_loaded_one_are_forgotten(world: World):
+    state: dict[str, Any] = {"step": 0}
+    checkpointer, _ = world.begin(state)
+    for step in (1, 2, 3):
+        save(checkpointer, step, {"step": step})
+    newest = max(world.files(), key=lambda path: path.stat().st_mtime_ns)
+    newest.write_bytes(b"")
+    assert world.begin(state)[1] == 2
+    newest.write_bytes(b"")
+    assert world.begin(state)[1] == 2
+
+
+def test_a_state_that_fails_after_each_load_is_distrusted(world: World):
+    state: dict[str, Any] = {"step": 0}
+    checkpointer, _ = world.begin(state)
+    for step in (1, 2):
+        save(checkpointer, step, {"step": step})
+    assert [world.begin(state)[1] for _ in range(TRUSTED_RESTORES + 1)] == [2] * TRUSTED_RESTORES + [1]
+
+
+def test_another_state_is_refused_with_both_names(world: World):
+    checkpointer, _ = world.begin({"step": 0})
+    save(checkpointer, 1, {"step": 1})
+    with pytest.raises(KeyError, match=r"the snapshot has \['step'\], the state has \['model'\]"):
+        world.begin({"model": 0})
+
+
+def test_each_torchrun_of_a_command_has_states_of_its_own(world: World, monkeypatch: pytest.MonkeyPatch):
+    checkpointer, _ = world.begin({"step": 0})
+    save(checkpointer, 9, {"step": 9})
+    monkeypatch.setenv("PERDURE_STAGE", "1")
+    assert world.begin({"step": 0})[1] is None
+    assert world.begin({"step": 0}, name="other")[1] is None
+
+
+def test_too_little_memory_is_one_warning_and_the_training_continues(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    import os
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    state = {"weight": torch.zeros(1000)}
+    checkpointer, _ = world.begin(state)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert not checkpointer.save(1, state)
+    assert not checkpointer.save(2, state)
+    [warning] = [record.message for record in caplog.records if "resources.shm" in record.message]
+    assert "No space left on device" in warning
+    assert "A rank needs 12," in warning
+    assert world.files() == []
+
+
+def test_it_saves_nothing_before_it_has_restored(world: World):
+    with pytest.raises(RuntimeError, match="call restore"):
+        Checkpointer().save(1, {})
+
+
+@pytest.mark.parametrize("variable", ["PERDURE_MEMORY_DIR", "RANK", "PERDURE_STORE"])
+def test_without_perdure_it_does_nothing(world: World, monkeypatch: pytest.MonkeyPatch, variable: str):
+    monkeypatch.delenv(variable)
+    checkpointer = Checkpointer()
+    assert checkpointer.restore({"step": 0}) is None
+    assert not checkpointer.save(1, {"step": 1})
+    checkpointer.flush()
+    assert world.files() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [({"every": 0}, "every"), ({"max_overhead": 1.0}, "max_overhead"), ({"name": "../x"}, "name")],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], text: str):
+    with pytest.raises(ValueError, match=f"^{text}: expected"):
+        Checkpointer(**arguments)
+
+
+@pytest.mark.parametrize(("stall", "step", "every"), [(0.001, 0.1, 1), (0.01, 0.1, 4), (0.5, 0.1, 167)])
+def test_auto_saves_as_often_as_the_overhead_allows(stall: float, step: float, every: int):
+    now = 0.0
+    cadence = Cadence("auto", max_overhead=0.03, clock=lambda: now)
+    chosen: list[int | None] = []
+    for number in range(1, 7):
+        now += step
+        with cadence.measure(number) as measured:
+            # The first save also allocates memory.
+            now += stall * (20 if number == 1 else 1)
+        chosen.append(measured.every)
+    assert chosen == [None] * 4 + [every, None]
+    assert cadence.is_due(every, agreed=lambda: every)
+    assert every == 1 or not cadence.is_due(every + 1, agreed=lambda: every)
+
+
+def test_many_saves_in_a_row_leave_the_last_one(world: World):
+    checkpointer, _ = world.begin({"step": 0})
+    for step in range(1, 101):
+        checkpointer.save(step, {"step": step})
+    checkpointer.flush()
+    state: dict[str, Any] = {"step": 0}
+    _, step = world.begin(state)
+    assert step == state["step"]
+    assert step is not None
+    assert step >= 1
+    assert len(world.files()) <= 3

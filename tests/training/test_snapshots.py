@@ -1,0 +1,196 @@
+"""Snapshots as files: torn, damaged and missing ones, slots that are used again, and the step that a world loads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure_launcher.system.memory_folder import MemoryFolder, delete_abandoned
+from perdure_training.checkpoint.slots import Slots
+from perdure_training.snapshots.agreement import TRUSTED_RESTORES, Holding, decide
+from perdure_training.snapshots.arena import PAGE, Arena, Header, NoRoom, Slot, checksum, is_intact
+
+HEADER = Header(step=7, rank=0, world_size=2, generation=1, replicated=False, index_at=0, size=0, checksum=0)
+
+
+def write(slot: Slot, content: bytes, **changes: int) -> None:
+    room = slot.begin(len(content))
+    room[:] = content
+    slot.finish(replace(HEADER, size=len(content), checksum=checksum(room), **changes))
+
+
+def test_a_snapshot_is_read_back_by_another_process(tmp_path: Path):
+    write(Arena(tmp_path).slot(0, 1), b"state" * 1000)
+    program = (
+        "import sys; from pathlib import Path; from perdure_training.snapshots.arena import *\n"
+        "[(slot, header)] = Arena(Path(sys.argv[1])).snapshots()\n"
+        "assert is_intact(slot, header); print(header.step, bytes(slot.read()) == b'state' * 1000)"
+    )
+    answer = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["7", "True"]
+
+
+def test_a_slot_has_no_snapshot_from_the_first_byte_that_is_written_to_the_last(tmp_path: Path):
+    slot = Arena(tmp_path).slot(0, 0)
+    write(slot, b"older", step=6)
+    room = slot.begin(5)
+    assert slot.header() is None
+    room[:] = b"newer"
+    assert slot.header() is None
+    slot.finish(replace(HEADER, size=5, checksum=checksum(room)))
+    assert slot.header() is not None
+
+
+@given(cut=st.integers(0, PAGE + 99))
+def test_a_file_that_ends_early_is_no_snapshot(tmp_path_factory: pytest.TempPathFactory, cut: int):
+    slot = Arena(tmp_path_factory.mktemp("arena")).slot(0, 0)
+    write(slot, bytes(100))
+    os.truncate(slot.path, cut)
+    assert slot.header() is None
+
+
+@given(at=st.integers(0, PAGE + 99), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, at: int, bit: int):
+    slot = Arena(tmp_path_factory.mktemp("arena")).slot(0, 0)
+    write(slot, bytes(range(100)))
+    written = slot.header()
+    content = bytearray(slot.path.read_bytes())
+    content[at] ^= 1 << bit
+    slot.path.write_bytes(content)
+    header = slot.header()
+    # What follows the header's text on its page means nothing.
+    assert header is None or not is_intact(slot, header) or (header == written and at < PAGE)
+
+
+def test_what_does_not_fit_is_refused_with_the_size(tmp_path: Path):
+    slot = Arena(tmp_path).slot(0, 0)
+    with pytest.raises(NoRoom, match=r"1,152,921,504,606,846,976 bytes do not fit"):
+        slot.begin(1 << 60)
+    assert slot.header() is None
+    assert slot.path.stat().st_size == 0
+
+
+def test_other_files_in_the_folder_are_no_snapshots(tmp_path: Path):
+    arena = Arena(tmp_path)
+    (tmp_path / "rank-0.0").write_bytes(b"x" * 5000)
+    (tmp_path / "owner").touch()
+    # A snapshot under the name of another rank.
+    write(arena.slot(1, 0), b"state", rank=2)
+    assert list(arena.snapshots()) == []
+
+
+@given(st.data())
+def test_ranks_that_run_apart_always_have_a_step_in_common(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+):
+    """A rank may be killed while it writes, and be any number of steps ahead."""
+    arena = Arena(tmp_path_factory.mktemp("arena"))
+    ranks = range(data.draw(st.integers(1, 3)))
+    saved: dict[int, int] = {}
+    at = dict.fromkeys(ranks, 0)
+    slots = {
+        rank: Slots(arena, rank, is_complete=lambda step: saved.get(step, 0) == len(ranks), clock=lambda: 0.0)
+        for rank in ranks
+    }
+
+    def held(rank: int) -> set[int]:
+        return {header.step for slot, header in arena.snapshots() if header.rank == rank}
+
+    for rank in data.draw(st.lists(st.sampled_from(ranks), max_size=30)):
+        at[rank] += 1
+        slot = slots[rank].choose()
+        if slot is None:
+            continue
+        slot.begin(0)
+        complete = len(ranks) in saved.values()
+        assert not complete or set.intersection(*map(held, ranks)), "a kill now would lose every common step"
+        slot.finish(replace(HEADER, step=at[rank], rank=rank))
+        slots[rank].stage(slot, at[rank])
+        saved[at[rank]] = saved.get(at[rank], 0) + 1
+
+
+def test_steps_that_no_other_rank_saves_are_given_up_after_a_while(tmp_path: Path):
+    now = 0.0
+    slots = Slots(Arena(tmp_path), 0, is_complete=lambda step: step == 1, clock=lambda: now)
+    for step in (1, 2, 3):
+        slot = slots.choose()
+        assert slot is not None
+        slots.stage(slot, step)
+    assert slots.choose() is None
+    now = 11.0
+    given_up = slots.choose()
+    assert given_up is not None
+    slots.stage(given_up, 14)
+    assert slots.choose() is None
+
+
+def held(*steps: int, rank: int = 0, world_size: int = 2, replicated: bool = False, restores: int = 0) -> list[Holding]:
+    return [
+        Holding(rank=rank, step=step, world_size=world_size, replicated=replicated, restores=restores) for step in steps
+    ]
+
+
+def test_the_newest_step_that_all_ranks_have_is_loaded():
+    decision = decide({0: held(5, 6, 7), 1: held(5, 6, rank=1)}, 2)
+    assert (decision.step, decision.sources) == (6, {})
+
+
+def test_a_rank_that_moved_takes_its_snapshot_from_the_node_that_has_it():
+    decision = decide({0: held(6) + held(6, rank=1), 1: []}, 2)
+    assert (decision.step, decision.sources) == (6, {1: 0})
+
+
+def test_a_replicated_state_replaces_that_of_a_lost_node_in_a_world_of_any_size():
+    survivors = {0: held(6, 7, replicated=True), 2: held(6, rank=3, replicated=True)}
+    assert decide(survivors, 3).step == 7
+    assert decide(survivors, 3).sources == {1: 0, 2: 0}
+    assert decide({0: held(7, rank=1, replicated=True)}, 1).sources == {}
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_state_that_is_not_replicated_is_not_loaded_by_a_world_of_another_size(world_size: int):
+    assert decide({0: held(7), 1: held(7, rank=1)}, world_size).step is None
+
+
+def test_nothing_is_loaded_if_one_rank_has_nothing():
+    decision = decide({0: held(7), 1: []}, 2)
+    assert (decision.step, decision.reason) == (None, "no step is in memory for all ranks")
+    assert decide({0: [], 1: []}, 2).reason == ""
+
+
+def test_a_step_after_whose_load_the_world_failed_again_and_again_is_distrusted():
+    suspect = held(7, restores=TRUSTED_RESTORES)
+    decision = decide({0: held(6) + suspect}, 1)
+    assert decision.step is None, "of a world of another size"
+    decision = decide({0: held(6, world_size=1) + held(7, world_size=1, restores=TRUSTED_RESTORES)}, 1)
+    assert decision.step == 6
+    assert "newer steps failed again after each load: 7" in decision.reason
+    assert decide({0: held(7, world_size=1, restores=TRUSTED_RESTORES)}, 1).step is None
+
+
+def test_the_folder_of_a_launcher_that_was_killed_is_deleted_by_the_next_one(tmp_path: Path):
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from perdure_launcher.system.memory_folder import MemoryFolder\n"
+        "folder = MemoryFolder(Path(sys.argv[1])); (folder.path / 'state').write_bytes(b'x')\n"
+        "print(folder.path, flush=True); time.sleep(300)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout
+        theirs = Path(owner.stdout.readline().strip())
+        delete_abandoned(tmp_path)
+        assert (theirs / "state").exists()
+        owner.send_signal(signal.SIGKILL)
+    mine = MemoryFolder(tmp_path)
+    assert list(tmp_path.iterdir()) == [mine.path]
+    assert mine.path.stat().st_mode & 0o777 == 0o700
+    mine.remove()
+    assert not list(tmp_path.iterdir())
