@@ -8,7 +8,7 @@
             train(dataset[index])
         client.report(shard)
 
-`ShardBatches` and `ElasticSampler` need torch, and are imported from it on first use.
+`ShardBatches`, `ShardStream` and `ElasticSampler` need torch, and are imported from it on first use.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from perdure_training.shards.micro_batches import MicroBatches
 if TYPE_CHECKING:
     from perdure_training.shards.batches import ShardBatches
     from perdure_training.shards.elastic_sampler import ElasticSampler
+    from perdure_training.shards.stream import ShardStream
 
-__all__ = ["ElasticSampler", "MicroBatches", "Shard", "ShardBatches", "ShardingClient", "ShardsRefused"]
+__all__ = ["ElasticSampler", "MicroBatches", "Shard", "ShardBatches", "ShardStream", "ShardingClient", "ShardsRefused"]
 
 
 def __getattr__(name: str) -> Any:
@@ -34,4 +35,8 @@ def __getattr__(name: str) -> Any:
         from perdure_training.shards.elastic_sampler import ElasticSampler
 
         return ElasticSampler
+    if name == "ShardStream":
+        from perdure_training.shards.stream import ShardStream
+
+        return ShardStream
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -53,25 +53,8 @@ class ShardBatches(Sampler[list[int]]):
             yield batch
 
     def in_step(self, loader: DataLoader[_Batch]) -> Iterator[tuple[_Batch, float]]:
-        """Yields as many batches on all ranks, each with the factor of its mean loss, for ranks that step together.
-
-        Fast ranks get more shards, so that some have no batch left while others do. Such a rank is given its last batch
-        once more, with the factor 0. The others' factor makes up for it where gradients are averaged over all ranks, as
-        DDP and FSDP do. All ranks call it: it exchanges a word with each step.
-        """
-        batches = self.over(loader)
-        last: list[_Batch] = []
-        while True:
-            batch = next(batches, None)
-            active, ranks = self._client.active_ranks(batch is not None)
-            if not active:
-                return
-            if batch is not None:
-                last = [batch]
-            elif not last:
-                collate = cast("Callable[[list[Any]], _Batch]", cast("Any", loader).collate_fn)
-                last = [collate([loader.dataset[0]])]
-            yield last[0], ranks / active if batch is not None else 0.0
+        """Yields as many batches on all ranks, each with the factor of its mean loss: see `in_step`."""
+        return in_step(self._client, self.over(loader), lambda: _any_batch(loader))
 
     def over(self, loader: DataLoader[_Batch] | Iterable[_Batch]) -> Iterator[_Batch]:
         """Yields the loader's batches, in the order of this sampler, as DataLoaders do by default."""
@@ -80,3 +63,35 @@ class ShardBatches(Sampler[list[int]]):
             self._client.hand_over(self._lengths.popleft())
             yield batch
         self._client.hand_over(0)
+
+
+def in_step(
+    client: ShardingClient, batches: Iterator[_Batch], any_batch: Callable[[], _Batch]
+) -> Iterator[tuple[_Batch, float]]:
+    """Yields as many batches on all ranks, each with the factor of its mean loss, for ranks that step together.
+
+    Fast ranks get more shards, so that some have no batch left while others do. Such a rank is given its last batch
+    once more, with the factor 0. The others' factor makes up for it where gradients are averaged over all ranks, as DDP
+    and FSDP do. It is a collective with each batch.
+
+    Args:
+        client: Leases the shards.
+        batches: Of this rank.
+        any_batch: Returns a batch for a rank that has never had one.
+    """
+    last: list[_Batch] = []
+    while True:
+        batch = next(batches, None)
+        active, ranks = client.active_ranks(batch is not None)
+        if not active:
+            return
+        if batch is not None:
+            last = [batch]
+        elif not last:
+            last = [any_batch()]
+        yield last[0], ranks / active if batch is not None else 0.0
+
+
+def _any_batch(loader: DataLoader[_Batch]) -> _Batch:
+    collate = cast("Callable[[list[Any]], _Batch]", cast("Any", loader).collate_fn)
+    return collate([loader.dataset[0]])

@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,8 +149,8 @@ class ShardingClient:
         self._merge_at = 2 * _MOST_SPANS
         self._agreed: Json | None = None
         """The position at the last step."""
-        self._handed = 0
-        """Samples handed to the loop since the last step."""
+        self._handed: list[Span] = []
+        """The batch that the loop was given last, until it is done."""
         self._drained = False
         self._refused = ""
         self._superseded = False
@@ -203,17 +203,12 @@ class ShardingClient:
         Raises:
             ValueError: if the shard is not in progress.
         """
-        first = shard.epoch * self._parameters["size"] + shard.first
-        span = (first, first + len(shard))
         with self._changed:
-            rest = [one for out in self._out for one in _without(out, span)]
-            if sum(end - begin for begin, end in self._out) - sum(end - begin for begin, end in rest) != len(shard):
-                raise ValueError("the shard is not in progress: it was reported before, or fetched by another client")
-            self._out = deque(rest)
+            span = self._withdraw([self.span(shard)])
             if error is None:
-                self._finish([span])
+                self._finish(span)
             else:
-                self._failed.append((span, error))
+                self._failed += [(one, error) for one in span]
                 self._changed.notify_all()
 
     def advance(self, samples: int) -> None:
@@ -223,49 +218,43 @@ class ShardingClient:
             ValueError: if fewer are in progress.
         """
         with self._changed:
-            if samples > sum(end - first for first, end in self._out):
-                raise ValueError(f"{samples} samples are done, but fewer are in progress")
-            done: list[Span] = []
-            while samples > 0:
-                first, end = self._out.popleft()
-                cut = min(end, first + samples)
-                done.append((first, cut))
-                samples -= cut - first
-                if cut < end:
-                    self._out.appendleft((cut, end))
-            self._finish(done)
+            self._finish(self._withdraw_next(samples))
 
-    def hand_over(self, samples: int) -> None:
-        """Records that the loop was given a batch of so many samples. The batch before it counts as done."""
-        self.advance(self._handed)
-        self._handed = samples
-
-    def step(self, *, more: bool = True, group: Any = None) -> bool:
-        """Records that an optimizer's step is done: what this rank was given so far belongs to the model's state.
-
-        All ranks call it after the same steps: it is a collective where they form a process group. From then on
-        `state_dict` returns this position.
+    def hand_over(self, batch: int | list[Span]) -> None:
+        """Records that the loop was given a batch. The batch before it counts as done.
 
         Args:
-            more: Whether this rank has more batches.
-            group: The process group; by default that of all ranks.
+            batch: Its number of samples, in the order in which they were fetched; or the spans that it consists of.
 
-        Returns:
-            Whether all ranks have more.
+        Raises:
+            ValueError: if they are not in progress.
         """
-        handed, self._handed = self._handed, 0
-        self.advance(handed)
         with self._changed:
+            self._finish(self._handed)
+            self._handed = []
+            self._handed = self._withdraw_next(batch) if isinstance(batch, int) else self._withdraw(batch)
+
+    def step(self, *, group: Any = None) -> None:
+        """Records that an optimizer's step is done: what this rank was given so far belongs to the model's state.
+
+        All ranks call it after the same steps: it is a collective where there are several. From then on `state_dict`
+        returns this position.
+
+        Args:
+            group: The process group of the ranks; by default that of all.
+        """
+        with self._changed:
+            self._finish(self._handed)
+            self._handed = []
             own, base = merged(self._consumed), self._base
-        parts: list[tuple[list[Span], Json | None, bool]] = [(own, base, more)]
+        parts: list[tuple[list[Span], Json | None]] = [(own, base)]
         if self._world_size > 1:
             parts = _gather(parts[0], self._world_size, group)
-        known = next((part[1] for part in parts if part[1] is not None), None)
+        known = next((base for _, base in parts if base is not None), None)
         if known is not None:
             with self._changed:
-                self._base = self._agreed = _advanced(known, merged(*(part[0] for part in parts)))
+                self._base = self._agreed = _advanced(known, merged(*(consumed for consumed, _ in parts)))
                 self._consumed = []
-        return all(part[2] for part in parts)
 
     def active_ranks(self, is_active: bool, *, group: Any = None) -> tuple[int, int]:
         """Returns how many ranks are active, and how many there are. A collective, as `step`."""
@@ -281,7 +270,7 @@ class ShardingClient:
         """
         with self._changed:
             position = self._agreed
-            if position is None and (self._world_size == 1 or (not self._consumed and not self._out)):
+            if position is None and (self._world_size == 1 or (not (self._consumed or self._out or self._handed))):
                 position = _advanced(self._base or BEGINNING, merged(self._consumed))
             if position is None:
                 raise RuntimeError("call step() on all ranks after the optimizer's step, and state_dict() after that")
@@ -323,6 +312,11 @@ class ShardingClient:
             self._changed.wait_for(lambda: self._superseded or not (self._done or self._failed), timeout)
             return not (self._done or self._failed)
 
+    def span(self, shard: Shard) -> Span:
+        """Returns the positions of a shard on the line of all epochs."""
+        first = shard.epoch * self._parameters["size"] + shard.first
+        return first, first + len(shard)
+
     # State under the lock
 
     @property
@@ -351,6 +345,28 @@ class ShardingClient:
                 self._permutation = epoch, known
             permutation = self._permutation[1]
         return Shard(epoch=epoch, first=first, end=first + span[1] - span[0], permutation=permutation)
+
+    def _withdraw(self, spans: list[Span]) -> list[Span]:
+        """Takes these positions out of what is in progress."""
+        rest = [one for out in self._out for one in _without_all(out, spans)]
+        if _size(self._out) - _size(rest) != _size(spans):
+            raise ValueError("the samples are not in progress: they were reported before, or fetched by another client")
+        self._out = deque(rest)
+        return spans
+
+    def _withdraw_next(self, samples: int) -> list[Span]:
+        """Takes so many positions out of what is in progress, in their order."""
+        if samples > _size(self._out):
+            raise ValueError(f"{samples} samples are done, but fewer are in progress")
+        spans: list[Span] = []
+        while samples > 0:
+            first, end = self._out.popleft()
+            cut = min(end, first + samples)
+            spans.append((first, cut))
+            samples -= cut - first
+            if cut < end:
+                self._out.appendleft((cut, end))
+        return spans
 
     def _finish(self, spans: list[Span]) -> None:
         self._done = merged(self._done, spans)
@@ -419,7 +435,7 @@ class ShardingClient:
         request = {
             "rank": self._rank,
             "world_size": self._world_size,
-            "holds": merged(self._held, self._out, *unreported),
+            "holds": merged(self._held, self._out, self._handed, *unreported),
             "done": done,
             "failed": [{"span": span, "error": error[:1000]} for span, error in failed],
             "shards": shards,
@@ -450,7 +466,7 @@ class ShardingClient:
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "the dataset is read in the process that created its client; worker processes of a DataLoader get "
-                "their samples through ShardBatches"
+                "their samples through ShardBatches or ShardStream"
             )
 
 
@@ -459,6 +475,10 @@ def _advanced(position: Json, consumed: list[Span]) -> Json:
     done = merged(before, consumed)
     end = done[-1][1] if done else position["next"]
     return {"next": end, "holes": [[first, last] for first, last in gaps(done, end)]}
+
+
+def _size(spans: Iterable[Span]) -> int:
+    return sum(end - first for first, end in spans)
 
 
 def _without(span: Span, removed: Span) -> list[Span]:

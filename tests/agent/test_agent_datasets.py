@@ -238,5 +238,6 @@ async def test_a_rank_is_told_to_ask_again_while_nothing_answers(tmp_path: Path,
     ranks = Ranks(tmp_path, played)
     with pytest.raises(NotNow):
         await ranks.ask()
+    monkeypatch.undo()
     played.may_answer.set()
     assert (await ranks.ask()).granted == ((0, 1),)

@@ -24,7 +24,8 @@ async def test_the_script_of_the_guide_continues_where_it_was_when_a_rank_is_kil
     await eventually((job.out / "checkpoint.pt").exists, within=PATIENCE)
     job.signal(1, "rank")
     result = await job.client.wait(job.name)
-    assert (result.phase, result.restarts) == (JobPhase.SUCCEEDED, 1)
+    assert result.phase is JobPhase.SUCCEEDED
+    assert result.restarts >= 1
     saved = torch.load(job.out / "checkpoint.pt")
     assert abs(saved["model"]["module.weight"].item() - 3) < 0.1
     assert saved["data"]["next"] >= 4 * 8192 - 10 * 2 * 16, "all but what came after the last checkpoint"

@@ -23,7 +23,8 @@ async def test_the_samples_of_committed_steps_are_exactly_the_dataset_when_a_ran
     await eventually((job.out / "die").exists, within=PATIENCE)
     await asyncio.to_thread((job.out / "die").write_bytes, b"now")
     result = await job.client.wait(job.name)
-    assert (result.phase, result.restarts) == (JobPhase.SUCCEEDED, 1)
+    assert result.phase is JobPhase.SUCCEEDED
+    assert result.restarts >= 1
     saved = json.loads((job.out / "checkpoint.json").read_text())
     assert sorted(map(tuple, saved["consumed"])) == [(epoch, index) for epoch in range(2) for index in range(SIZE)]
     temporal = await job.client.connect()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from perdure_training.shards import ElasticSampler, ShardBatches, ShardingClient
+from perdure_training.shards import ElasticSampler, ShardBatches, ShardingClient, ShardStream
 from perdure_training.shards.link import AloneLink
 
 SIZE = 103
@@ -95,3 +95,38 @@ def test_a_rank_alone_gets_every_batch_with_the_factor_one():
         seen += samples.tolist()
         shards.step()
     assert sorted(seen) == list(range(SIZE))
+
+
+def rows(indices: list[int]) -> list[torch.Tensor]:
+    return [torch.tensor(index) for index in indices]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_reads_every_sample_and_a_position_counts_what_the_loop_was_given(workers: int):
+    shards = client()
+    stream = ShardStream(shards, read=rows, batch_size=10)
+    loader = DataLoader(stream, batch_size=None, num_workers=workers)
+    seen: list[int] = []
+    saved = None
+    for step, (samples, factor) in enumerate(stream.in_step(loader), start=1):
+        assert factor == 1
+        seen += samples.tolist()
+        shards.step()
+        if step == 4:
+            saved = shards.state_dict()
+    assert sorted(seen) == list(range(SIZE))
+    assert shards.state_dict()["next"] == SIZE
+    assert not shards.state_dict()["holes"]
+    assert saved
+    again = client()
+    again.load_state_dict(saved)
+    stream = ShardStream(again, read=rows, batch_size=10)
+    loader = DataLoader(stream, batch_size=None, num_workers=workers)
+    rest = [index for samples in stream.over(loader) for index in samples.tolist()]
+    assert sorted(rest) == sorted(seen[40:])
+
+
+def test_a_reader_that_leaves_out_samples_is_named():
+    stream = ShardStream(client(), read=lambda indices: rows(indices[1:]), batch_size=10)
+    with pytest.raises(ValueError, match="returned 7 samples for 8 indices"):
+        next(iter(stream))

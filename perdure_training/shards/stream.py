@@ -1,0 +1,141 @@
+"""Shards for PyTorch's DataLoader, of data that is read in ranges: an IterableDataset, with or without workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar, cast
+
+import torch.multiprocessing
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    default_collate,  # pyright: ignore[reportUnknownVariableType]
+    get_worker_info,
+)
+
+from perdure_training.shards.batches import in_step
+from perdure_training.shards.client import Shard, ShardingClient
+from perdure_training.shards.spans import Span, merged
+
+_SHARDS_PER_WORKER = 2
+"""Shards that wait for a worker process."""
+
+_Sample = TypeVar("_Sample")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A batch, and the positions of its samples."""
+
+    batch: Any
+    spans: list[Span]
+
+    def pin_memory(self) -> Part:
+        """Returns it in pinned memory, as a DataLoader requests."""
+        from torch.utils.data._utils.pin_memory import pin_memory  # pyright: ignore[reportUnknownVariableType]
+
+        return replace(self, batch=pin_memory(self.batch))
+
+
+class ShardStream(IterableDataset[Part], Generic[_Sample]):
+    """Reads shards in the processes of a DataLoader.
+
+        stream = ShardStream(client, read=rows, batch_size=32)
+        loader = DataLoader(stream, batch_size=None, num_workers=4)
+        for inputs, targets in stream.over(loader):
+            ...
+            client.step()
+
+    The process of the training loop leases the shards and hands them to the workers. Each batch says which samples it
+    holds, so that what counts as consumed is what the loop was given.
+    """
+
+    def __init__(
+        self,
+        client: ShardingClient,
+        *,
+        read: Callable[[list[int]], Iterable[_Sample]],
+        batch_size: int,
+        collate: Callable[[list[_Sample]], Any] = default_collate,
+    ) -> None:
+        """Creates the dataset, for one loader.
+
+        Args:
+            client: Leases the shards.
+            read: Returns the samples of these indices, in their order; called in the workers.
+            batch_size: Samples of one batch. The last batch of each worker may be smaller.
+            collate: Makes a batch of samples.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size: expected at least 1, found {batch_size}")
+        self._client: ShardingClient | None = client
+        self._read = read
+        self._batch_size = batch_size
+        self._collate = collate
+        self._queue: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the client, which works in the process of the training loop only."""
+        return {**self.__dict__, "_client": None}
+
+    def __iter__(self) -> Iterator[Part]:
+        samples: list[_Sample] = []
+        spans: list[Span] = []
+        for first, shard in self._shards():
+            for place, sample in enumerate(self._samples(shard)):
+                samples.append(sample)
+                spans.append((first + place, first + place + 1))
+                if len(samples) == self._batch_size:
+                    yield Part(self._collate(samples), merged(spans))
+                    samples, spans = [], []
+        if samples:
+            yield Part(self._collate(samples), merged(spans))
+
+    def in_step(self, loader: DataLoader[Part]) -> Iterator[tuple[Any, float]]:
+        """Yields as many batches on all ranks, each with the factor of its mean loss: see `batches.in_step`."""
+        return in_step(self._own_client, self.over(loader), lambda: self._collate(list(self._read([0]))))
+
+    def over(self, loader: DataLoader[Part]) -> Iterator[Any]:
+        """Yields the loader's batches."""
+        client = self._own_client
+        if loader.num_workers > 0:
+            self._feed(client, loader)
+        for part in cast("Iterable[Part]", loader):
+            client.hand_over(part.spans)
+            yield part.batch
+        client.hand_over([])
+
+    @property
+    def _own_client(self) -> ShardingClient:
+        if self._client is None:
+            raise RuntimeError("call it in the process of the training loop")
+        return self._client
+
+    def _feed(self, client: ShardingClient, loader: DataLoader[Part]) -> None:
+        """Hands shards to the workers, from a thread, as they need them."""
+        workers = loader.num_workers
+        context = cast("Any", loader).multiprocessing_context or cast("Any", torch.multiprocessing).get_context()
+        shards = context.Queue(_SHARDS_PER_WORKER * workers)
+        self._queue = shards
+
+        def feed() -> None:
+            for shard in client:
+                shards.put((client.span(shard)[0], shard))
+            for _ in range(workers):
+                shards.put(None)
+
+        threading.Thread(target=feed, name="shards to workers", daemon=True).start()
+
+    def _shards(self) -> Iterator[tuple[int, Shard]]:
+        if get_worker_info() is not None:
+            return iter(self._queue.get, None)
+        client = self._own_client
+        return ((client.span(shard)[0], shard) for shard in client)
+
+    def _samples(self, shard: Shard) -> Iterator[_Sample]:
+        samples = list(self._read(list(shard)))
+        if len(samples) != len(shard):
+            raise ValueError(f"read() returned {len(samples)} samples for {len(shard)} indices; expected one for each")
+        return iter(samples)
