@@ -1,4 +1,5 @@
-"""A training that reads leased shards in step with its other ranks, and saves its position with each step."""
+"""A training that reads leased shards in step with its other ranks, and saves its position with each step: to a file,
+or in memory."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from perdure_training import report
+from perdure_training.checkpoint import Checkpointer
 from perdure_training.shards import ShardingClient
 
 folder, size, dies_at = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -21,7 +23,13 @@ dist.init_process_group("gloo")
 client = ShardingClient("train", size=size, shard_size=5, epochs=2, shuffle=True, seed=3)
 checkpoint = folder / "checkpoint.json"
 step, consumed = 0, list[tuple[int, int]]()
-if checkpoint.exists():
+in_memory = "--in-memory" in sys.argv
+state: dict[str, Any] = {"data": client, "step": step, "consumed": consumed}
+checkpointer = Checkpointer(replicated=True, every=1)
+if in_memory:
+    checkpointer.restore(state)
+    step, consumed = state["step"], state["consumed"]
+elif checkpoint.exists():
     saved = json.loads(checkpoint.read_text())
     step, consumed = saved["step"], saved["consumed"]
     client.load_state_dict(saved["data"])
@@ -42,6 +50,9 @@ with (folder / "steps").open("a", buffering=1) as log:
         if shard:
             client.report(shard)
         client.step()
+        state.update(step=step, consumed=consumed)
+        if in_memory:
+            checkpointer.save(step, state)
         if rank == 0:
             draft = checkpoint.with_suffix(".draft")
             draft.write_text(json.dumps({"step": step, "consumed": consumed, "data": client.state_dict()}))

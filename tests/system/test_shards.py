@@ -6,6 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.waiting import eventually
 from tests.system.site import PATIENCE, Site
 from workflows.messages import JobPhase
@@ -16,8 +18,11 @@ SIZE = 120
 DIES_AT = 7
 
 
-async def test_the_samples_of_committed_steps_are_exactly_the_dataset_when_a_rank_and_an_agent_are_killed(site: Site):
-    job = await site.submit(str(SIZE), str(DIES_AT), script=SCRIPT, timing={"owner_check": "1s"})
+@pytest.mark.parametrize("checkpoints", [(), ("--in-memory",)], ids=["file", "memory"])
+async def test_the_samples_of_committed_steps_are_exactly_the_dataset_when_a_rank_and_an_agent_are_killed(
+    site: Site, checkpoints: tuple[str, ...]
+):
+    job = await site.submit(str(SIZE), str(DIES_AT), *checkpoints, script=SCRIPT, timing={"owner_check": "1s"})
     await job.reaching(DIES_AT - 1)
     job.signal(0, "agent")
     await eventually((job.out / "die").exists, within=PATIENCE)
