@@ -38,6 +38,8 @@ _LONGEST_PAUSE = 3.0
 _WARN_INTERVAL = 60.0
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9._-]{0,62}")
 _STATE_VERSION = 1
+_names: set[str] = set()
+"""The datasets that this process reads. What one client holds would be granted to a second one, too."""
 
 
 class ShardsRefused(Exception):
@@ -95,13 +97,17 @@ class ShardingClient:
             link: How datasets are reached; by default through the node's agent, and without Perdure by themselves.
 
         Raises:
-            ValueError: if an argument is out of range.
+            ValueError: if an argument is out of range, or this process has a client of that name already.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"name: expected a letter, then up to 62 letters, digits, '.', '_' or '-', found {name!r}")
         for field, value, least in (("size", size, 1), ("shard_size", shard_size, 1), ("epochs", epochs, 0)):
             if value < least:
                 raise ValueError(f"{field}: expected at least {least}, found {value}")
+        if link is None:
+            if name in _names:
+                raise ValueError(f"name: this process reads {name!r} already; keep its client for as long as it trains")
+            _names.add(name)
         self._name = name
         self._parameters: Json = {
             "size": size,

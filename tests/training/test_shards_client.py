@@ -256,6 +256,12 @@ def test_arguments_are_checked(changed: dict[str, Any], expected: str):
         ShardingClient(**{"name": "train", "size": 10, **changed})
 
 
+def test_a_second_client_of_a_name_is_refused():
+    ShardingClient("read-twice", size=10)
+    with pytest.raises(ValueError, match="this process reads 'read-twice' already"):
+        ShardingClient("read-twice", size=10)
+
+
 def test_without_perdure_ranks_share_a_dataset_by_their_numbers(monkeypatch: pytest.MonkeyPatch):
     seen: list[int] = []
     for rank in range(3):
