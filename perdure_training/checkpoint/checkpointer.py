@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from perdure_training.checkpoint.cadence import Cadence
 from perdure_training.checkpoint.slots import Slots
-from perdure_training.checkpoint.staging import Layout, read_state
+from perdure_training.checkpoint.staging import Layout, meshes_of, read_state
 from perdure_training.checkpoint.transfer import exchange
 from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, own_identity
 from perdure_training.snapshots.agreement import Decision, Holding, decide
@@ -102,7 +102,7 @@ class Checkpointer:
             )
         slot, header = world.own_snapshot(decision.step)
         world.arena.count_restore(slot)
-        _apply(read_state(slot.read(), index_at=header.index_at), state)
+        _apply(read_state(slot.read(), index_at=header.index_at, meshes=meshes_of(_captured(state))), state)
         world.slots.adopt(decision.step)
         world.leave_others()
         return decision.step
@@ -119,7 +119,6 @@ class Checkpointer:
 
         Raises:
             RuntimeError: if `restore` was not called before: the first save would replace what can be restored.
-            TypeError: if the state has a tensor that is split over ranks.
         """
         if not self._restored:
             raise RuntimeError("Checkpointer.save: call restore(state) first, on every rank, before the first step")

@@ -1,5 +1,8 @@
 """Lays out a training state as bytes: tensors as they are in memory, and a description of everything else.
 
+Of a tensor that is split over ranks (DTensor) the rank's own part is laid out. It is put together again over the device
+mesh of the new world, which the state that is restored already has.
+
 The description is a pickle in which each tensor is a reference. Whoever can write the memory folder can run code in the
 ranks, as with every pickle; it belongs to the user of the training and nobody else can open it.
 """
@@ -8,10 +11,16 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 _ALIGNMENT = 64
 """Bytes to which tensors are aligned."""
@@ -29,6 +38,18 @@ class _Place:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A rank's part of a DTensor."""
+
+    local: _Place
+    mesh: tuple[tuple[int, ...], tuple[str, ...] | None]
+    """Shape and names of the device mesh."""
+    placements: tuple[Any, ...]
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
 class Layout:
     """The plan for one state: where each tensor goes, and the description with references to these places."""
 
@@ -36,7 +57,6 @@ class Layout:
         """Plans the layout; copies nothing.
 
         Raises:
-            TypeError: if the state has a tensor that is split over ranks (DTensor).
             pickle.PicklingError: if the state has an object that cannot be pickled.
         """
         self._tensors: list[tuple[torch.Tensor, _Place]] = []
@@ -64,9 +84,25 @@ class Layout:
         return place
 
 
-def read_state(content: memoryview, *, index_at: int) -> Any:
-    """Reads a state back. Its tensors are copies in main memory."""
-    return _Reader(io.BytesIO(bytes(content[index_at:])), content).load()
+def read_state(content: memoryview, *, index_at: int, meshes: Iterable[DeviceMesh] = ()) -> Any:
+    """Reads a state back. Its tensors are copies in main memory.
+
+    Args:
+        content: The bytes.
+        index_at: Offset of the description.
+        meshes: The device meshes of this world, over which DTensors are put together.
+
+    Raises:
+        KeyError: if a DTensor's mesh is none of them.
+    """
+    return _Reader(io.BytesIO(bytes(content[index_at:])), content, {_key(mesh): mesh for mesh in meshes}).load()
+
+
+def meshes_of(state: object) -> list[DeviceMesh]:
+    """Returns the device meshes of all DTensors in a state."""
+    found: dict[Any, DeviceMesh] = {}
+    _MeshFinder(found).dump(state)
+    return list(found.values())
 
 
 class _Describer(pickle.Pickler):
@@ -75,11 +111,13 @@ class _Describer(pickle.Pickler):
         self._place = place
         self._known: dict[int, tuple[torch.Tensor, _Place]] = {}
 
-    def persistent_id(self, obj: object) -> _Place | None:
+    def persistent_id(self, obj: object) -> _Place | _Part | None:
         if not isinstance(obj, torch.Tensor):
             return None
-        if hasattr(obj, "device_mesh"):
-            raise TypeError("a DTensor cannot be kept in memory yet: save it with torch.distributed.checkpoint")
+        if _is_split(obj):
+            local = self.persistent_id(_local(obj))
+            assert isinstance(local, _Place), "parts of DTensors are dense"
+            return _Part(local, _key(obj.device_mesh), obj.placements, obj.shape, obj.stride())
         tensor = obj.detach()
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             return None
@@ -90,13 +128,37 @@ class _Describer(pickle.Pickler):
         return known[1]
 
 
+class _MeshFinder(pickle.Pickler):
+    """Walks a state without keeping anything of it but the meshes."""
+
+    def __init__(self, found: dict[Any, DeviceMesh]) -> None:
+        super().__init__(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL)
+        self._found = found
+
+    def persistent_id(self, obj: object) -> int | None:
+        if _is_split(obj):
+            self._found[_key(obj.device_mesh)] = obj.device_mesh
+        return 0 if isinstance(obj, torch.Tensor) else None
+
+
 class _Reader(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, content: memoryview) -> None:
+    def __init__(self, stream: io.BytesIO, content: memoryview, meshes: dict[Any, DeviceMesh]) -> None:
         super().__init__(stream)
         self._content = content
+        self._meshes = meshes
         self._known: dict[int, torch.Tensor] = {}
 
-    def persistent_load(self, pid: _Place) -> torch.Tensor:
+    def persistent_load(self, pid: _Place | _Part) -> torch.Tensor:
+        if isinstance(pid, _Part):
+            mesh = self._meshes.get(pid.mesh)
+            if mesh is None:
+                raise KeyError(
+                    f"the snapshot has DTensors on a device mesh {pid.mesh}, and the state that is restored none"
+                )
+            from torch.distributed.tensor import DTensor
+
+            local = self.persistent_load(pid.local).to(mesh.device_type)
+            return DTensor.from_local(local, mesh, pid.placements, run_check=False, shape=pid.shape, stride=pid.stride)
         if pid.number not in self._known:
             self._known[pid.number] = _elements(self._content, pid).clone() if pid.size else _empty(pid)
         return self._known[pid.number]
@@ -106,6 +168,21 @@ def _elements(content: memoryview, place: _Place) -> torch.Tensor:
     count = place.size // place.dtype.itemsize
     flat = torch.frombuffer(content, dtype=place.dtype, offset=place.offset, count=count)
     return flat.reshape(place.shape)
+
+
+def _is_split(value: object) -> TypeGuard[DTensor]:
+    # Only a script that has imported the module has such tensors; importing it takes a while.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def _local(tensor: DTensor) -> torch.Tensor:
+    # Not `to_local`, whose result is another object each time: a DTensor that occurs twice has one part.
+    return tensor._local_tensor  # pyright: ignore[reportPrivateUsage]
+
+
+def _key(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[str, ...] | None]:
+    return tuple(mesh.shape), mesh.mesh_dim_names
 
 
 def _empty(place: _Place) -> torch.Tensor:

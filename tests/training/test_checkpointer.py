@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,11 +118,13 @@ def test_tensors_come_back_as_they_were():
         torch.testing.assert_close(found[name], state[name], rtol=0, atol=0)
 
 
-def test_a_tensor_that_is_split_over_ranks_is_refused():
-    tensor = torch.zeros(2)
-    tensor.device_mesh = "mesh"  # type: ignore[attr-defined]
-    with pytest.raises(TypeError, match="DTensor"):
-        Layout({"weight": tensor})
+def test_ranks_restore_their_parts_of_a_model_that_fsdp_splits(tmp_path: Path):
+    script = Path(__file__).with_name("scripts") / "restores_parts.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    environment = os.environ | {"PERDURE_MEMORY_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert sorted(run.stdout.split()) == ["rank-0:True", "rank-1:True"]
 
 
 def test_a_damaged_snapshot_is_passed_over(world: World, caplog: pytest.LogCaptureFixture):
@@ -175,8 +180,6 @@ def test_each_torchrun_of_a_command_has_states_of_its_own(world: World, monkeypa
 def test_too_little_memory_is_one_warning_and_the_training_continues(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    import os
-
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
