@@ -33,6 +33,8 @@ from workflows.messages.store import LARGEST_CALL, MOST_CALLS
 
 ANSWER_WITHIN = 20.0
 """Seconds after which a rank is told to ask again."""
+FIRST_ANSWER_WITHIN = 3.0
+"""Seconds in which the store is given time to answer, however shortly a rank waits."""
 SEND_AGAIN = 60.0
 """Seconds after which a call that waits is sent again without a notification: the store may have been restored from an
 older backup, or started anew."""
@@ -52,6 +54,8 @@ class RankCall(Message):
 
     generation: int = Field(ge=0)
     call: StoreCall
+    hold_s: float = Field(default=ANSWER_WITHIN, ge=0)
+    """Seconds for which the rank waits for the answer; afterwards it may ask again."""
 
 
 @dataclass(eq=False)
@@ -124,7 +128,12 @@ class StoreCalls:
         if sum(call.held for call in self._calls.values()) < _MOST_HELD:
             one.held += 1
             try:
-                await self._changed.wait_for(lambda: self._is_over(one), within=ANSWER_WITHIN)
+                hold = min(body.hold_s, ANSWER_WITHIN)
+                await self._changed.wait_for(lambda: self._is_over(one), within=hold)
+                # A rank that waits for other ranks for a moment only still learns what the store has answered.
+                within = min(FIRST_ANSWER_WITHIN, ANSWER_WITHIN) - hold
+                if within > 0:
+                    await self._changed.wait_for(lambda: self._is_over(one) or one.missing is not None, within=within)
             finally:
                 one.held -= 1
         is_newest = self._calls.get(body.call.client) is one

@@ -26,11 +26,13 @@ from temporalio.client import WorkflowHandle
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from benchmarks.history.__main__ import quieten
+from perdure_training.agent_link import Agent
 from perdure_training.shards import ShardingClient
 from perdure_training.shards.link import AgentLink
 from tests.agent.harness import Workflows, recording, running_agent
 from tests.support.temporal_server import dev_server
-from workflows.dataset import Dataset, DatasetInput, JobOwner
+from workflows.companion import JobOwner
+from workflows.dataset import Dataset, DatasetInput
 from workflows.messages import (
     DatasetAnswer,
     DatasetParameters,
@@ -131,7 +133,7 @@ async def waits(*, seconds: float) -> Waits:
                 dataset = await _dataset(workflows, agent.node.uid, parameters, queue)
                 os.environ["PERDURE_GENERATION"] = "1"
                 client = ShardingClient(
-                    "train", **parameters.model_dump(), link=AgentLink(agent.run_dir / "agent.sock")
+                    "train", **parameters.model_dump(), link=AgentLink(Agent(agent.run_dir / "agent.sock"))
                 )
                 times = await asyncio.to_thread(_fetch_times, client, seconds)
                 await workflows.client.get_workflow_handle(dataset.id).terminate()

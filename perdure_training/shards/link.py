@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from perdure_training.agent_link import Agent, AgentRefused, Away, Json, find_agent
 from perdure_training.shards.spans import Span, gaps, merged
-
-_ANSWER_WITHIN = 60.0
-"""Seconds: the agent answers within 20, if only to say that it must be asked again."""
-
-Json = dict[str, Any]
 
 BEGINNING: Json = {"next": 0, "holes": []}
 """The position before anything was consumed."""
-
-
-class Away(Exception):
-    """There was no answer; the same request can be sent again."""
 
 
 class Link(Protocol):
@@ -35,24 +23,16 @@ class Link(Protocol):
 
 
 class AgentLink:
-    """The agent's socket in the node's run directory."""
+    """The node's agent."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
 
     def exchange(self, name: str, body: Json) -> Json:
-        connection = _UnixConnection(str(self._path))
         try:
-            connection.request("POST", f"/v1/datasets/{name}", json.dumps(body), {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            content = json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Away(f"the agent does not answer: {error}") from error
-        finally:
-            connection.close()
-        if response.status != http.HTTPStatus.OK:
-            raise Away(str(content.get("error", response.status)))
-        return content
+            return self._agent.post(f"/v1/datasets/{name}", body)
+        except AgentRefused as error:
+            raise Away(str(error)) from error
 
 
 class AloneLink:
@@ -91,22 +71,10 @@ class AloneLink:
 
 def find_link(environment: Mapping[str, str] = os.environ) -> Link:
     """Returns the link of this process."""
-    directory = environment.get("PERDURE_PROGRESS_DIR")
-    if directory and environment.get("PERDURE_RUN_ID") and "RANK" in environment:
-        return AgentLink(Path(directory).parent / "agent.sock")
+    if agent := find_agent(environment):
+        return AgentLink(agent)
     return AloneLink(rank=int(environment.get("RANK", "0")), world_size=int(environment.get("WORLD_SIZE", "1")))
 
 
 def _rest_of(span: Span, consumed: list[Span]) -> list[Span]:
     return [(max(first, span[0]), last) for first, last in gaps(consumed, span[1]) if last > span[0]]
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("agent", timeout=_ANSWER_WITHIN)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(_ANSWER_WITHIN)
-        self.sock.connect(self._path)
