@@ -13,7 +13,7 @@ GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-long test-failed test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history bench-gateway bench-shards cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo test test-long test-failed test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history bench-gateway bench-shards bench-store cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -73,6 +73,9 @@ bench-gateway: setup  ## A thousand agents through one gateway: latency, process
 
 bench-shards: setup  ## Shards a second through one dataset, how long a rank waits for one, the size of its state
 	@$(BIN)/python -m benchmarks.shards $(BENCH_ARGS)
+
+bench-store: setup  ## Calls a second through the key-value store of one job, and how long a rank waits for one
+	@$(BIN)/python -m benchmarks.store $(BENCH_ARGS)
 
 cluster: setup  ## Start a real Kubernetes cluster on this machine (Linux, root), for tests and demo
 	@$(BIN)/python -m scripts.cluster up

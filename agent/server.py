@@ -54,8 +54,8 @@ _CONNECTIONS_MAX = 64
 training code does; those beyond that are closed at once."""
 _RECEIVED_AT_ONCE = 4 * 1024
 """Bytes that are read from a connection at once."""
-_REQUESTS_AT_ONCE = 200
-_REQUESTS_PER_SECOND = 100.0
+REQUESTS_AT_ONCE = 200
+REQUESTS_PER_SECOND = 100.0
 """The pace of requests in a loop, far above that of a launcher and its handlers."""
 _Body = TypeVar("_Body", bound=Body)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -230,8 +230,8 @@ class _Pace:
         # A client that is gone leaves the queue, so that only those wait for each other that are there.
         async with self._turn:
             now = asyncio.get_running_loop().time()
-            self._full_at = max(self._full_at, now) + 1 / _REQUESTS_PER_SECOND
-            await asyncio.sleep(self._full_at - now - _REQUESTS_AT_ONCE / _REQUESTS_PER_SECOND)
+            self._full_at = max(self._full_at, now) + 1 / REQUESTS_PER_SECOND
+            await asyncio.sleep(self._full_at - now - REQUESTS_AT_ONCE / REQUESTS_PER_SECOND)
 
 
 class _Refused(Exception):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from temporalio.client import WorkflowHandle
-from temporalio.worker import Worker
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from agent import store as agent_store
 from agent.outbox import ControlPlaneBusy, DestinationNotFound
@@ -48,7 +48,8 @@ async def store_of(workflows: Workflows, uid: str) -> AsyncIterator[WorkflowHand
     job = workflows.job
     assert job.first_execution_run_id
     owner = JobOwner(job_id=job.id, job_first_run_id=job.first_execution_run_id, check=timedelta(seconds=30))
-    async with Worker(workflows.client, task_queue=queue, workflows=[Store]):
+    runner = UnsandboxedWorkflowRunner()
+    async with Worker(workflows.client, task_queue=queue, workflows=[Store], workflow_runner=runner):
         handle = await workflows.client.start_workflow(
             Store.run, StoreInput(owner=owner, uid=uid), id=store_workflow_id(job.id, uid), task_queue=queue
         )

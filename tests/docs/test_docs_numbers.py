@@ -11,6 +11,7 @@ from activities.nodes.kubernetes import leftovers
 from activities.nodes.local import folders, retention
 from agent import logs as agent_logs
 from agent import outbox
+from agent import server as agent_server
 from agent.workdir import LARGEST, MOST_FILES
 from perdure.client import workdir
 from perdure.client.logs import agents as log_agents
@@ -25,8 +26,9 @@ from perdure_launcher.supervisor.launcher import USAGE_INTERVAL
 from tests.docs.pages import ROOT
 from workflows import carrying, names, options
 from workflows.messages.base import LONGEST_TEXT
+from workflows.messages.store import LONGEST_KEY
 from workflows.node_table import REWORDINGS
-from workflows.policy import incident_texts, observations
+from workflows.policy import incident_texts, observations, store
 
 TIMING = Timing()
 ROLES = {"worker": {"nodes": 1, "command": ["true"]}}
@@ -43,6 +45,11 @@ def minutes(value: timedelta) -> float:
 
 
 TOLD: list[tuple[str, str, float]] = [
+    ("store.md", r"lasting ones included \| ([\d,]+) KiB", store.MOST_BYTES / 1024),
+    ("store.md", r"lasting keys \| ([\d,]+) each", store.MOST_KEYS),
+    ("store.md", r"a key \| ([\d,]+) characters", LONGEST_KEY),
+    ("store.md", r"one node \| ([\d,]+) a second", agent_server.REQUESTS_PER_SECOND),
+    ("store.md", r"after a burst of ([\d,]+)", agent_server.REQUESTS_AT_ONCE),
     ("architecture.md", r"NodeGroup \(per role, up to (\d+) nodes\)", names.NODES_PER_GROUP),
     ("architecture.md", r"heartbeat (\d+) s,\s+timeout 6 s", seconds(TIMING.lease.heartbeat)),
     ("architecture.md", r"timeout (\d+) s, and 4 s to be taken", seconds(TIMING.lease.timeout)),

@@ -1,0 +1,1 @@
+"""Measures how many calls the store of a job takes, and how long ranks wait for its answers."""
