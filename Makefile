@@ -13,7 +13,7 @@ GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-long test-failed test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history bench-gateway bench-shards bench-store cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo test test-long test-failed test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history bench-gateway bench-checkpoint bench-shards bench-store cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -67,6 +67,9 @@ bench-chaos: setup  ## Random, overlapping faults on third-party programs: right
 
 bench-history: setup  ## History of an idle job; signals and leases while a group continues as new
 	@$(BIN)/python -m benchmarks.history $(BENCH_ARGS)
+
+bench-checkpoint: setup  ## How long a save stops the training: in memory, and by PyTorch's own ways
+	@$(BIN)/python -m benchmarks.checkpoint $(BENCH_ARGS)
 
 bench-gateway: setup  ## A thousand agents through one gateway: latency, processor, memory, leases while it is away
 	@$(BIN)/python -m benchmarks.gateway $(BENCH_ARGS)

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-_MEASURED = 5
-"""Number of saves that are measured. The first one also allocates memory, so the median counts."""
+_ALLOCATING = 3
+"""Number of saves that also allocate memory, one for each slot: they do not count."""
+_MEASURED = 3
+"""Number of saves after these whose median counts."""
 
 
 @dataclass
@@ -68,6 +70,6 @@ class Cadence:
         now = self._clock()
         self._last = (step, now)
         self._stalls.append(now - begun)
-        if self._every is None and len(self._stalls) == _MEASURED:
-            share = statistics.median(self._stalls) / max(statistics.median(self._steps), 1e-9)
+        if self._every is None and len(self._stalls) == _ALLOCATING + _MEASURED:
+            share = statistics.median(self._stalls[_ALLOCATING:]) / max(statistics.median(self._steps), 1e-9)
             result.every = max(1, math.ceil(share / self._max_overhead))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 import logging
 import queue
@@ -79,30 +81,29 @@ class Checkpointer:
             The step, or None if nothing was loaded: the script starts, or loads its checkpoint from disk.
 
         Raises:
-            RuntimeError: if several ranks have no process group yet.
+            RuntimeError: if several ranks have no process group yet, or if it was called before.
             KeyError: if the snapshot has other names than `state`.
         """
+        if self._restored:
+            raise RuntimeError("Checkpointer.restore: called before; a process restores once, when it begins")
         world = self._begin()
         self._restored = True
         if world is None:
             return None
-        found = {(header.rank, header.step): slot for slot, header in world.assigned_snapshots()}
-        decision = world.agree(found)
+        decision, found = world.agree()
         if world.own.rank == 0 and decision.reason:
             logger.warning("perdure: %s", decision.reason)
         world.forget_after(decision.step)
         if decision.step is None:
             return None
         if decision.sources:
-            exchange(
-                decision.sources,
-                found={rank: slot for (rank, step), slot in found.items() if step == decision.step},
-                own=world.own,
-                room=world.slots.free_slot(),
-            )
-        slot, header = world.own_snapshot(decision.step)
+            received = world.slots.free_slot()
+            exchange(decision.sources, found=found, own=world.own, room=received)
+            if world.own.rank in decision.sources:
+                found[world.own.rank] = received
+        slot = found[world.own.rank]
         world.arena.count_restore(slot)
-        _apply(read_state(slot.read(), index_at=header.index_at, meshes=meshes_of(_captured(state))), state)
+        _load(slot, state)
         world.slots.adopt(decision.step)
         world.leave_others()
         return decision.step
@@ -136,6 +137,12 @@ class Checkpointer:
         if self._world is not None:
             self._world.flush()
 
+    def close(self) -> None:
+        """Waits as `flush` does, and saves nothing from then on; the snapshots stay. A script need not call it."""
+        if self._world is not None:
+            self._world.close()
+            self._world = None
+
     def _begin(self) -> _World | None:
         if self._own is None:
             return None
@@ -157,44 +164,52 @@ class _World:
         self._store = connect(own, name)
         self._complete = Completeness(connect(own, name), own.world_size)
         self.slots = Slots(self.arena, own.rank, is_complete=self._complete.is_complete)
-        self._staged: queue.Queue[tuple[Slot, memoryview, Header]] = queue.Queue()
+        self._staged: queue.Queue[tuple[Slot, memoryview, Header] | None] = queue.Queue()
         self._broken = False
         self._agreed: int | None = None
         threading.Thread(target=self._finish_snapshots, name="perdure-snapshots", daemon=True).start()
 
-    def assigned_snapshots(self) -> list[tuple[Slot, Header]]:
-        """The intact snapshots on this node that this rank speaks for: its own, and a share of those of ranks that are
-        on other nodes now."""
-        local = self.own.ranks_of_node
-        found: list[tuple[Slot, Header]] = []
-        for slot, header in self.arena.snapshots():
-            speaker = header.rank if header.rank in local else local[header.rank % len(local)]
-            if speaker != self.own.rank:
-                continue
-            if is_intact(slot, header):
-                found.append((slot, header))
-            else:
-                logger.warning(
-                    "perdure: step %d of rank %d in memory is damaged, and is not loaded", header.step, header.rank
-                )
-                slot.clear()
-        return found
+    def agree(self) -> tuple[Decision, dict[int, Slot]]:
+        """Tells all ranks what this one found; returns the decision of rank 0, and this rank's snapshots of that step
+        by the rank whose state they are.
 
-    def agree(self, found: Mapping[tuple[int, int], Slot]) -> Decision:
-        """Tells all ranks what this one found, and returns the decision of rank 0."""
-        headers = [header for slot in found.values() if (header := slot.header()) is not None]
-        holdings = [{name: getattr(header, name) for name in Holding.__dataclass_fields__} for header in headers]
-        self._store.set(f"held/{self.own.rank}", json.dumps(holdings))
-        if self.own.rank == 0:
-            held = {
-                rank: [Holding(**one) for one in json.loads(self._store.get(f"held/{rank}"))]
-                for rank in range(self.own.world_size)
-            }
-            decision = decide(held, self.own.world_size)
-            self._store.set("decision", json.dumps(asdict(decision)))
-        fields = json.loads(self._store.get("decision"))
-        sources = {int(rank): source for rank, source in fields.pop("sources").items()}
-        return Decision(**fields, sources=sources)
+        Checksums take longer than everything else, so only the chosen step is verified. If one of its snapshots is
+        damaged, all ranks decide again without it.
+        """
+        for attempt in itertools.count():
+            found = self._assigned_snapshots()
+            holdings = [{name: getattr(header, name) for name in Holding.__dataclass_fields__} for _, header in found]
+            gathered = self._gather(f"held/{attempt}", json.dumps(holdings))
+            if gathered is not None:
+                held = {rank: [Holding(**one) for one in json.loads(text)] for rank, text in enumerate(gathered)}
+                self._store.set(f"decision/{attempt}", json.dumps(asdict(decide(held, self.own.world_size))))
+            fields = json.loads(self._store.get(f"decision/{attempt}"))
+            sources = {int(rank): source for rank, source in fields.pop("sources").items()}
+            decision = Decision(**fields, sources=sources)
+            chosen = [(slot, header) for slot, header in found if header.step == decision.step]
+            verdicts = self._gather(f"verified/{attempt}", json.dumps(all(_verify(*one) for one in chosen)))
+            if verdicts is not None:
+                self._store.set(f"verdict/{attempt}", json.dumps(all(json.loads(verdict) for verdict in verdicts)))
+            if json.loads(self._store.get(f"verdict/{attempt}")):
+                return decision, {header.rank: slot for slot, header in chosen}
+        raise AssertionError("a rank decides until a step is intact, or none is left")
+
+    def _gather(self, key: str, value: str) -> list[bytes] | None:
+        """Tells rank 0 a value; returns all ranks' values there, None elsewhere."""
+        self._store.set(f"{key}/{self.own.rank}", value)
+        if self.own.rank:
+            return None
+        return [self._store.get(f"{key}/{rank}") for rank in range(self.own.world_size)]
+
+    def _assigned_snapshots(self) -> list[tuple[Slot, Header]]:
+        """The snapshots on this node that this rank speaks for: its own, and a share of those of ranks that are on
+        other nodes now."""
+        local = self.own.ranks_of_node
+        return [
+            (slot, header)
+            for slot, header in self.arena.snapshots()
+            if self.own.rank == (header.rank if header.rank in local else local[header.rank % len(local)])
+        ]
 
     def forget_after(self, step: int | None) -> None:
         """Deletes what was saved after the step that is loaded: the training makes these steps again.
@@ -206,17 +221,6 @@ class _World:
             if (header.rank == self.own.rank or first_rank) and (step is None or header.step > step):
                 slot.clear()
         self.slots.reload()
-
-    def own_snapshot(self, step: int) -> tuple[Slot, Header]:
-        """The intact snapshot of a step that this rank loads.
-
-        Raises:
-            RuntimeError: if there is none.
-        """
-        for slot, header in self.arena.snapshots():
-            if (header.rank, header.step) == (self.own.rank, step):
-                return slot, header
-        raise RuntimeError(f"step {step} of rank {self.own.rank} is not in memory, although all ranks agreed on it")
 
     def leave_others(self) -> None:
         """Deletes snapshots of ranks that are on other nodes, once these have loaded theirs."""
@@ -274,9 +278,14 @@ class _World:
         """Waits until all staged snapshots are valid."""
         self._staged.join()
 
+    def close(self) -> None:
+        """Ends the thread that finishes snapshots, once all are valid."""
+        self.flush()
+        self._staged.put(None)
+
     def _finish_snapshots(self) -> None:
-        while True:
-            slot, room, header = self._staged.get()
+        while (staged := self._staged.get()) is not None:
+            slot, room, header = staged
             try:
                 slot.finish(replace(header, checksum=checksum(room)))
                 self._complete.add(header.step)
@@ -287,19 +296,34 @@ class _World:
                 self._staged.task_done()
 
 
+def _verify(slot: Slot, header: Header) -> bool:
+    """Whether a snapshot is intact; deletes it otherwise."""
+    if is_intact(slot, header):
+        return True
+    logger.warning("perdure: step %d of rank %d in memory is damaged, and is not loaded", header.step, header.rank)
+    slot.clear()
+    return False
+
+
 def _captured(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in state.items()}
 
 
-def _apply(saved: Mapping[str, Any], state: MutableMapping[str, Any]) -> None:
+def _load(slot: Slot, state: MutableMapping[str, Any]) -> None:
+    header = slot.header()
+    assert header is not None, "it was verified, and only this rank writes it"
+    saved = read_state(slot.read(), index_at=header.index_at, meshes=meshes_of(_captured(state)))
     if saved.keys() != state.keys():
         raise KeyError(f"the snapshot has {sorted(saved)}, the state has {sorted(state)}: restore what was saved")
     for name, value in saved.items():
         target = state[name]
-        if hasattr(target, "load_state_dict"):
+        if isinstance(target, torch.nn.Module):
+            # It copies the tensors itself, all others may keep them.
             target.load_state_dict(value)
         elif isinstance(target, torch.Tensor):
             with torch.no_grad():
                 target.copy_(value)
+        elif hasattr(target, "load_state_dict"):
+            target.load_state_dict(copy.deepcopy(value))
         else:
-            state[name] = value
+            state[name] = copy.deepcopy(value)

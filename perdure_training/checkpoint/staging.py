@@ -85,7 +85,7 @@ class Layout:
 
 
 def read_state(content: memoryview, *, index_at: int, meshes: Iterable[DeviceMesh] = ()) -> Any:
-    """Reads a state back. Its tensors are copies in main memory.
+    """Reads a state back. Its tensors are views of the content, unless they are on an accelerator.
 
     Args:
         content: The bytes.
@@ -160,7 +160,7 @@ class _Reader(pickle.Unpickler):
             local = self.persistent_load(pid.local).to(mesh.device_type)
             return DTensor.from_local(local, mesh, pid.placements, run_check=False, shape=pid.shape, stride=pid.stride)
         if pid.number not in self._known:
-            self._known[pid.number] = _elements(self._content, pid).clone() if pid.size else _empty(pid)
+            self._known[pid.number] = _elements(self._content, pid) if pid.size else _empty(pid)
         return self._known[pid.number]
 
 

@@ -1,0 +1,1 @@
+"""What a checkpoint in memory costs: `make bench-checkpoint`."""

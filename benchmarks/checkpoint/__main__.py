@@ -1,0 +1,76 @@
+"""`make bench-checkpoint`: how long a save stops the training, and a restore takes, beside PyTorch's own ways.
+
+Two ranks over gloo have the same state, as with DistributedDataParallel. Every way saves it several times in one run;
+the medians of rank 0 count. Snapshots are in memory (/dev/shm), the others' files on the disk of the temporary folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+RANK = Path(__file__).with_name("rank.py")
+MEMORY = Path("/dev/shm")
+
+
+def main(
+    gigabytes: Annotated[float, typer.Option(help="Size of a rank's parameters and optimizer state.")] = 1.0,
+    saves: Annotated[int, typer.Option(help="Saves in each way that count; one more comes before.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="A tenth of the size.")] = False,
+) -> None:
+    """Saves the same state in several ways, and prints the stall of each."""
+    console = Console(highlight=False)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=MEMORY) as memory:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(RANK)]
+        options = ["--gigabytes", str(gigabytes / 10 if quick else gigabytes), "--saves", str(saves)]
+        environment = os.environ | {"PERDURE_MEMORY_DIR": memory, "OMP_NUM_THREADS": "1"}
+        with subprocess.Popen([*command, folder, *options], env=environment, stdout=subprocess.PIPE, text=True) as run:
+            assert run.stdout is not None
+            for line in run.stdout:
+                one = json.loads(line)
+                found[one["what"]] = one["value"]
+                console.print(f"bench: {one['what']}: {one['value']}")
+    if run.returncode:
+        sys.exit(f"bench: the ranks ended with {run.returncode}; their errors are above")
+    report(found, console)
+
+
+def report(found: dict[str, Any], console: Console) -> None:
+    """Prints the table, and the result as the last line."""
+    table = Table(title=f"Saving {found['size'] / 1e9:.2f} GB", title_justify="left")
+    for column in ("", "training stops", "times a memcpy", "finished after"):
+        table.add_column(column, justify="left" if not column else "right")
+    copy = found["memcpy"]["stall"]
+    ways = {name: value for name, value in found.items() if isinstance(value, dict) and "stall" in value}
+    for name, way in ways.items():
+        ratio = f"{way['stall'] / copy:.2f}"
+        table.add_row(name, f"{way['stall'] * 1000:.0f} ms", ratio, f"{way['finished'] * 1000:.0f} ms")
+    console.print(table)
+    restore = found["restore"]
+    console.print(
+        f"restore: {restore['memory']:.2f} s from memory; by torch.load {restore['disk']:.2f} s from disk, "
+        f"{restore['cached']:.2f} s from the page cache"
+    )
+    for every in ("1", "auto"):
+        console.print(f"steps with snapshots, every={every}: {found[f'overhead {every}']:+.1f} %")
+    result = {
+        "stall_vs_memcpy": round(ways["perdure"]["stall"] / copy, 3),
+        "stall_vs_torch_save": round(ways["perdure"]["stall"] / ways["torch.save"]["stall"], 3),
+        "memory_restore_vs_disk": round(restore["memory"] / restore["disk"], 3),
+        "overhead_auto_pct": round(found["overhead auto"], 2),
+    }
+    print(json.dumps(result, separators=(",", ":")))
+
+
+if __name__ == "__main__":
+    typer.run(main)

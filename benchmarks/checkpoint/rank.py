@@ -1,0 +1,220 @@
+"""One of two ranks: saves and restores the same state in several ways, and prints what each took as lines of JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from perdure_training.checkpoint import Checkpointer
+
+WIDTH = 4096
+BYTES_PER_PARAMETER = 12
+"""Parameter, and the two moments of AdamW, in 32 bits."""
+STEPS = 30
+RESTORES = 3
+"""A snapshot is not trusted more often."""
+STEP_SECONDS = 0.4
+"""Time of a step of the overhead's measurement: the model itself would take several seconds on two cores."""
+
+
+def seconds(action: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    action()
+    return time.perf_counter() - begun
+
+
+class Measurement:
+    """The state, and the time that each way takes with it."""
+
+    def __init__(self, folder: Path, *, gigabytes: float, saves: int) -> None:
+        layers = max(1, round(gigabytes * 1e9 / BYTES_PER_PARAMETER / WIDTH**2))
+        self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        self.state = {"model": self.model, "optimizer": self.optimizer}
+        self.size = layers * WIDTH**2 * BYTES_PER_PARAMETER
+        self.folder = folder
+        self.saves = saves
+        self._stores: list[TCPStore | None] = []
+
+    def run(self) -> None:
+        self.report("size", self.size)
+        self.memcpy()
+        checkpointer = self.checkpointer(every=1)
+        self.times("perdure", partial(self.save, checkpointer), after=checkpointer.flush)
+        checkpointer.close()
+        del checkpointer
+        self.alone("torch.save", lambda step: torch.save(self.dictionaries(), self.folder / "saved.pt"))
+        self.times("dcp.save", lambda step: state_dict_saver.save(self.dictionaries(), checkpoint_id=self.fresh("dcp")))
+        for kind in (AsyncCheckpointerType.THREAD, AsyncCheckpointerType.PROCESS):
+            self.asynchronous(kind)
+        self.restores()
+        self.overhead()
+
+    def dictionaries(self) -> dict[str, Any]:
+        return {name: value.state_dict() for name, value in self.state.items()}
+
+    def memcpy(self) -> None:
+        source, target = torch.zeros(self.size, dtype=torch.uint8), torch.ones(self.size, dtype=torch.uint8)
+        self.times("memcpy", lambda step: target.copy_(source))
+
+    def times(self, name: str, save: Callable[[int], object], *, after: Callable[[], object] = lambda: None) -> None:
+        """Reports the stall of each save, and the time until it is finished."""
+        stalls: list[float] = []
+        finished: list[float] = []
+        for step in range(1, self.saves + 2):
+            dist.barrier()
+            stall = seconds(lambda step=step: save(step))
+            rest = seconds(after)
+            # The first one also allocates memory.
+            if step > 1:
+                stalls.append(stall)
+                finished.append(stall + rest)
+        self.report(name, {"stall": statistics.median(stalls), "finished": statistics.median(finished)})
+
+    def alone(self, name: str, save: Callable[[int], object]) -> None:
+        """As `times`, by rank 0 only, as is usual for a replicated state."""
+        self.times(name, lambda step: save(step) if dist.get_rank() == 0 else None)
+
+    def asynchronous(self, kind: AsyncCheckpointerType) -> None:
+        futures: list[Any] = []
+
+        def save(step: int) -> None:
+            futures.append(
+                state_dict_saver.async_save(
+                    self.dictionaries(), checkpoint_id=self.fresh("async"), async_checkpointer_type=kind
+                )
+            )
+
+        self.times(f"dcp.async_save ({kind.value})", save, after=lambda: futures.pop().result())
+
+    def load_from_disk(self) -> None:
+        loaded = torch.load(self.folder / "saved.pt", weights_only=True)
+        for name, value in self.state.items():
+            value.load_state_dict(loaded[name])
+
+    def restores(self) -> None:
+        """Restores from memory, from the disk, and from the page cache."""
+        times: dict[str, list[float]] = {"memory": [], "disk": [], "cached": []}
+        for _ in range(RESTORES):
+            times["memory"].append(seconds(lambda: self.checkpointer(every=1).close()))
+            self.forget_file()
+            times["disk"].append(seconds(self.load_from_disk))
+            times["cached"].append(seconds(self.load_from_disk))
+        self.report("restore", {name: statistics.median(values) for name, values in times.items()})
+        self.forget_memory()
+
+    def forget_memory(self) -> None:
+        """Deletes all snapshots, for which there is not room several times."""
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(Path(os.environ["PERDURE_MEMORY_DIR"]) / "stage-0")
+        dist.barrier()
+
+    def forget_file(self) -> None:
+        """Takes the file out of the page cache, as on a node that did not write it."""
+        dist.barrier()
+        if dist.get_rank() == 0:
+            with (self.folder / "saved.pt").open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        dist.barrier()
+
+    def overhead(self) -> None:
+        """Steps with and without snapshots, in turn."""
+        for every in (1, "auto"):
+            checkpointer = self.checkpointer(every=every, name=f"overhead-{every}")
+            step = 0
+            if every == "auto":
+                # Until the number of steps is chosen, each is saved.
+                for step in range(1, 12):
+                    work(STEP_SECONDS)
+                    checkpointer.save(step, self.state)
+            with_snapshots, without = 0.0, 0.0
+            for _ in range(3):
+                without += self.steps(lambda _: None, first=0)
+                with_snapshots += self.steps(partial(self.save, checkpointer), first=step)
+                step += STEPS
+            self.report(f"overhead {every}", 100 * (with_snapshots / without - 1))
+            checkpointer.close()
+            self.forget_memory()
+
+    def save(self, checkpointer: Checkpointer, step: int) -> None:
+        checkpointer.save(step, self.state)
+
+    def steps(self, save: Callable[[int], object], *, first: int) -> float:
+        dist.barrier()
+
+        def run() -> None:
+            for step in range(first + 1, first + STEPS + 1):
+                work(STEP_SECONDS)
+                save(step)
+
+        return seconds(run)
+
+    def checkpointer(self, *, every: Any, name: str = "state") -> Checkpointer:
+        """A checkpointer of a new generation, which has a store of its own; it has restored what there is."""
+        host = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if dist.get_rank() == 0 else None
+        port: list[Any] = [host.port if host else None]
+        dist.broadcast_object_list(port)
+        os.environ["PERDURE_STORE"] = f"127.0.0.1:{port[0]}"
+        self._stores.append(host)
+        made = Checkpointer(every=every, replicated=True, name=name)
+        made.restore(self.state)
+        return made
+
+    def fresh(self, name: str) -> Path:
+        """A folder that does not exist yet, on all ranks the same."""
+        folder = self.folder / name
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        dist.barrier()
+        return folder
+
+    def report(self, what: str, value: object) -> None:
+        if dist.get_rank() == 0:
+            print(json.dumps({"what": what, "value": value}), flush=True)
+
+
+def work(duration: float) -> None:
+    """Computes for as long as a step takes."""
+    until = time.perf_counter() + duration
+    one = torch.ones(256, 256)
+    while time.perf_counter() < until:
+        torch.mm(one, one)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--gigabytes", type=float, required=True)
+    parser.add_argument("--saves", type=int, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    os.environ["PERDURE_RUN_ID"] = os.environ["TORCHELASTIC_RUN_ID"]
+    Measurement(options.folder, gigabytes=options.gigabytes, saves=options.saves).run()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
