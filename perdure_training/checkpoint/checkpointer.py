@@ -293,6 +293,7 @@ class _World:
                 # The store ends with its generation, and this process with it.
                 logger.debug("step %d is not complete: %s", header.step, error)
             finally:
+                self.slots.finish(slot)
                 self._staged.task_done()
 
 

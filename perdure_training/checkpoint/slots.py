@@ -1,4 +1,5 @@
-"""Which slot a rank writes next: never the one with the newest step that all ranks have."""
+"""Which slot a rank writes next: never the one with the newest step that all ranks have, nor one whose snapshot another
+thread still makes valid."""
 
 from __future__ import annotations
 
@@ -41,6 +42,8 @@ class Slots:
         self._clock = clock
         self._steps: dict[int, int] = {}
         """The steps of the slots, by number."""
+        self._staged: set[int] = set()
+        """The slots that are filled, and not valid yet."""
         self._complete: int | None = None
         self._full_since: float | None = None
 
@@ -69,21 +72,28 @@ class Slots:
             if step == self._complete or self._is_complete(step):
                 self._complete = step
                 break
-        older = [number for number, step in self._steps.items() if self._complete is None or step < self._complete]
-        if self._complete is not None and older:
+        free = [number for number in self._steps if number not in self._staged]
+        older = [number for number in free if self._complete is not None and self._steps[number] < self._complete]
+        if older:
             self._full_since = None
             return self._slots[min(older, key=lambda number: self._steps[number])]
         now = self._clock()
         self._full_since = now if self._full_since is None else self._full_since
-        if now - self._full_since < _PATIENCE:
+        pending = [number for number in free if self._steps[number] != self._complete]
+        if not pending or now - self._full_since < _PATIENCE:
             return None
         self._full_since = None
-        pending = [number for number, step in self._steps.items() if step != self._complete]
         return self._slots[min(pending, key=lambda number: self._steps[number])]
 
     def stage(self, slot: Slot, step: int) -> None:
-        """Records that a slot is filled with a step."""
-        self._steps[self._slots.index(slot)] = step
+        """Records that a slot is filled with a step; `finish` follows."""
+        number = self._slots.index(slot)
+        self._steps[number] = step
+        self._staged.add(number)
+
+    def finish(self, slot: Slot) -> None:
+        """Records that a slot's snapshot is valid, or will never be. Any thread may call it."""
+        self._staged.discard(self._slots.index(slot))
 
     def clear(self) -> None:
         """Gives up all slots, and their memory."""

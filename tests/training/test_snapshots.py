@@ -114,6 +114,7 @@ def test_ranks_that_run_apart_always_have_a_step_in_common(
         assert not complete or set.intersection(*map(held, ranks)), "a kill now would lose every common step"
         slot.finish(replace(HEADER, step=at[rank], rank=rank))
         slots[rank].stage(slot, at[rank])
+        slots[rank].finish(slot)
         saved[at[rank]] = saved.get(at[rank], 0) + 1
 
 
@@ -124,12 +125,30 @@ def test_steps_that_no_other_rank_saves_are_given_up_after_a_while(tmp_path: Pat
         slot = slots.choose()
         assert slot is not None
         slots.stage(slot, step)
+        slots.finish(slot)
     assert slots.choose() is None
     now = 11.0
     given_up = slots.choose()
     assert given_up is not None
     slots.stage(given_up, 14)
+    slots.finish(given_up)
     assert slots.choose() is None
+
+
+def test_a_slot_is_not_written_while_its_snapshot_is_made_valid(tmp_path: Path):
+    now = 0.0
+    slots = Slots(Arena(tmp_path), 0, is_complete=lambda step: True, clock=lambda: now)
+    staged: list[Slot] = []
+    for step in (1, 2, 3):
+        slot = slots.choose()
+        assert slot is not None
+        slots.stage(slot, step)
+        staged.append(slot)
+    assert slots.choose() is None
+    now = 60.0
+    assert slots.choose() is None
+    slots.finish(staged[0])
+    assert slots.choose() is staged[0]
 
 
 def held(*steps: int, rank: int = 0, world_size: int = 2, replicated: bool = False, restores: int = 0) -> list[Holding]:
