@@ -128,7 +128,12 @@ class PerdureJob:
         spec = {
             "name": self.name,
             "recovery": {"warm_starts": self.warm_starts},
-            "env": {**QUIET_NETWORK, "BENCH_FOLDER": str(self.folder), **self.scenario.environment},
+            "env": {
+                **QUIET_NETWORK,
+                "BENCH_FOLDER": str(self.folder),
+                "BENCH_MEMORY": "1",
+                **self.scenario.environment,
+            },
             "roles": {
                 ROLE: {
                     "nodes": self.scenario.nodes(self.size),

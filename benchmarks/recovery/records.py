@@ -109,6 +109,9 @@ class TrialRecord(Record):
     start_seconds: float | None = None
     """From the job's start to the first step of all ranks."""
     steps_redone: int | None = None
+    """Steps of the killed world that the new one made again."""
+    caught_up_seconds: float | None = None
+    """From the kill until all ranks have made a step that the killed world had not made."""
     error: str = ""
     composition: Composition = Composition()
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from .dlrover_environment import VERSION as DLROVER_VERSION
 from .records import OURS, PEERS, Scenario, SystemName, TrialRecord
-from .summary import Steady, headline, median_composition, ratio_to_better_peer, summarize
+from .summary import SINGLE_FAULTS, Steady, headline, median_composition, ratio_to_better_peer, summarize
 
 PARTS = {
     "happened": "first sign",
@@ -75,6 +75,26 @@ def recovery_grid(records: Sequence[TrialRecord], unavailable: Mapping[SystemNam
     )
 
 
+def caught_up_grid(records: Sequence[TrialRecord]) -> Grid:
+    """Tabulates the work that was done again."""
+    rows: list[tuple[str, ...]] = []
+    for system in (*PEERS, *OURS):
+        cells = [summarize(records, system, scenario) for scenario in SINGLE_FAULTS.values()]
+        if any(cells):
+            texts = (
+                ""
+                if cell is None
+                else f"{number(cell.median_steps_redone, digits=0)}, {number(cell.median_caught_up_seconds)} s"
+                for cell in cells
+            )
+            rows.append((system.value, *texts))
+    return Grid(
+        "Steps done again, and seconds from SIGKILL until past the step that the job had: medians",
+        ("system", *(scenario.title for scenario in SINGLE_FAULTS.values())),
+        tuple(rows),
+    )
+
+
 def composition_grid(records: Sequence[TrialRecord]) -> Grid:
     columns = ["until"]
     medians: list[Mapping[str, float | None]] = []
@@ -118,7 +138,7 @@ def machine() -> str:
 
 def grids(records: Sequence[TrialRecord], steady: Steady | None, unavailable: Mapping[SystemName, str]) -> list[Grid]:
     """Returns the tables for which there are results."""
-    found = [recovery_grid(records, unavailable)]
+    found = [recovery_grid(records, unavailable), caught_up_grid(records)]
     if any(record.system in OURS for record in records):
         found.append(composition_grid(records))
     if steady:

@@ -93,6 +93,15 @@ def find_world(
     )
 
 
+def passed_at(steps: Iterable[Step], world: WorldStart, *, step: int) -> float | None:
+    """Returns the time at which all ranks of a world had made a step above this one; None if one has not."""
+    times: dict[int, float] = {}
+    for made in steps:
+        if made.step > step and world.pids.get(made.rank) == made.pid:
+            times.setdefault(made.rank, made.time)
+    return max(times.values()) if times.keys() == world.pids.keys() else None
+
+
 @dataclass
 class StepLog:
     """Reads `steps.log` while it grows."""

@@ -11,6 +11,9 @@ from pydantic import BaseModel
 
 from .records import OURS, PEERS, Composition, Scenario, SystemName, TrialRecord
 
+SINGLE_FAULTS = {"a": Scenario.WORKER, "b": Scenario.NODE_REPLACED, "c": Scenario.NODE_LOST}
+"""Scenarios with one fault, by the names that the last line gives them."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -21,6 +24,8 @@ class Cell:
     median_seconds: float | None
     """The median of the trials that recovered; a hang has no duration."""
     slowest_seconds: float | None
+    median_steps_redone: float | None = None
+    median_caught_up_seconds: float | None = None
     errors: tuple[str, ...] = ()
 
 
@@ -64,6 +69,14 @@ class Headline(BaseModel):
     d_recovered: tuple[bool, ...] = ()
     """The result of each of Perdure's trials of (d)."""
     e_recovered: tuple[bool, ...] = ()
+    a_lost_steps: float | None = None
+    """Steps that were made again, the median of Perdure's trials."""
+    b_lost_steps: float | None = None
+    c_lost_steps: float | None = None
+    a_caught_up_s: float | None = None
+    """Seconds until the job was past the step that it had, the median of Perdure's trials."""
+    b_caught_up_s: float | None = None
+    c_caught_up_s: float | None = None
 
 
 def median_of(values: Iterable[float | None]) -> float | None:
@@ -82,6 +95,8 @@ def summarize(records: Sequence[TrialRecord], system: SystemName, scenario: Scen
         recovered=sum(record.recovered for record in trials),
         median_seconds=median_of(seconds),
         slowest_seconds=max(seconds, default=None),
+        median_steps_redone=median_of(record.steps_redone for record in trials if record.recovered),
+        median_caught_up_seconds=median_of(record.caught_up_seconds for record in trials if record.recovered),
         errors=tuple(record.error for record in trials if record.error),
     )
 
@@ -144,6 +159,8 @@ def headline(records: Sequence[TrialRecord], steady: Steady | None) -> Headline:
     agent = steady.cost_of("agent") if steady else None
     decision = median_of(decision_seconds(records))
 
+    cells = {name: summarize(records, SystemName.PERDURE, scenario) for name, scenario in SINGLE_FAULTS.items()}
+
     def rounded(value: float | None, digits: int) -> float | None:
         return None if value is None else round(value, digits)
 
@@ -160,4 +177,6 @@ def headline(records: Sequence[TrialRecord], steady: Steady | None) -> Headline:
         a_p95_s=rounded(percentile(seconds_of(records, Scenario.WORKER), 0.95), 3),
         d_recovered=recoveries(records, Scenario.RANK_DURING_REPAIR),
         e_recovered=recoveries(records, Scenario.SLOW_TO_DIE),
+        **{f"{name}_lost_steps": cell and cell.median_steps_redone for name, cell in cells.items()},
+        **{f"{name}_caught_up_s": cell and rounded(cell.median_caught_up_seconds, 2) for name, cell in cells.items()},
     )

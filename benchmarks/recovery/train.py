@@ -1,8 +1,9 @@
 """The job that every system runs: small, so that the restart dominates the measurement and not the training.
 
-It knows nothing of the system that started it: DDP over gloo, about 50 ms a step, a checkpoint every 20 steps. Each
-rank appends a line per step, `time step rank world_size pid`, to `steps.log`, and one per process to `starts.log`,
-`pid rank started imported grouped`, in the folder that BENCH_FOLDER names.
+DDP over gloo, about 50 ms a step, a checkpoint on disk every 20 steps. It knows nothing of the system that started it,
+except that BENCH_MEMORY has it also save every step by Perdure's library. Each rank appends a line per step, `time step
+rank world_size pid`, to `steps.log`, and one per process to `starts.log`, `pid rank started imported grouped`, in the
+folder that BENCH_FOLDER names.
 """
 # The time of the first line is one of the results, so imports come after it.
 # ruff: noqa: E402
@@ -39,8 +40,13 @@ def main() -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    step = 0
-    if checkpoint.exists():
+    checkpointer, kept = None, {"model": model.module, "optimizer": optimizer}
+    if "BENCH_MEMORY" in os.environ:
+        from perdure_training.checkpoint import Checkpointer
+
+        checkpointer = Checkpointer(every=1, replicated=True)
+    step = (checkpointer.restore(kept) if checkpointer else None) or 0
+    if not step and checkpoint.exists():
         saved = torch.load(checkpoint, map_location="cpu")
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -57,6 +63,8 @@ def main() -> None:
             nn.functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
             step += 1
+            if checkpointer:
+                checkpointer.save(step, kept)
             time.sleep(STEP_SECONDS)
             steps.write(f"{time.time():.4f} {step} {rank} {world_size} {pid}\n")
             if ballast is None and rank == world_size - 1 and "BENCH_BALLAST_MB" in os.environ:

@@ -14,7 +14,7 @@ import psutil
 
 from .processes import TrialFailed, eventually, kill
 from .records import Composition, Scenario, SystemName, TrialRecord
-from .steps import ProcessStart, StepLog, WorldStart, find_world
+from .steps import ProcessStart, StepLog, WorldStart, find_world, passed_at
 
 START_TIMEOUT = 180.0
 SETTLE_SECONDS = 2.0
@@ -167,6 +167,11 @@ async def run_trial(
             return world
 
         world = await eventually(stepping_again, seconds=timeout_seconds, otherwise="not stepping again")
+        passed = await eventually(
+            lambda: passed_at(log.refresh(), world, step=last_step),
+            seconds=timeout_seconds,
+            otherwise=f"stepping again, and not past step {last_step}",
+        )
         # The job may report two faults as one incident, whose times count from the first.
         told = await job.compose(killed_at) if scenario in SINGLE_FAULTS else Composition()
         composition = compose_starts(told, log.starts(), world, killed_at)
@@ -175,6 +180,7 @@ async def run_trial(
                 "recovered": True,
                 "seconds": world.time - killed_at,
                 "steps_redone": max(0, last_step + 1 - world.first_step),
+                "caught_up_seconds": passed - killed_at,
                 "composition": composition,
             }
         )

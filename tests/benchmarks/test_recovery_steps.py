@@ -1,6 +1,8 @@
 from pathlib import Path
 
-from benchmarks.recovery.steps import Step, StepLog, find_world, parse_starts, parse_steps
+import pytest
+
+from benchmarks.recovery.steps import Step, StepLog, find_world, parse_starts, parse_steps, passed_at
 
 
 def world_steps(
@@ -46,6 +48,14 @@ def test_one_rank_is_not_a_world_of_two_and_a_world_of_two_not_one_of_one():
     lonely = world_steps(start=100, pids={0: 7}, count=20, world_size=2)
     assert find_world(lonely, world_size=2, after=99) is None
     assert find_world(lonely, world_size=1, after=99) is None
+
+
+def test_a_world_has_caught_up_when_its_last_rank_passes_the_old_step():
+    steps = world_steps(start=110, pids={0: 17, 1: 18}, count=6, first_step=41)
+    world = find_world(steps, world_size=2, after=99)
+    assert world is not None
+    assert passed_at(steps, world, step=43) == pytest.approx(110.151)
+    assert passed_at(steps, world, step=46) is None
 
 
 def test_the_log_is_followed_across_torn_lines(tmp_path: Path):

@@ -107,6 +107,7 @@ def test_the_last_line_is_the_headline(capsys: pytest.CaptureFixture[str]):
         "a_p95_s": 2.0,
         "d_recovered": [],
         "e_recovered": [],
+        **{f"{name}_{what}": None for name in "abc" for what in ("lost_steps", "caught_up_s")},
     }
     text = "\n".join(lines)
     assert "not available" in text
@@ -127,6 +128,19 @@ def test_the_spread_and_each_recovery_from_two_faults_are_in_the_headline():
     assert result.a_p95_s == pytest.approx(0.38)
     assert (result.d_recovered, result.e_recovered) == ((True, False), (True,))
     assert "| torchrun | 99.0 (1/1) |  |  | - (0/1) |  |" in markdown(records, None, {})
+
+
+def test_work_that_is_done_again_is_told_for_all_systems():
+    def caught_up(system: SystemName, steps: int, seconds: float) -> list[TrialRecord]:
+        changes = {"steps_redone": steps, "caught_up_seconds": seconds}
+        return [record.model_copy(update=changes) for record in trials(system, B, 1.0)]
+
+    records = [*caught_up(PERDURE, 1, 4.25), *caught_up(DLROVER, 19, 17.0), *trials(TORCHRUN, B, None)]
+    result = headline(records, None)
+    assert (result.a_lost_steps, result.b_lost_steps, result.b_caught_up_s) == (None, 1, 4.25)
+    text = markdown(records, None, {})
+    assert "| dlrover |  | 19, 17.0 s |  |" in text
+    assert "| torchrun |  | -, - s |  |" in text
 
 
 def test_the_documentation_gets_the_same_tables():
