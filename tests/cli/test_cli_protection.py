@@ -6,6 +6,8 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from perdure.client.sync import SyncClient
 from tests.launcher.nodes import TORCHRUN
 from tests.support.command_line import CommandLine
@@ -41,6 +43,7 @@ def test_a_launcher_with_a_rendezvous_of_its_own_fails_the_job_and_is_told_what_
     assert (known["phase"], known["protected"]) == ("FAILED", False)
 
 
+@pytest.mark.long("launchers")
 def test_what_contradicts_the_job_is_a_warning_while_it_trains(
     command_line: CommandLine, jobs: SyncClient, job_name: str
 ) -> None:

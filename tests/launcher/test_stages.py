@@ -53,6 +53,7 @@ async def test_what_follows_torchrun_runs_and_its_exit_code_is_the_commands() ->
         assert "SignalException" not in node.output
 
 
+@pytest.mark.long("launchers")
 async def test_each_torchrun_of_a_command_has_a_world_of_its_own() -> None:
     node = script("set -e", TRAIN, "echo BETWEEN", TRAIN, "echo EXPORTED")
     async with running(node):
@@ -91,6 +92,7 @@ async def test_a_command_that_begins_anew_passes_over_what_the_job_has_finished(
         assert "SignalException" not in node.output
 
 
+@pytest.mark.long("launchers")
 async def test_a_wrapper_that_retries_a_failing_torchrun_stays_in_its_stage() -> None:
     node = script(f"until {TRAIN}; do echo RETRIED; done")
     async with running(node):
@@ -116,6 +118,7 @@ async def test_a_script_that_ignores_a_killed_torchrun_does_not_begin_the_next_o
         assert node.agent.said(READY) == []
 
 
+@pytest.mark.long("launchers")
 async def test_a_script_is_ended_with_the_torchrun_whose_generation_is_over() -> None:
     node = script(TRAIN, "echo CONTINUED")
     async with running(node):

@@ -135,6 +135,7 @@ async def test_a_failing_script_is_reported_with_its_exception_although_it_does_
             await form_world([node], generation + 1, port=report.body["store_ports"][0])
 
 
+@pytest.mark.long("launchers")
 async def test_a_torchrun_that_was_told_not_to_restart_reports_its_ranks_through_the_launcher() -> None:
     node = Node([*TORCHRUN, "--max-restarts=0", "fails.py"])
     async with running(node):

@@ -27,6 +27,7 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+@pytest.mark.long("frameworks")
 async def test_a_rank_and_a_node_killed_in_the_second_stage_train_the_first_one_once(site: Site):
     pretrain, finetune = folder(site, "pretrain"), folder(site, "finetune")
     job = await site.submit(

@@ -87,6 +87,7 @@ async def test_a_whole_node_killed_is_replaced(site: Site):
     assert (incident.failure, incident.culprit) == (FailureClass.NODE_LOST, 0)
 
 
+@pytest.mark.long("survival")
 async def test_a_whole_node_killed_without_capacity_is_gone_on_without(own_site: Site):
     job = await own_site.submit(nodes="1:2", script=WALK)
     await job.running(nodes=2)

@@ -77,6 +77,7 @@ async def test_a_name_used_again_while_the_old_nodes_wind_down_never_mixes(site:
     assert not await new.incidents()
 
 
+@pytest.mark.long("survival")
 @pytest.mark.parametrize(
     ("how", "generation", "script"),
     [
