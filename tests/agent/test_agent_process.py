@@ -238,9 +238,10 @@ async def test_a_closed_job_ends_training_and_a_missing_one_does_not(
         await agent.launcher_hello()
         await stranger.launcher_hello()
         await eventually(lambda: "NOT_FOUND" in stranger.log())
-        await workflows.job.terminate("by the test")
+        # Before the end, which changes the version: a long poll for a later change would wait in vain.
         version = (await agent.get("/v1/launcher/desired?version=0&wait=0"))["version"]
-        desired = await asyncio.wait_for(agent.get(f"/v1/launcher/desired?version={version}&wait=25"), 30)
+        await workflows.job.terminate("by the test")
+        desired = await asyncio.wait_for(agent.get(f"/v1/launcher/desired?version={version}&wait=60"), 120)
         assert desired["exit"]
         assert desired["reason"] == "the job has closed"
         await agent.post("/v1/launcher/exited", attempt=1, generation=0, signal=15, time=time.time())
