@@ -25,18 +25,23 @@ class LeaseTiming(Section):
     """The longest time that a lease may wait for its agent to take it, before the node counts as unreachable."""
     heartbeat_per_node: Duration = timedelta(milliseconds=10)
     """The heartbeat interval per node of the job, if that is longer in total: it limits a job to 100 renewals a second,
-    each of them a write of Temporal's database. The time to take a lease grows in proportion, and a lease then lasts
-    five heartbeats, so that the job outlasts half a minute without a gateway or server: 1,000 nodes that lapse and come
-    back together are work for both. The loss of a node is reported by its backend and its peers, not by its lease."""
+    each of them a write of Temporal's database. The time to take a lease grows in proportion. Leases of such a job
+    last `outage` and two heartbeats."""
+    outage: Duration = timedelta(seconds=30)
+    """The time without gateway or server that the leases of a job outlast, if `heartbeat_per_node` sets its heartbeat
+    (above 200 nodes): hundreds of nodes that lapse and come back together are work for both. The loss of a node is
+    reported by its backend and its peers, not by its lease; a smaller job's leases lapse after `timeout`, and no node
+    is replaced for that."""
 
     def of(self, nodes: int) -> LeaseTiming:
         """The times for a job of this many nodes: a heartbeat every 2 s up to 200 nodes, every 10 s for 1,000."""
         least = nodes * self.heartbeat_per_node
         heartbeat = max(self.heartbeat, least)
+        lasts = 3 * heartbeat if least <= self.heartbeat else self.outage + 2 * heartbeat
         return self.model_copy(
             update={
                 "heartbeat": heartbeat,
-                "timeout": max(self.timeout, (5 if least > self.heartbeat else 3) * heartbeat),
+                "timeout": max(self.timeout, lasts),
                 "schedule_to_start": max(self.schedule_to_start, 3 * least),
             }
         )

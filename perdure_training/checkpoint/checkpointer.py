@@ -26,6 +26,8 @@ from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot, checks
 
 logger = logging.getLogger(__name__)
 
+_MORE = "Raise resources.shm, or save less. The training continues"
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -90,20 +92,21 @@ class Checkpointer:
         self._restored = True
         if world is None:
             return None
-        decision, found = world.agree()
+        decision, found, room = world.agree()
         if world.own.rank == 0 and decision.reason:
             logger.warning("perdure: %s", decision.reason)
-        world.forget_after(decision.step)
         if decision.step is None:
+            world.slots.begin_anew()
             return None
+        world.forget_after(decision.step)
+        for slot in found.values():
+            # Before anything that can fail: a world that fails each time must come to an older step.
+            world.arena.count_restore(slot)
         if decision.sources:
-            received = world.slots.free_slot()
-            exchange(decision.sources, found=found, own=world.own, room=received)
-            if world.own.rank in decision.sources:
-                found[world.own.rank] = received
-        slot = found[world.own.rank]
-        world.arena.count_restore(slot)
-        _load(slot, state)
+            exchange(decision.sources, found=found, own=world.own, room=room)
+            if room is not None:
+                found[world.own.rank] = room
+        _load(found[world.own.rank], state)
         world.slots.adopt(decision.step)
         world.leave_others()
         return decision.step
@@ -166,33 +169,55 @@ class _World:
         self.slots = Slots(self.arena, own.rank, is_complete=self._complete.is_complete)
         self._staged: queue.Queue[tuple[Slot, memoryview, Header] | None] = queue.Queue()
         self._broken = False
+        self._full = False
+        self._saved_any = False
         self._agreed: int | None = None
         threading.Thread(target=self._finish_snapshots, name="perdure-snapshots", daemon=True).start()
 
-    def agree(self) -> tuple[Decision, dict[int, Slot]]:
-        """Tells all ranks what this one found; returns the decision of rank 0, and this rank's snapshots of that step
-        by the rank whose state they are.
+    def agree(self) -> tuple[Decision, dict[int, Slot], Slot | None]:
+        """Tells all ranks what this one found; returns the decision of rank 0, this rank's snapshots of that step by
+        the rank whose state they are, and the slot for the snapshot that another rank sends, if one does.
 
         Checksums take longer than everything else, so only the chosen step is verified. If one of its snapshots is
-        damaged, all ranks decide again without it.
+        damaged, or a rank has no room to receive it, all ranks decide again without it.
         """
         for attempt in itertools.count():
             found = self._assigned_snapshots()
             holdings = [{name: getattr(header, name) for name in Holding.__dataclass_fields__} for _, header in found]
-            gathered = self._gather(f"held/{attempt}", json.dumps(holdings))
+            gathered = self._gather(f"held/{attempt}", json.dumps({"holdings": holdings, "full": self._full}))
             if gathered is not None:
-                held = {rank: [Holding(**one) for one in json.loads(text)] for rank, text in enumerate(gathered)}
-                self._store.set(f"decision/{attempt}", json.dumps(asdict(decide(held, self.own.world_size))))
+                reports = [json.loads(text) for text in gathered]
+                held = {rank: [Holding(**one) for one in report["holdings"]] for rank, report in enumerate(reports)}
+                full = [rank for rank, report in enumerate(reports) if report["full"]]
+                decision = decide(held, self.own.world_size, full=full)
+                self._store.set(f"decision/{attempt}", json.dumps(asdict(decision)))
             fields = json.loads(self._store.get(f"decision/{attempt}"))
             sources = {int(rank): source for rank, source in fields.pop("sources").items()}
             decision = Decision(**fields, sources=sources)
-            chosen = [(slot, header) for slot, header in found if header.step == decision.step]
-            verdicts = self._gather(f"verified/{attempt}", json.dumps(all(_verify(*one) for one in chosen)))
+            version = (decision.step, decision.generation)
+            chosen = [(slot, header) for slot, header in found if (header.step, header.generation) == version]
+            ready = all(_verify(*one) for one in chosen)
+            room = self._make_room(decision.size) if ready and self.own.rank in sources else None
+            ready = ready and not (self.own.rank in sources and room is None)
+            verdicts = self._gather(f"ready/{attempt}", json.dumps(ready))
             if verdicts is not None:
                 self._store.set(f"verdict/{attempt}", json.dumps(all(json.loads(verdict) for verdict in verdicts)))
             if json.loads(self._store.get(f"verdict/{attempt}")):
-                return decision, {header.rank: slot for slot, header in chosen}
-        raise AssertionError("a rank decides until a step is intact, or none is left")
+                return decision, {header.rank: slot for slot, header in chosen}, room
+        raise AssertionError("each further decision lacks a snapshot or a receiver, until none is left")
+
+    def _make_room(self, size: int) -> Slot | None:
+        """Prepares a slot for a snapshot that another rank sends; None if the memory is too small for it."""
+        self.slots.reload()
+        slot = self.slots.free_slot()
+        try:
+            slot.begin(size)
+        except NoRoom as error:
+            slot.clear()
+            self._full = True
+            logger.warning("perdure: rank %d takes no snapshot from another node: %s. %s", self.own.rank, error, _MORE)
+            return None
+        return slot
 
     def _gather(self, key: str, value: str) -> list[bytes] | None:
         """Tells rank 0 a value; returns all ranks' values there, None elsewhere."""
@@ -211,14 +236,14 @@ class _World:
             if self.own.rank == (header.rank if header.rank in local else local[header.rank % len(local)])
         ]
 
-    def forget_after(self, step: int | None) -> None:
+    def forget_after(self, step: int) -> None:
         """Deletes what was saved after the step that is loaded: the training makes these steps again.
 
         Other ranks of the node may already save again, so each deletes its own.
         """
         for slot, header in self.arena.snapshots():
             first_rank = self.own.local_rank == 0 and header.rank not in self.own.ranks_of_node
-            if (header.rank == self.own.rank or first_rank) and (step is None or header.step > step):
+            if (header.rank == self.own.rank or first_rank) and header.step > step:
                 slot.clear()
         self.slots.reload()
 
@@ -233,6 +258,10 @@ class _World:
         """Copies a state into a slot; another thread makes the snapshot valid."""
         if self._broken:
             return False
+        if not self._saved_any:
+            self._saved_any = True
+            # Kept until now if nothing was loaded: the next world may have the ranks that this one lacks.
+            self.leave_others()
         slot = self.slots.choose()
         if slot is None:
             return False
@@ -243,10 +272,10 @@ class _World:
             self._broken = True
             self.slots.clear()
             logger.warning(
-                "perdure: no checkpoints in memory: %s. A rank needs %s bytes for its three snapshots: raise "
-                "resources.shm, or save less. The training continues",
+                "perdure: no checkpoints in memory: %s. A rank needs %s bytes for its three snapshots. %s",
                 error,
                 f"{self.slots.count * layout.size:,}",
+                _MORE,
             )
             return False
         layout.copy_into(room)

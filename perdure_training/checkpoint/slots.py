@@ -54,6 +54,10 @@ class Slots:
             if (header := slot.header()) is not None:
                 self._steps[number] = header.step
 
+    def begin_anew(self) -> None:
+        """Records that nothing was loaded: every slot may be written. What is in them stays until then."""
+        self._steps = {}
+
     def adopt(self, step: int) -> None:
         """Records that all ranks have loaded a step."""
         self.reload()

@@ -16,14 +16,14 @@ _PIECE = 1 << 26
 """Bytes of a message: gloo counts a message's elements with 32 bits."""
 
 
-def exchange(sources: Mapping[int, int], *, found: Mapping[int, Slot], own: RankIdentity, room: Slot) -> None:
+def exchange(sources: Mapping[int, int], *, found: Mapping[int, Slot], own: RankIdentity, room: Slot | None) -> None:
     """Brings each rank of `sources` its snapshot. Every rank of the world calls it.
 
     Args:
         sources: The sender for each rank that lacks a snapshot.
         found: The snapshots of the step that this rank speaks for, by rank.
         own: This rank.
-        room: The slot that a received snapshot is written to.
+        room: The slot with room for the snapshot that this rank receives, if it does.
 
     Raises:
         RuntimeError: if a snapshot arrives with other bytes than were saved.
@@ -34,7 +34,7 @@ def exchange(sources: Mapping[int, int], *, found: Mapping[int, Slot], own: Rank
             if own.rank == sender:
                 # A replicated snapshot of any rank serves.
                 _send(found.get(receiver) or next(iter(found.values())), receiver, group)
-            elif own.rank == receiver:
+            elif own.rank == receiver and room is not None:
                 _receive(room, sender, own, group)
         # A sender deletes what it has sent as soon as this returns.
         dist.barrier(group)
@@ -60,7 +60,7 @@ def _receive(room: Slot, sender: int, own: RankIdentity, group: dist.ProcessGrou
         dist.recv(piece, src=sender, group=group)
     if checksum(content) != header.checksum:
         raise RuntimeError(f"step {header.step} of rank {header.rank} was damaged on its way from rank {sender}")
-    room.finish(replace(header, rank=own.rank, generation=own.generation, world_size=own.world_size))
+    room.finish(replace(header, rank=own.rank, world_size=own.world_size))
 
 
 def _pieces(content: memoryview) -> list[torch.Tensor]:

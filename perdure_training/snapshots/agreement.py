@@ -7,7 +7,7 @@ know what the survivors hold, since they step until torchrun restarts them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 TRUSTED_RESTORES = 3
 """The number of worlds that may load a snapshot. A further failure before a newer snapshot is complete speaks against
@@ -21,8 +21,12 @@ class Holding:
     rank: int
     """The rank whose state it is."""
     step: int
+    generation: int
+    """The generation that saved it. Two generations may save a step of the same number with other content."""
     world_size: int
     replicated: bool
+    size: int
+    """Number of bytes."""
     restores: int
 
 
@@ -32,38 +36,61 @@ class Decision:
 
     step: int | None
     """None if no step can be loaded by all of them."""
+    generation: int = 0
+    """The generation that saved it."""
+    size: int = 0
+    """Bytes of the largest rank's snapshot: room for that many is enough for any."""
     sources: Mapping[int, int]
     """For each rank that lacks the snapshot: the rank that sends it."""
     reason: str
     """One line for people."""
 
 
-def decide(held: Mapping[int, Iterable[Holding]], world_size: int) -> Decision:
+@dataclass
+class _Saved:
+    """What is left of one step that one generation saved."""
+
+    holders: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    """For each rank whose state is left: the ranks of the new world that found it."""
+    replicas: set[int] = field(default_factory=set[int])
+    """The ranks of the new world that found a state that serves any rank."""
+    size: int = 0
+    restores: int = 0
+
+
+def decide(held: Mapping[int, Iterable[Holding]], world_size: int, *, full: Collection[int] = ()) -> Decision:
     """Decides what a world loads.
 
     Args:
         held: The snapshots that each rank of the new world found on its node.
         world_size: The size of the new world.
+        full: The ranks that have no room for a snapshot from another rank.
     """
-    holders: dict[int, dict[int, set[int]]] = {}
-    replicas: dict[int, set[int]] = {}
-    restores: dict[int, int] = {}
+    saved: dict[tuple[int, int], _Saved] = {}
     for holder, holdings in sorted(held.items()):
         for one in holdings:
-            restores[one.step] = max(restores.get(one.step, 0), one.restores)
+            entry = saved.setdefault((one.step, one.generation), _Saved())
+            entry.restores = max(entry.restores, one.restores)
+            entry.size = max(entry.size, one.size)
             if one.replicated:
-                replicas.setdefault(one.step, set()).add(holder)
+                entry.replicas.add(holder)
             if one.replicated or one.world_size == world_size:
-                holders.setdefault(one.step, {}).setdefault(one.rank, set()).add(holder)
+                entry.holders.setdefault(one.rank, set()).add(holder)
     distrusted: list[int] = []
-    for step in sorted(holders, reverse=True):
-        sources = _sources(holders[step], replicas.get(step, ()), world_size)
-        if sources is None:
+    for (step, generation), entry in sorted(saved.items(), reverse=True):
+        sources = _sources(entry, world_size)
+        if sources is None or not sources.keys().isdisjoint(full):
             continue
-        if restores[step] >= TRUSTED_RESTORES:
+        if entry.restores >= TRUSTED_RESTORES:
             distrusted.append(step)
             continue
-        return Decision(step=step, sources=sources, reason=_reason(step, sources, distrusted))
+        return Decision(
+            step=step,
+            generation=generation,
+            size=entry.size,
+            sources=sources,
+            reason=_reason(step, sources, distrusted),
+        )
     if distrusted:
         steps = ", ".join(map(str, distrusted))
         return Decision(step=None, sources={}, reason=f"step {steps} failed again after each load: not loaded")
@@ -75,13 +102,11 @@ def held_any(held: Mapping[int, Iterable[Holding]]) -> bool:
     return any(list(holdings) for holdings in held.values())
 
 
-def _sources(
-    holders: Mapping[int, Collection[int]], replicas: Collection[int], world_size: int
-) -> dict[int, int] | None:
+def _sources(saved: _Saved, world_size: int) -> dict[int, int] | None:
     """The senders of a step's missing snapshots; None if one cannot be had."""
     sources: dict[int, int] = {}
     for rank in range(world_size):
-        candidates = holders.get(rank) or replicas
+        candidates = saved.holders.get(rank) or saved.replicas
         if not candidates:
             return None
         if rank not in candidates:

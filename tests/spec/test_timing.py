@@ -13,7 +13,14 @@ from perdure.spec.validate import parse_spec
 
 @pytest.mark.parametrize(
     ("nodes", "heartbeat", "timeout", "taken_within", "command_taken_within"),
-    [(1, 2, 6, 4, 4), (133, 2, 6, 4, 4), (200, 2, 6, 6, 6), (201, 2.01, 10.05, 6.03, 6.03), (1000, 10, 50, 30, 30)],
+    [
+        (1, 2, 6, 4, 4),
+        (133, 2, 6, 4, 4),
+        (200, 2, 6, 6, 6),
+        (201, 2.01, 34.02, 6.03, 6.03),
+        (500, 5, 40, 15, 15),
+        (1000, 10, 50, 30, 30),
+    ],
 )
 def test_leases_cost_a_thousand_nodes_no_more_than_two_hundred(
     nodes: int, heartbeat: float, timeout: float, taken_within: float, command_taken_within: float

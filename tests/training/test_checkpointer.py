@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from perdure_training.checkpoint import Checkpointer, Generators
 from perdure_training.checkpoint.cadence import Cadence
 from perdure_training.checkpoint.staging import Layout, read_state
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES
+from perdure_training.snapshots.arena import Arena
 
 
 class World:
@@ -125,6 +127,31 @@ def test_ranks_restore_their_parts_of_a_model_that_fsdp_splits(tmp_path: Path):
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr[-2000:]
     assert sorted(run.stdout.split()) == ["rank-0:True", "rank-1:True"]
+
+
+def test_a_rank_without_room_makes_all_load_an_older_step_or_none(tmp_path: Path):
+    script = Path(__file__).with_name("scripts") / "receives_without_room.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    environment = os.environ | {"PERDURE_MEMORY_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert sorted(run.stdout.splitlines()) == ["rank 0: 7, 6, None", "rank 1: 7, 6, None"]
+    assert run.stderr.count("rank 1 takes no snapshot from another node") == 2
+    assert "Raise resources.shm" in run.stderr
+
+
+def test_what_a_world_cannot_load_stays_for_the_next_one(world: World):
+    state: dict[str, Any] = {"step": 0}
+    checkpointer, _ = world.begin(state)
+    save(checkpointer, 5, {"step": 5})
+    header = Arena(world.folder / "stage-0" / "state").slot(0, 0).header()
+    assert header is not None
+    Arena(world.folder / "stage-0" / "state").slot(0, 0).finish(replace(header, world_size=2))
+    smaller, step = world.begin(state)
+    assert step is None
+    Arena(world.folder / "stage-0" / "state").slot(0, 0).finish(header)
+    assert world.begin(state)[1] == 5
+    smaller.close()
 
 
 def test_a_damaged_snapshot_is_passed_over(world: World, caplog: pytest.LogCaptureFixture):

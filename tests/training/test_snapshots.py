@@ -151,10 +151,11 @@ def test_a_slot_is_not_written_while_its_snapshot_is_made_valid(tmp_path: Path):
     assert slots.choose() is staged[0]
 
 
-def held(*steps: int, rank: int = 0, world_size: int = 2, replicated: bool = False, restores: int = 0) -> list[Holding]:
-    return [
-        Holding(rank=rank, step=step, world_size=world_size, replicated=replicated, restores=restores) for step in steps
-    ]
+HELD = Holding(rank=0, step=0, generation=1, world_size=2, replicated=False, size=10, restores=0)
+
+
+def held(*steps: int, **changes: int) -> list[Holding]:
+    return [replace(HELD, step=step, **changes) for step in steps]
 
 
 def test_the_newest_step_that_all_ranks_have_is_loaded():
@@ -177,6 +178,21 @@ def test_a_replicated_state_replaces_that_of_a_lost_node_in_a_world_of_any_size(
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_a_state_that_is_not_replicated_is_not_loaded_by_a_world_of_another_size(world_size: int):
     assert decide({0: held(7), 1: held(7, rank=1)}, world_size).step is None
+
+
+def test_a_rank_without_room_for_anothers_snapshot_makes_the_world_load_an_older_step():
+    survivors = {0: held(6, 7, replicated=True), 1: held(6, rank=1, replicated=True)}
+    assert decide(survivors, 2).sources == {1: 0}
+    assert decide(survivors, 2, full=[0]).step == 7, "only a rank that lacks a snapshot needs room"
+    assert decide(survivors, 2, full=[1]).step == 6
+    assert decide({0: held(7, replicated=True), 1: []}, 2, full=[1]).step is None
+
+
+def test_a_step_of_two_generations_is_two_states():
+    before, after = held(6), held(6, rank=1, generation=2)
+    assert decide({0: before, 1: after}, 2).step is None
+    both = {0: before + held(6, generation=2, size=30), 1: after}
+    assert (decide(both, 2).generation, decide(both, 2).size) == (2, 30)
 
 
 def test_nothing_is_loaded_if_one_rank_has_nothing():
