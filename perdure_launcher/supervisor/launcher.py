@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from perdure_training.snapshots.copies import CopyReceiver
+
 from .. import layout
 from ..agent_link.client import AgentSession, Outbox
 from ..agent_link.desired_state import NOTHING_DESIRED, DesiredFeed
 from ..config import LauncherConfig
-from ..environment import MEMORY_VARIABLE, base_environment, inject
+from ..environment import COPIES_VARIABLE, MEMORY_VARIABLE, base_environment, inject
 from ..protocol import Desired, LauncherHello, LeavingReport, UnmanagedReport
 from ..state import StateFile
 from ..system import processes
@@ -30,6 +32,7 @@ from ..system.cgroups import MemoryController
 from ..system.files import write_file
 from ..system.memory_folder import MemoryFolder
 from ..system.nvml import Devices
+from ..system.ports import PortPool
 from ..system.usage import UsageMeter, processes_per_node
 from ..unmanaged_training import in_node
 from .capture import Capture
@@ -106,8 +109,12 @@ class Launcher:
         self._feed = DesiredFeed(self._session, on_change=self._events.put)
         environment = base_environment(config, inject(config.run_directory), os.environ)
         self._memory_folder = _memory_folder()
+        self._copies: CopyReceiver | None = None
         if self._memory_folder is not None:
             environment[MEMORY_VARIABLE] = str(self._memory_folder.path)
+            self._copies = _copy_receiver(config, self._memory_folder.path)
+            if self._copies is not None:
+                environment[COPIES_VARIABLE] = self._copies.address.dump()
         node = Node(
             config=config,
             environment=environment,
@@ -150,6 +157,8 @@ class Launcher:
                 self._step()
         finally:
             self._end_everything()
+            if self._copies is not None:
+                self._copies.close()
             if self._memory_folder is not None:
                 self._memory_folder.remove()
         self._done.set()
@@ -295,6 +304,18 @@ def _memory_folder() -> MemoryFolder | None:
         return MemoryFolder()
     except OSError as error:
         logger.warning("ranks can keep no snapshots in memory: %s", error)
+        return None
+
+
+def _copy_receiver(config: LauncherConfig, folder: Path) -> CopyReceiver | None:
+    if config.max_nodes == 1:
+        return None
+    # The stores of worlds take allowed ports in turn from the first one on.
+    pool = PortPool(config.address, listening=True, allowed=config.store_ports, start=-1, size=1)
+    try:
+        return CopyReceiver(folder, pool.take(pool.numbers[0]), host=config.address)
+    except (OSError, IndexError):
+        logger.warning("no other node can keep copies of its snapshots here: %s", pool.problem)
         return None
 
 

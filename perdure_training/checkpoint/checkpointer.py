@@ -9,20 +9,22 @@ import logging
 import queue
 import re
 import threading
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Mapping, MutableMapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from perdure_training.checkpoint.cadence import Cadence
+from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.staging import Layout, meshes_of, read_state
 from perdure_training.checkpoint.transfer import exchange
 from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, own_identity
 from perdure_training.snapshots.agreement import Decision, Holding, decide
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot, checksum, is_intact
+from perdure_training.snapshots.copies import yield_to_training
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class Checkpointer:
         every: int | Literal["auto"] = "auto",
         max_overhead: float = 0.03,
         replicated: bool = False,
+        copies: int | None = None,
         name: str = "state",
     ) -> None:
         """Creates a checkpointer; every rank creates it with the same arguments.
@@ -56,7 +59,9 @@ class Checkpointer:
                 `max_overhead` of the time of the steps, by the first saves; until then every step is saved.
             max_overhead: The share of a step's time that "auto" allows.
             replicated: Every rank's state is the same, as with DistributedDataParallel: a rank on a new node takes
-                another rank's. Otherwise a step can be loaded only if all ranks' snapshots are left.
+                another rank's. Otherwise a step can be loaded only if a snapshot of each rank's state is left.
+            copies: The number of other nodes that keep a copy of each snapshot in their memory. By default one; none if
+                the state is replicated.
             name: Distinguishes several states of one script: letters, digits, ".", "_", "-".
 
         Raises:
@@ -64,7 +69,10 @@ class Checkpointer:
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"name: expected up to 64 letters, digits, '.', '_' or '-', found {name!r}")
+        if copies is not None and copies < 0:
+            raise ValueError(f"copies: expected 0 or more, found {copies}")
         self._replicated = replicated
+        self._copies = copies if copies is not None else 0 if replicated else 1
         self._cadence = Cadence(every, max_overhead=max_overhead)
         self._own = own_identity()
         self._world: _World | None = None
@@ -92,23 +100,23 @@ class Checkpointer:
         self._restored = True
         if world is None:
             return None
-        decision, found, room = world.agree()
+        agreed = world.agree()
+        decision = agreed.decision
         if world.own.rank == 0 and decision.reason:
             logger.warning("perdure: %s", decision.reason)
         if decision.step is None:
             world.slots.begin_anew()
             return None
         world.forget_after(decision.step)
-        for slot in found.values():
+        for slot in agreed.snapshots.values():
             # Before anything that can fail: a world that fails each time must come to an older step.
             world.arena.count_restore(slot)
         if decision.sources:
-            exchange(decision.sources, found=found, own=world.own, room=room)
-            if room is not None:
-                found[world.own.rank] = room
-        _load(found[world.own.rank], state)
+            exchange(decision.sources, sent=agreed.sent(world.own.rank), own=world.own, room=agreed.room)
+        _load(agreed.room or agreed.snapshots[world.own.rank], state)
         world.slots.adopt(decision.step)
         world.leave_others()
+        world.copy_loaded()
         return decision.step
 
     def save(self, step: int, state: Mapping[str, Any]) -> bool:
@@ -152,34 +160,50 @@ class Checkpointer:
         if self._own.world_size > 1 and not dist.is_initialized():
             raise RuntimeError("Checkpointer.restore: call torch.distributed.init_process_group first")
         try:
-            self._world = _World(self._own, self._name)
+            self._world = _World(self._own, self._name, copies=self._copies)
         except OSError as error:
             logger.warning("perdure: no checkpoints in memory: %s", error)
         return self._world
 
 
+@dataclass(frozen=True)
+class _Agreed:
+    """What the ranks have agreed to load, and this rank's part in it."""
+
+    decision: Decision
+    snapshots: Mapping[int, Slot]
+    """The verified snapshots of that step that this rank loads or sends, by the rank whose state they are."""
+    room: Slot | None
+    """The slot for the snapshot that another rank sends to this one; None if this rank has its own."""
+
+    def sent(self, own: int) -> dict[int, Slot]:
+        """The snapshots that this rank sends, by receiver."""
+        receivers = [receiver for receiver, sender in self.decision.sources.items() if sender == own]
+        return {receiver: self.snapshots[_spoken_for(receiver, self.snapshots)] for receiver in receivers}
+
+
 class _World:
     """A checkpointer's part in one generation."""
 
-    def __init__(self, own: RankIdentity, name: str) -> None:
+    def __init__(self, own: RankIdentity, name: str, *, copies: int) -> None:
         self.own = own
         self.arena = Arena(own.folder / name)
         self._store = connect(own, name)
         self._complete = Completeness(connect(own, name), own.world_size)
+        self._peers = Peers(own, connect(own, name), name=name, copies=copies)
         self.slots = Slots(self.arena, own.rank, is_complete=self._complete.is_complete)
-        self._staged: queue.Queue[tuple[Slot, memoryview, Header] | None] = queue.Queue()
+        self._staged: queue.Queue[tuple[Slot, memoryview | None, Header] | None] = queue.Queue()
         self._broken = False
         self._full = False
         self._saved_any = False
         self._agreed: int | None = None
         threading.Thread(target=self._finish_snapshots, name="perdure-snapshots", daemon=True).start()
 
-    def agree(self) -> tuple[Decision, dict[int, Slot], Slot | None]:
-        """Tells all ranks what this one found; returns the decision of rank 0, this rank's snapshots of that step by
-        the rank whose state they are, and the slot for the snapshot that another rank sends, if one does.
+    def agree(self) -> _Agreed:
+        """Tells all ranks what this one found, and follows the decision of rank 0.
 
-        Checksums take longer than everything else, so only the chosen step is verified. If one of its snapshots is
-        damaged, or a rank has no room to receive it, all ranks decide again without it.
+        Checksums take longer than everything else, so only what is loaded or sent is verified. If one of them is
+        damaged, or a rank has no room to receive one, all ranks decide again without it.
         """
         for attempt in itertools.count():
             found = self._assigned_snapshots()
@@ -195,15 +219,18 @@ class _World:
             sources = {int(rank): source for rank, source in fields.pop("sources").items()}
             decision = Decision(**fields, sources=sources)
             version = (decision.step, decision.generation)
-            chosen = [(slot, header) for slot, header in found if (header.step, header.generation) == version]
-            ready = all(_verify(*one) for one in chosen)
+            chosen = {header.rank: slot for slot, header in found if (header.step, header.generation) == version}
+            needed = {_spoken_for(receiver, chosen) for receiver, sender in sources.items() if sender == self.own.rank}
+            if decision.step is not None and self.own.rank not in sources:
+                needed.add(self.own.rank)
+            ready = all(_verify(chosen[rank]) for rank in needed)
             room = self._make_room(decision.size) if ready and self.own.rank in sources else None
             ready = ready and not (self.own.rank in sources and room is None)
             verdicts = self._gather(f"ready/{attempt}", json.dumps(ready))
             if verdicts is not None:
                 self._store.set(f"verdict/{attempt}", json.dumps(all(json.loads(verdict) for verdict in verdicts)))
             if json.loads(self._store.get(f"verdict/{attempt}")):
-                return decision, {header.rank: slot for slot, header in chosen}, room
+                return _Agreed(decision, {rank: chosen[rank] for rank in needed}, room)
         raise AssertionError("each further decision lacks a snapshot or a receiver, until none is left")
 
     def _make_room(self, size: int) -> Slot | None:
@@ -242,17 +269,27 @@ class _World:
         Other ranks of the node may already save again, so each deletes its own.
         """
         for slot, header in self.arena.snapshots():
-            first_rank = self.own.local_rank == 0 and header.rank not in self.own.ranks_of_node
-            if (header.rank == self.own.rank or first_rank) and header.step > step:
+            if header.step > step and (header.rank == self.own.rank or self._is_left_by_others(header)):
                 slot.clear()
         self.slots.reload()
 
     def leave_others(self) -> None:
-        """Deletes snapshots of ranks that are on other nodes, once these have loaded theirs."""
-        if self.own.local_rank == 0:
-            for slot, header in self.arena.snapshots():
-                if header.rank not in self.own.ranks_of_node:
-                    slot.clear()
+        """Deletes snapshots of ranks that are on other nodes, once these have loaded theirs; not the copies that belong
+        here."""
+        copied = self._peers.ranks_that_copy_here()
+        for slot, header in self.arena.snapshots():
+            if self._is_left_by_others(header) and header.rank not in copied:
+                slot.clear()
+
+    def _is_left_by_others(self, header: Header) -> bool:
+        """Whether this rank disposes of a snapshot: a rank of another node wrote it, before this world began."""
+        foreign = header.rank not in self.own.ranks_of_node
+        return foreign and self.own.local_rank == 0 and header.generation < self.own.generation
+
+    def copy_loaded(self) -> None:
+        """Has the loaded snapshot copied to other nodes, which may be new ones."""
+        for slot, header in self.slots.complete():
+            self._staged.put((slot, None, header))
 
     def save(self, step: int, plan: Callable[[], Layout], *, replicated: bool) -> bool:
         """Copies a state into a slot; another thread makes the snapshot valid."""
@@ -313,10 +350,14 @@ class _World:
         self._staged.put(None)
 
     def _finish_snapshots(self) -> None:
+        yield_to_training()
         while (staged := self._staged.get()) is not None:
             slot, room, header = staged
             try:
-                slot.finish(replace(header, checksum=checksum(room)))
+                if room is not None:
+                    header = replace(header, checksum=checksum(room))
+                    slot.finish(header)
+                self._peers.copy(slot, header, number=self.slots.number(slot))
                 self._complete.add(header.step)
             except (OSError, RuntimeError) as error:
                 # The store ends with its generation, and this process with it.
@@ -326,10 +367,16 @@ class _World:
                 self._staged.task_done()
 
 
-def _verify(slot: Slot, header: Header) -> bool:
+def _spoken_for(receiver: int, chosen: Collection[int]) -> int:
+    """The rank whose snapshot is sent: the receiver's own, else any, since the state is replicated then."""
+    return receiver if receiver in chosen else min(chosen)
+
+
+def _verify(slot: Slot) -> bool:
     """Whether a snapshot is intact; deletes it otherwise."""
-    if is_intact(slot, header):
-        return True
+    header = slot.header()
+    if header is None or is_intact(slot, header):
+        return header is not None
     logger.warning("perdure: step %d of rank %d in memory is damaged, and is not loaded", header.step, header.rank)
     slot.clear()
     return False

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from perdure_training.snapshots.arena import Arena, Slot
+from perdure_training.snapshots.arena import Arena, Header, Slot
 
 _COUNT = 3
 """The newest step that all ranks have, the one that others may not have yet, and the one that is written. With two, a
@@ -62,6 +62,15 @@ class Slots:
         """Records that all ranks have loaded a step."""
         self.reload()
         self._complete = step
+
+    def complete(self) -> list[tuple[Slot, Header]]:
+        """The snapshots of the step that all ranks have, as far as this rank knows."""
+        found = [(slot, slot.header()) for number, slot in enumerate(self._slots) if number in self._steps]
+        return [(slot, header) for slot, header in found if header is not None and header.step == self._complete]
+
+    def number(self, slot: Slot) -> int:
+        """The number of a slot, the same on all nodes that have a copy of it."""
+        return self._slots.index(slot)
 
     def free_slot(self) -> Slot:
         """Returns a slot for a snapshot that another rank sends: the one with the oldest step."""

@@ -16,12 +16,12 @@ _PIECE = 1 << 26
 """Bytes of a message: gloo counts a message's elements with 32 bits."""
 
 
-def exchange(sources: Mapping[int, int], *, found: Mapping[int, Slot], own: RankIdentity, room: Slot | None) -> None:
+def exchange(sources: Mapping[int, int], *, sent: Mapping[int, Slot], own: RankIdentity, room: Slot | None) -> None:
     """Brings each rank of `sources` its snapshot. Every rank of the world calls it.
 
     Args:
         sources: The sender for each rank that lacks a snapshot.
-        found: The snapshots of the step that this rank speaks for, by rank.
+        sent: The snapshots that this rank sends, by receiver.
         own: This rank.
         room: The slot with room for the snapshot that this rank receives, if it does.
 
@@ -32,8 +32,7 @@ def exchange(sources: Mapping[int, int], *, found: Mapping[int, Slot], own: Rank
     try:
         for receiver, sender in sorted(sources.items()):
             if own.rank == sender:
-                # A replicated snapshot of any rank serves.
-                _send(found.get(receiver) or next(iter(found.values())), receiver, group)
+                _send(sent[receiver], receiver, group)
             elif own.rank == receiver and room is not None:
                 _receive(room, sender, own, group)
         # A sender deletes what it has sent as soon as this returns.

@@ -7,13 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.pages import PAGES
 from tests.support.allocation import REPOSITORY
 from tests.support.waiting import eventually
 from tests.system.site import PATIENCE, Job, Site
 from workflows.messages import JobPhase
 
-EXAMPLE = REPOSITORY / "examples" / "checkpoints" / "plain.py"
+EXAMPLES = REPOSITORY / "examples" / "checkpoints"
 GUIDE = "docs/checkpoints.md"
 STEPS = 150
 
@@ -30,18 +32,22 @@ def repeated(made: list[int]) -> int:
     return len(made) - len(set(made))
 
 
-async def undisturbed(folder: Path) -> str:
+async def undisturbed(script: Path, folder: Path) -> str:
     """The digest of a run without Perdure."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(EXAMPLE)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     run = [*command, "--steps", str(STEPS), "--pause", "0", "--out", str(folder)]
     await asyncio.to_thread(subprocess.run, run, cwd=REPOSITORY, check=True, timeout=PATIENCE, capture_output=True)
     return (folder / "digest").read_text()
 
 
-async def test_killed_ranks_and_nodes_lose_at_most_one_step_and_change_no_parameter(site: Site, tmp_path: Path):
-    out = tmp_path / "out"
-    command = ["torchrun", str(EXAMPLE), "--steps", str(STEPS), "--out", str(out)]
-    job = await site.submit(command=command)
+@pytest.mark.parametrize(
+    "example", ["plain.py", pytest.param("sharded.py", marks=[pytest.mark.long("survival"), pytest.mark.timeout(400)])]
+)
+async def test_killed_ranks_and_nodes_lose_at_most_one_step_and_change_no_parameter(
+    site: Site, tmp_path: Path, example: str
+):
+    script, out = EXAMPLES / example, tmp_path / "out"
+    job = await site.submit(command=["torchrun", str(script), "--steps", str(STEPS), "--out", str(out)])
     job.out = out
     await eventually(lambda: 30 in steps(job, 0), within=PATIENCE)
     job.signal(1, "rank")
@@ -55,7 +61,7 @@ async def test_killed_ranks_and_nodes_lose_at_most_one_step_and_change_no_parame
     for rank in (0, 1):
         assert sorted(set(steps(job, rank))) == list(range(1, STEPS + 1))
         assert repeated(steps(job, rank)) <= 2
-    assert (out / "digest").read_text() == await undisturbed(tmp_path / "undisturbed")
+    assert (out / "digest").read_text() == await undisturbed(script, tmp_path / "undisturbed")
 
 
 def test_the_script_of_the_guide_runs_as_printed(tmp_path: Path):

@@ -120,24 +120,33 @@ def test_tensors_come_back_as_they_were():
         torch.testing.assert_close(found[name], state[name], rtol=0, atol=0)
 
 
-def test_ranks_restore_their_parts_of_a_model_that_fsdp_splits(tmp_path: Path):
-    script = Path(__file__).with_name("scripts") / "restores_parts.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    environment = os.environ | {"PERDURE_MEMORY_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+def run_two_ranks(script: str, memory: Path) -> subprocess.CompletedProcess[str]:
+    path = Path(__file__).with_name("scripts") / script
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(path)]
+    environment = os.environ | {"PERDURE_MEMORY_DIR": str(memory), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr[-2000:]
+    return run
+
+
+def test_ranks_restore_their_parts_of_a_model_that_fsdp_splits(tmp_path: Path):
+    run = run_two_ranks("restores_parts.py", tmp_path)
     assert sorted(run.stdout.split()) == ["rank-0:True", "rank-1:True"]
 
 
 def test_a_rank_without_room_makes_all_load_an_older_step_or_none(tmp_path: Path):
-    script = Path(__file__).with_name("scripts") / "receives_without_room.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    environment = os.environ | {"PERDURE_MEMORY_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert run.returncode == 0, run.stderr[-2000:]
+    run = run_two_ranks("receives_without_room.py", tmp_path)
     assert sorted(run.stdout.splitlines()) == ["rank 0: 7, 6, None", "rank 1: 7, 6, None"]
     assert run.stderr.count("rank 1 takes no snapshot from another node") == 2
     assert "Raise resources.shm" in run.stderr
+
+
+def test_a_lost_nodes_state_comes_from_the_node_that_has_a_copy(tmp_path: Path):
+    run = run_two_ranks("copies_to_another_node.py", tmp_path)
+    assert sorted(run.stdout.splitlines()) == [
+        "rank 0: 5:[5.0] 5:[5.0] 11:[11.0]",
+        "rank 1: 5:[105.0] 5:[105.0] 11:[111.0]",
+    ]
 
 
 def test_what_a_world_cannot_load_stays_for_the_next_one(world: World):

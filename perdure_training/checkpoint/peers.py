@@ -1,0 +1,93 @@
+"""Copies each snapshot of a rank to other nodes, for states that only one node has."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+from perdure_training.checkpoint.world import RankIdentity
+from perdure_training.snapshots.arena import Header, Slot
+from perdure_training.snapshots.copies import CopySender, ReceiverAddress, Refused
+
+logger = logging.getLogger(__name__)
+
+RECEIVER_VARIABLE = "PERDURE_COPIES"
+"""Variable with the address and the token of the node's receiver, which the launcher sets."""
+
+
+@dataclass(frozen=True)
+class _NodeOfWorld:
+    ranks: range
+    receiver: str
+    """`ReceiverAddress` as text; empty if the node takes no copies."""
+
+
+class Peers:
+    """The nodes that keep copies of this rank's snapshots: the next ones, in the order of ranks."""
+
+    def __init__(self, own: RankIdentity, store: Store, *, name: str, copies: int) -> None:
+        """Tells the other nodes where this one takes copies.
+
+        Args:
+            own: This rank.
+            store: A connection that no other thread uses.
+            name: The checkpointer's.
+            copies: The number of nodes that keep a copy.
+        """
+        self._own = own
+        self._store = store
+        self._folder = f"{own.folder.name}/{name}"
+        self._copies = copies
+        self._nodes: list[_NodeOfWorld] | None = None
+        self._senders: list[CopySender] | None = None
+        self._warned = False
+        if copies and own.local_rank == 0:
+            entry = {"ranks": own.local_world_size, "receiver": os.environ.get(RECEIVER_VARIABLE, "")}
+            store.set(f"receiver/{own.rank}", json.dumps(entry))
+
+    def ranks_that_copy_here(self) -> set[int]:
+        """The ranks whose copies belong on this node."""
+        return {rank for node in self._neighbors(-1) for rank in node.ranks}
+
+    def copy(self, slot: Slot, header: Header, *, number: int) -> None:
+        """Copies a snapshot. If a node cannot be reached or refuses, it warns once and goes on: the snapshot on this
+        node counts alone then."""
+        if not self._copies:
+            return
+        for sender in self._connected():
+            try:
+                sender.send(header, slot.read(), slot=number)
+            except (OSError, Refused) as error:
+                log = logger.debug if self._warned else logger.warning
+                self._warned = True
+                log("perdure: rank %d has no copy of its snapshots on another node: %s", self._own.rank, error)
+
+    def _connected(self) -> list[CopySender]:
+        if self._senders is None:
+            receivers = [node.receiver for node in self._neighbors(1) if node.receiver]
+            self._senders = [CopySender(ReceiverAddress.load(text), folder=self._folder) for text in receivers]
+        return self._senders
+
+    def _neighbors(self, direction: int) -> list[_NodeOfWorld]:
+        """The nodes that keep this node's copies (1), or whose copies it keeps (-1)."""
+        if not self._copies:
+            return []
+        if self._nodes is None:
+            self._nodes = self._all_nodes()
+        nodes = self._nodes
+        own = next(index for index, node in enumerate(nodes) if self._own.rank in node.ranks)
+        distances = range(1, min(self._copies, len(nodes) - 1) + 1)
+        return [nodes[(own + direction * distance) % len(nodes)] for distance in distances]
+
+    def _all_nodes(self) -> list[_NodeOfWorld]:
+        nodes: list[_NodeOfWorld] = []
+        first = 0
+        while first < self._own.world_size:
+            entry = json.loads(self._store.get(f"receiver/{first}"))
+            nodes.append(_NodeOfWorld(range(first, first + entry["ranks"]), entry["receiver"]))
+            first += entry["ranks"]
+        return nodes

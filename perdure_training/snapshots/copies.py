@@ -1,0 +1,258 @@
+"""Copies of snapshots in the memory of other nodes, sent over TCP: from the rank that saved to the launcher of another
+node, which outlives its ranks.
+
+A sender knows the receiver's token, which the ranks of a world tell each other over the store of their generation. A
+receiver only takes: nobody can ask it for a snapshot. The bytes travel in the clear, as gloo's and NCCL's do.
+
+The sender asks with one line of JSON (`_Request`), then sends the snapshot's bytes. Each is answered by a line:
+empty, or the reason why the copy is not taken. A connection carries any number of copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from perdure_training.snapshots.arena import Arena, Header, NoRoom, checksum
+
+logger = logging.getLogger(__name__)
+
+_NUMBERS = ("step", "rank", "world_size", "generation", "index_at", "size", "checksum", "restores")
+_FOLDER = re.compile(r"stage-\d{1,9}/[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_LONGEST_LINE = 4096
+_CONNECTIONS = 64
+"""Senders at once: the ranks of the nodes that copy to this one."""
+_INTRODUCTION = 5.0
+"""Seconds within which a new connection must ask."""
+_SILENCE = 30.0
+"""Seconds without a byte, in the middle of a copy, after which a connection is given up."""
+_PIECE = 1 << 22
+"""Bytes read at once."""
+_NICE = 10
+"""Priority of the threads that copy: training comes first."""
+
+
+class Refused(Exception):
+    """The receiver does not take a copy; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceiverAddress:
+    """Where copies are sent to, and the token that is asked for there."""
+
+    host: str
+    port: int
+    token: str
+
+    def dump(self) -> str:
+        """The text for an environment variable, or a store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def load(cls, text: str) -> ReceiverAddress:
+        """Reads what `dump` has written.
+
+        Raises:
+            ValueError: if it is anything else.
+        """
+        try:
+            return cls(**json.loads(text))
+        except TypeError as error:
+            raise ValueError(f"expected host, port and token, found {text!r}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    token: str
+    folder: str
+    """The arena, relative to the node's memory folder."""
+    slot: int
+    header: Header
+
+
+class CopyReceiver:
+    """Takes copies into the memory folder of this node.
+
+    Invariants:
+        - Without the token nothing is written.
+        - A copy is valid only if all its bytes have arrived and match their checksum.
+        - Nothing outside of the folder is written.
+    """
+
+    def __init__(self, folder: Path, listening: socket.socket, *, host: str, slots: int = 3) -> None:
+        """Begins to take copies.
+
+        Args:
+            folder: The node's memory folder.
+            listening: A socket that listens.
+            host: The address at which other nodes reach the socket.
+            slots: The number of snapshots of each rank.
+        """
+        self._folder = folder
+        self._socket = listening
+        self._slots = slots
+        self._free = threading.BoundedSemaphore(_CONNECTIONS)
+        port = cast("int", listening.getsockname()[1])
+        self.address = ReceiverAddress(host=host, port=port, token=secrets.token_urlsafe(32))
+        threading.Thread(target=self._accept, name="copy-receiver", daemon=True).start()
+
+    def close(self) -> None:
+        """Takes no further connection."""
+        with contextlib.suppress(OSError):
+            # Wakes the thread that accepts, which closing alone does not.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            if not self._free.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="copy", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        yield_to_training()
+        try:
+            with connection, connection.makefile("rb", buffering=0) as incoming:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                connection.settimeout(_INTRODUCTION)
+                while (line := _read_line(incoming)) is not None:
+                    connection.settimeout(_SILENCE)
+                    refusal = self._take(line, connection, incoming)
+                    connection.sendall(refusal.encode() + b"\n")
+                    if refusal:
+                        return
+                    # The next step may be long in coming.
+                    connection.settimeout(None)
+        except OSError as error:
+            logger.debug("a copy ended early: %s", error)
+        finally:
+            self._free.release()
+
+    def _take(self, line: bytes, connection: socket.socket, incoming: socket.SocketIO) -> str:
+        """Receives one copy; returns why not, or an empty text."""
+        try:
+            request = _parse(line, slots=self._slots)
+        except ValueError as error:
+            return f"no request: {error}"
+        if not hmac.compare_digest(request.token.encode(errors="replace"), self.address.token.encode()):
+            return "the token is not this receiver's"
+        header = request.header
+        slot = Arena(self._folder / request.folder).slot(header.rank, request.slot)
+        try:
+            content = slot.begin(header.size)
+        except (NoRoom, OSError) as error:
+            with contextlib.suppress(OSError):
+                slot.clear()
+            return str(error)
+        connection.sendall(b"\n")
+        received = 0
+        while received < header.size:
+            count = incoming.readinto(content[received : received + _PIECE])
+            if not count:
+                raise ConnectionError(f"{received:,} of {header.size:,} bytes arrived")
+            received += count
+        if checksum(content) != header.checksum:
+            slot.clear()
+            return f"step {header.step} of rank {header.rank} was damaged on its way"
+        slot.finish(header)
+        return ""
+
+
+class CopySender:
+    """A connection to the receiver of another node."""
+
+    def __init__(self, address: ReceiverAddress, *, folder: str) -> None:
+        """Creates the object; the first copy connects.
+
+        Args:
+            address: The receiver.
+            folder: The arena, relative to the memory folder.
+        """
+        self._address = address
+        self._folder = folder
+        self._connection: socket.socket | None = None
+
+    def send(self, header: Header, content: memoryview, *, slot: int) -> None:
+        """Copies a snapshot into the slot of this number, and waits until it is valid there.
+
+        Raises:
+            Refused: if the receiver does not take it.
+            OSError: if the receiver is not reached, or the connection breaks.
+        """
+        request = _Request(token=self._address.token, folder=self._folder, slot=slot, header=header)
+        try:
+            if self._connection is None:
+                place = (self._address.host, self._address.port)
+                self._connection = socket.create_connection(place, timeout=_SILENCE)
+            with self._connection.makefile("rb", buffering=0) as incoming:
+                self._connection.sendall(json.dumps(asdict(request)).encode() + b"\n")
+                _expect_consent(incoming)
+                self._connection.sendall(content)
+                _expect_consent(incoming)
+        except (OSError, Refused):
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the connection; the next copy opens one again."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def yield_to_training() -> None:
+    """Lowers the priority of the calling thread, where the system has priorities of threads."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
+def _read_line(incoming: socket.SocketIO) -> bytes | None:
+    """Reads a line without its end; None at the end of the connection."""
+    line = incoming.readline(_LONGEST_LINE)
+    if not line.endswith(b"\n"):
+        return None
+    return line[:-1]
+
+
+def _expect_consent(incoming: socket.SocketIO) -> None:
+    answer = _read_line(incoming)
+    if answer is None:
+        raise ConnectionError("the receiver closed the connection")
+    if answer:
+        raise Refused(answer.decode(errors="replace"))
+
+
+def _parse(line: bytes, *, slots: int) -> _Request:
+    try:
+        fields: dict[str, Any] = dict(json.loads(line))
+        header: dict[str, Any] = dict(fields.pop("header"))
+        token, folder = fields.get("token"), fields.get("folder")
+        numbers = {"slot": fields.get("slot")} | {name: header.get(name) for name in _NUMBERS}
+        request = _Request(**fields, header=Header(**header))
+    except (TypeError, KeyError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(token, str):
+        raise ValueError("token: expected a text")
+    if not isinstance(folder, str) or not _FOLDER.fullmatch(folder):
+        raise ValueError("folder: expected stage-N/NAME")
+    for name, value in numbers.items():
+        if not isinstance(value, int) or value < 0:
+            raise ValueError(f"{name}: expected a whole number from 0 on, found {value!r}")
+    if request.slot >= slots:
+        raise ValueError(f"slot: expected less than {slots}, found {request.slot}")
+    return request

@@ -1,0 +1,146 @@
+"""Copies of snapshots: what a receiver takes, refuses, and survives."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure_launcher.system.ports import PortPool
+from perdure_training.snapshots.arena import Arena, Header, checksum, is_intact
+from perdure_training.snapshots.copies import CopyReceiver, CopySender, ReceiverAddress, Refused
+
+FOLDER = "stage-0/state"
+CONTENT = memoryview(bytes(range(256)) * 4096)
+HEADER = Header(
+    step=7,
+    rank=3,
+    world_size=4,
+    generation=2,
+    replicated=False,
+    index_at=0,
+    size=len(CONTENT),
+    checksum=checksum(CONTENT),
+)
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> Iterator[CopyReceiver]:
+    pool = PortPool("127.0.0.1", listening=True, size=1)
+    receiver = CopyReceiver(tmp_path, pool.take(pool.numbers[0]), host="127.0.0.1")
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def sender(receiver: CopyReceiver) -> Iterator[CopySender]:
+    # As the ranks of a world tell it to each other.
+    sender = CopySender(ReceiverAddress.load(receiver.address.dump()), folder=FOLDER)
+    yield sender
+    sender.close()
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def ask(receiver: CopyReceiver, line: bytes) -> bytes:
+    """What the receiver answers to a line."""
+    with socket.create_connection((receiver.address.host, receiver.address.port), timeout=30) as connection:
+        connection.sendall(line)
+        return connection.makefile("rb").readline()
+
+
+def request(receiver: CopyReceiver, **changes: Any) -> bytes:
+    fields = {"token": receiver.address.token, "folder": FOLDER, "slot": 0, "header": asdict(HEADER)} | changes
+    return json.dumps(fields).encode() + b"\n"
+
+
+def test_copies_arrive_as_they_were_saved(tmp_path: Path, sender: CopySender):
+    for step, slot in ((7, 2), (8, 0), (9, 2)):
+        sender.send(replace(HEADER, step=step), CONTENT, slot=slot)
+    found = {slot.path.name: (slot, header) for slot, header in Arena(tmp_path / FOLDER).snapshots()}
+    assert {name: header.step for name, (_, header) in found.items()} == {"rank-3.0": 8, "rank-3.2": 9}
+    assert all(is_intact(slot, header) for slot, header in found.values())
+
+
+def test_a_copy_that_ends_early_is_no_snapshot(tmp_path: Path, receiver: CopyReceiver, sender: CopySender):
+    sender.send(HEADER, CONTENT, slot=0)
+    with socket.create_connection((receiver.address.host, receiver.address.port), timeout=30) as connection:
+        incoming = connection.makefile("rb")
+        connection.sendall(request(receiver))
+        assert incoming.readline() == b"\n"
+        connection.sendall(CONTENT[:-1])
+        connection.shutdown(socket.SHUT_WR)
+        assert incoming.readline() == b""
+    assert list(Arena(tmp_path / FOLDER).snapshots()) == []
+
+
+def test_a_copy_that_changed_on_its_way_is_refused(tmp_path: Path, sender: CopySender):
+    with pytest.raises(Refused, match="step 7 of rank 3 was damaged on its way"):
+        sender.send(replace(HEADER, checksum=HEADER.checksum ^ 1), CONTENT, slot=0)
+    assert list(Arena(tmp_path / FOLDER).snapshots()) == []
+    sender.send(HEADER, CONTENT, slot=0)
+    assert len(list(Arena(tmp_path / FOLDER).snapshots())) == 1
+
+
+def test_a_copy_that_does_not_fit_is_refused_with_its_size(tmp_path: Path, sender: CopySender):
+    with pytest.raises(Refused, match=r"1,152,921,504,606,846,976 bytes do not fit"):
+        sender.send(replace(HEADER, size=1 << 60), CONTENT, slot=0)
+    assert files(tmp_path) == []
+
+
+def test_a_stranger_writes_nothing_and_is_told_nothing(tmp_path: Path, receiver: CopyReceiver):
+    stranger = CopySender(replace(receiver.address, token="guessed"), folder=FOLDER)
+    with pytest.raises(Refused, match="token"):
+        stranger.send(HEADER, CONTENT, slot=0)
+    for token in ("é", "\ud800"):
+        assert receiver.address.token.encode() not in ask(receiver, request(receiver, token=token))
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"folder": "../stage-0/state"},
+        {"folder": "stage-0/.."},
+        {"folder": "stage-0/state/"},
+        {"folder": 7},
+        {"token": None},
+        {"slot": 3},
+        {"slot": -1},
+        {"slot": "0"},
+        {"slot": 0.5},
+        {"extra": 1},
+        {"header": []},
+        {"header": {"step": 1}},
+        {"header": asdict(HEADER) | {"size": -1}},
+        {"header": asdict(HEADER) | {"rank": "../../3"}},
+        {"header": asdict(HEADER) | {"checksum": None}},
+    ],
+)
+def test_what_is_no_request_is_refused(tmp_path: Path, receiver: CopyReceiver, changes: dict[str, Any]):
+    assert ask(receiver, request(receiver, **changes)).startswith(b"no request: ")
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("line", [b"\n", b"[]\n", b"\xff\xfe\n", b"{\n", b"[" * 4000 + b"\n", b"GET / HTTP/1.1\r\n"])
+def test_what_is_not_json_is_refused(tmp_path: Path, receiver: CopyReceiver, line: bytes):
+    assert ask(receiver, line).startswith(b"no request: ")
+    assert files(tmp_path) == []
+
+
+def test_a_line_without_an_end_is_given_up(receiver: CopyReceiver, sender: CopySender):
+    assert ask(receiver, b"x" * 4096) == b""
+    sender.send(HEADER, CONTENT, slot=0)
+
+
+def test_without_its_receiver_a_copy_fails(receiver: CopyReceiver, sender: CopySender):
+    receiver.close()
+    with pytest.raises(ConnectionError):
+        sender.send(HEADER, CONTENT, slot=0)
