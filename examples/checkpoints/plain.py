@@ -49,9 +49,9 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             state["step"] += 1
-            checkpointer.save(state["step"], state)
             report(step=state["step"], total=options.steps, loss=loss)
             log.write(f"{time.time():.3f} {state['step']} {world_size}\n")
+            checkpointer.save(state["step"], state)
             time.sleep(options.pause)
     if rank == 0:
         parameters = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())

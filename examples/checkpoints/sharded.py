@@ -52,9 +52,9 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             state["step"] += 1
-            checkpointer.save(state["step"], state)
             report(step=state["step"], total=options.steps, loss=loss)
             log.write(f"{time.time():.3f} {state['step']} {world_size}\n")
+            checkpointer.save(state["step"], state)
             time.sleep(options.pause)
     digest = hashlib.sha256()
     for parameter in model.parameters():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from tests.support.command_line import CommandLine
 
 SCRIPT = """\
@@ -34,6 +36,7 @@ spec:
 """
 
 
+@pytest.mark.long("commands")
 def test_another_system_s_job_runs_as_it_is(command_line: CommandLine, job_name: str):
     command_line.write("script.py", SCRIPT)
     command_line.write("job.yaml", JOB.replace("NAME", job_name).replace("PYTHON", sys.executable))

@@ -30,6 +30,7 @@ while not Path("finish").exists():
 """
 
 
+@pytest.mark.long("commands")
 def test_a_launcher_with_a_rendezvous_of_its_own_fails_the_job_and_is_told_what_to_write(
     command_line: CommandLine, job_name: str
 ) -> None:

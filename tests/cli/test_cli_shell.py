@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from perdure.client.sync import SyncClient
 from tests.cli.test_cli_with_jobs import reaches
 from tests.support.command_line import CommandLine
@@ -19,6 +21,7 @@ roles:
 """
 
 
+@pytest.mark.long("commands")
 def test_a_shell_in_a_failed_job_that_is_held_until_it_is_cancelled(
     command_line: CommandLine, jobs: SyncClient, job_name: str
 ) -> None:

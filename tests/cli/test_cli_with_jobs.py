@@ -167,6 +167,7 @@ def test_what_is_requested_is_refused_or_planned_without_a_change(command_line: 
     assert (known["phase"], known["nodes"], known["generation"]) == ("RUNNING", 2, 1)
 
 
+@pytest.mark.long("commands")
 def test_logs_follow_until_the_job_ends(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
     submit(command_line, jobs, job_name)
     following = command_line.start("logs", job_name, "-f")
@@ -196,6 +197,7 @@ def test_cancel_ends_the_job_and_its_processes(command_line: CommandLine, jobs: 
     assert "has ended as CANCELLED" in again.err
 
 
+@pytest.mark.long("commands")
 def test_suspend_resume_scale_and_restart(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
     submit(command_line, jobs, job_name)
     scaled = command_line.run("scale", job_name, "2")
@@ -282,6 +284,7 @@ def test_doctor_finds_everything_in_order(command_line: CommandLine) -> None:
     assert "temporal server" in text.out
 
 
+@pytest.mark.long("commands")
 def test_an_outage_is_shown_and_survived(
     bare_command_line: CommandLine, job_name: str, request: pytest.FixtureRequest
 ) -> None:
@@ -325,6 +328,7 @@ def test_an_outage_is_shown_and_survived(
         running.wait()
 
 
+@pytest.mark.long("commands")
 def test_a_disk_that_fills_up_under_a_job_ends_nothing(bare_command_line: CommandLine, job_name: str) -> None:
     state = bare_command_line.folder / "state"
     state.mkdir()

@@ -155,6 +155,7 @@ async def test_a_quota_that_is_used_up_is_not_the_end(backend: KubernetesBackend
         await backend.create(job.request())
 
 
+@pytest.mark.long("cluster-faults")
 async def test_the_watch_goes_on_when_the_api_server_was_away(
     own_cluster: Cluster, backend: KubernetesBackend, job: PodJob
 ) -> None:

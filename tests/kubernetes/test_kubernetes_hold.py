@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
@@ -13,6 +15,7 @@ from tests.support.waiting import eventually
 from workflows.messages import JobPhase
 
 
+@pytest.mark.long("cluster-faults")
 async def test_a_shell_in_the_pod_of_a_failed_job(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ async def lines(
     return [line.text async for line in client.logs(name, node=node, incarnation=incarnation, tail=tail)]
 
 
+@pytest.mark.long("cluster-faults")
 async def test_logs_of_living_replaced_and_ended_pods(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, kept: Path
 ) -> None:

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.timeout(400)
 ENV_READY = "/v1/launcher/ready"
 
 
+@pytest.mark.long("launchers")
 async def test_two_nodes_train_survive_a_killed_rank_and_finish() -> None:
     nodes = [Node([sys.executable, "-u", "env_train.py"], nodes="2") for _ in range(2)]
     async with running(*nodes):

@@ -105,6 +105,7 @@ async def test_a_wrapper_that_retries_a_failing_torchrun_stays_in_its_stage() ->
         await eventually(lambda: "RETRIED" in node.output)
 
 
+@pytest.mark.long("launchers")
 async def test_a_script_that_ignores_a_killed_torchrun_does_not_begin_the_next_one_in_its_place() -> None:
     node = script(TRAIN, f"{TRAIN} second", "echo EXPORTED")
     async with running(node):

@@ -66,6 +66,7 @@ async def test_a_killed_rank_is_reported_with_its_signal_and_both_nodes_step_in_
             assert exited.body["ranks"] == []
 
 
+@pytest.mark.long("launchers")
 @pytest.mark.parametrize("launcher", [TORCHRUN, [sys.executable]], ids=["torchrun", "env"])
 async def test_an_error_with_undecodable_bytes_is_reported_like_any_other(launcher: list[str]) -> None:
     node = Node([*launcher, "names_bytes.py"])
@@ -80,6 +81,7 @@ async def test_an_error_with_undecodable_bytes_is_reported_like_any_other(launch
         assert r"caf\udce9.jpg" in failed["traceback"]
 
 
+@pytest.mark.long("launchers")
 async def test_a_killed_torchrun_takes_its_ranks_along_and_its_successor_enters_only_a_newer_world() -> None:
     nodes = pair()
     async with running(*nodes):
@@ -178,6 +180,7 @@ async def test_training_goes_on_while_the_agent_is_away_and_it_hears_on_return_w
         assert nodes[0].ranks() != pids
 
 
+@pytest.mark.long("launchers")
 async def test_a_rank_that_ignores_sigterm_delays_the_report_of_its_neighbour_by_the_stop_grace_only() -> None:
     node = Node([*TORCHRUN, "stubborn.py"], processes=2, stop_grace_s=0.5)
     async with running(node):
@@ -196,6 +199,7 @@ async def test_a_rank_that_ignores_sigterm_delays_the_report_of_its_neighbour_by
         assert node.agent.said(READY) == []
 
 
+@pytest.mark.long("launchers")
 async def test_flags_of_the_command_itself_win_over_what_the_job_asks_for_but_for_the_rendezvous() -> None:
     flags = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:29400", "--rdzv-id=mine", "--nproc-per-node=2"]
     node = Node([*TORCHRUN, *flags, "train.py"], nodes="2:4")
@@ -245,6 +249,7 @@ async def test_leaving_while_waiting_for_a_world_is_prompt() -> None:
         assert node.processes() == []
 
 
+@pytest.mark.long("launchers")
 async def test_ranks_have_the_termination_grace_to_save_when_the_job_ends() -> None:
     node = Node([*TORCHRUN, "saves.py"], stop_grace_s=0.2, termination_grace_s=30)
     async with running(node):

@@ -250,6 +250,7 @@ async def test_the_ranks_of_a_torchrun_are_forked_and_a_killed_one_is_forked_aga
             assert node.processes() == []
 
 
+@pytest.mark.long("warm-starts")
 async def test_ranks_do_not_wait_for_a_killed_interpreter_and_have_one_again_after_their_first_steps() -> None:
     node = Node([*TORCHRUN, "train.py"])
     async with running(node):
@@ -270,6 +271,7 @@ async def test_ranks_do_not_wait_for_a_killed_interpreter_and_have_one_again_aft
         assert warm_ranks(node, 3) == node.ranks(3)
 
 
+@pytest.mark.long("warm-starts")
 async def test_a_node_that_a_shell_started_in_the_background_starts_warm_too() -> None:
     node = Node([*TORCHRUN, "train.py"])
     # As the shell does; what it ignores is ignored by all that it starts.
@@ -287,6 +289,7 @@ async def test_a_node_that_a_shell_started_in_the_background_starts_warm_too() -
         await node.close()
 
 
+@pytest.mark.long("warm-starts")
 async def test_warm_starts_can_be_turned_off() -> None:
     nodes = pair(warm_starts=False)
     async with running(*nodes):
@@ -294,6 +297,7 @@ async def test_warm_starts_can_be_turned_off() -> None:
         assert not (nodes[0].run_directory / "warm").exists()
 
 
+@pytest.mark.long("warm-starts")
 async def test_ranks_that_torchrun_starts_without_python_are_cold_and_recover() -> None:
     node = Node([*TORCHRUN, "--no-python", sys.executable, "-u", "train.py"])
     async with running(node):
@@ -306,6 +310,7 @@ async def test_ranks_that_torchrun_starts_without_python_are_cold_and_recover() 
         await all_step([node], 2)
 
 
+@pytest.mark.long("warm-starts")
 async def test_a_world_that_is_over_leaves_no_forked_rank_behind() -> None:
     node = Node([sys.executable, "-m", "torch.distributed.run", "stubborn.py"], stop_grace_s=0.3)
     async with running(node):

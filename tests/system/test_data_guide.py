@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.docs.pages import ROOT
@@ -17,6 +18,7 @@ def printed_script() -> str:
     return page.partition("```python\n")[2].partition("```")[0]
 
 
+@pytest.mark.long("survival")
 async def test_the_script_of_the_guide_continues_where_it_was_when_a_rank_is_killed(site: Site, tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(printed_script())

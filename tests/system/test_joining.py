@@ -93,6 +93,7 @@ async def test_an_agent_killed_comes_back_unnoticed(site: Site, here: Machines):
     assert not await job.incidents()
 
 
+@pytest.mark.long("joining")
 async def test_a_machine_killed_and_started_again_has_its_place_back(site: Site, here: Machines):
     job = await submitted(site)
     started = {name: here.join(job.name, name) for name in ("a", "b")}
@@ -160,6 +161,7 @@ async def test_a_scheduler_that_terminates_all_processes_of_a_machine_at_once_is
     assert any("got SIGTERM" in sign.text for sign in lost[0].evidence)
 
 
+@pytest.mark.long("joining")
 async def test_a_failed_script_is_every_machines_exit_code(site: Site, here: Machines):
     job = await submitted(site, "--fail-at", "3", retry={"max_restarts": 1})
     nodes = [here.join(job.name, name) for name in ("a", "b")]

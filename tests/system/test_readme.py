@@ -38,6 +38,7 @@ async def environment(tmp_path: Path) -> AsyncIterator[dict[str, str]]:
     end_nodes(state.path)
 
 
+@pytest.mark.long("commands")
 async def test_the_commands_of_the_readme_start_a_job_and_break_it(environment: dict[str, str]):
     """`make setup` has made what this runs in; `kill` meets a rank of this job alone."""
     assert ("make", "setup") in PRINTED

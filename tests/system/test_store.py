@@ -6,6 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.docs.pages import ROOT
 from tests.support.waiting import eventually
 from tests.system.site import PATIENCE, Site
@@ -20,6 +22,7 @@ def printed_script() -> str:
     return page.partition("```python\n")[2].partition("```")[0]
 
 
+@pytest.mark.long("survival")
 async def test_the_script_of_the_guide_runs_as_it_is_printed(site: Site, tmp_path: Path):
     script = tmp_path / "prepare.py"
     script.write_text(printed_script())
@@ -29,6 +32,7 @@ async def test_the_script_of_the_guide_runs_as_it_is_printed(site: Site, tmp_pat
     assert (job.out / "data.txt").read_text() == "prepared once\n"
 
 
+@pytest.mark.long("survival")
 async def test_a_killed_rank_ends_the_waits_of_its_generation_and_lasting_keys_remain(site: Site):
     job = await site.submit(script=SCRIPT, timing={"owner_check": "1s"})
     await eventually(lambda: all((job.out / f"waits-{rank}").exists() for rank in range(2)), within=PATIENCE)

@@ -64,6 +64,7 @@ async def test_a_launcher_killed_is_a_lost_node(site: Site):
     assert [node.incarnation for node in await site.client.nodes(job.name)] == [1, 2]
 
 
+@pytest.mark.long("survival")
 async def test_an_agent_killed_comes_back_unnoticed(site: Site):
     job = await site.submit(timing={"lease": SHORT_LEASE})
     await job.running(nodes=2)
@@ -123,6 +124,7 @@ async def test_a_frozen_agent_is_unreachable_and_back_and_nothing_is_restarted(s
     assert not await job.incidents()
 
 
+@pytest.mark.long("survival")
 async def test_worker_and_server_killed_do_not_stop_training(own_site: Site):
     job = await own_site.submit(timing={"lease": SHORT_LEASE})
     await job.running(nodes=2)

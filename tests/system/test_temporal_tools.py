@@ -40,6 +40,7 @@ async def start(site: Site, spec: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.long("commands")
 async def test_a_terminated_job_leaves_nothing_and_its_name_is_free(site: Site):
     job = await site.submit(script=WALK, timing=SOON)
     await job.running(nodes=2)
@@ -143,6 +144,7 @@ async def test_a_wrong_field_fails_once_with_the_text(site: Site):
     ]
 
 
+@pytest.mark.long("commands")
 @pytest.mark.parametrize("how", [(), ("--reapply-exclude", "All")], ids=["handed-its-signals", "forgetting-signals"])
 async def test_a_job_that_failed_is_reset_once_its_script_is_mended(site: Site, how: tuple[str, ...]):
     script = site.folder / "job.sh"

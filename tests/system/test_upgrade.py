@@ -65,6 +65,7 @@ async def started_with(site: Site, job: Job) -> bytes:
     return history.events[0].workflow_execution_started_event_attributes.input.SerializeToString()
 
 
+@pytest.mark.long("survival")
 async def test_a_job_that_an_earlier_release_began_goes_on_under_this_one(own_site: Site, release: Path):
     await own_site.control_plane.stop_worker()
     # That release encrypts nothing.

@@ -129,6 +129,7 @@ def run_two_ranks(script: str, memory: Path) -> subprocess.CompletedProcess[str]
     return run
 
 
+@pytest.mark.long("survival")
 def test_ranks_restore_their_parts_of_a_model_that_fsdp_splits(tmp_path: Path):
     run = run_two_ranks("restores_parts.py", tmp_path)
     assert sorted(run.stdout.split()) == ["rank-0:True", "rank-1:True"]

@@ -60,6 +60,7 @@ async def test_a_terminated_group_is_started_again_and_sees_an_agent_die(tempora
         assert len(fleet.nodes) == 2, "no node was created again"
 
 
+@pytest.mark.long("workflows")
 async def test_a_group_that_is_no_child_of_the_jobs_run_is_started_again_when_an_agent_misses_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -81,6 +82,7 @@ async def test_a_group_that_is_no_child_of_the_jobs_run_is_started_again_when_an
         await leased_again(nodes)
 
 
+@pytest.mark.long("workflows")
 async def test_a_group_that_winds_down_for_long_continues_as_new(monkeypatch: pytest.MonkeyPatch):
     async with dev_server() as server, running_fleet(await server.client()) as fleet:
         fleet.delete_nothing = True
@@ -101,6 +103,7 @@ async def test_a_group_that_winds_down_for_long_continues_as_new(monkeypatch: py
         assert len(fleet.deleted) >= 2
 
 
+@pytest.mark.long("workflows")
 async def test_a_job_with_an_open_incident_continues_as_new_before_the_server_refuses_signals(
     monkeypatch: pytest.MonkeyPatch,
 ):

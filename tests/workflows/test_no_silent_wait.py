@@ -45,7 +45,13 @@ async def trains(site: AdverseSite, job: WorkflowHandle[Any, Any], nodes: int) -
 
 @pytest.mark.parametrize(
     ("seed", "nodes", "cached"),
-    [(4, "2:3", 0), (5, "2", 1000), (6, "2:3", 1000), (8, "2", 0), (13, "2:3", 1000)],
+    [
+        pytest.param(4, "2:3", 0, marks=pytest.mark.long("workflows")),
+        (5, "2", 1000),
+        (6, "2:3", 1000),
+        (8, "2", 0),
+        pytest.param(13, "2:3", 1000, marks=pytest.mark.long("workflows")),
+    ],
 )
 async def test_a_job_trains_again(seed: int, nodes: str, cached: int, temporal_client: Client) -> None:
     chance = random.Random(seed)

@@ -27,6 +27,7 @@ def continue_after(events: int) -> tuple[str, ...]:
     return ("--dynamic-config-value", f"limit.historyCount.suggestContinueAsNew={events}")
 
 
+@pytest.mark.long("workflows")
 async def test_no_signal_is_lost_when_a_group_continues_as_new():
     async with dev_server(options=continue_after(250)) as server:
         flooded = await flood(await server.client(), nodes=20, signals_per_node=75)
@@ -98,6 +99,7 @@ async def test_a_watch_that_died_misses_nothing_that_its_group_knows():
         await running(handle, nodes=2)
 
 
+@pytest.mark.long("workflows")
 async def test_a_server_that_is_away_for_long_costs_no_node():
     async with dev_server() as server, running_fleet(await server.client()) as fleet:
         handle = await submit(fleet, job_spec("24", timing={"lease": SHORT_LEASE}))

@@ -26,6 +26,7 @@ async def knows(agent: PlayedNode, *, stages: int) -> None:
     await eventually(lambda: agent.stages_complete == stages, what=f"node {agent.rank} learns of {stages} stages")
 
 
+@pytest.mark.long("workflows")
 async def test_two_stages_with_a_failure_and_a_lost_node_between_them(fleet: Fleet) -> None:
     job = await submit(fleet, job_spec("2"))
     await running(job, nodes=2)

@@ -49,6 +49,7 @@ async def stands(job: PodJob, path: str, made: Object) -> bool:
     )
 
 
+@pytest.mark.long("cluster-faults")
 async def test_foreign_pods_are_neither_deleted_nor_described(backend: KubernetesBackend, job: PodJob) -> None:
     plain = await foreign_pod(job, "database")
     # Another job's node, which a request for this job's names.
