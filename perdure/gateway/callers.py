@@ -30,7 +30,7 @@ _SERVICE_ACCOUNT: Final = "system:serviceaccount:"
 
 _VALID_SECONDS: Final = 60.0
 """For so long a reviewed token is accepted without another review: the longest time that the agent of a deleted pod can
-go on."""
+continue."""
 _STALE_SECONDS: Final = 3600.0
 """For so long it is accepted while the API server cannot be asked: leases must outlast an outage of it."""
 _PATIENCE_SECONDS: Final = 1.0

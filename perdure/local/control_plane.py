@@ -70,7 +70,7 @@ SERVER_OPTIONS = (
     ("--dynamic-config-value", "matching.numTaskqueueWritePartitions=1"),
     # Metrics of each node's queue took a twentieth of that server's time, and nothing reads them here.
     ("--dynamic-config-value", "metrics.breakdownByTaskQueue=false"),
-    # The server authorizes nobody, and its HTTP API takes a POST that any web page may send without a preflight
+    # The server has no authorization, and its HTTP API takes a POST that any web page may send without a preflight
     # request. Nothing here uses that API, so no host name is allowed.
     ("--dynamic-config-value", 'frontend.httpAllowedHosts=["nobody.invalid"]'),
     # A write-ahead log survives a kill of the server as the default journal does, and halves that again.

@@ -1,6 +1,6 @@
 """The node's folder in memory, in which ranks keep snapshots of their state across restarts.
 
-It belongs to the launcher: ranks come and go with generations. A launcher that is killed leaves its folder behind,
+It belongs to the launcher: ranks end with their generation. A launcher that is killed leaves its folder behind,
 unlocked; the next launcher of the same user on the machine deletes it.
 """
 

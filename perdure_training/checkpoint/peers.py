@@ -54,7 +54,7 @@ class Peers:
         return {rank for node in self._neighbors(-1) for rank in node.ranks}
 
     def copy(self, slot: Slot, header: Header, *, number: int) -> None:
-        """Copies a snapshot. If a node cannot be reached or refuses, it warns once and goes on: the snapshot on this
+        """Copies a snapshot. If a node cannot be reached or refuses, it warns once and continues: the snapshot on this
         node counts alone then."""
         if not self._copies:
             return

@@ -3,8 +3,8 @@
 Of a tensor that is split over ranks (DTensor) the rank's own part is laid out. It is put together again over the device
 mesh of the new world, which the state that is restored already has.
 
-The description is a pickle in which each tensor is a reference. Whoever can write the memory folder can run code in the
-ranks, as with every pickle; it belongs to the user of the training and nobody else can open it.
+The description is a pickle in which each tensor is a reference. A process that can write the memory folder can run
+code in the ranks, as with every pickle; the folder belongs to the training's user, and no other user can open it.
 """
 
 from __future__ import annotations

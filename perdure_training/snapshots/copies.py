@@ -2,7 +2,7 @@
 node, which outlives its ranks.
 
 A sender knows the receiver's token, which the ranks of a world tell each other over the store of their generation. A
-receiver only takes: nobody can ask it for a snapshot. The bytes travel in the clear, as gloo's and NCCL's do.
+receiver only takes: no request returns a snapshot. The bytes travel in the clear, as gloo's and NCCL's do.
 
 The sender asks with one line of JSON (`_Request`), then sends the snapshot's bytes. Each is answered by a line:
 empty, or the reason why the copy is not taken. A connection carries any number of copies.

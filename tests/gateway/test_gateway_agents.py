@@ -1,4 +1,4 @@
-"""Tests of real agents behind a real gateway: they work as they do without one, also while gateways come and go."""
+"""Tests of real agents behind a real gateway: they work as they do without one, also while gateways are replaced."""
 
 from __future__ import annotations
 

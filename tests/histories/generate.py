@@ -102,7 +102,7 @@ async def makes_no_progress(fleet: Fleet) -> Job:
 
 
 async def is_joined(fleet: Fleet) -> Job:
-    """Machines join by themselves; one is lost and comes again, another one is sent home."""
+    """Machines join by themselves; one is lost and comes again, another one is released."""
     fleet.pending = dict.fromkeys(range(2), WAITING)
     job = await submit(fleet, joined_spec("1:2"))
     first, lost = [await join(fleet, job, asks(name)) for name in ("a", "b")]
