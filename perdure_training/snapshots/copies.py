@@ -73,7 +73,7 @@ class ReceiverAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    token: str
+    receiver_token: str
     folder: str
     """The arena, relative to the node's memory folder."""
     slot: int
@@ -149,7 +149,7 @@ class CopyReceiver:
             request = _parse(line, slots=self._slots)
         except ValueError as error:
             return f"no request: {error}"
-        if not hmac.compare_digest(request.token.encode(errors="replace"), self.address.token.encode()):
+        if not hmac.compare_digest(request.receiver_token.encode(errors="replace"), self.address.token.encode()):
             return "the token is not this receiver's"
         header = request.header
         slot = Arena(self._folder / request.folder).slot(header.rank, request.slot)
@@ -194,7 +194,7 @@ class CopySender:
             Refused: if the receiver does not take it.
             OSError: if the receiver is not reached, or the connection breaks.
         """
-        request = _Request(token=self._address.token, folder=self._folder, slot=slot, header=header)
+        request = _Request(receiver_token=self._address.token, folder=self._folder, slot=slot, header=header)
         try:
             if self._connection is None:
                 place = (self._address.host, self._address.port)
@@ -241,13 +241,13 @@ def _parse(line: bytes, *, slots: int) -> _Request:
     try:
         fields: dict[str, Any] = dict(json.loads(line))
         header: dict[str, Any] = dict(fields.pop("header"))
-        token, folder = fields.get("token"), fields.get("folder")
+        token, folder = fields.get("receiver_token"), fields.get("folder")
         numbers = {"slot": fields.get("slot")} | {name: header.get(name) for name in _NUMBERS}
         request = _Request(**fields, header=Header(**header))
     except (TypeError, KeyError, RecursionError) as error:
         raise ValueError(str(error)) from error
     if not isinstance(token, str):
-        raise ValueError("token: expected a text")
+        raise ValueError("receiver_token: expected a text")
     if not isinstance(folder, str) or not _FOLDER.fullmatch(folder):
         raise ValueError("folder: expected stage-N/NAME")
     for name, value in numbers.items():

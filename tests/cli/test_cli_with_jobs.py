@@ -147,6 +147,7 @@ def test_an_unknown_name_suggests_the_nearest(command_line: CommandLine, waiting
     assert "add -n default" in elsewhere.err
 
 
+@pytest.mark.long("commands")
 def test_what_is_requested_is_refused_or_planned_without_a_change(command_line: CommandLine, waiting: str) -> None:
     refused = command_line.run("resume", waiting)
     assert refused.code == 2
@@ -184,6 +185,7 @@ def test_logs_follow_until_the_job_ends(command_line: CommandLine, jobs: SyncCli
     assert json.loads(tail.out) == {"node": 0, "incarnation": 1, "text": "finishing"}
 
 
+@pytest.mark.long("commands")
 def test_cancel_ends_the_job_and_its_processes(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
     submit(command_line, jobs, job_name)
     watching = command_line.start("watch", job_name)
@@ -234,6 +236,7 @@ def test_ctrl_c_detaches_and_the_job_continues(command_line: CommandLine, jobs: 
     assert jobs.wait(job_name).exit_code == 0
 
 
+@pytest.mark.long("commands")
 def test_a_terminal_shows_a_live_picture(command_line: CommandLine, job_name: str) -> None:
     terminal = command_line.on_terminal("run", "--name", job_name, "--nodes", "2", "--", "sh", "-c", WAITS)
     terminal.expect(f"{job_name}  RUNNING")

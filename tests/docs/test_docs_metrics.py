@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+import pytest
 import temporalio.bridge.temporal_sdk_bridge as bridge
 from pydantic import BaseModel
 from temporalio.common import SearchAttributeKey
@@ -63,6 +64,7 @@ def scraped(text: str) -> dict[str, Row]:
     return {name: Row(name, kind, frozenset(labels[name])) for name, kind in kinds.items()}
 
 
+@pytest.mark.long("commands")
 async def test_what_a_worker_exports_while_it_serves_a_job_is_told(temporal_server: DevServer, tmp_path: Path):
     environment = {
         **os.environ,

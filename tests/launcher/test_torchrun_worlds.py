@@ -40,6 +40,7 @@ def finish(*nodes: Node) -> None:
         (node.run_directory / "stop").touch()
 
 
+@pytest.mark.long("launchers")
 async def test_a_killed_rank_is_reported_with_its_signal_and_both_nodes_step_in_the_next_world() -> None:
     nodes = pair()
     async with running(*nodes):

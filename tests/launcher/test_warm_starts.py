@@ -59,6 +59,7 @@ def test_the_stub_is_a_part_of_torch() -> None:
         assert {one for one in made if not hasattr(real, one)} == set(), name
 
 
+@pytest.mark.long("warm-starts")
 def test_a_script_sees_the_same_whether_it_was_started_or_forked(script_with_torch: Warmth) -> None:
     script = script_with_torch
     warm, cold = script.run(), script.run(warm=False)

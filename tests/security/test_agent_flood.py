@@ -106,7 +106,11 @@ def largest(agent: RunningAgent) -> int:
 
 @pytest.mark.parametrize(
     "kind",
-    ["usage", "hello", "failures", "finished", "malformed", "polls", "unfinished", "garbage", "headers"],
+    [
+        *("failures", "polls", "unfinished", "headers"),
+        *(pytest.param(kind, marks=pytest.mark.long("commands")) for kind in ("usage", "hello", "finished")),
+        *(pytest.param(kind, marks=pytest.mark.long("commands")) for kind in ("malformed", "garbage")),
+    ],
 )
 async def test_the_lease_holds_and_memory_is_bounded(kind: str, temporal_server: DevServer, tmp_path: Path) -> None:
     async with recording(temporal_server) as workflows, running_agent(temporal_server, workflows, tmp_path) as agent:

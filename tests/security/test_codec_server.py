@@ -101,6 +101,7 @@ def command_line(control_plane: LocalControlPlane, tmp_path: Path) -> CommandLin
     return CommandLine.local(tmp_path, control_plane.state.path)
 
 
+@pytest.mark.long("commands")
 async def test_temporals_command_line_starts_and_reads_jobs(
     control_plane: LocalControlPlane, command_line: CommandLine, job_name: str
 ) -> None:

@@ -33,6 +33,7 @@ async def submitted(site: Site, *arguments: str, nodes: str = "2", script: Path 
     return await site.submit(*arguments, nodes=nodes, script=script, backend="joined", **spec)
 
 
+@pytest.mark.long("joining")
 async def test_machines_train_print_and_end_with_the_job(site: Site, here: Machines):
     job = await submitted(site, "--steps", "40", script=SCRIPT)
     nodes = [here.join(job.name, name) for name in ("a", "b")]

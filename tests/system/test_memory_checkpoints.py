@@ -40,8 +40,11 @@ async def undisturbed(script: Path, folder: Path) -> str:
     return (folder / "digest").read_text()
 
 
+@pytest.mark.long("survival")
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    "example", ["plain.py", pytest.param("sharded.py", marks=[pytest.mark.long("survival"), pytest.mark.timeout(400)])]
+    "example",
+    ["plain.py", "sharded.py", "hugging_face.py"],
 )
 async def test_killed_ranks_and_nodes_lose_at_most_one_step_and_change_no_parameter(
     site: Site, tmp_path: Path, example: str

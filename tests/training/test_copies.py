@@ -57,7 +57,7 @@ def ask(receiver: CopyReceiver, line: bytes) -> bytes:
 
 
 def request(receiver: CopyReceiver, **changes: Any) -> bytes:
-    fields = {"token": receiver.address.token, "folder": FOLDER, "slot": 0, "header": asdict(HEADER)} | changes
+    fields = {"receiver_token": receiver.address.token, "folder": FOLDER, "slot": 0, "header": asdict(HEADER)} | changes
     return json.dumps(fields).encode() + b"\n"
 
 
@@ -100,7 +100,7 @@ def test_a_stranger_writes_nothing_and_is_told_nothing(tmp_path: Path, receiver:
     with pytest.raises(Refused, match="token"):
         stranger.send(HEADER, CONTENT, slot=0)
     for token in ("é", "\ud800"):
-        assert receiver.address.token.encode() not in ask(receiver, request(receiver, token=token))
+        assert receiver.address.token.encode() not in ask(receiver, request(receiver, receiver_token=token))
     assert files(tmp_path) == []
 
 
@@ -111,7 +111,7 @@ def test_a_stranger_writes_nothing_and_is_told_nothing(tmp_path: Path, receiver:
         {"folder": "stage-0/.."},
         {"folder": "stage-0/state/"},
         {"folder": 7},
-        {"token": None},
+        {"receiver_token": None},
         {"slot": 3},
         {"slot": -1},
         {"slot": "0"},

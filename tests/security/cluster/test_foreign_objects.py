@@ -83,6 +83,7 @@ async def test_foreign_pods_are_neither_deleted_nor_described(backend: Kubernete
     await backend.delete(other.ref(winding_down=True))
 
 
+@pytest.mark.long("cluster-faults")
 async def test_a_name_leads_to_no_other_object(backend: KubernetesBackend, job: PodJob) -> None:
     kept = await config_map(job, "kept")
     for name in ("../configmaps/kept", "%2e%2e/configmaps/kept", "x?dryRun=All", ""):

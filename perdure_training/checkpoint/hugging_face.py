@@ -1,0 +1,113 @@
+"""Checkpoints in memory for Hugging Face's Trainer.
+
+    from perdure_training.checkpoint.hugging_face import MemoryCheckpoints
+
+    memory = MemoryCheckpoints()
+    trainer = Trainer(model, arguments, train_dataset=dataset, callbacks=[memory])
+    trainer.train(resume_from_checkpoint=memory.resume(trainer))
+
+The Trainer resumes from a folder. So `resume` writes what was in memory to a folder in the Trainer's own format,
+from which it reads the state and skips the batches that were trained on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from transformers import TrainerCallback
+
+from perdure_training.checkpoint.checkpointer import Checkpointer
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+
+_PARTS = ("model", "optimizer", "scheduler", "generators", "trainer")
+_FILES = {"model": "pytorch_model.bin", "optimizer": "optimizer.pt", "scheduler": "scheduler.pt"}
+
+
+class MemoryCheckpoints(TrainerCallback):
+    """Saves each step of a Trainer into memory, for training on one or more nodes with DistributedDataParallel.
+
+    The Trainer's own checkpoints are as before; keep them, since memory is lost with the last node.
+    """
+
+    def __init__(self, *, every: int | Literal["auto"] = "auto", max_overhead: float = 0.03) -> None:
+        """Creates the callback.
+
+        Args:
+            every: As `Checkpointer`'s.
+            max_overhead: As `Checkpointer`'s.
+
+        Raises:
+            ValueError: if an argument is out of range.
+        """
+        self._checkpointer = Checkpointer(every=every, max_overhead=max_overhead, replicated=True, name="trainer")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def resume(self, trainer: Trainer, otherwise: str | bool | None = None) -> str | bool | None:
+        """Returns what to pass to `Trainer.train` as `resume_from_checkpoint`. Call it on every rank.
+
+        Args:
+            trainer: The Trainer that has this callback.
+            otherwise: What to resume from if nothing is in memory: a checkpoint's folder, or True for the last one in
+                the output folder.
+
+        Raises:
+            ValueError: if the Trainer splits the model over ranks (FSDP, DeepSpeed), which needs the whole of it here.
+        """
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+            raise ValueError("MemoryCheckpoints: the Trainer splits the model (FSDP or DeepSpeed); it must be whole")
+        state: dict[str, Any] = dict.fromkeys(_PARTS)
+        if self._checkpointer.restore(state) is None:
+            return otherwise
+        self._folder = tempfile.TemporaryDirectory(prefix="perdure-resume-")
+        _write(Path(self._folder.name), state, arguments=trainer.args)
+        return self._folder.name
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Saves the step. The Trainer calls it."""
+        if self._folder is not None:
+            # By now the Trainer has read all of it.
+            self._folder.cleanup()
+            self._folder = None
+        self._checkpointer.save(
+            state.global_step,
+            {
+                "model": kwargs["model"],
+                "optimizer": kwargs["optimizer"],
+                "scheduler": kwargs["lr_scheduler"],
+                "generators": _Generators(),
+                "trainer": json.dumps(dataclasses.asdict(state), sort_keys=True),
+            },
+        )
+
+
+class _Generators:
+    """The random number generators, as the Trainer saves them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+        if (numpy := sys.modules.get("numpy")) is not None:
+            state["numpy"] = numpy.random.get_state()
+        if torch.cuda.is_available():
+            state["cuda"] = torch.cuda.get_rng_state_all()
+        return state
+
+
+def _write(folder: Path, state: Mapping[str, Any], *, arguments: Any) -> None:
+    for name, file in _FILES.items():
+        torch.save(state[name], folder / file)
+    generators = dict(state["generators"])
+    if "cuda" in generators and arguments.world_size <= 1:
+        generators["cuda"] = generators["cuda"][torch.cuda.current_device()]
+    rank = f"_{arguments.process_index}" if arguments.world_size > 1 else ""
+    torch.save(generators, folder / f"rng_state{rank}.pth")
+    (folder / "trainer_state.json").write_text(state["trainer"], encoding="utf-8")
