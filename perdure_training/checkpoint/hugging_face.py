@@ -94,7 +94,7 @@ class _Generators:
     """The random number generators, as the Trainer saves them."""
 
     def state_dict(self) -> dict[str, Any]:
-        state = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+        state: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
         if (numpy := sys.modules.get("numpy")) is not None:
             state["numpy"] = numpy.random.get_state()
         if torch.cuda.is_available():
