@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from pydantic import JsonValue
@@ -11,7 +12,14 @@ from temporalio import activity
 from activities.nodes.backend import NodeBackend
 from perdure.spec.errors import SpecError
 from perdure.spec.validate import validate_started
-from workflows.messages import JobCheck, SiteFacts, SiteReport
+from workflows.messages import GatewayFacts, JobCheck, SiteFacts, SiteReport
+
+ADDRESS_VARIABLE = "PERDURE_GATEWAY_ADDRESS"
+"""Host and port at which machines outside the cluster reach the gateway."""
+AUTHORITY_VARIABLE = "PERDURE_GATEWAY_AUTHORITY"
+"""A file with the certificate of the authority that issues the gateway's certificate."""
+SERVER_NAME_VARIABLE = "PERDURE_GATEWAY_SERVER_NAME"
+"""The name in that certificate, where the site's own is used."""
 
 
 @runtime_checkable
@@ -28,8 +36,11 @@ class PolicyBackend(Protocol):
 class SiteActivities:
     """Returns facts that the worker collected at its start; calls no other service, so it cannot fail."""
 
-    def __init__(self, facts: SiteFacts, backends: Iterable[NodeBackend] = ()) -> None:
+    def __init__(
+        self, facts: SiteFacts, backends: Iterable[NodeBackend] = (), gateway: GatewayFacts | None = None
+    ) -> None:
         self._facts = facts
+        self._gateway = gateway
         self._policies = {backend.name: backend.policy() for backend in backends if isinstance(backend, PolicyBackend)}
 
     @property
@@ -44,8 +55,8 @@ class SiteActivities:
 
     @activity.defn(name="site_report")
     async def site_report(self) -> SiteReport:
-        """Returns what this worker allows."""
-        return SiteReport(policies=self._policies)
+        """Returns what this worker allows, and how machines reach the gateway."""
+        return SiteReport(policies=self._policies, gateway=self._gateway)
 
     @activity.defn(name="check_job")
     async def check_job(self, spec: Any) -> JobCheck:
@@ -59,3 +70,23 @@ class SiteActivities:
         except SpecError as error:
             return JobCheck(facts=self._facts, problem=str(error))
         return JobCheck(facts=self._facts)
+
+
+def gateway_facts(variables: Mapping[str, str]) -> GatewayFacts | None:
+    """Reads how machines reach the site's gateway, from the worker's environment; None if it does not say.
+
+    Raises:
+        ValueError: if the authority's certificate cannot be read.
+    """
+    path = variables.get(AUTHORITY_VARIABLE)
+    if not path:
+        return None
+    try:
+        authority = Path(path).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{AUTHORITY_VARIABLE}: {path} cannot be read: {error}") from error
+    return GatewayFacts(
+        address=variables.get(ADDRESS_VARIABLE, ""),
+        authority=authority,
+        server_name=variables.get(SERVER_NAME_VARIABLE, ""),
+    )

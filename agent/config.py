@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from perdure.credentials.names import GATEWAY_NAME
 from perdure.spec.timing import Timing
 from workflows.messages import NodeCredentials
 from workflows.names import NODES_PER_GROUP
@@ -28,6 +29,8 @@ class GatewayConnection(BaseModel):
     """Host and port of the gateway."""
     authority: str
     """The certificate, in PEM, of the only authority that may issue the gateway's certificate."""
+    server_name: str = GATEWAY_NAME
+    """The name in that certificate."""
     namespace: str
     """The Temporal namespace of the job."""
     grant: str

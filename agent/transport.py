@@ -28,7 +28,7 @@ from agent.config import AgentConfig, GatewayConnection
 from agent.job_liveness import JobLiveness, query_job_liveness
 from agent.outbox import ControlPlaneBusy, DestinationNotFound
 from perdure.backoff import Backoff
-from perdure.credentials.names import GATEWAY_NAME, GRANT_HEADER
+from perdure.credentials.names import GRANT_HEADER
 from perdure.encryption.codec import PayloadEncryption
 from workflows.messages import AgentMessage, DatasetAnswer, DatasetRequest, Message, StoreAnswers, StoreRequest
 from workflows.names import dataset_workflow_id, store_workflow_id
@@ -221,7 +221,7 @@ class TemporalControlPlane:
             connection = ClientConfig.load_client_connect_config()
             connection.setdefault("target_host", "localhost:7233")
             return connection
-        trust = TLSConfig(server_root_ca_cert=gateway.authority.encode(), domain=GATEWAY_NAME)
+        trust = TLSConfig(server_root_ca_cert=gateway.authority.encode(), domain=gateway.server_name)
         return ClientConnectConfig(
             target_host=gateway.address,
             namespace=gateway.namespace,

@@ -24,7 +24,7 @@ from activities.nodes.joined import JoinedBackend
 from activities.nodes.local import LocalBackend
 from activities.runtime import RuntimeActivities
 from activities.signals import SignalActivities
-from activities.site import SiteActivities
+from activities.site import SiteActivities, gateway_facts
 from activities.workdir import WorkdirActivities
 from perdure.client.connection import configured_task_queue, connect, find_endpoint
 from perdure.client.search_attributes import register_search_attributes
@@ -36,7 +36,7 @@ from perdure.metrics import worker_runtime
 from perdure.services import answering
 from perdure.spec.job import Backend
 from workflows.dataset import Dataset
-from workflows.messages import SiteFacts
+from workflows.messages import GatewayFacts, SiteFacts
 from workflows.names import watch_task_queue
 from workflows.node_group import NodeGroup
 from workflows.read_log import ReadNodeLog
@@ -66,7 +66,11 @@ logger = logging.getLogger("perdure.worker")
 
 @asynccontextmanager
 async def running_worker(
-    client: TemporalClient, *, backends: Iterable[NodeBackend] | None = None, task_queue: str | None = None
+    client: TemporalClient,
+    *,
+    backends: Iterable[NodeBackend] | None = None,
+    task_queue: str | None = None,
+    gateway: GatewayFacts | None = None,
 ) -> AsyncGenerator[SiteFacts]:
     """Serves both task queues while the context is open; leaving it stops gracefully.
 
@@ -74,6 +78,7 @@ async def running_worker(
         client: A client of the namespace to serve.
         backends: Sources of nodes; by default this machine, and nodes that join by themselves.
         task_queue: The task queue of workflows and short activities; by default the one that the environment names.
+        gateway: How machines reach the site's gateway, for those who make tickets.
 
     Yields:
         The facts that the worker found out about the client's namespace.
@@ -99,7 +104,7 @@ async def running_worker(
                 *workdirs.all,
                 *RuntimeActivities(served).all,
                 *SignalActivities(client).all,
-                *SiteActivities(facts, served).all,
+                *SiteActivities(facts, served, gateway).all,
             ],
             max_concurrent_activities=SHORT_SLOTS,
             graceful_shutdown_timeout=SHUTDOWN_GRACE,
@@ -174,6 +179,10 @@ async def serve(
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    try:
+        gateway = gateway_facts(os.environ)
+    except ValueError as error:
+        raise Refused(str(error), remedy="See docs/gateway.md.") from error
     endpoint = find_endpoint(address)
     client = await connect(
         endpoint, identity=worker_identity(os.getpid()), runtime=worker_runtime(metrics_port), patient=True
@@ -182,7 +191,7 @@ async def serve(
     # Places for nodes that join by themselves cost nothing.
     served = [*(make[backend](client) for backend in dict.fromkeys(backends)), JoinedBackend()]
     async with (
-        running_worker(client, backends=served, task_queue=endpoint.task_queue) as facts,
+        running_worker(client, backends=served, task_queue=endpoint.task_queue, gateway=gateway) as facts,
         answering(health_port),
         asyncio.TaskGroup() as beside,
     ):

@@ -5,15 +5,23 @@ Each `check_*` raises the `ApplicationError` that refuses an update: the server 
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from perdure.spec.capabilities import CAPABILITIES
     from perdure.spec.job import JobSpec
     from perdure.spec.roles import NodeCount
-    from workflows.messages import NodeCredentials, NodeRequest, RelaunchRequest, ScaleRequest
+    from workflows.messages import NodeCredentials, NodeRequest, RelaunchRequest, ScaleRequest, TicketRef, TicketRequest
     from workflows.names import node_name, node_task_queue
+    from workflows.policy.joining import MOST_TICKETS
     from workflows.policy.state import JobState, NodeState
+
+
+_LONGEST_LIFETIME = timedelta(days=365)
+"""Of a ticket: later than this no one remembers it."""
 
 
 def node_count(text: str, unit: int) -> NodeCount:
@@ -49,6 +57,21 @@ def check_resume(state: JobState) -> None:
 def check_restart(state: JobState) -> None:
     if state.world is None:
         raise ApplicationError(f"there is nothing to restart: the job is {state.phase}")
+
+
+def check_ticket(state: JobState, job: JobSpec, request: TicketRequest) -> None:
+    if CAPABILITIES[job.backend].creates_nodes:
+        raise ApplicationError(f"backend: it is {job.backend}; tickets are for jobs with backend: joined")
+    if len(state.tickets) >= MOST_TICKETS and request.id not in {one.id for one in state.tickets}:
+        raise ApplicationError(f"the job has {MOST_TICKETS} tickets; revoke one that is not needed any more")
+    if request.lifetime > _LONGEST_LIFETIME:
+        raise ApplicationError(f"lifetime: got {request.lifetime}; the longest is {_LONGEST_LIFETIME.days} days")
+
+
+def check_revocation(state: JobState, request: TicketRef) -> None:
+    if request.id not in {one.id for one in state.tickets}:
+        known = ", ".join(one.id for one in state.tickets)
+        raise ApplicationError(f'id: got "{request.id}"; this job has the tickets {known or "none"}')
 
 
 def check_relaunch(state: JobState, request: RelaunchRequest) -> None:

@@ -41,11 +41,15 @@ with workflow.unsafe.imports_passed_through():
         JobStatus,
         JoinAnswer,
         JoinRequest,
+        MachinesView,
         NodeView,
         ReasonRequest,
         RelaunchRequest,
         ScaleRequest,
         SiteFacts,
+        Ticket,
+        TicketRef,
+        TicketRequest,
     )
     from workflows.names import (
         TRAINING_JOB,
@@ -69,6 +73,8 @@ with workflow.unsafe.imports_passed_through():
         ResumeRequested,
         ScaleRequested,
         SuspendRequested,
+        TicketIssued,
+        TicketRevoked,
         TimePassed,
     )
     from workflows.policy.job import decide
@@ -252,6 +258,30 @@ class TrainingJob:
         refusal = joining.refusal(self._known_state(), request, self._job, workflow.now())
         if refusal is not None:
             raise ApplicationError(refusal.text, type=refusal.kind)
+
+    @workflow.update(description="Admit machines that join through the gateway with a ticket")
+    def issue_ticket(self, request: TicketRequest) -> Ticket:
+        expires_at = workflow.now() + request.lifetime
+        ticket = Ticket(id=request.id, digest=request.digest, nodes=request.nodes, expires_at=expires_at)
+        self._take_request(TicketIssued(ticket=ticket))
+        return ticket
+
+    @issue_ticket.validator
+    def _ticket_is_valid(self, request: TicketRequest) -> None:
+        requests.check_ticket(self._running_state(), self._job, request)
+
+    @workflow.update(description="Withdraw a ticket, and the places of the machines that joined with it")
+    def revoke_ticket(self, request: TicketRef) -> Accepted:
+        self._take_request(TicketRevoked(id=request.id))
+        return Accepted(message=f"the ticket {request.id} is revoked; {projections.next_action(self._state)}")
+
+    @revoke_ticket.validator
+    def _revocation_is_valid(self, request: TicketRef) -> None:
+        requests.check_revocation(self._running_state(), request)
+
+    @workflow.query(description="The job's tickets, and the machines that have its places")
+    def machines(self) -> MachinesView:
+        return joining.machines_view(self._known_state())
 
     @workflow.query(description="The job's phase, size, restarts and next action")
     def status(self) -> JobStatus:

@@ -55,6 +55,7 @@ class GatewayProcess:
 
     async def client(self, grant: Grant) -> Client:
         """The connection of one agent."""
+        assert grant.pod
         return await Client.connect(
             self.address,
             namespace=self._server.namespace,

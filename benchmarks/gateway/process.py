@@ -11,6 +11,7 @@ from temporalio.client import Client
 from perdure.credentials.grants import PodName
 from perdure.credentials.keyring import Keyring
 from perdure.gateway.callers import Callers
+from perdure.gateway.certificates import ServerCertificates
 from perdure.gateway.server import Gateway
 from perdure.services import leave
 
@@ -28,7 +29,7 @@ async def serve(temporal: str, listen: str, keyring: Keyring) -> None:
     """Serves until the process is killed."""
     keys = keyring.signing_keys
     gateway = Gateway(await Client.connect(temporal), Callers(keys, TrustingReviewer()), keys)
-    await gateway.start(listen, keyring.authority)
+    await gateway.start(listen, ServerCertificates(keyring.authority))
     print("serving", flush=True)
     await asyncio.Event().wait()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import secrets
 import shutil
 import sys
 import time
@@ -34,6 +33,7 @@ from perdure.client.connection import (
     payload_encryption,
 )
 from perdure.client.search_attributes import missing_search_attributes
+from perdure.client.site import read_site
 from perdure.client.workers import pollers
 from perdure.encryption.codec import Plain
 from perdure.encryption.keys import KEYS_FILE_VARIABLE
@@ -43,8 +43,7 @@ from perdure.local import temporal_binary
 from perdure.local.code_version import is_of_newer_release
 from perdure.local.control_plane import SERVER_OPTIONS, LocalStatus, WorkerRecord
 from perdure.state_folder import LEAST_FREE_BYTES, StateFolder
-from workflows.messages import SiteReport
-from workflows.names import READ_SITE, site_workflow_id, watch_task_queue
+from workflows.names import watch_task_queue
 from workflows.search_attributes import JOB_BACKEND
 
 OLDEST_TORCH = (2, 8)
@@ -267,14 +266,7 @@ async def check_site_policies(client: TemporalClient, task_queue: str) -> AsyncG
     """Shows what a worker's backends allow jobs to request; one worker answers for all of its site."""
     name = "site policy"
     try:
-        report = await client.execute_workflow(
-            READ_SITE,
-            id=site_workflow_id(secrets.token_hex(8)),
-            task_queue=task_queue,
-            result_type=SiteReport,
-            execution_timeout=_PATIENCE,
-            rpc_timeout=CALL_TIMEOUT,
-        )
+        report = await read_site(client, task_queue=task_queue)
     except (WorkflowFailureError, RPCError) as error:
         detail = f"no worker says which one is in force: {error}; one of an earlier release cannot"
         yield Check(name=name, verdict=Verdict.WARNING, detail=detail, remedy="Upgrade the workers.")

@@ -10,6 +10,7 @@ import typer
 from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, run_async, say
 
 if TYPE_CHECKING:
+    from activities.nodes.joined.machine import Machine
     from perdure.join.machine import JoinOptions
     from perdure.spec.job import JobSpec
 
@@ -51,6 +52,26 @@ def join(
             show_default="its address towards the server",
         ),
     ] = "",
+    gateway: Annotated[
+        str,
+        typer.Option(
+            "--gateway",
+            metavar="URL",
+            envvar="PERDURE_GATEWAY",
+            help="Join through the gateway at https://HOST:PORT, without Temporal; takes a ticket.",
+            show_default="the ticket's",
+        ),
+    ] = "",
+    ticket: Annotated[
+        Path | None,
+        typer.Option(
+            "--ticket",
+            metavar="FILE",
+            envvar="PERDURE_TICKET",
+            help="What the job's owner made with `perdure ticket`: join through the gateway with it.",
+            show_default=False,
+        ),
+    ] = None,
     namespace: NamespaceOption = "default",
     address: AddressOption = None,
 ) -> None:
@@ -61,34 +82,76 @@ def join(
 
     [dim]srun perdure join llama --wait --nodes 2:4 -- torchrun train.py[/]
     [dim]perdure join llama[/]
+    [dim]perdure join llama --ticket llama.ticket[/]
 
     Exit codes: the job's (0 ok · 1 the script failed · 3 infrastructure, or no place · 4 cancelled · 5 deadline) ·
     2 usage · 6 control plane unreachable · 0 released by the job · 128 + n after signal n.
     """
+    if gateway and ticket is None:
+        raise typer.BadParameter("takes a ticket, which `perdure ticket` makes: --ticket FILE", param_hint="--gateway")
+    if ticket and (nodes or spec or address):
+        raise typer.BadParameter(
+            "a machine with a ticket joins a job that its owner has started, through the gateway only",
+            param_hint="--nodes, --spec, --address",
+        )
     create = _job(name, command, nodes=nodes, nproc_per_node=nproc_per_node, spec=spec, namespace=namespace)
     from perdure.join.machine import JoinOptions
 
     options = JoinOptions(
         job=name, namespace=namespace, command=tuple(command) if command else None, create=create, wait=wait
     )
-    raise typer.Exit(run_async(_join(options, node_id=node_id, node_address=node_address, address=address)))
+    if ticket:
+        joining = _join_by_ticket(options, ticket, gateway, node_id=node_id, node_address=node_address)
+    else:
+        joining = _join(options, node_id=node_id, node_address=node_address, address=address)
+    raise typer.Exit(run_async(joining))
 
 
 async def _join(options: JoinOptions, *, node_id: str, node_address: str, address: str | None) -> int:
-    from activities.nodes.joined.machine import this_machine
     from perdure.client.client import Client
-    from perdure.errors import PerdureError
+    from perdure.client.joining import DirectJobConnection
     from perdure.join.machine import MachineInJob
 
     client = Client(address=address, namespace=options.namespace)
+    machine = _machine(client.endpoint.address, "TEMPORAL_ADDRESS", node_id=node_id, node_address=node_address)
+    connection = DirectJobConnection(client, options.job, options.namespace)
+    return await MachineInJob(connection, machine, options, say=say).run()
+
+
+async def _join_by_ticket(
+    options: JoinOptions, ticket_path: Path, gateway: str, *, node_id: str, node_address: str
+) -> int:
+    from perdure.errors import PerdureError
+    from perdure.join.gateway import GatewayJobConnection
+    from perdure.join.machine import MachineInJob
+    from perdure.join.ticket_file import TicketFile, gateway_address
+
+    ticket = TicketFile.read(ticket_path)
+    if ticket.job != options.job or options.namespace not in ("default", ticket.namespace):
+        raise PerdureError(
+            f"{ticket_path} is a ticket of the job {ticket.job} in the namespace {ticket.namespace}",
+            remedy=f"Join that job, or have a ticket made: perdure ticket {options.job}",
+        )
+    address = gateway_address(gateway or ticket.gateway)
+    machine = _machine(address, "--gateway", node_id=node_id, node_address=node_address)
+    connection = GatewayJobConnection(address, ticket)
     try:
-        machine = this_machine(client.endpoint.address, node_id=node_id, address=node_address)
+        return await MachineInJob(connection, machine, options, say=say).run()
+    finally:
+        await connection.close()
+
+
+def _machine(server: str, setting: str, *, node_id: str, node_address: str) -> Machine:
+    from activities.nodes.joined.machine import this_machine
+    from perdure.errors import PerdureError
+
+    try:
+        return this_machine(server, node_id=node_id, address=node_address)
     except OSError as error:
         raise PerdureError(
-            f"this machine has no route to {client.endpoint.address}: {error}",
-            remedy="Check TEMPORAL_ADDRESS; --node-address sets the address at which other nodes reach this machine.",
+            f"this machine has no route to {server}: {error}",
+            remedy=f"Check {setting}; --node-address sets the address at which other nodes reach this machine.",
         ) from error
-    return await MachineInJob(client, machine, options, say=say).run()
 
 
 def _job(

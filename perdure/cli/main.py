@@ -21,6 +21,7 @@ from perdure.cli import (
     shell,
     spec,
     start,
+    ticket,
     watch,
 )
 from perdure.cli.common import OutputFormat
@@ -44,6 +45,7 @@ _CONTROL_PLANE = "Run the control plane"
 app.command("run", rich_help_panel=_START)(start.run)
 app.command("submit", rich_help_panel=_START)(start.submit)
 app.command("join", rich_help_panel=_START)(join.join)
+app.command("ticket", rich_help_panel=_START)(ticket.ticket)
 app.command("validate", rich_help_panel=_START)(spec.validate)
 app.command("schema", rich_help_panel=_START)(spec.schema)
 app.command("import", rich_help_panel=_START)(importing.import_)

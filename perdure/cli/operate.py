@@ -28,6 +28,12 @@ HealthPortOption = Annotated[
 ]
 
 
+MetricsPortOption = Annotated[
+    int | None,
+    typer.Option("--metrics-port", min=1, max=65535, help="Serve Prometheus metrics on it.", show_default="none"),
+]
+
+
 def worker(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Start the local server and a worker in the background, and return.")
@@ -42,10 +48,7 @@ def worker(
             show_default="local",
         ),
     ] = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option("--metrics-port", min=1, max=65535, help="Serve Prometheus metrics on it.", show_default="none"),
-    ] = None,
+    metrics_port: MetricsPortOption = None,
     health_port: HealthPortOption = None,
     log_file: Annotated[
         Path | None, typer.Option("--log-file", help="Log to this file, with rotation.", show_default="standard error")
@@ -95,23 +98,59 @@ def gateway(
             show_default="perdure-gateway",
         ),
     ] = None,
+    metrics_port: MetricsPortOption = None,
+    keyring: Annotated[
+        Path | None,
+        typer.Option(
+            "--keyring",
+            metavar="FOLDER",
+            help="A folder with the keys, without a cluster: serve machines that join, and no pods. It is created if "
+            "it does not exist.",
+            show_default=False,
+        ),
+    ] = None,
+    tls_certificate: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-certificate",
+            metavar="FILE",
+            help="The site's certificate, besides the gateway's own, for machines that call it by a public name. It is "
+            "read again when it changes.",
+            show_default=False,
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option("--tls-key", metavar="FILE", help="Its private key.", show_default=False),
+    ] = None,
     health_port: HealthPortOption = None,
     address: AddressOption = None,
 ) -> None:
-    """Run a gateway, through which the agents of pods reach the control plane, and nothing else of Temporal.
+    """Run a gateway, through which agents in pods and on machines reach the control plane, and no more of Temporal.
 
     It keeps no state, and several may run at once: training continues while one is replaced, or while none runs.
 
-    [dim]perdure gateway --health-port 8080 · perdure gateway --listen 0.0.0.0:7433[/]
+    [dim]perdure gateway --health-port 8080 --metrics-port 9464 · perdure gateway --listen 0.0.0.0:7433[/]
     """
+    if keyring and keyring_secret:
+        raise typer.BadParameter("the keys are in the folder", param_hint="--keyring-secret")
+    if (tls_certificate is None) != (tls_key is None):
+        raise typer.BadParameter("name both files", param_hint="--tls-certificate, --tls-key")
     from perdure.gateway import serve
+    from perdure.gateway.certificates import SiteCertificate
     from perdure.services import run_service
 
+    certificate = None
+    if tls_certificate and tls_key:
+        certificate = SiteCertificate(certificate=tls_certificate, private_key=tls_key)
     service = serve.serve(
         address=address,
         listen=listen,
+        certificate=certificate,
+        keyring=keyring,
         keyring_secret=keyring_secret or serve.KEYRING_SECRET,
         health_port=health_port,
+        metrics_port=metrics_port,
     )
     raise typer.Exit(run_service(service, logger=serve.logger, log_file=None))
 

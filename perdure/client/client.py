@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from pydantic import SecretStr
 from temporalio.client import (
     Client as TemporalClient,
 )
@@ -36,6 +37,7 @@ from perdure.client.submission import start_job
 from perdure.client.task_failures import failures_among
 from perdure.client.uploads import Report, upload_workdir
 from perdure.client.views import (
+    IssuedTicket,
     JobSnapshot,
     JobSummary,
     NodeLease,
@@ -45,6 +47,7 @@ from perdure.client.views import (
     overall_progress,
 )
 from perdure.client.visibility import phase_of, summary_of
+from perdure.credentials.tickets import digest_of, id_of, new_secret
 from perdure.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWorker, PerdureError, Refused
 from perdure.spec.job import JobSpec
 from perdure.spec.load import validate_file
@@ -58,6 +61,9 @@ from workflows.messages import (
     ReasonRequest,
     RelaunchRequest,
     ScaleRequest,
+    Ticket,
+    TicketRef,
+    TicketRequest,
 )
 from workflows.names import TRAINING_JOB, job_workflow_id
 
@@ -72,6 +78,9 @@ _GROUPS_TOGETHER = 8
 
 UPDATE_TIMEOUT = timedelta(seconds=10)
 """The time that a job has to answer a request; it decides in milliseconds, but a worker may be just starting."""
+
+TICKET_LIFETIME = timedelta(days=1)
+"""The default lifetime of tickets: that of one allocation of machines."""
 
 ResultT = TypeVar("ResultT")
 
@@ -380,23 +389,23 @@ class Client:
         Raises:
             Refused: if the job does not accept that.
         """
-        return await self._update(name, namespace, "scale", ScaleRequest(nodes=str(nodes), reason=reason))
+        return await self._update(name, namespace, "scale", ScaleRequest(nodes=str(nodes), reason=reason), Accepted)
 
     async def suspend(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """Releases all nodes; the job keeps its history and can be resumed."""
-        return await self._update(name, namespace, "suspend", ReasonRequest(reason=reason))
+        return await self._update(name, namespace, "suspend", ReasonRequest(reason=reason), Accepted)
 
     async def resume(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """Requests nodes for a suspended job again."""
-        return await self._update(name, namespace, "resume", ReasonRequest(reason=reason))
+        return await self._update(name, namespace, "resume", ReasonRequest(reason=reason), Accepted)
 
     async def restart(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """Restarts all ranks in place, as a new generation."""
-        return await self._update(name, namespace, "restart", ReasonRequest(reason=reason))
+        return await self._update(name, namespace, "restart", ReasonRequest(reason=reason), Accepted)
 
     async def relaunch_node(self, name: str, rank: int, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """Replaces one node by a new one."""
-        return await self._update(name, namespace, "relaunch_node", RelaunchRequest(rank=rank, reason=reason))
+        return await self._update(name, namespace, "relaunch_node", RelaunchRequest(rank=rank, reason=reason), Accepted)
 
     async def cancel(self, name: str, *, namespace: str | None = None, reason: str = "") -> None:
         """Requests that the job ends; its nodes are stopped within their grace period. Returns before that has
@@ -407,6 +416,23 @@ class Client:
             if description.status is not WorkflowExecutionStatus.RUNNING:
                 raise Refused(f"{name} does not run: it has ended as {phase_of(description)}")
             await handle.cancel(reason=reason, rpc_timeout=CALL_TIMEOUT)
+
+    async def issue_ticket(
+        self, name: str, *, nodes: int = 1, lifetime: timedelta = TICKET_LIFETIME, namespace: str | None = None
+    ) -> IssuedTicket:
+        """Makes a ticket, with which machines that do not reach Temporal join the job through the gateway.
+
+        Machines with it may have that many places at a time. Those that joined before it expires stay.
+        """
+        secret = new_secret()
+        digest = digest_of(secret)
+        request = TicketRequest(id=id_of(digest), digest=digest, nodes=nodes, lifetime=lifetime)
+        ticket = await self._update(name, namespace, "issue_ticket", request, Ticket)
+        return IssuedTicket(id=ticket.id, secret=SecretStr(secret), nodes=nodes, expires_at=ticket.expires_at)
+
+    async def revoke_ticket(self, name: str, ticket: str, *, namespace: str | None = None) -> Accepted:
+        """Withdraws a ticket: its machines lose their places, and get no others."""
+        return await self._update(name, namespace, "revoke_ticket", TicketRef(id=ticket), Accepted)
 
     # Calls to workflows
 
@@ -421,12 +447,14 @@ class Client:
             handle = await self._handle(name, namespace)
             return await handle.query(query, args=arguments, result_type=kind, rpc_timeout=CALL_TIMEOUT)
 
-    async def _update(self, name: str, namespace: str | None, update: str, request: Any) -> Accepted:
+    async def _update(
+        self, name: str, namespace: str | None, update: str, request: Any, kind: type[ResultT]
+    ) -> ResultT:
         async with map_errors(self, name, namespace):
             handle = await self._handle(name, namespace)
             try:
                 return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]
-                    update, request, result_type=Accepted, rpc_timeout=UPDATE_TIMEOUT
+                    update, request, result_type=kind, rpc_timeout=UPDATE_TIMEOUT
                 )
             except WorkflowUpdateFailedError as error:
                 reason = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from perdure.client.client import OUTAGE_LIMIT, WATCH_INTERVAL, Client
+from perdure.client.client import OUTAGE_LIMIT, TICKET_LIFETIME, WATCH_INTERVAL, Client
 from perdure.client.logs import LogLine
-from perdure.client.views import JobSnapshot, JobSummary, Submission
+from perdure.client.views import IssuedTicket, JobSnapshot, JobSummary, Submission
 from perdure.spec.job import JobSpec
 from workflows.messages import Accepted, IncidentView, JobResult, JobStatus, NodeView
 
@@ -126,6 +126,16 @@ class SyncClient:
     def cancel(self, name: str, *, namespace: str | None = None, reason: str = "") -> None:
         """See `Client.cancel`."""
         self._run(self._client.cancel(name, namespace=namespace, reason=reason))
+
+    def issue_ticket(
+        self, name: str, *, nodes: int = 1, lifetime: timedelta = TICKET_LIFETIME, namespace: str | None = None
+    ) -> IssuedTicket:
+        """See `Client.issue_ticket`."""
+        return self._run(self._client.issue_ticket(name, nodes=nodes, lifetime=lifetime, namespace=namespace))
+
+    def revoke_ticket(self, name: str, ticket: str, *, namespace: str | None = None) -> Accepted:
+        """See `Client.revoke_ticket`."""
+        return self._run(self._client.revoke_ticket(name, ticket, namespace=namespace))
 
     def _run(self, call: Coroutine[Any, Any, ResultT]) -> ResultT:
         future = asyncio.run_coroutine_threadsafe(call, self._loop)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SecretStr
 
 from workflows.messages import JobPhase, JobResult, JobStatus, LeaseView, NodePhase, NodeView, Progress, ProgressSource
 
@@ -30,6 +30,16 @@ class Submission(View):
     """The job's page in the Temporal UI; empty if its address is unknown."""
     warnings: tuple[str, ...] = ()
     """Settings of the specification that are valid and probably not intended."""
+
+
+class IssuedTicket(View):
+    """A ticket for joining a job through the gateway. Its secret is known to who made it only."""
+
+    id: str
+    """Names the ticket in `revoke_ticket`."""
+    secret: SecretStr
+    nodes: int
+    expires_at: datetime
 
 
 class TaskFailure(View):

@@ -1,8 +1,9 @@
-"""Grants: what an agent may do at the gateway, signed by the worker that creates its node.
+"""Grants: what an agent may do at the gateway, signed by the worker that creates its node, or by the gateway for a
+machine that joins.
 
 A grant is public: it stands in the manifest of a pod. It says which pod it is for, and the gateway accepts it together
-with that pod's own service account token only. Since a grant names everything that its agent may touch, the gateway
-has to remember nothing.
+with that pod's own service account token only; the grant of a machine, together with that machine's own token. Since a
+grant names everything that its agent may touch, the gateway has to remember nothing.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import hashlib
 import hmac
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Self
 
-from pydantic import BaseModel, ConfigDict, SecretBytes, ValidationError
+from pydantic import BaseModel, ConfigDict, SecretBytes, ValidationError, model_validator
 
 _MAC_BYTES: Final = hashlib.sha256().digest_size
 _LENGTH_BYTES: Final = 4
@@ -51,8 +52,16 @@ class Grant(BaseModel):
     role: str
     rank: int
     incarnation: int
-    pod: PodName
-    """The pod whose service account token must accompany the grant."""
+    pod: PodName | None = None
+    """The pod whose service account token must accompany the grant; None for a machine that joined."""
+    machine: str = ""
+    """The digest of the token that must accompany the grant, for a machine that joined."""
+
+    @model_validator(mode="after")
+    def _has_one_holder(self) -> Self:
+        if (self.pod is None) == (not self.machine):
+            raise ValueError("a grant is for a pod or for a machine")
+        return self
 
     @property
     def node(self) -> str:

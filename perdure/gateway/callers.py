@@ -1,12 +1,15 @@
-"""Who asks: the grant that the worker signed, and the service account token of the very pod that it was signed for.
+"""Who asks: the grant that was signed for it, and the token of the very pod or machine that it was signed for.
 
-Neither is enough alone: grants stand in pods' manifests, and other programs of a pod's service account have tokens.
+Neither is enough alone: grants stand in pods' manifests, and other programs of a pod's service account have tokens. A
+pod's token is that of its service account, which the API server reviews; a machine has made its own, whose digest is in
+its grant.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +22,7 @@ from pydantic import SecretBytes
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
 from perdure.credentials.grants import Grant, NotGranted, PodName
 from perdure.credentials.names import AUDIENCE, GRANT_HEADER, TOKEN_HEADER
+from perdure.credentials.tickets import digest_of
 from perdure.gateway.limits import STRANGERS, Limits
 from perdure.gateway.recent import Recent
 
@@ -45,8 +49,24 @@ class Unauthenticated(Exception):
     """The caller has not proven who it is; the message is for it and for the log."""
 
 
+class PlaceLost(Unauthenticated):
+    """A machine that joined does not have its place any more."""
+
+
 class Unavailable(Exception):
     """Whether the caller is who it says cannot be found out now."""
+
+
+def bearer_of(headers: Mapping[str, str]) -> str:
+    """Returns the token that a call carries.
+
+    Raises:
+        Unauthenticated: if there is none.
+    """
+    token = headers.get(TOKEN_HEADER, "").removeprefix("Bearer ")
+    if not token:
+        raise Unauthenticated(f"no token in {TOKEN_HEADER}")
+    return token
 
 
 class TokenReviewer(Protocol):
@@ -60,6 +80,13 @@ class TokenReviewer(Protocol):
             Unavailable: if that cannot be found out now.
         """
         ...
+
+
+class NoTokenReviewer:
+    """Of a gateway that has no cluster: it serves machines that join, and no pods."""
+
+    async def pod_of(self, token: str) -> PodName:
+        raise Unauthenticated("this gateway serves no pods: it was started without a cluster")
 
 
 class ApiTokenReviewer:
@@ -131,7 +158,7 @@ class Callers:
         return grant
 
     async def authenticate(self, grant: Grant, headers: Mapping[str, str], *, address: str) -> None:
-        """Checks that the caller is the pod that the grant is for.
+        """Checks that the caller is the pod or the machine that the grant is for.
 
         Args:
             grant: Carried by the call.
@@ -143,9 +170,11 @@ class Callers:
             Unavailable: if the token cannot be reviewed now.
             TooMany: if the address sends too many unknown tokens.
         """
-        token = headers.get(TOKEN_HEADER, "").removeprefix("Bearer ")
-        if not token:
-            raise Unauthenticated(f"no service account token in {TOKEN_HEADER}")
+        token = bearer_of(headers)
+        if grant.machine:
+            if not hmac.compare_digest(grant.machine, digest_of(token)):
+                raise Unauthenticated("grant and token are of different machines")
+            return
         review = await self._review_of(token, address)
         if review.pod is None:
             raise Unauthenticated(review.reason)

@@ -92,6 +92,9 @@ class Call(ABC, Generic[Request, Response]):
     """False: the gateway answers by itself."""
     long: ClassVar[bool] = False
     """It waits for something to happen. When the gateway stops, it is answered as if nothing did."""
+    reports: ClassVar[bool] = False
+    """It tells a workflow of the job something, or asks it. A machine that lost its place may not; it may still receive
+    the command to stop, and learn whether its job is over."""
 
     def __init__(self, grant: Grant, keys: Sequence[SecretBytes]) -> None:
         self.grant = grant
@@ -117,18 +120,22 @@ class Call(ABC, Generic[Request, Response]):
         host = given.rpartition("@")[2][:_IDENTITY_LENGTH]
         return f"{self.grant.role}-{self.grant.rank}/{self.grant.incarnation}@{host}"
 
-    def check_sender(self, message: Payload) -> None:
-        """Checks that a message names the node itself as its sender."""
+    def own_message(self, message: Payload) -> Payload:
+        """Returns a message that names the node itself as its sender, written anew: of a name that occurs twice, which
+        readers understand differently, what was checked remains.
+        """
         if message.metadata.get("encoding") != b"json/plain":
             raise Denied("input: the message is not JSON")
         try:
             content = json.loads(message.data)
             sender = content["sender"]
             named = tuple(sender[field] for field in ("uid", "role", "rank", "incarnation"))
+            data = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise Denied("input: the message names no sender") from error
         if named != (self.grant.uid, self.grant.role, self.grant.rank, self.grant.incarnation):
             raise Denied("input: the sender is another node")
+        return Payload(metadata={"encoding": b"json/plain"}, data=data)
 
     def permitted_update(self, workflow: str) -> str:
         """Returns the update that the agent may send to a workflow: a dataset of its own job, or its store."""
@@ -242,6 +249,7 @@ class SignalWorkflowExecution(Call[SignalWorkflowExecutionRequest, SignalWorkflo
     """Reports to the node's own job or group, about the node itself only."""
 
     request, response = SignalWorkflowExecutionRequest, SignalWorkflowExecutionResponse
+    reports = True
 
     def check(self, request: SignalWorkflowExecutionRequest) -> SignalWorkflowExecutionRequest:
         workflow, name = request.workflow_execution.workflow_id, request.signal_name
@@ -252,13 +260,12 @@ class SignalWorkflowExecution(Call[SignalWorkflowExecutionRequest, SignalWorkflo
             raise Denied(f"signal_name: agents do not send {name!r} to {workflow!r}")
         if len(request.input.payloads) != 1:
             raise Denied(f"input: expected one message, not {len(request.input.payloads)}")
-        message = request.input.payloads[0]
-        self.check_sender(message)
+        message = self.own_message(request.input.payloads[0])
         self.workflow = workflow
         passed = SignalWorkflowExecutionRequest(
             namespace=self.check_namespace(request.namespace),
             signal_name=name,
-            input=Payloads(payloads=[Payload(metadata={"encoding": b"json/plain"}, data=message.data)]),
+            input=Payloads(payloads=[message]),
             identity=self.identity(request.identity),
             request_id=request.request_id,
         )
@@ -271,6 +278,7 @@ class UpdateWorkflowExecution(Call[UpdateWorkflowExecutionRequest, UpdateWorkflo
 
     request, response = UpdateWorkflowExecutionRequest, UpdateWorkflowExecutionResponse
     long = True
+    reports = True
 
     def check(self, request: UpdateWorkflowExecutionRequest) -> UpdateWorkflowExecutionRequest:
         self.workflow = request.workflow_execution.workflow_id
@@ -280,15 +288,14 @@ class UpdateWorkflowExecution(Call[UpdateWorkflowExecutionRequest, UpdateWorkflo
             raise Denied(f"request.input.name: agents do not update {self.workflow!r} with {name!r}")
         if len(update.input.args.payloads) != 1:
             raise Denied(f"request.input.args: expected one message, not {len(update.input.args.payloads)}")
-        message = update.input.args.payloads[0]
-        self.check_sender(message)
+        message = self.own_message(update.input.args.payloads[0])
         passed = UpdateWorkflowExecutionRequest(namespace=self.check_namespace(request.namespace))
         passed.workflow_execution.workflow_id = self.workflow
         passed.wait_policy.lifecycle_stage = request.wait_policy.lifecycle_stage
         passed.request.meta.update_id = update.meta.update_id[:_UPDATE_ID_LENGTH]
         passed.request.meta.identity = self.identity(update.meta.identity)
         passed.request.input.name = permitted
-        passed.request.input.args.payloads.append(Payload(metadata={"encoding": b"json/plain"}, data=message.data))
+        passed.request.input.args.payloads.append(message)
         return passed
 
 
@@ -297,6 +304,7 @@ class PollWorkflowExecutionUpdate(Call[PollWorkflowExecutionUpdateRequest, PollW
 
     request, response = PollWorkflowExecutionUpdateRequest, PollWorkflowExecutionUpdateResponse
     long = True
+    reports = True
 
     def check(self, request: PollWorkflowExecutionUpdateRequest) -> PollWorkflowExecutionUpdateRequest:
         execution = request.update_ref.workflow_execution

@@ -6,7 +6,9 @@ What an agent has used is counted after it has proven who it is: no other caller
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,8 +33,22 @@ AGENT: Final = Limit(per_second=50.0, burst=200.0, at_once=32)
 STRANGERS: Final = Limit(per_second=200.0, burst=2000.0, at_once=500)
 """Of one address, with tokens that have not been reviewed: each costs the API server a request. All agents of a cluster
 may share an address, and connect again at the same time."""
+NEWCOMERS: Final = Limit(per_second=20.0, burst=500.0, at_once=200)
+"""Of one address, with tickets that have not been verified: each may cost a job a query. All machines of a site may
+share an address, and join at the same time."""
+MACHINES: Final = Limit(per_second=10.0, burst=50.0, at_once=8)
+"""Of one machine, as far as its ticket tells machines apart: each call is an update of the job."""
+JOIN_BYTES: Final = 64 * 1024
+"""The largest request of a machine that joins; it holds the command."""
 MESSAGE_BYTES: Final = 1024 * 1024
 """The largest message from an agent. Its largest are pieces of a log, of 256 KiB."""
+
+_REFUSAL_SECONDS: Final = 0.5
+"""The least time until a refusal is answered: who repeats refused calls waits, and costs next to nothing meanwhile."""
+_REFUSALS_AT_ONCE: Final = 50
+"""Refusals that one address may await before each of them takes longer: it gets at most this number in the time above,
+however many connections it opens."""
+_LONGEST_REFUSAL_SECONDS: Final = 20.0
 
 _REMEMBERED: Final = 20_000
 
@@ -48,6 +64,28 @@ class _Share:
         self.left = burst
         self.counted_at = now
         self.in_progress = 0
+
+
+class Refusals:
+    """Delays the answers to refused calls. Who is refused has often not proven who it is, so addresses are counted."""
+
+    def __init__(self) -> None:
+        self._waiting = Counter[str]()
+
+    async def wait(self, address: str) -> None:
+        """Returns when a refusal may be answered."""
+        self._waiting[address] += 1
+        try:
+            await asyncio.sleep(refusal_seconds(self._waiting[address]))
+        finally:
+            self._waiting[address] -= 1
+            if not self._waiting[address]:
+                del self._waiting[address]
+
+
+def refusal_seconds(waiting: int) -> float:
+    """Returns how long a refusal takes, in seconds, if so many of its address wait."""
+    return min(_REFUSAL_SECONDS * (1 + waiting / _REFUSALS_AT_ONCE), _LONGEST_REFUSAL_SECONDS)
 
 
 class Limits:

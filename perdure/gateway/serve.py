@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import socket
+import tempfile
 from base64 import b64decode
 from datetime import timedelta
+from pathlib import Path
 from typing import Final
 
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError, Object
 from activities.nodes.kubernetes.settings import own_namespace
 from perdure.client.connection import connect, find_endpoint, payload_encryption
-from perdure.credentials.keyring import Keyring, KeyringInvalid
+from perdure.credentials.keyring import AUTHORITY, AUTHORITY_KEY, SIGNING_KEYS, Keyring, KeyringInvalid
 from perdure.errors import Refused
-from perdure.gateway.callers import ApiTokenReviewer, Callers
+from perdure.files import write_private_file
+from perdure.gateway.callers import ApiTokenReviewer, Callers, NoTokenReviewer
+from perdure.gateway.certificates import CertificateInvalid, ServerCertificates, SiteCertificate
+from perdure.gateway.metrics import serving_metrics
 from perdure.gateway.server import Gateway
 from perdure.services import answering
 
@@ -27,14 +33,26 @@ STOP_GRACE: Final = timedelta(seconds=5)
 """The time for calls in progress to end when the gateway is stopped. Polls end at once."""
 
 
-async def serve(*, address: str | None, listen: str, keyring_secret: str, health_port: int | None) -> None:
+async def serve(
+    *,
+    address: str | None,
+    listen: str,
+    keyring_secret: str,
+    keyring: Path | None = None,
+    health_port: int | None,
+    metrics_port: int | None = None,
+    certificate: SiteCertificate | None = None,
+) -> None:
     """Runs a gateway until SIGTERM or SIGINT.
 
     Args:
         address: The Temporal server; by default as the environment configures it.
         listen: Host and port for agents.
         keyring_secret: The name of the Secret with the key ring.
+        keyring: A folder with the key ring instead, without a cluster: only machines that join are served.
         health_port: The port that answers `GET /healthz`.
+        metrics_port: The port that serves Prometheus metrics.
+        certificate: The site's, shown besides the gateway's own to those who call it by its names.
 
     Raises:
         ControlPlaneUnreachable: if Temporal does not answer at the start.
@@ -45,24 +63,61 @@ async def serve(*, address: str | None, listen: str, keyring_secret: str, health
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     endpoint = find_endpoint(address)
     temporal = await connect(endpoint, identity=f"perdure-gateway@{socket.gethostname()}:{os.getpid()}", patient=True)
-    api = await KubernetesApi.connect()
+    api = None if keyring else await KubernetesApi.connect()
     try:
-        keyring = await _keyring(api, own_namespace(), keyring_secret)
-        callers = Callers(keyring.signing_keys, ApiTokenReviewer(api))
+        if api is None:
+            assert keyring is not None
+            ring, reviewer = read_keyring(keyring), NoTokenReviewer()
+        else:
+            ring, reviewer = await _keyring(api, own_namespace(), keyring_secret), ApiTokenReviewer(api)
+        try:
+            certificates = ServerCertificates(ring.authority, certificate)
+        except CertificateInvalid as error:
+            raise Refused(f"--tls-certificate, --tls-key: {error}", remedy=_REMEDY) from error
+        callers = Callers(ring.signing_keys, reviewer)
         encryption = payload_encryption(endpoint)
         encryption.use(temporal)
-        gateway = Gateway(temporal, callers, keyring.signing_keys, encryption=encryption)
+        gateway = Gateway(temporal, callers, ring.signing_keys, encryption=encryption)
         try:
-            port = await gateway.start(listen, keyring.authority)
+            port = await gateway.start(listen, certificates)
         except OSError as error:
             raise Refused(str(error), remedy="Name a free port with --listen HOST:PORT.") from error
         logger.info("serving agents at port %d; Temporal at %s, %s", port, endpoint.address, endpoint.namespace)
-        async with answering(health_port):
+        async with answering(health_port), serving_metrics(gateway.metrics, metrics_port):
             await stopped.wait()
         logger.info("stopping")
         await gateway.stop(STOP_GRACE)
     finally:
-        await api.close()
+        if api is not None:
+            await api.close()
+
+
+def read_keyring(folder: Path) -> Keyring:
+    """Reads the key ring from a folder; creates it if the folder has none. Of several gateways that start, one creates
+    it.
+
+    Raises:
+        Refused: if it cannot be read or created.
+    """
+    try:
+        if not folder.exists():
+            draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+            for name, content in Keyring.new().to_entries().items():
+                write_private_file(draft / name, content.encode())
+            try:
+                draft.rename(folder)
+            except OSError:
+                shutil.rmtree(draft, ignore_errors=True)
+                if not folder.exists():
+                    raise
+            else:
+                logger.info("created the key ring %s", folder)
+        names = (SIGNING_KEYS, AUTHORITY, AUTHORITY_KEY)
+        return Keyring.from_entries({name: (folder / name).read_text(encoding="utf-8") for name in names})
+    except OSError as error:
+        raise Refused(f"the key ring {folder} cannot be read: {error}", remedy=_REMEDY) from error
+    except KeyringInvalid as error:
+        raise Refused(f"{folder} is no key ring: {error}", remedy=_REMEDY) from error
 
 
 async def _keyring(api: KubernetesApi, namespace: str, name: str) -> Keyring:

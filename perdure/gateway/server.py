@@ -6,22 +6,28 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
+import pydantic
 from google.protobuf.message import DecodeError, Message
 from pydantic import SecretBytes
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from perdure.credentials.certificates import GATEWAY_LIFETIME, Authority, Certificate
 from perdure.credentials.grants import NotGranted
+from perdure.credentials.names import MACHINES_SERVICE, RESULT
 from perdure.encryption.codec import PayloadEncryption
-from perdure.gateway.callers import Callers, Unauthenticated, Unavailable
+from perdure.gateway.callers import Callers, PlaceLost, Unauthenticated, Unavailable
 from perdure.gateway.calls import CALLS, SERVICE, Call, Denied
-from perdure.gateway.limits import AGENT, MESSAGE_BYTES, Limits, TooMany
+from perdure.gateway.certificates import ServerCertificates
+from perdure.gateway.limits import AGENT, MESSAGE_BYTES, Limits, Refusals, TooMany
+from perdure.gateway.machines import METHODS, Machines
+from perdure.gateway.memberships import Memberships
+from perdure.gateway.metrics import GatewayMetrics, Reason
 from perdure.gateway.payloads import GatewayPayloads
 from perdure.gateway.recent import Recent
 
@@ -29,8 +35,6 @@ logger = logging.getLogger("perdure.gateway")
 
 _LONGEST_CALL: Final = 90.0
 """Seconds. The longest calls are polls, which the server answers after a minute."""
-_REFUSAL_DELAY: Final = 0.5
-"""Seconds before a refusal is answered: who repeats refused calls waits, and costs next to nothing meanwhile."""
 _LOG_INTERVAL: Final = 60.0
 """Seconds in which the same refusal of the same node is logged once."""
 
@@ -50,6 +54,7 @@ _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
 )
 
+_Answer = TypeVar("_Answer", Message, pydantic.BaseModel)
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 _Handle = Callable[[bytes, _Context], Awaitable[bytes]]
 
@@ -57,9 +62,9 @@ _Handle = Callable[[bytes, _Context], Awaitable[bytes]]
 class _Refused(Exception):
     """A call is refused."""
 
-    def __init__(self, who: str, status: grpc.StatusCode, reason: str) -> None:
+    def __init__(self, who: str, status: grpc.StatusCode, kind: Reason, reason: str) -> None:
         super().__init__(reason)
-        self.who, self.status, self.reason = who, status, reason
+        self.who, self.status, self.kind, self.reason = who, status, kind, reason
 
 
 class Gateway:
@@ -90,23 +95,27 @@ class Gateway:
         self._callers = callers
         self._keys = keys
         self._limits = Limits(AGENT)
+        self._refusals = Refusals()
+        self._memberships = Memberships(temporal)
+        self._machines = Machines(temporal, callers, self._memberships, keys)
+        self.metrics = GatewayMetrics()
         self._stopping = asyncio.Event()
         self._logged = Recent[tuple[str, str], float](1000)
         self._server = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((_Methods(self),))
 
-    async def start(self, address: str, authority: Authority) -> int:
+    async def start(self, address: str, certificates: ServerCertificates) -> int:
         """Starts to serve; returns the port.
 
         Args:
             address: Host and port; port 0 for any free one.
-            authority: Issues the certificate.
+            certificates: To show.
 
         Raises:
             OSError: if the address cannot be used.
         """
         try:
-            port = self._server.add_secure_port(address, _credentials(authority))
+            port = self._server.add_secure_port(address, certificates.credentials())
         except RuntimeError as error:
             raise OSError(f"{address} cannot be listened at: {error}") from error
         await self._server.start()
@@ -117,39 +126,57 @@ class Gateway:
         self._stopping.set()
         await self._server.stop(grace.total_seconds())
 
-    async def serve(self, call_type: type[Call[Any, Any]], content: bytes, context: _Context) -> Message:
-        """Answers one call."""
-        try:
-            return await self._serve(call_type, content, context)
-        except _Refused as refused:
-            self._log(refused.who, call_type.__name__, refused.reason)
-            await asyncio.sleep(_REFUSAL_DELAY)
-            return await context.abort(refused.status, refused.reason)
-        except Unavailable as error:
-            return await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        except RPCError as error:
-            # As the server answered. Its details stay here: agents need none.
-            status = next(one for one in grpc.StatusCode if one.value[0] == int(error.status))
-            return await context.abort(status, error.message)
+    async def serve(self, call_type: type[Call[Any, Any]], content: bytes, context: _Context) -> bytes:
+        """Answers one call of an agent."""
+        name = call_type.__name__
+        answer = await self._answer(name, self._serve(call_type, content, context), context, long=call_type.long)
+        return answer.SerializeToString()
+
+    async def serve_machine(self, method: str, content: bytes, context: _Context) -> bytes:
+        """Answers one call of a machine that joins."""
+        serving = self._serve_machine(method, content, context)
+        answer = await self._answer(method, serving, context, long=method == RESULT)
+        return answer.model_dump_json().encode()
+
+    async def _answer(self, method: str, serving: Awaitable[_Answer], context: _Context, *, long: bool) -> _Answer:
+        refused = False
+        with self.metrics.one_call(method, long=long) as record:
+            try:
+                answer = await serving
+                record.outcome = grpc.StatusCode.OK.name
+                return answer
+            except _Refused as refusal:
+                self._log(refusal.who, method, refusal.reason)
+                self.metrics.refused(refusal.kind)
+                refused, status, text = True, refusal.status, refusal.reason
+            except Unavailable as error:
+                status, text = grpc.StatusCode.UNAVAILABLE, str(error)
+            except RPCError as error:
+                # As the server answered. Its details stay here: agents need none.
+                status = next(one for one in grpc.StatusCode if one.value[0] == int(error.status))
+                text = error.message
+            except Exception:
+                record.outcome = grpc.StatusCode.UNKNOWN.name
+                raise
+            record.outcome = status.name
+        if refused:
+            await self._refusals.wait(_host_of(context.peer()))
+        return await context.abort(status, text)
+
+    async def _serve_machine(self, method: str, content: bytes, context: _Context) -> pydantic.BaseModel:
+        with _refusals(address := _host_of(context.peer())):
+            return await self._machines.serve(method, content, _headers_of(context), address=address)
 
     async def _serve(self, call_type: type[Call[Any, Any]], content: bytes, context: _Context) -> Message:
-        headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        who = context.peer()
-        try:
+        headers = _headers_of(context)
+        with _refusals(context.peer()):
             grant = self._callers.grant(headers)
-            who = grant.node
+        with _refusals(grant.node):
             await self._callers.authenticate(grant, headers, address=_host_of(context.peer()))
-            with self._limits.one_call(grant.node):
+            with self._limits.one_call(grant.node), self.metrics.of_agent(grant.node):
+                if grant.machine and call_type.reports:
+                    await self._memberships.check(grant)
                 return await self._pass_on(call_type(grant, self._keys), content, context)
-        except Unauthenticated as error:
-            raise _Refused(who, grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
-        except TooMany as error:
-            raise _Refused(who, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
-        except (Denied, NotGranted) as error:
-            raise _Refused(who, grpc.StatusCode.PERMISSION_DENIED, str(error)) from error
-        except DecodeError as error:
-            reason = "the request is no message of this method"
-            raise _Refused(who, grpc.StatusCode.INVALID_ARGUMENT, reason) from error
 
     async def _pass_on(self, call: Call[Any, Any], content: bytes, context: _Context) -> Message:
         request = call.check(call.request.FromString(content))
@@ -183,20 +210,57 @@ class _Methods(grpc.GenericRpcHandler):
     """Finds the handler of a method. Methods that are not known here are answered as not implemented."""
 
     def __init__(self, gateway: Gateway) -> None:
+        self._metrics = gateway.metrics
         self._handlers: dict[str, Any] = {
             f"/{SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(_handler(gateway, call))
             for name, call in CALLS.items()
+        } | {
+            f"/{MACHINES_SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(_machine_handler(gateway, name))
+            for name in METHODS
         }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        return self._handlers.get(handler_call_details.method)
+        handler = self._handlers.get(handler_call_details.method)
+        if handler is None:
+            self._metrics.unknown_method()
+        return handler
 
 
 def _handler(gateway: Gateway, call: type[Call[Any, Any]]) -> _Handle:
     async def handle(content: bytes, context: _Context) -> bytes:
-        return (await gateway.serve(call, content, context)).SerializeToString()
+        return await gateway.serve(call, content, context)
 
     return handle
+
+
+def _machine_handler(gateway: Gateway, method: str) -> _Handle:
+    async def handle(content: bytes, context: _Context) -> bytes:
+        return await gateway.serve_machine(method, content, context)
+
+    return handle
+
+
+@contextmanager
+def _refusals(who: str) -> Generator[None]:
+    """Gives each reason to refuse a call its status."""
+    try:
+        yield
+    except Unauthenticated as error:
+        kind = Reason.PLACE_LOST if isinstance(error, PlaceLost) else Reason.NOT_PROVEN
+        raise _Refused(who, grpc.StatusCode.UNAUTHENTICATED, kind, str(error)) from error
+    except TooMany as error:
+        raise _Refused(who, grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.TOO_MANY, str(error)) from error
+    except NotGranted as error:
+        raise _Refused(who, grpc.StatusCode.PERMISSION_DENIED, Reason.FOREIGN_TASK, str(error)) from error
+    except Denied as error:
+        raise _Refused(who, grpc.StatusCode.PERMISSION_DENIED, Reason.NOT_ALLOWED, str(error)) from error
+    except DecodeError as error:
+        reason = "the request is no message of this method"
+        raise _Refused(who, grpc.StatusCode.INVALID_ARGUMENT, Reason.UNREADABLE, reason) from error
+
+
+def _headers_of(context: _Context) -> dict[str, str]:
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
 async def _first_of(forwarded: asyncio.Future[Any], stopping: asyncio.Event) -> None:
@@ -209,26 +273,6 @@ async def _first_of(forwarded: asyncio.Future[Any], stopping: asyncio.Event) -> 
         raise
     finally:
         stop.cancel()
-
-
-def _credentials(authority: Authority) -> grpc.ServerCredentials:
-    """Returns credentials with a certificate that is issued anew before it expires."""
-    issued_at = time.monotonic()
-
-    def renewed() -> Any:
-        nonlocal issued_at
-        if time.monotonic() - issued_at < GATEWAY_LIFETIME.total_seconds() / 2:
-            return None
-        issued_at = time.monotonic()
-        return _configuration(authority.issue())
-
-    return grpc.dynamic_ssl_server_credentials(
-        _configuration(authority.issue()), renewed, require_client_authentication=False
-    )
-
-
-def _configuration(one: Certificate) -> Any:
-    return grpc.ssl_server_certificate_configuration([(one.private_key, one.certificate)])
 
 
 def _host_of(peer: str) -> str:

@@ -14,44 +14,29 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
-from uuid import uuid4
-
-from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
-from temporalio.exceptions import ApplicationError
-from temporalio.service import RPCError, RPCStatusCode
 
 from activities.nodes.joined.machine import Machine
 from activities.nodes.joined.node_session import NodeSession
 from activities.nodes.local.folders import Ending, now
-from agent.job_liveness import JobLiveness, query_job_liveness
-from perdure.client.client import OUTAGE_LIMIT, UPDATE_TIMEOUT, Client
-from perdure.client.connection import CALL_TIMEOUT, payload_encryption
-from perdure.client.error_mapping import map_errors
-from perdure.client.results import result_of
-from perdure.client.views import FINAL_PHASES
+from perdure.client.client import OUTAGE_LIMIT
+from perdure.client.joining import JobConnection
 from perdure.errors import (
     ControlPlaneUnreachable,
     ExitCode,
-    JobAlreadyRunning,
     JobNotFound,
     JoinRefused,
     NotPermitted,
-    NoWorker,
+    PerdureError,
     SecretUnavailable,
 )
 from perdure.spec.job import JobSpec
 from workflows.messages import (
-    JobPhase,
     JobResult,
     JoinAnswer,
     JoinRefusal,
     JoinRequest,
-    NodeEvent,
-    NodeEventKind,
-    NodeEvents,
     NodeRequest,
 )
-from workflows.names import job_workflow_id
 
 _SOON = 0.2
 """Seconds until a place that is being prepared is requested again: its group and its backend are quick."""
@@ -84,21 +69,22 @@ class JoinOptions:
 class MachineInJob:
     """The membership of one machine in one job."""
 
-    def __init__(self, client: Client, machine: Machine, options: JoinOptions, *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, connection: JobConnection, machine: Machine, options: JoinOptions, *, say: Callable[[str], None]
+    ) -> None:
         """Prepares the membership; `run` joins.
 
         Args:
-            client: A client of the job's control plane.
+            connection: To the job.
             machine: This machine.
             options: The user's request.
             say: Prints a line for people.
         """
-        self._client = client
+        self._connection = connection
         self._machine = machine
         self._options = options
         self._say = say
         self._said = ""
-        self._session = uuid4().hex
         self._started_at = datetime.now(UTC)
         self._node_sessions = 0
         self._was_in = False
@@ -139,7 +125,7 @@ class MachineInJob:
             ending = await self._run_as(place)
             if self._signal is not None:
                 return 128 + self._signal
-            result = await self._patiently(lambda place=place: self._result(place))
+            result = await self._patiently(lambda place=place: self._connection.result(place))
             if result is not None:
                 return self._over(result)
             if ending.exit_code == 0 and not self._options.wait:
@@ -150,8 +136,7 @@ class MachineInJob:
     async def _create(self) -> None:
         """Starts the job if none has been started; of many machines that try at once, one succeeds."""
         assert self._options.create is not None
-        with contextlib.suppress(JobAlreadyRunning):
-            await self._client.submit(self._options.create, again=False)
+        if await self._connection.start(self._options.create):
             self._say(f"started the job {self._options.job}")
 
     # Requesting a place
@@ -164,7 +149,7 @@ class MachineInJob:
                 answer = await self._patiently(self._ask)
             except JoinRefused as refused:
                 if refused.kind == JoinRefusal.ENDING:
-                    return await self._client.wait(self._options.job, namespace=self._options.namespace)
+                    return await self._connection.wait()
                 if refused.kind == JoinRefusal.OVER:
                     self._node_sessions += 1
                 elif refused.kind == JoinRefusal.NO_PLACE and self._options.wait:
@@ -179,61 +164,26 @@ class MachineInJob:
                 await self._wait(answer.reason, _SOON)
 
     async def _ask(self) -> JoinAnswer | JobResult:
-        """Requests a place once.
-
-        Raises:
-            JoinRefused: if the job refuses.
-            NoWorker: if no worker answers for it.
-        """
-        options, machine = self._options, self._machine
-        request = JoinRequest(
-            node_id=machine.node_id,
-            session=self._session,
-            stay=self._node_sessions,
-            started_at=self._started_at,
-            host=machine.host,
-            place=machine.place,
-            command=options.command,
+        """Requests a place once."""
+        machine = self._machine
+        return await self._connection.request_place(
+            JoinRequest(
+                node_id=machine.node_id,
+                session=self._connection.session,
+                stay=self._node_sessions,
+                started_at=self._started_at,
+                host=machine.host,
+                place=machine.place,
+                command=self._options.command,
+            )
         )
-        temporal = await self._client.connect()
-        handle = temporal.get_workflow_handle(job_workflow_id(options.namespace, options.job))
-        try:
-            async with map_errors(self._client, options.job, options.namespace):
-                return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]
-                    "join", request, result_type=JoinAnswer, rpc_timeout=UPDATE_TIMEOUT
-                )
-        except JobNotFound:
-            # An update of a job that has ended is not found either.
-            await self._client.describe(options.job, namespace=options.namespace)
-            return await self._client.wait(options.job, namespace=options.namespace)
-        except WorkflowUpdateFailedError as error:
-            cause = error.cause
-            kind = cause.type or "" if isinstance(cause, ApplicationError) else ""
-            text = cause.message if isinstance(cause, ApplicationError) else str(cause)
-            wrong = kind in (JoinRefusal.OTHER_COMMAND, JoinRefusal.OTHER_BACKEND)
-            raise JoinRefused(
-                f"{options.job} refuses: {text}",
-                kind=kind,
-                exit_code=ExitCode.USAGE if wrong else ExitCode.INFRASTRUCTURE,
-                remedy=_REMEDIES.get(kind, ""),
-            ) from error
-        except WorkflowUpdateRPCTimeoutOrCancelledError as error:
-            raise NoWorker(
-                f"{options.job} did not answer within {UPDATE_TIMEOUT.total_seconds():.0f} s; no worker seems to run",
-                remedy="`perdure worker` runs one, on any machine that reaches the Temporal server.",
-            ) from error
 
     # Staying and leaving
 
     async def _run_as(self, place: NodeRequest) -> Ending:
         """Runs the node; returns when this machine is no longer a node of the job, and has reported that."""
         self._was_in = True
-        endpoint, node = self._client.endpoint, place.node
-        connection = {
-            "TEMPORAL_ADDRESS": endpoint.address,
-            "TEMPORAL_NAMESPACE": endpoint.namespace,
-            **payload_encryption(endpoint).environment,
-        }
+        node, connection = place.node, self._connection.agent_connection()
         try:
             self._node_session = session = NodeSession(place, self._machine, connection=connection)
             self._say(f"{place.spec.name}: node {node.rank} at {self._machine.address}; log: {session.log}")
@@ -252,45 +202,15 @@ class MachineInJob:
         return f"`perdure join` on {self._machine.host} got {self._signal.name if self._signal else 'no signal'}"
 
     async def _report_departure(self, place: NodeRequest, ending: Ending) -> None:
-        """Reports to the group what a backend's watch would report: that no process of the node runs any more."""
-        gone = NodeEvent(
-            kind=NodeEventKind.GONE,
-            rank=place.node.rank,
-            incarnation=place.node.incarnation,
-            time=ending.time.astimezone(UTC),
-            reason=ending.reason,
-        )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DEPARTURE_TIMEOUT.total_seconds()):
                 while True:
                     try:
-                        group = (await self._client.connect()).get_workflow_handle(place.group_id)
-                        await group.signal("node_events", NodeEvents(events=(gone,)), rpc_timeout=CALL_TIMEOUT)
-                        return
-                    except RPCError as error:
-                        if error.status is RPCStatusCode.NOT_FOUND:
-                            return
-                    except ControlPlaneUnreachable:
-                        pass
-                    await asyncio.sleep(_SOON)
-
-    async def _result(self, place: NodeRequest) -> JobResult | None:
-        """The result of the job that gave the place, if it has ended or is ending; None if it continues."""
-        options = self._options
-        temporal = await self._client.connect()
-        handle = temporal.get_workflow_handle(place.job_id, run_id=place.job_first_run_id, result_type=JobResult)
-        async with map_errors(self._client, options.job, options.namespace):
-            liveness = await query_job_liveness(
-                temporal, job_id=place.job_id, first_run_id=place.job_first_run_id, rpc_timeout=CALL_TIMEOUT
-            )
-            if liveness is JobLiveness.OPEN:
-                phase = (await self._client.status(options.job, namespace=options.namespace)).phase
-                ends = phase is JobPhase.STOPPING or phase in FINAL_PHASES
-                return await self._client.wait(options.job, namespace=options.namespace) if ends else None
-            try:
-                return await handle.result(rpc_timeout=CALL_TIMEOUT)
-            except WorkflowFailureError as error:
-                return await result_of(error, handle)
+                        return await self._connection.report_departure(
+                            place, time=ending.time.astimezone(UTC), reason=ending.reason
+                        )
+                    except PerdureError:
+                        await asyncio.sleep(_SOON)
 
     def _over(self, result: JobResult) -> int:
         self._say(f"{self._options.job} {result.phase}: {result.reason}")
@@ -322,13 +242,6 @@ class MachineInJob:
             self._said = reason
             self._say(f"waiting: {reason}")
         await asyncio.sleep(seconds)
-
-
-_REMEDIES: dict[str, str] = {
-    JoinRefusal.NO_PLACE: "With --wait this machine stays ready until there is one; `perdure scale` makes more.",
-    JoinRefusal.OTHER_COMMAND: "Leave the command out, or join a job of another name.",
-    JoinRefusal.DISPLACED: "Give machines that run at the same time different --node-id.",
-}
 
 
 @contextlib.contextmanager

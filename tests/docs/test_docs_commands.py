@@ -45,6 +45,7 @@ HELD_ELSEWHERE = {
     **dict.fromkeys(("suspend", "resume", "restart", "cancel"), ON_JOBS),
     "shell": "tests/cli/test_cli_shell.py",
     "join": "tests/cli/test_cli_join.py",
+    "ticket": "tests/system/test_joining_by_ticket.py",
     "doctor": ON_JOBS,
     "worker": "tests/cli/test_cli_without_jobs.py",
     "operator": "tests/kubernetes/test_operator.py",

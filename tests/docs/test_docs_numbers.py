@@ -28,7 +28,7 @@ from workflows import carrying, names, options
 from workflows.messages.base import LONGEST_TEXT
 from workflows.messages.store import LONGEST_KEY
 from workflows.node_table import REWORDINGS
-from workflows.policy import incident_texts, observations, store
+from workflows.policy import incident_texts, joining, observations, store
 
 TIMING = Timing()
 ROLES = {"worker": {"nodes": 1, "command": ["true"]}}
@@ -50,6 +50,7 @@ TOLD: list[tuple[str, str, float]] = [
     ("store.md", r"a key \| ([\d,]+) characters", LONGEST_KEY),
     ("store.md", r"one node \| ([\d,]+) a second", agent_server.REQUESTS_PER_SECOND),
     ("store.md", r"after a burst of ([\d,]+)", agent_server.REQUESTS_AT_ONCE),
+    ("joining.md", r"A job has at most (\d+)\s+tickets", joining.MOST_TICKETS),
     ("architecture.md", r"NodeGroup \(per role, up to (\d+) nodes\)", names.NODES_PER_GROUP),
     ("architecture.md", r"heartbeat (\d+) s,\s+timeout 6 s", seconds(TIMING.lease.heartbeat)),
     ("architecture.md", r"timeout (\d+) s, and 4 s to be taken", seconds(TIMING.lease.timeout)),

@@ -23,6 +23,8 @@ from perdure.credentials.names import GATEWAY_NAME, GRANT_HEADER, TOKEN_HEADER
 from perdure.encryption.codec import PayloadEncryption
 from perdure.gateway.callers import Callers, Unauthenticated, Unavailable
 from perdure.gateway.calls import SERVICE
+from perdure.gateway.certificates import ServerCertificates, SiteCertificate
+from perdure.gateway.metrics import GatewayMetrics
 from perdure.gateway.server import Gateway
 from tests.agent.harness import RunningAgent, Workflows
 from tests.support.temporal_server import DevServer, free_port
@@ -57,13 +59,20 @@ class GatewaySite:
         self.keyring = Keyring.new()
         self.reviewer = PlayedReviewer()
         self.address = f"127.0.0.1:{free_port()}"
+        self.certificate: SiteCertificate | None = None
         self._gateway: Gateway | None = None
 
     async def start(self) -> None:
         keys = self.keyring.signing_keys
         callers = Callers(keys, self.reviewer)
         self._gateway = Gateway(await self.server.client(), callers, keys, encryption=self.encryption)
-        await self._gateway.start(self.address, self.keyring.authority)
+        await self._gateway.start(self.address, ServerCertificates(self.keyring.authority, self.certificate))
+
+    @property
+    def metrics(self) -> GatewayMetrics:
+        """Those of the gateway that runs."""
+        assert self._gateway
+        return self._gateway.metrics
 
     async def stop(self, grace: timedelta = timedelta()) -> None:
         if self._gateway:
@@ -87,11 +96,12 @@ class GatewaySite:
 
     def token(self, grant: Grant) -> str:
         """A valid token of the pod of a grant."""
+        assert grant.pod
         token = secrets.token_hex(16)
         self.reviewer.pods[token] = grant.pod
         return token
 
-    async def client(self, grant: Grant, token: str) -> Client:
+    async def client(self, grant: Grant, token: str, *, lazy: bool = True) -> Client:
         """A client of Temporal's SDK, as an agent or an attacker has it."""
         return await Client.connect(
             self.address,
@@ -100,7 +110,7 @@ class GatewaySite:
             tls=TLSConfig(server_root_ca_cert=self.keyring.authority.certificate.encode(), domain=GATEWAY_NAME),
             api_key=token,
             rpc_metadata={GRANT_HEADER: grant.signed(self.keyring.signing_keys)},
-            lazy=True,
+            lazy=lazy,
         )
 
     @asynccontextmanager

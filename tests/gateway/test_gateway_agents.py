@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 
+from perdure.credentials.keyring import Keyring
 from tests.agent.harness import RunningAgent, Workflows
 from tests.gateway.site import GatewaySite
 from tests.support.waiting import eventually
@@ -70,6 +73,34 @@ async def test_a_lease_survives_a_gateway_that_is_replaced(
         answer = await agent.command("apply_world", agent.world(1))
         assert answer["accepted"]
         assert len(await workflows.seen(workflows.group, "lease_taken")) == 1
+        await workflows.group.terminate("over")
+        await asyncio.gather(lease, return_exceptions=True)
+
+
+async def test_signing_keys_are_replaced_while_a_lease_is_held(
+    site: GatewaySite, workflows: Workflows, folder: Path
+) -> None:
+    """In the two steps of docs/gateway.md: its grant and its task are signed with the old key all the time."""
+    async with agent_of(site, workflows, folder) as agent:
+        await workflows.expect(workflows.group, "joined")
+        lease = await agent.start_lease(epoch=1)
+        await workflows.expect(workflows.group, "lease_taken")
+        [old], [new] = site.keyring.signing_keys, Keyring.new().signing_keys
+        for generation, keys in enumerate(((old, new), (new, old)), start=1):
+            site.keyring = replace(site.keyring, signing_keys=keys)
+            await site.stop()
+            await site.start()
+            await workflows.beats(2)
+            assert (await agent.command("apply_world", agent.world(generation)))["accepted"]
+        assert not lease.done()
+        assert len(await workflows.seen(workflows.group, "lease_taken")) == 1
+        # A node that is made from now on is granted with the new key, which alone is then enough.
+        grant = site.grant(workflows)
+        fresh = site.headers(grant)
+        site.keyring = replace(site.keyring, signing_keys=(new,))
+        await site.stop()
+        await site.start()
+        assert (await site.describe(workflows.job.id, *fresh))[0] is grpc.StatusCode.OK
         await workflows.group.terminate("over")
         await asyncio.gather(lease, return_exceptions=True)
 

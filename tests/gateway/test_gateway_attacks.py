@@ -11,6 +11,8 @@ import secrets
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from datetime import timedelta
 from typing import Any
 
 import grpc
@@ -225,6 +227,21 @@ async def test_a_node_cannot_speak_for_another_one(attacker: Attacker, workflows
     assert await workflows.seen(workflows.job) == []
 
 
+async def test_a_message_with_two_senders_arrives_with_the_one_that_was_checked(
+    attacker: Attacker, workflows: Workflows
+) -> None:
+    """Readers of JSON differ in which of two equal names counts."""
+    own, other = json.dumps(OWN), json.dumps({**OWN, "rank": 1})
+    forged = f'{{"sender": {other}, "sender": {own}}}'.encode()
+    await attacker.signal(workflows.job.id, "failure", forged)
+    await workflows.expect(workflows.job, "failure")
+    events = [event async for event in workflows.job.fetch_history_events()]
+    [signal] = [event.workflow_execution_signaled_event_attributes for event in events if event.event_type == 26]
+    assert signal.input.payloads[0].data.count(b'"sender"') == 1
+    forged = f'{{"sender": {own}, "sender": {other}}}'.encode()
+    await attacker.refused(attacker.signal(workflows.job.id, "failure", forged), DENIED, "another node")
+
+
 @pytest.mark.parametrize("message", [b"", b"[1]", b"{", b"\xff\xfe", b"[" * 100_000])
 async def test_what_is_no_message_is_refused(attacker: Attacker, workflows: Workflows, message: bytes) -> None:
     await attacker.refused(attacker.signal(workflows.job.id, "failure", message), DENIED, "names no sender")
@@ -306,8 +323,8 @@ async def test_nobody_is_served_without_both_proofs(site: GatewaySite, workflows
     widened = grant.model_copy(update={"job_id": "job/other/job"}).signed(keys).split(".")[0]
     for proof, bearer, reason in (
         (None, token, "no grant"),
-        (genuine, None, "no service account token"),
-        (genuine, "Bearer ", "no service account token"),
+        (genuine, None, "no token"),
+        (genuine, "Bearer ", "no token"),
         (genuine, f"Bearer {secrets.token_hex(8)}", "not valid"),
         (genuine, f"Bearer {site.token(other)}", "different pods"),
         (other.signed(keys), f"Bearer {token}", "different pods"),
@@ -341,13 +358,16 @@ async def test_while_the_api_server_is_away_known_agents_are_served(
     site: GatewaySite, workflows: Workflows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.gateway.callers._VALID_SECONDS", 0.0)
-    known, new = site.headers(site.grant(workflows)), site.headers(site.grant(workflows))
-    assert (await site.describe(workflows.job.id, *known))[0] is grpc.StatusCode.OK
+    known, other, new = (site.headers(site.grant(workflows)) for _ in range(3))
+    for headers in (known, other):
+        assert (await site.describe(workflows.job.id, *headers))[0] is grpc.StatusCode.OK
     site.reviewer.silent = True
     assert (await site.describe(workflows.job.id, *known))[0] is grpc.StatusCode.OK
     site.reviewer.silent, site.reviewer.away = False, True
     assert (await site.describe(workflows.job.id, *known))[0] is grpc.StatusCode.OK
     assert (await site.describe(workflows.job.id, *new))[0] is grpc.StatusCode.UNAVAILABLE
+    monkeypatch.setattr("perdure.gateway.callers._STALE_SECONDS", 0.0)
+    assert (await site.describe(workflows.job.id, *other))[0] is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_one_that_floods_is_held_back(attacker: Attacker, workflows: Workflows) -> None:
@@ -380,12 +400,70 @@ async def test_who_has_read_a_grant_cannot_use_up_its_share(site: GatewaySite, w
     assert site.reviewer.reviews.count("stolen") == 1
 
 
+async def test_leases_hold_while_an_agent_and_strangers_flood(
+    site: GatewaySite, attacker: Attacker, workflows: Workflows, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As fast as the machine allows, over several connections, with and without proofs."""
+    agent = site.agent(workflows, tmp_path_factory.mktemp("n"))
+    await agent.start()
+    floods: list[asyncio.Task[None]] = []
+    try:
+        await workflows.expect(workflows.group, "joined")
+        lease = await agent.start_lease(epoch=1)
+        await workflows.expect(workflows.group, "lease_taken")
+        headers = site.headers(site.grant(workflows, uid="aaaaaaaa"))
+        async with AsyncExitStack() as channels:
+            for proofs in ((), headers, ((GRANT_HEADER, "x"), (TOKEN_HEADER, "Bearer x"))):
+                channel = await channels.enter_async_context(site.channel())
+                floods += [asyncio.create_task(_flood(channel, proofs)) for _ in range(100)]
+            await workflows.beats(3)
+            assert (await agent.command("apply_world", agent.world(1)))["accepted"]
+            await workflows.beats(3)
+            for flood in floods:
+                flood.cancel()
+            await asyncio.gather(*floods, return_exceptions=True)
+        assert not lease.done()
+        assert len(await workflows.seen(workflows.group, "lease_taken")) == 1
+        await workflows.group.terminate("over")
+        await asyncio.gather(lease, return_exceptions=True)
+    finally:
+        await agent.close()
+
+
+async def _flood(channel: grpc.aio.Channel, headers: tuple[tuple[str, str], ...]) -> None:
+    """Repeats a call that is refused."""
+    call: Callable[..., Awaitable[bytes]] = channel.unary_unary(f"/{SERVICE}/DescribeWorkflowExecution")
+    while True:
+        with suppress(grpc.aio.AioRpcError):
+            await call(b"", metadata=headers, timeout=60)
+
+
+async def test_an_impostor_learns_nothing(site: GatewaySite, workflows: Workflows) -> None:
+    """It answers at the gateway's address, and has the gateway's name in a certificate of its own authority."""
+    grant = site.grant(workflows)
+    client = await site.client(grant, site.token(grant))
+    keyring, site.keyring = site.keyring, Keyring.new()
+    await site.stop()
+    await site.start()
+    with pytest.raises((RPCError, RuntimeError)):
+        await client.get_workflow_handle(workflows.job.id).describe(rpc_timeout=timedelta(seconds=3))
+    calls = [sample for metric in site.metrics.registry.collect() for sample in metric.samples]
+    assert not [sample for sample in calls if sample.name == "perdure_gateway_calls_total"]
+    site.keyring = keyring
+
+
 async def test_the_gateway_speaks_tls_only(site: GatewaySite) -> None:
     host, _, port = site.address.partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as plain:
         plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         plain.settimeout(20)
         assert b"HTTP" not in plain.recv(100)
+    known = ssl.create_default_context(cadata=site.keyring.authority.certificate)
+    with (
+        socket.create_connection((host, int(port)), timeout=10) as own,
+        known.wrap_socket(own, server_hostname=GATEWAY_NAME) as secure,
+    ):
+        assert secure.version() == "TLSv1.3"
     trust = ssl.create_default_context(cadata=Keyring.new().authority.certificate)
     with (
         socket.create_connection((host, int(port)), timeout=10) as other,

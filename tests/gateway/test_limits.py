@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.gateway.limits import AGENT, Limits, TooMany
+from perdure.gateway.limits import AGENT, Limits, TooMany, refusal_seconds
 
 
 class Clock:
@@ -43,6 +43,12 @@ def test_a_burst_is_admitted_and_then_so_many_a_second(limits: Limits, clock: Cl
     assert calls(limits, "a", 1000) == 2 * AGENT.per_second
     clock.now += 1e6
     assert calls(limits, "a", 1000) == AGENT.burst
+
+
+def test_an_address_gets_so_many_refusals_a_second_however_many_it_awaits() -> None:
+    rates = [waiting / refusal_seconds(waiting) for waiting in (1, 10, 50, 100, 1000)]
+    assert rates == sorted(rates)
+    assert 1 < rates[0] < rates[-1] < 100
 
 
 def test_others_are_not_affected(limits: Limits) -> None:

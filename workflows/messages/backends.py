@@ -171,11 +171,24 @@ class SiteFacts(Message):
     """Backends that this worker serves."""
 
 
+class GatewayFacts(Message):
+    """How machines reach the site's gateway."""
+
+    address: str = ""
+    """Host and port; empty if the worker knows none that machines outside the cluster reach."""
+    authority: str
+    """The certificate, in PEM, of the authority that issues the gateway's certificate."""
+    server_name: str = ""
+    """The name in that certificate; empty: the one that Perdure's own authority certifies."""
+
+
 class SiteReport(Message):
     """Result of `site_report`, for people: what the worker that answers is configured to allow."""
 
     policies: dict[str, dict[str, JsonValue]]
     """The site policy of each backend that has one, by the backend's name."""
+    gateway: GatewayFacts | None = None
+    """Where machines join that do not reach Temporal; None if this worker does not know."""
 
 
 class JobCheck(Message):

@@ -1,13 +1,19 @@
-"""Messages of the update `join`: between a job and a machine that a user or a scheduler started."""
+"""Messages between a job and machines that a user or a scheduler started, and between these and the gateway.
+
+A machine that reaches Temporal sends the update `join` itself. The gateway sends it for others, in the name of a ticket
+that the job's owner made.
+"""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from enum import StrEnum
 
 from pydantic import Field
 
 from workflows.messages.backends import NodeRequest
-from workflows.messages.base import Message, Time
+from workflows.messages.base import Message, ShortText, Time
+from workflows.messages.views import JobResult
 
 
 class JoinRequest(Message):
@@ -27,6 +33,8 @@ class JoinRequest(Message):
     """The node (slot) that the machine prefers, if it is free."""
     command: tuple[str, ...] | None = None
     """The command that the machine was started for; None accepts any job's command."""
+    ticket: str = ""
+    """The ID of the ticket that the gateway has seen; empty if the machine reached Temporal itself."""
 
 
 class JoinAnswer(Message):
@@ -53,3 +61,96 @@ class JoinRefusal(StrEnum):
     """The job's backend creates its nodes itself."""
     ENDING = "Ending"
     """The job is ending."""
+    TICKET = "Ticket"
+    """The ticket has expired or was revoked."""
+
+
+class Ticket(Message):
+    """Admits machines to one job, at the gateway. The job keeps a digest, so that no history holds the secret."""
+
+    id: str = Field(min_length=8, max_length=64)
+    """Names the ticket, for people and in requests."""
+    digest: str = Field(pattern="^[0-9a-f]{64}$")
+    """SHA-256 of the ticket's secret."""
+    nodes: int = Field(ge=1)
+    """The most places that its machines may have at a time."""
+    expires_at: Time
+    """From then on it gives no place to a machine that had none."""
+
+
+class TicketRequest(Message):
+    """Argument of the update `issue_ticket`."""
+
+    id: str = Field(min_length=8, max_length=64)
+    digest: str = Field(pattern="^[0-9a-f]{64}$")
+    nodes: int = Field(ge=1)
+    lifetime: timedelta = Field(gt=timedelta())
+
+
+class TicketRef(Message):
+    """Argument of the update `revoke_ticket`."""
+
+    id: str
+
+
+class JoinedMachine(Message):
+    """A machine that has a place."""
+
+    rank: int
+    incarnation: int
+    session: str
+
+
+class MachinesView(Message):
+    """Answer to the query `machines`: what the gateway has to know of a job."""
+
+    uid: str
+    tickets: tuple[Ticket, ...] = ()
+    machines: tuple[JoinedMachine, ...] = ()
+
+
+class PlaceCall(Message):
+    """A machine's call `Join` of the gateway. The job's name is that of its ticket."""
+
+    namespace: str
+    job: str
+    request: JoinRequest
+
+
+class PlaceAnswer(Message):
+    """The gateway's answer to `Join`: one of the three."""
+
+    answer: JoinAnswer | None = None
+    grant: str = ""
+    """What the agent of the node may do, where the answer has one."""
+    temporal_namespace: str = ""
+    """Where the grant is valid."""
+    result: JobResult | None = None
+    """Set: the job has ended."""
+    refusal: JoinRefusal | None = None
+    reason: ShortText = ""
+    """Of the refusal."""
+
+
+class DepartureCall(Message):
+    """A machine's call `Leave` of the gateway: no process of its node runs any more."""
+
+    time: Time
+    reason: ShortText
+
+
+class ResultCall(Message):
+    """A machine's call `Result` of the gateway."""
+
+    namespace: str
+    job: str
+    first_run_id: str = ""
+    """The run that gave the place; empty: the newest one."""
+
+
+class ResultAnswer(Message):
+    """The gateway's answer to `Result`, after at most half a minute."""
+
+    result: JobResult | None = None
+    ending: bool = False
+    """The job has no result yet, and will have one soon."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workflows.messages import Failure, Finished, JoinRequest, Message, NodeTransition, NodeView
+from workflows.messages import Failure, Finished, JoinRequest, Message, NodeTransition, NodeView, Ticket
 
 
 class GroupAdopted(Message):
@@ -45,6 +45,18 @@ class RelaunchRequested(Message):
     reason: str = ""
 
 
+class TicketIssued(Message):
+    """The owner made a ticket for joining through the gateway."""
+
+    ticket: Ticket
+
+
+class TicketRevoked(Message):
+    """The owner has withdrawn a ticket: its machines lose their places."""
+
+    id: str
+
+
 class CancelRequested(Message):
     reason: str = ""
 
@@ -62,5 +74,7 @@ Event = (
     | ResumeRequested
     | RestartRequested
     | RelaunchRequested
+    | TicketIssued
+    | TicketRevoked
     | CancelRequested
 )

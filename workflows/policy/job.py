@@ -46,6 +46,7 @@ def decide(state: JobState, event: Event, job: JobSpec, now: datetime, *, new_to
 def apply_event(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
     """Takes in an event. `advance` must follow: after the last event, if several arrive at once."""
     state = joining.accept_machine(reduce(state, event, now), event, job, now)
+    state = joining.apply_ticket(state, event, now)
     return user_requests.apply(state, event, job, now)
 
 

@@ -3,6 +3,10 @@
 A place is a slot and the incarnation that it waits for; the machine that takes it receives that incarnation's token. A
 machine is known by its node ID. If a machine joins again under the same ID, its predecessor is gone: this is evidence
 like a backend's, and the machine gets its place back at once, whatever state the place was in.
+
+A machine that joins through the gateway is known by its ticket and its node ID together: no ticket gives power over the
+places of another one, nor of machines that joined without any. The session of such a machine is a digest of its token,
+which the gateway verifies.
 """
 
 from __future__ import annotations
@@ -13,9 +17,19 @@ from typing import NamedTuple
 
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import JobSpec
-from workflows.messages import EvidenceSource, JoinRefusal, JoinRequest, NodePhase, NodeTransition, TransitionKind
+from workflows.messages import (
+    EvidenceSource,
+    JoinedMachine,
+    JoinRefusal,
+    JoinRequest,
+    MachinesView,
+    NodePhase,
+    NodeTransition,
+    Ticket,
+    TransitionKind,
+)
 from workflows.policy import stages
-from workflows.policy.events import Event
+from workflows.policy.events import Event, TicketIssued, TicketRevoked
 from workflows.policy.reduce import reduce
 from workflows.policy.state import Holder, JobState, NodeState
 
@@ -23,6 +37,9 @@ _OPEN_PHASES = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
 """Phases in which no agent has reported for the node yet."""
 
 _REMEMBERED_SESSIONS = 8
+
+MOST_TICKETS = 64
+"""Tickets of one job: its state carries them."""
 
 
 class Refusal(NamedTuple):
@@ -43,6 +60,8 @@ def refusal(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) 
     if request.command is not None and list(request.command) != command:
         text = f"it runs `{shlex.join(command)}`, and this node was told to run `{shlex.join(request.command)}`"
         return Refusal(JoinRefusal.OTHER_COMMAND, text)
+    if request.ticket and (refused := _ticket_refusal(state, request, now)):
+        return refused
     for rank in _places(state):
         if (newer := _newer_than(state, rank, request)) is not None:
             text = f"a newer process on {newer.host} has joined as {newer.node_id} and is node {rank}"
@@ -89,8 +108,43 @@ def accept_machine(state: JobState, event: Event, job: JobSpec, now: datetime) -
                 since=now,
                 incarnation=_incarnation(state.nodes.get(rank)),
                 displaced=_displaced_sessions(known, request),
+                ticket=request.ticket,
             ),
         }
+    )
+
+
+def apply_ticket(state: JobState, event: Event, now: datetime) -> JobState:
+    """Adds a ticket, or revokes one: its machines lose their places."""
+    match event:
+        case TicketIssued(ticket=ticket):
+            others = tuple(one for one in state.tickets if one.id != ticket.id)
+            return state.replace(tickets=(*others, ticket))
+        case TicketRevoked(id=revoked):
+            state = state.replace(tickets=tuple(one for one in state.tickets if one.id != revoked))
+            for rank in _places(state):
+                holder, node = _holder(state, rank), state.nodes.get(rank)
+                if holder is None or holder.ticket != revoked:
+                    continue
+                if node is not None and node.alive:
+                    state = _lose(state, node, f"the ticket of {holder.node_id} was revoked", now)
+                state = state.replace(holders={key: one for key, one in state.holders.items() if key != rank})
+            return state
+        case _:
+            return state
+
+
+def machines_view(state: JobState) -> MachinesView:
+    """What the gateway has to know: the tickets, and which machine has which incarnation."""
+    held = ((rank, _holder(state, rank)) for rank in _places(state))
+    return MachinesView(
+        uid=state.uid,
+        tickets=state.tickets,
+        machines=tuple(
+            JoinedMachine(rank=rank, incarnation=holder.incarnation, session=holder.session)
+            for rank, holder in held
+            if holder is not None
+        ),
     )
 
 
@@ -126,7 +180,37 @@ def _holder(state: JobState, rank: int) -> Holder | None:
 
 
 def _is_of(holder: Holder, request: JoinRequest) -> bool:
-    return (holder.session, holder.stay) == (request.session, request.stay)
+    return (holder.session, holder.stay) == (request.session, request.stay) and _is_same_machine(holder, request)
+
+
+def _is_same_machine(holder: Holder, request: JoinRequest) -> bool:
+    return (holder.ticket, holder.node_id) == (request.ticket, request.node_id)
+
+
+def _ticket_refusal(state: JobState, request: JoinRequest, now: datetime) -> Refusal | None:
+    """Why the request's ticket gives no place; None where it does."""
+    ticket = next((one for one in state.tickets if one.id == request.ticket), None)
+    if ticket is None:
+        return Refusal(JoinRefusal.TICKET, f"the ticket {request.ticket} was revoked")
+    known = [holder for holder in state.holders.values() if holder.ticket == ticket.id]
+    if now >= ticket.expires_at and request.session not in {holder.session for holder in known}:
+        return Refusal(JoinRefusal.TICKET, f"the ticket {ticket.id} expired at {ticket.expires_at:%Y-%m-%d %H:%M} UTC")
+    return None if _places_of_others(state, ticket, request) < ticket.nodes else _used_up(ticket)
+
+
+def _places_of_others(state: JobState, ticket: Ticket, request: JoinRequest) -> int:
+    """The number of places that other machines with the same ticket have."""
+    holders = (_holder(state, rank) for rank in _places(state))
+    return sum(
+        holder is not None and holder.ticket == ticket.id and not _is_same_machine(holder, request)
+        for holder in holders
+    )
+
+
+def _used_up(ticket: Ticket) -> Refusal:
+    places = "a node" if ticket.nodes == 1 else f"{ticket.nodes} nodes"
+    text = f"the ticket {ticket.id} is for {places}, and other machines with it have taken as many places"
+    return Refusal(JoinRefusal.NO_PLACE, text)
 
 
 def _incarnation(node: NodeState | None) -> int:
@@ -139,7 +223,7 @@ def _incarnation(node: NodeState | None) -> int:
 def _newer_than(state: JobState, rank: int, request: JoinRequest) -> Holder | None:
     """The holder that has replaced the requesting session."""
     known = state.holders.get(rank)
-    if known is None or known.node_id != request.node_id:
+    if known is None or not _is_same_machine(known, request):
         return None
     if request.session in known.displaced or (known.session == request.session and request.stay < known.stay):
         return known
@@ -150,7 +234,7 @@ def _newer_than(state: JobState, rank: int, request: JoinRequest) -> Holder | No
 
 def _choose(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) -> int | None:
     """Chooses a place: the one that the request has, had under its node ID, prefers, or the first free one."""
-    own = [rank for rank in _places(state) if (known := state.holders.get(rank)) and known.node_id == request.node_id]
+    own = [rank for rank in _places(state) if (known := state.holders.get(rank)) and _is_same_machine(known, request)]
     for rank in own:
         if _holder(state, rank) is not None:
             return rank
@@ -181,11 +265,16 @@ def _comes_back(state: JobState, rank: int) -> bool:
 
 
 def _record_loss(state: JobState, node: NodeState, holder: Holder, request: JoinRequest, now: datetime) -> JobState:
-    """Records that the predecessor is gone, as if a backend had reported it."""
-    if holder.node_id == request.node_id:
+    """Records that the predecessor is gone."""
+    if _is_same_machine(holder, request):
         detail = f"{request.node_id} has joined again{f' from {request.host}' if request.host else ''}"
     else:
         detail = f"{holder.node_id} took the place and its agent never reported"
+    return _lose(state, node, detail, now)
+
+
+def _lose(state: JobState, node: NodeState, detail: str, now: datetime) -> JobState:
+    """Records that a node is gone, as if a backend had reported it."""
     transition = NodeTransition(
         kind=TransitionKind.LOST,
         rank=node.rank,
@@ -198,7 +287,7 @@ def _record_loss(state: JobState, node: NodeState, holder: Holder, request: Join
 
 
 def _displaced_sessions(known: Holder | None, request: JoinRequest) -> tuple[str, ...]:
-    if known is None or known.node_id != request.node_id:
+    if known is None or not _is_same_machine(known, request):
         return ()
     sessions = known.displaced if known.session == request.session else (*known.displaced, known.session)
     return sessions[-_REMEMBERED_SESSIONS:]

@@ -20,6 +20,7 @@ from workflows.messages import (
     NodeCredentials,
     NodePhase,
     Progress,
+    Ticket,
     World,
 )
 from workflows.messages.base import LogTail, ShortText
@@ -143,6 +144,8 @@ class Holder(Message):
     """The incarnation that it was given, or will be given once there is one."""
     displaced: tuple[str, ...] = ()
     """Sessions that joined under the same node ID before and are over."""
+    ticket: str = ""
+    """The ID of the ticket with which it joined through the gateway; empty if it reached Temporal itself."""
 
 
 class MachineLoss(Message):
@@ -218,6 +221,8 @@ class JobState(Message):
     nodes: dict[int, NodeState] = Field(default={})
     holders: dict[int, Holder] = Field(default={})
     """The last holder of each place, by node (slot), if nodes join by themselves."""
+    tickets: tuple[Ticket, ...] = ()
+    """Tickets for joining through the gateway that were not revoked; expired ones let their machines come back."""
     generation: int = 0
     """The newest generation given to any node."""
     world: World | None = None

@@ -16,9 +16,11 @@ import subprocess
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+from pydantic import SecretStr
 
 from activities.nodes.configurations import agent_configuration, launcher_configuration
 from activities.nodes.joined import child
@@ -26,6 +28,7 @@ from activities.nodes.joined.machine import Machine, joined_nodes
 from activities.nodes.local import launch
 from activities.nodes.local.folders import Ending, FolderOwner, NodeFolder, now
 from activities.nodes.local.processes import kill_leftovers
+from agent.config import GatewayConnection
 from perdure_launcher.layout import AGENT_SOCKET
 from workflows.messages import NodeRequest
 
@@ -37,16 +40,40 @@ _ASKING = aiohttp.ClientTimeout(total=2)
 """Timeout of the request that informs the agent of the node's departure, which does not depend on it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class GatewayProof:
+    """How a machine's agent reaches the gateway, and what proves its rights there."""
+
+    address: str
+    authority: str
+    server_name: str
+    namespace: str
+    """The Temporal namespace of the job."""
+    grant: str
+    token: SecretStr
+    """The machine's own, whose digest is in the grant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConnection:
+    """How the agent of a node reaches the control plane."""
+
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Temporal's variables; they override those of this process."""
+    gateway: GatewayProof | None = None
+    """Set: the agent connects to the gateway, and has no Temporal."""
+
+
 class NodeSession:
     """One incarnation of a node on this machine."""
 
-    def __init__(self, request: NodeRequest, machine: Machine, *, connection: Mapping[str, str]) -> None:
+    def __init__(self, request: NodeRequest, machine: Machine, *, connection: AgentConnection) -> None:
         """Prepares the node; `run` starts it.
 
         Args:
             request: the node slot that the job assigned.
             machine: this machine.
-            connection: Temporal's environment variables for the agent; they override this process's own.
+            connection: of its agent.
         """
         self._request = request
         self._machine = machine
@@ -110,7 +137,9 @@ class NodeSession:
         workdir = request.spec.workdir
         folder.make()
         folder.log.parent.mkdir(parents=True, exist_ok=True)
-        agent = agent_configuration(request, address=machine.address, host=machine.host, run_dir=folder.run_dir)
+        agent = agent_configuration(
+            request, address=machine.address, host=machine.host, run_dir=folder.run_dir, gateway=self._gateway()
+        )
         folder.write("agent.json", agent.model_copy(update={"log_path": str(folder.log)}).model_dump_json(indent=1))
         place = (workdir.path if workdir else None) or os.getcwd()
         launcher = launcher_configuration(request, address=machine.address, workdir=place) | {"stdout": True}
@@ -119,6 +148,19 @@ class NodeSession:
         record = FolderOwner.of(request)
         folder.write("node.json", record.model_dump_json(indent=1))
         return record
+
+    def _gateway(self) -> GatewayConnection | None:
+        proof = self._connection.gateway
+        if proof is None:
+            return None
+        return GatewayConnection(
+            address=proof.address,
+            authority=proof.authority,
+            server_name=proof.server_name,
+            namespace=proof.namespace,
+            grant=proof.grant,
+            token_path=self._folder.write("token", proof.token.get_secret_value()),
+        )
 
     async def _start_launcher(self, record: FolderOwner) -> Process:
         environment = launch.common_environment(self._folder, record) | launch.secret_variables(self._folder)
@@ -134,7 +176,7 @@ class NodeSession:
 
     async def _keep_agent(self, record: FolderOwner) -> None:
         """Starts the agent, and restarts it whenever it ends while its launcher runs."""
-        environment = launch.agent_environment(self._folder, record, self._connection)
+        environment = launch.agent_environment(self._folder, record, self._connection.environment)
         output = self._folder.path / "agent.out"
         loop = asyncio.get_running_loop()
         backoff = launch.agent_backoff()
