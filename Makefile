@@ -13,7 +13,7 @@ GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-long test-failed test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history bench-gateway bench-checkpoint bench-shards bench-store cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo test test-long test-failed test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-events cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -79,6 +79,9 @@ bench-shards: setup  ## Shards a second through one dataset, how long a rank wai
 
 bench-store: setup  ## Calls a second through the key-value store of one job, and how long a rank waits for one
 	@$(BIN)/python -m benchmarks.store $(BENCH_ARGS)
+
+bench-events: setup  ## What an event costs its program, with destinations that work, hang and fail; events a second
+	@$(BIN)/python -m benchmarks.events $(BENCH_ARGS)
 
 cluster: setup  ## Start a real Kubernetes cluster on this machine (Linux, root), for tests and demo
 	@$(BIN)/python -m scripts.cluster up

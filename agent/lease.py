@@ -78,6 +78,7 @@ class Lease:
         self._holders += 1
         self._changed.fire()
         logger.info("holding lease %d", request.epoch)
+        self._node.events.lease_taken(epoch=request.epoch)
         self._telemetry.use_interval(request.signal_interval)
         self._to_group.put(
             LeaseTaken(
@@ -100,6 +101,7 @@ class Lease:
             self._holders -= 1
             self._changed.fire()
             logger.info("released lease %d", request.epoch)
+            self._node.events.lease_released(epoch=request.epoch)
 
     def ask_soon(self) -> None:
         """Makes the agent query the job before the usual time, because a sender found the job or the group missing."""

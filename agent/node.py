@@ -16,6 +16,7 @@ from agent import ends
 from agent.config import AgentConfig
 from agent.ends import Meaning
 from agent.files import log_tail
+from agent.node_events import NodeEvents
 from agent.notifier import Notifier
 from agent.outbox import envelope
 from agent.protocol import time_or_arrival
@@ -79,8 +80,10 @@ class Node:
         to_job: MessageSink,
         to_group: MessageSink,
         progress: Callable[[], Progress | None],
+        events: NodeEvents | None = None,
     ) -> None:
         self.config = config
+        self.events = events or NodeEvents()
         self.changed = Notifier()
         self._file = state_file
         self._to_job = to_job
@@ -110,6 +113,7 @@ class Node:
             return CommandAnswer(accepted=False, generation=state.generation, detail=refusal)
         if world.generation > state.generation:
             logger.info("generation %d: node %d of %d", world.generation, world.group_rank, world.nodes)
+            self.events.on_world(world)
             restart = command.restart_command and state.entered < state.generation
             start = restart or state.exited_attempt >= state.attempt
             self._keep(
@@ -156,6 +160,7 @@ class Node:
         seconds = self.config.termination_grace if grace is None else grace.total_seconds()
         if self.state.leaving is None:
             logger.info("leaving within %g s: %s", seconds, reason)
+            self.events.leaving(reason=reason, grace_s=seconds)
             self._keep(leaving=reason, leaving_grace=seconds, run=False)
         elif seconds < self.state.leaving_grace:
             self._keep(leaving_grace=seconds)
@@ -245,6 +250,7 @@ class Node:
                     out_of_memory=body.out_of_memory,
                 ),
             )
+        self.events.ready(generation=body.after_generation, stage=body.stage)
         after = max(body.after_generation, state.left)
         passes = body.stage < state.stages_complete
         processes = max(body.processes, 1)
@@ -271,15 +277,16 @@ class Node:
         """Records that the node's rendezvous returned this world."""
         state = self.state
         if body.generation >= state.entered:
+            entered_at = time_or_arrival(body.time)
+            self.events.entered(generation=body.generation, time=entered_at.timestamp())
             ports = state.store_ports if body.store_ports is None else body.store_ports
-            self._keep(
-                entered=body.generation, entered_at=time_or_arrival(body.time), ready_after=None, store_ports=ports
-            )
+            self._keep(entered=body.generation, entered_at=entered_at, ready_after=None, store_ports=ports)
 
     def report_stepping(self, generation: int, *, counted: bool, starts: RankStarts | None) -> None:
         """Records that all local ranks made a step in this generation, or have stayed alive in it without one."""
         first = generation > self.state.stepping
         if first or (counted and generation > self.state.stepped):
+            self.events.stepping(generation=generation, counted=counted)
             self._keep(stepping=generation, stepped=generation if counted else self.state.stepped)
             self._to_group.put(
                 Stepping(
@@ -304,6 +311,7 @@ class Node:
         generation = self.state.entered
         if self.state.stalled != generation:
             logger.warning("generation %d has been stalled since %s", generation, since)
+            self.events.stalled(generation=generation, since=since, usual_step_s=usual_step)
             self._keep(stalled=generation)
             self._to_group.put(
                 Stall(**envelope(self.config.node), generation=generation, since=since, usual_step=usual_step)
@@ -312,6 +320,7 @@ class Node:
     def report_stall_end(self) -> None:
         """Records that local ranks step, and reports it if a stall was reported before."""
         if self.state.stalled:
+            self.events.stall_ended(generation=self.state.entered)
             self._keep(stalled=0)
             self._to_group.put(Stall(**envelope(self.config.node), generation=self.state.entered))
 
@@ -332,6 +341,7 @@ class Node:
             self._keep(superseded=body.generation, attempt=state.attempt + 1)
 
     def _report_finished(self, generation: int, time: datetime, *, command_runs: bool) -> None:
+        self.events.finished(generation=generation, time=time.timestamp(), command_runs=command_runs)
         self._keep(finished=max(self.state.finished, generation))
         self._to_job.put(
             Finished(
@@ -360,6 +370,7 @@ class Node:
         identity = f"{body.attempt}/{body.generation}"
         if identity == state.exited:
             return
+        self.events.on_command_exit(body)
         again = ends.starts_again(state, body)
         if ends.is_news(state, body) and not (again and (body.superseded or body.exit_code == 0)):
             generation = body.generation or state.entered
@@ -467,6 +478,7 @@ class Node:
         if identity in self.state.failures:
             return
         logger.warning("failure in generation %d: %s", failure.generation, failure.message)
+        self.events.on_failure(failure)
         self._to_job.put(failure)
         self._keep(failures=[*self.state.failures, identity][-_FAILURES_REMEMBERED:])
 

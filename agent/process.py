@@ -18,6 +18,7 @@ from agent.datasets import Datasets
 from agent.lease import Lease
 from agent.logs import LogShipper
 from agent.node import Node
+from agent.node_events import NodeEvents
 from agent.notifier import Notifier
 from agent.outbox import Outbox, envelope, spread_of
 from agent.progress import ProgressReader
@@ -26,6 +27,7 @@ from agent.state import StateFile
 from agent.store import StoreCalls
 from agent.telemetry import Telemetry
 from agent.transport import ControlPlane, Destination
+from perdure.events import AsyncExporter, FileExporter
 from perdure_launcher import layout
 from perdure_launcher.protocol import LauncherHello
 from workflows.messages import GroupMissing, Joined
@@ -66,6 +68,7 @@ class Agent:
         self._missing_reported: float | None = None
         self._to_job = self._outbox(Destination.JOB)
         self._to_group = self._outbox(Destination.GROUP)
+        self._events = AsyncExporter(FileExporter(config.private_dir / layout.EVENTS / layout.AGENT_EVENTS))
         ranks = ProgressReader(config.run_dir)
         self.node = Node(
             config,
@@ -73,6 +76,7 @@ class Agent:
             to_job=self._to_job,
             to_group=self._to_group,
             progress=lambda: ranks.newest,
+            events=NodeEvents(self._events),
         )
         self._telemetry = Telemetry(
             self.node, ranks, to_group=self._to_group, on_preparing=partial(self._join, preparing=True)
@@ -158,6 +162,8 @@ class Agent:
     async def run(self) -> None:
         """Serves until `stop` is called, or until the node has left the job."""
         await self._server.start()
+        node = self._config.node
+        self.node.events.start(job=self._config.job_id, node=node.path, host=self._config.host)
         self._join()
         logger.info("serving %s", self._config.task_queue)
         async with _together(
@@ -169,7 +175,9 @@ class Agent:
             *([self._shipper.run()] if self._shipper else []),
         ):
             await self._until_leave_is_requested()
+            self.node.events.exit(reason=self.node.state.leaving)
             await self._report_shutdown()
+            await asyncio.to_thread(self._events.close)
 
     async def _until_leave_is_requested(self) -> None:
         stopped = asyncio.create_task(self._stop.wait())

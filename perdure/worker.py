@@ -13,6 +13,7 @@ import signal
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 
 from temporalio.client import Client as TemporalClient
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
@@ -32,13 +33,17 @@ from perdure.client.workers import worker_identity
 from perdure.encryption.codec import PayloadEncryption
 from perdure.encryption.keys import KEYS_FILE_VARIABLE
 from perdure.errors import Refused
+from perdure.events import AsyncExporter, ConsoleExporter, EventType, FileExporter, JobEvents, json_line
 from perdure.metrics import worker_runtime
 from perdure.services import answering
 from perdure.spec.job import Backend
 from workflows.dataset import Dataset
+from workflows.event_sink import set_sink
 from workflows.messages import GatewayFacts, SiteFacts
 from workflows.names import watch_task_queue
 from workflows.node_group import NodeGroup
+from workflows.policy.job_events import JobEvent
+from workflows.policy.state import JobState
 from workflows.read_log import ReadNodeLog
 from workflows.read_site import ReadSite
 from workflows.store import Store
@@ -157,12 +162,46 @@ def _kubernetes_backend(client: TemporalClient) -> NodeBackend:
     return KubernetesBackend(settings)
 
 
+@asynccontextmanager
+async def exporting_events(path: Path | None) -> AsyncGenerator[None]:
+    """Exports the events of the jobs that this process decides while the context is open.
+
+    Args:
+        path: The file; `-` for standard output, None for nowhere.
+    """
+    if path is None:
+        yield
+        return
+    to_stdout = str(path) == "-"
+    exporter = AsyncExporter(ConsoleExporter(descriptor=1, format=json_line) if to_stdout else FileExporter(path))
+    emitter = JobEvents(exporter)
+
+    def sink(job: JobState, event: JobEvent) -> None:
+        emitter.emit(
+            event.span,
+            event.name,
+            EventType(event.type),
+            event.time and event.time.timestamp(),
+            None,
+            job.generation or None,
+            {"job": f"{job.namespace}/{job.name}", "uid": job.uid, **event.attributes},
+        )
+
+    set_sink(sink)
+    try:
+        yield
+    finally:
+        set_sink(None)
+        await asyncio.to_thread(exporter.close)
+
+
 async def serve(
     *,
     address: str | None = None,
     metrics_port: int | None = None,
     health_port: int | None = None,
     backends: Sequence[Backend] = (Backend.LOCAL,),
+    events: Path | None = None,
 ) -> None:
     """Runs a worker until SIGTERM or SIGINT.
 
@@ -171,6 +210,7 @@ async def serve(
         metrics_port: The port that serves Prometheus metrics.
         health_port: The port that answers `GET /healthz` for as long as both task queues are served.
         backends: Sources of nodes, in addition to nodes that join by themselves.
+        events: The file for the events of jobs; `-` for standard output.
 
     Raises:
         ControlPlaneUnreachable: if the server does not answer at the start.
@@ -193,6 +233,7 @@ async def serve(
     async with (
         running_worker(client, backends=served, task_queue=endpoint.task_queue, gateway=gateway) as facts,
         answering(health_port),
+        exporting_events(events),
         asyncio.TaskGroup() as beside,
     ):
         tidying = [beside.create_task(one.keep_tidy(client)) for one in served if isinstance(one, TidyingBackend)]

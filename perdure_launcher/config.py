@@ -39,6 +39,8 @@ class LauncherConfig:
     """The command's working directory; None for the launcher's own."""
     env: Mapping[str, str] = field(repr=False)
     """Variables added to the command's environment."""
+    secrets: tuple[str, ...] = ()
+    """Names of variables in the launcher's own environment that hold secrets."""
     min_nodes: int = 1
     max_nodes: int = 1
     processes: int | None = None
@@ -114,6 +116,9 @@ def parse_config(fields: dict[str, Any], *, run_directory: Path) -> LauncherConf
     env = fields.get("env", {})
     if not isinstance(env, dict) or not _all_text(cast("dict[str, Any]", env).values()):
         raise ConfigError("env: expected names with text values")
+    secrets = fields.get("secrets", [])
+    if not isinstance(secrets, list) or not _all_text(cast("list[Any]", secrets)):
+        raise ConfigError(f"secrets: expected a list of names of variables, found {secrets!r}")
     rendezvous = fields.get("rendezvous", "auto")
     if rendezvous not in _RENDEZVOUS:
         raise ConfigError(f"rendezvous: expected one of {', '.join(_RENDEZVOUS)}, found {rendezvous!r}")
@@ -133,6 +138,7 @@ def parse_config(fields: dict[str, Any], *, run_directory: Path) -> LauncherConf
         run_directory=run_directory,
         workdir=Path(workdir) if workdir else None,
         env=cast("dict[str, str]", env),
+        secrets=tuple(cast("list[str]", secrets)),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         processes=_processes(fields.get("processes", "gpu")),

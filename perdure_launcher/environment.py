@@ -36,6 +36,8 @@ COPIES_VARIABLE = "PERDURE_COPIES"
 """Variable with the address and the token of this node's receiver of copies of snapshots."""
 STORE_VARIABLE = "PERDURE_STORE"
 """Variable with address and port of the generation's store, which a script that sets MASTER_ADDR does not change."""
+SECRETS_VARIABLE = "PERDURE_SECRET_NAMES"
+"""Variable with the names of the job's secrets: their values are left out of events."""
 TRAINING_LIBRARY = "perdure_training"
 """The package for training scripts, a sibling of this one wherever the launcher is installed."""
 PARENT_VARIABLE = "PERDURE_RANK_PARENT"
@@ -115,6 +117,8 @@ def base_environment(config: LauncherConfig, injected: Path, inherited: Mapping[
     """Returns the environment of every process of the command, in both modes."""
     environment = {name: value for name, value in inherited.items() if name not in _HIDDEN}
     environment.update(config.env)
+    if config.secrets:
+        environment[SECRETS_VARIABLE] = ",".join(config.secrets)
     # Buffered output would be lost when a process dies, and with it the reason of its death.
     environment.setdefault("PYTHONUNBUFFERED", "1")
     if interface := interface_of(config.address):

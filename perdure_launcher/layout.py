@@ -22,6 +22,13 @@ AGENT_LOG: Final = "agent.log"
 PROGRESS: Final = "progress"
 """A folder with a file for each rank of the node."""
 
+EVENTS: Final = "events"
+"""A folder with event files: those of ranks, which the training library names, and those below."""
+TORCHRUN_EVENTS: Final = "torchrun.jsonl"
+"""Events of the node's torchruns, in `events`."""
+AGENT_EVENTS: Final = "agent.jsonl"
+"""Events of the agent, in a folder `events` of its own."""
+
 ERRORS: Final = "errors"
 """A folder with error files of ranks."""
 RANK_EXITS: Final = "rank-exits.json"
@@ -58,6 +65,11 @@ def outbox(run_directory: Path, destination: str) -> Path:
     return run_directory / f"outbox-{destination}.json"
 
 
+def torchrun_events(run_directory: Path) -> Path:
+    """Returns the path of the newest file with torchruns' events."""
+    return run_directory / EVENTS / TORCHRUN_EVENTS
+
+
 def folders(run_directory: Path) -> tuple[Path, ...]:
     """Returns the folders that exist before the command starts."""
-    return tuple(run_directory / name for name in (LOGS, PROGRESS, ERRORS))
+    return tuple(run_directory / name for name in (LOGS, PROGRESS, ERRORS, EVENTS))

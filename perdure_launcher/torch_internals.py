@@ -164,6 +164,27 @@ def logged_termination(record: logging.LogRecord) -> int | None:
     return int(str(arguments[0]))
 
 
+def hear_events(handler: logging.Handler) -> None:
+    """Adds a handler to the loggers of torch's own events, whichever of them `--event-log-handler` names.
+
+    The level that `LOGLEVEL` names stays in force for torch's handlers, and not for this one.
+
+    `torch.distributed.elastic.events._get_or_create_logger` and `handlers._log_handlers`; read in torch 2.8 and 2.15.
+
+    Raises:
+        AttributeError: if one is missing. The events then reach only the handler that the command names.
+    """
+    from torch.distributed.elastic import events
+    from torch.distributed.elastic.events import handlers
+
+    known: dict[str, logging.Handler] = handlers._log_handlers  # pyright: ignore[reportPrivateUsage]
+    for name, own in known.items():
+        destination: logging.Logger = events._get_or_create_logger(name)  # pyright: ignore[reportPrivateUsage]
+        own.setLevel(max(own.level, destination.level))
+        destination.setLevel(logging.INFO)
+        destination.addHandler(handler)
+
+
 def torchrun_is_terminated() -> bool:
     """Returns whether torchrun is handling the signal that terminates it, as `SignalException`.
 

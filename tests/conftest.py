@@ -23,7 +23,7 @@ from tests.support.temporal_server import DevServer, shared_dev_server
 
 _WITH_RANKS = (
     *("corners", "env_mode", "frameworks", "kinds_of_scripts", "launchers", "networks", "stages", "step_counter"),
-    *("torchrun_worlds", "warm_standbys", "warm_starts"),
+    *("torch_events", "torchrun_worlds", "warm_standbys", "warm_starts"),
 )
 _NEEDS = {
     "cluster": ("tests/kubernetes/", "tests/security/cluster/"),

@@ -27,6 +27,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows import job_check, options, preset, requests
     from workflows.carrying import Packed, pack, unpack
     from workflows.delivery import Delivery, deliver
+    from workflows.event_sink import send_events
     from workflows.messages import (
         Accepted,
         Adopt,
@@ -113,7 +114,7 @@ class TrainingJob:
             return
         # After the check, the preset is part of the specification that is carried on.
         self._resolved = carried is not None or self._job.runtime is None
-        self._state = state.replace(behavior=behavior)
+        self._state = self._told = state.replace(behavior=behavior)
         self._started_groups: set[int] = set(group_desire.groups_of(self._state)) if carried else set()
 
     @workflow.run
@@ -346,6 +347,9 @@ class TrainingJob:
 
     def _publish(self) -> None:
         """Updates users, and what groups are to be sent. This looks at every node, and a thousand report at once."""
+        before, self._told = self._told, self._state
+        if not workflow.unsafe.is_replaying():
+            send_events(before, self._state)
         if self._unchecked:
             return
         for group, desire in group_desire.desires_of(self._state).items():

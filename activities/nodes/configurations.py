@@ -62,6 +62,7 @@ def launcher_configuration(request: NodeRequest, *, address: str, workdir: str |
         "command": list(role.command),
         "workdir": workdir,
         "env": dict(spec.env),
+        "secrets": list(spec.secrets),
         "nodes": str(role.nodes),
         "processes": role.nproc_per_node,
         "rendezvous": role.rendezvous,

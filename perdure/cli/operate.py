@@ -53,6 +53,14 @@ def worker(
     log_file: Annotated[
         Path | None, typer.Option("--log-file", help="Log to this file, with rotation.", show_default="standard error")
     ] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option(
+            "--events",
+            help="Append the events of jobs to this file, as lines of JSON; - for standard output.",
+            show_default="none",
+        ),
+    ] = None,
     address: AddressOption = None,
 ) -> None:
     """Run a worker, which makes jobs' decisions and starts their nodes; several may run at once.
@@ -72,7 +80,9 @@ def worker(
     from perdure import worker
     from perdure.services import run_service
 
-    service = worker.serve(address=address, metrics_port=metrics_port, health_port=health_port, backends=backends)
+    service = worker.serve(
+        address=address, metrics_port=metrics_port, health_port=health_port, backends=backends, events=events
+    )
     raise typer.Exit(run_service(service, logger=worker.logger, log_file=log_file))
 
 

@@ -48,6 +48,9 @@ from workflows.names import WORKER_TASK_QUEUE, watch_task_queue
 START_TIMEOUT = timedelta(seconds=60)
 """The longest start: a server or worker that does not answer by then will not; both usually take a second or two."""
 
+JOB_EVENTS = "events.jsonl"
+"""The file with the events of all jobs, in the worker's folder."""
+
 FIRST_PORT = 7233
 """Temporal's own default, with the UI 1,000 above it, for the user's own state folder; the 999 ports after it are for
 others.
@@ -317,7 +320,7 @@ class LocalControlPlane:
             pid, created = spawn(
                 [
                     *(sys.executable, "-P", "-m", "perdure.cli.main", "worker"),
-                    *("--log-file", str(self._worker_log), *options),
+                    *("--log-file", str(self._worker_log), "--events", str(self.state.worker / JOB_EVENTS), *options),
                 ],
                 output=output,
                 folder=self.state.worker,

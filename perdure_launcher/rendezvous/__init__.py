@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..environment import TORCHRUN_VARIABLE, TorchrunSettings
@@ -19,6 +20,7 @@ from ..warm_start.names import EXECUTABLE_VARIABLE, PYTHON_VARIABLE
 from ..warm_start.plan import Plan
 from ..warm_start.starts import record_all_cold
 from ..warm_start.supervisor import InterpreterSupervisor, offer
+from .torch_events import export_torch_events
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
@@ -55,6 +57,7 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
             f"the rendezvous backend {BACKEND!r} works only in a command that Perdure's launcher started"
         )
     settings = TorchrunSettings.load(text)
+    export_torch_events(Path(settings.run_directory))
     for name in settings.exported:
         os.environ.pop(name, None)
     launch = current_launch()

@@ -23,6 +23,7 @@ from perdure.spec.validate import MAX_BYTES
 from perdure_launcher.agent_link.codec import LONGEST_TEXT as LONGEST_REPORT
 from perdure_launcher.rank_exits import SUPERSEDED_EXIT_CODE
 from perdure_launcher.supervisor.launcher import USAGE_INTERVAL
+from perdure_training.events import background, files, formats, plain
 from tests.docs.pages import ROOT
 from workflows import carrying, names, options
 from workflows.messages.base import LONGEST_TEXT
@@ -33,7 +34,7 @@ from workflows.policy import incident_texts, joining, observations, store
 TIMING = Timing()
 ROLES = {"worker": {"nodes": 1, "command": ["true"]}}
 SPEC = JobSpec.model_validate({"name": "x", "roles": ROLES})
-WORDS = {"ten": 10, "eight": 8}
+WORDS = {"ten": 10, "eight": 8, "three": 3, "two": 2}
 
 
 def seconds(value: timedelta) -> float:
@@ -71,6 +72,14 @@ TOLD: list[tuple[str, str, float]] = [
     ("architecture.md", r"(Eight) or more nodes that are desired at once", options.MANY_NODES),
     ("architecture.md", r"are created (\d+) by one activity", options.NODES_TOGETHER),
     ("architecture.md", r"at a random time within (\d+) ms per node", outbox._SPREAD_PER_NODE * 1000),
+    ("events.md", r"Texts have at most ([\d,]+) characters", plain.LONGEST_TEXT),
+    ("events.md", r"a list or mapping (\d+) items", plain.MOST_ITEMS),
+    ("events.md", r"and a line ([\d,]+) bytes", formats.LONGEST_LINE),
+    ("events.md", r"A file of (\d+) MiB", files.MAX_BYTES / 1024**2),
+    ("events.md", r"and (three) older ones are kept", files.KEPT),
+    ("events.md", r"a queue of ([\d,]+), drops the newest", background.CAPACITY),
+    ("events.md", r"exports what waits every (\d+) ms", seconds(background.LINGER) * 1000),
+    ("events.md", r"waits for (two) seconds at most", seconds(background.CLOSE_WITHIN)),
     ("node-protocol.md", r"longer than ([\d,]+) characters", LONGEST_REPORT),
     ("node-protocol.md", r"the reserved code (\d+)", SUPERSEDED_EXIT_CODE),
     ("node-protocol.md", r"`launcher/usage` is sent every (\d+) s", seconds(USAGE_INTERVAL)),

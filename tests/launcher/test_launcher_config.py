@@ -30,6 +30,7 @@ def test_fields_of_a_newer_backend_are_ignored(tmp_path: Path) -> None:
     [
         ({"command": []}, 'command: expected a list of words such as ["torchrun", "train.py"], found []'),
         ({"command": "torchrun train.py"}, "command: expected a list of words"),
+        ({"secrets": "HF_TOKEN"}, "secrets: expected a list of names of variables, found 'HF_TOKEN'"),
         ({"env": {"A": 1}}, "env: expected names with text values"),
         ({"nodes": "4:2"}, "nodes: expected a number such as 4, or min:max such as 2:4, found '4:2'"),
         ({"nodes": 0}, "nodes: expected a number"),

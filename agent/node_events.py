@@ -1,0 +1,48 @@
+"""Emits the agent's events about reports of the node's processes."""
+
+from __future__ import annotations
+
+from agent.protocol import time_or_arrival
+from perdure.events import AgentEvents
+from perdure_launcher.protocol import CommandExit, World
+from workflows.messages import Failure, FailureKind
+
+_WITH_EXITS = (FailureKind.RANKS, FailureKind.COMMAND)
+
+
+class NodeEvents(AgentEvents):
+    """The events of one node."""
+
+    def on_world(self, world: World) -> None:
+        self.world(
+            generation=world.generation,
+            group_rank=world.group_rank,
+            nodes=world.nodes,
+            world_size=world.world_size,
+            base_rank=world.base_rank,
+        )
+
+    def on_command_exit(self, body: CommandExit) -> None:
+        self.command_exited(
+            attempt=body.attempt,
+            generation=body.generation,
+            time=time_or_arrival(body.time).timestamp(),
+            exit_code=body.exit_code,
+            signal=body.signal,
+            superseded=body.superseded,
+        )
+
+    def on_failure(self, failure: Failure) -> None:
+        """Emits a failure that is reported to the job, and the exits of ranks that it consists of."""
+        for rank in failure.ranks if failure.kind in _WITH_EXITS else ():
+            self.rank_exited(
+                generation=failure.generation,
+                time=rank.time.timestamp() if rank.time else None,
+                rank=rank.global_rank,
+                local_rank=rank.local_rank,
+                exited_pid=rank.pid,
+                exit_code=rank.exit_code,
+                signal=rank.signal,
+                error=rank.error,
+            )
+        self.fault_detected(generation=failure.generation, kind=failure.kind, message=failure.message)

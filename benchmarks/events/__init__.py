@@ -1,0 +1,1 @@
+"""Measures what events cost the program that emits them."""

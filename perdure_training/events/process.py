@@ -1,0 +1,83 @@
+"""The event file of this process, if Perdure started it as a rank."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from perdure_training.events.background import AsyncExporter
+from perdure_training.events.exporter import ConsoleExporter
+from perdure_training.events.files import FileExporter
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "PERDURE_EVENTS"
+"""Where ranks write their events: `file` (the default), `console`, or `off`."""
+FOLDER = "events"
+"""The folder of event files, in the node's run directory."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the events of a process go, and the rank that it is."""
+
+    exporters: tuple[AsyncExporter, ...] = ()
+    """Without any, events are left out at once."""
+    rank: int | None = None
+    generation: int | None = None
+    """The generation of the world that the process belongs to."""
+
+
+def rank_file(run_directory: Path, local_rank: int) -> Path:
+    """Returns the event file of a rank.
+
+    It is named by the local rank, since a node may have many global ranks in the course of a job, and its folder has a
+    size limit.
+    """
+    return run_directory / FOLDER / f"local-rank-{local_rank}.jsonl"
+
+
+def find_place(environment: Mapping[str, str] = os.environ) -> Place:
+    """Returns where the events of a process with this environment go: nowhere if Perdure did not start it as a rank."""
+    place = environment.get(VARIABLE, "file")
+    directory, rank = environment.get("PERDURE_PROGRESS_DIR"), environment.get("RANK", "")
+    run_id = environment.get("PERDURE_RUN_ID")
+    # A torchrun that a rank starts for purposes of its own has other ranks with the same numbers.
+    is_own = environment.get("TORCHELASTIC_RUN_ID", run_id) == run_id
+    if not directory or not rank.isdecimal() or not is_own or place == "off":
+        return Place()
+    generation = environment.get("PERDURE_GENERATION", "")
+    if place not in ("file", "console"):
+        logger.warning("%s=%s: expected file, console or off; events are written to files", VARIABLE, place)
+    local_rank = environment.get("LOCAL_RANK", "")
+    path = rank_file(Path(directory).parent, int(local_rank) if local_rank.isdecimal() else 0)
+    exporter = ConsoleExporter() if place == "console" else FileExporter(path)
+    return Place((AsyncExporter(exporter),), int(rank), int(generation) if generation.isdecimal() else None)
+
+
+class _Own:
+    """This process's place, found when it is first needed."""
+
+    def __init__(self) -> None:
+        self._found: Place | None = None
+
+    def get(self) -> Place:
+        if self._found is None:
+            self._found = find_place()
+        return self._found
+
+    def forget(self) -> None:
+        """Has the place found again: a warm interpreter becomes a rank by a fork."""
+        self._found = None
+
+
+_own = _Own()
+os.register_at_fork(after_in_child=_own.forget)
+
+
+def own_place() -> Place:
+    """Returns where the events of this process go; the same exporters each time."""
+    return _own.get()

@@ -1,0 +1,90 @@
+"""Replaces secrets in events, before any exporter gets them: exceptions of user code often name tokens and addresses.
+
+It finds the values of the job's secrets, of other environment variables whose names tell a secret, and common forms of
+secrets in texts. It cannot find a secret that has no such form: do not put one into an event.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from perdure_training.events.event import Event
+
+REDACTED = "[redacted]"
+
+_SHORTEST = 8
+"""Characters of a variable's value: shorter ones are often ordinary words."""
+_NAMES = "PERDURE_SECRET_NAMES"
+"""Variable with the names of the job's secrets, which the launcher sets."""
+_SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|_KEY$", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"token|secret|passw|passphrase|credential|api_?key|access_?key|private_?key|authorization|cookie", re.IGNORECASE
+)
+_FORMS = re.compile(
+    r"""
+    (?P<address>://)[^/\s:@]*:[^/\s@]+(?=@)
+    | (?P<scheme>\b(?:Bearer|Basic)\s+)[A-Za-z0-9+/=._~-]{8,}
+    | (?P<name>(?:token|secret|passw(?:or)?d|passphrase|credentials?|api[-_]?key|access[-_]?key|private[-_]?key)
+      ["']?\s*[=:]\s*["']?)[^\s"',;&}]+
+    | \b(?:hf_|gh[pousr]_|github_pat_|sk-|glpat-|xox[abprs]-)[A-Za-z0-9_-]{16,}
+    | \bA(?:KI|SI)A[A-Z0-9]{16}\b
+    | \beyJ[A-Za-z0-9_-]{8,512}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*
+    | -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY-----.*?(?:-----END[ ][A-Z ]*PRIVATE[ ]KEY-----|\Z)
+    """,
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+
+
+class Redaction:
+    """Replaces secrets in texts."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        """Reads the secrets.
+
+        Args:
+            environment: Variables whose values are replaced if they are the job's secrets, or their names tell a
+                secret; None for this process's.
+        """
+        found = os.environ if environment is None else environment
+        own = {name: value for name, value in found.items() if name != _NAMES and _SECRET_VARIABLE.search(name)}
+        named = [name for name in found.get(_NAMES, "").split(",") if name in found]
+        values = {value for value in (*own.values(), *map(found.__getitem__, named)) if len(value) >= _SHORTEST}
+        # The longest first: a value may begin with another one.
+        words = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
+        self._values = re.compile(words) if words else None
+
+    def event(self, event: Event) -> Event:
+        """Returns the event without secrets."""
+        name, attributes = self.text(event.name), self._mapping(event.attributes)
+        changed = name != event.name or attributes != event.attributes
+        return event._replace(name=name, attributes=attributes) if changed else event
+
+    def text(self, text: str) -> str:
+        """Returns the text without secrets."""
+        if len(text) < _SHORTEST:
+            return text
+        if self._values is not None:
+            text = self._values.sub(REDACTED, text)
+        return _FORMS.sub(_keep_context, text)
+
+    def _mapping(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            self.text(name): REDACTED if isinstance(value, str) and _SECRET_NAME.search(name) else self._value(value)
+            for name, value in values.items()
+        }
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return self._mapping(cast("dict[str, Any]", value))
+        if isinstance(value, list):
+            return [self._value(item) for item in cast("list[Any]", value)]
+        return value
+
+
+def _keep_context(match: re.Match[str]) -> str:
+    return f"{match['address'] or match['scheme'] or match['name'] or ''}{REDACTED}"

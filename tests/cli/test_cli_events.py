@@ -1,0 +1,41 @@
+"""Tests that a job leaves the events of all its parts on disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.local.control_plane import JOB_EVENTS, LocalControlPlane
+from tests.support.command_line import CommandLine
+from tests.support.waiting import wait_for
+from tests.training.events.collected import lines
+
+SCRIPT = """
+if [ ! -e tried ]; then touch tried; kill -9 $$; fi
+exec python -c 'from perdure_training.events import TrainerEvents; TrainerEvents().finish(loss=0.5)'
+"""
+
+
+def test_worker_agent_and_rank_tell_of_a_failure_and_of_the_end(
+    command_line: CommandLine, control_plane: LocalControlPlane, job_name: str
+) -> None:
+    done = command_line.run("run", "--name", job_name, "--", "sh", "-c", SCRIPT)
+    assert done.code == 0, done
+    path = control_plane.state.worker / JOB_EVENTS
+
+    def of_job() -> list[dict[str, Any]]:
+        return [event for event in lines(path) if event["attributes"].get("job") == f"default/{job_name}"]
+
+    wait_for(lambda: any(event["name"] == "outcome" for event in of_job()))
+    job = of_job()
+    assert {event["target"] for event in job} == {"job"}
+    named = [(event["name"], event["type"]) for event in job]
+    assert named.count(("incident", "begin")) == named.count(("incident", "end")) == 1
+    assert [event["attributes"]["phase"] for event in job if event["name"] == "outcome"] == ["SUCCEEDED"]
+    assert [event["generation"] for event in job if event["name"] == "world"] == [1, 2]
+    [folder] = (control_plane.state.path / "nodes").glob(f"{job_name}-*")
+    agent = lines(folder / "run" / "events" / "agent.jsonl")
+    [exited] = [event for event in agent if event["name"] == "rank_exited"]
+    assert (exited["attributes"]["signal"], exited["generation"], exited["rank"]) == (9, 1, 0)
+    [finish] = lines(folder / "run" / "events" / "local-rank-0.jsonl")
+    assert (finish["target"], finish["name"], finish["attributes"]) == ("trainer", "finish", {"loss": 0.5})
+    assert (finish["rank"], finish["generation"]) == (0, 2)
