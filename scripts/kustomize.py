@@ -17,10 +17,8 @@ DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 _HEAD = "# Generated from the Helm chart by `make kustomize`.\n"
 _HELM_S_OWN = re.compile(r"^(# Source: .*| *(app\.kubernetes\.io/managed-by|helm\.sh/chart): .*)\n", flags=re.MULTILINE)
 
-_OF_JOBS = re.compile(
-    r"^kind: (?:Role|RoleBinding|NetworkPolicy)$.*?^  name: perdure-perdure-", flags=re.MULTILINE | re.DOTALL
-)
-"""What the chart makes in each namespace of jobs: names there contain the release's own namespace."""
+_OF_JOBS = re.compile(r"^  name: perdure-jobs-", flags=re.MULTILINE)
+"""What the chart makes in each namespace of jobs, by its name."""
 
 
 def bases(helm: Path) -> dict[Path, str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, JsonValue
 from temporalio.api.enums.v1 import TaskQueueType
-from temporalio.api.workflowservice.v1 import GetClusterInfoRequest
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, GetSystemInfoRequest
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
@@ -185,13 +185,16 @@ def check_torch() -> Check:
 
 async def check_server(client: TemporalClient, endpoint: Endpoint) -> Check:
     name = "temporal server"
+    where = f"{endpoint.address}, namespace {endpoint.namespace}"
     started = time.monotonic()
     try:
-        info = await client.workflow_service.get_cluster_info(GetClusterInfoRequest(), timeout=CALL_TIMEOUT)
+        info = await client.workflow_service.get_system_info(GetSystemInfoRequest(), timeout=CALL_TIMEOUT)
+        # Credentials for one namespace allow no call about the whole cluster.
+        request = DescribeNamespaceRequest(namespace=endpoint.namespace)
+        await client.workflow_service.describe_namespace(request, timeout=CALL_TIMEOUT)
     except RPCError as error:
-        return Check(name=name, verdict=Verdict.FAILED, detail=f"{endpoint.address}: {error.message}")
+        return Check(name=name, verdict=Verdict.FAILED, detail=f"{where}: {error.message}")
     milliseconds = 1000 * (time.monotonic() - started)
-    where = f"{endpoint.address}, namespace {endpoint.namespace}"
     return Check(
         name=name,
         verdict=Verdict.OK,

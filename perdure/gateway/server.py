@@ -70,8 +70,8 @@ class _Refused(Exception):
 class Gateway:
     """Serves agents.
 
-    Invariants: nothing is passed on before grant, pod and request were checked; a task that Temporal hands out is
-    passed on to the agent that polled for it, or to no agent.
+    Invariants: nothing is passed on before grant, pod and request were checked; requests go to one Temporal namespace,
+    whatever a grant names; a task that Temporal hands out is passed on to the agent that polled for it, or to no agent.
     """
 
     def __init__(
@@ -173,6 +173,9 @@ class Gateway:
             grant = self._callers.grant(headers)
         with _refusals(grant.node):
             await self._callers.authenticate(grant, headers, address=_host_of(context.peer()))
+            if grant.temporal_namespace != self._temporal.namespace:
+                # Tenants whose gateways share keys by mistake would otherwise reach each other's namespaces.
+                raise Denied(f"grant: this gateway does not serve the namespace {grant.temporal_namespace!r}")
             with self._limits.one_call(grant.node), self.metrics.of_agent(grant.node):
                 if grant.machine and call_type.reports:
                     await self._memberships.check(grant)

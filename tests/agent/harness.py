@@ -73,20 +73,21 @@ class Workflows:
 
 
 @asynccontextmanager
-async def recording(server: DevServer, *, client: Client | None = None) -> AsyncIterator[Workflows]:
+async def recording(server: DevServer, *, client: Client | None = None, job: str = "") -> AsyncIterator[Workflows]:
     """Starts a job and a group that record.
 
     Args:
         server: where they run.
         client: of their worker; by default one without encryption.
+        job: the job's ID; by default one of its own.
     """
     client = client or await server.client()
     queue = f"recorder-{secrets.token_hex(4)}"
-    name = secrets.token_hex(4)
-    job = await client.start_workflow(Recorder.run, id=f"job/tests/{name}", task_queue=queue)
-    group = await client.start_workflow(Recorder.run, id=f"job/tests/{name}/group", task_queue=queue)
+    job_id = job or f"job/tests/{secrets.token_hex(4)}"
+    job_handle = await client.start_workflow(Recorder.run, id=job_id, task_queue=queue)
+    group = await client.start_workflow(Recorder.run, id=f"{job_id}/group", task_queue=queue)
     async with Worker(client, task_queue=queue, workflows=[Recorder]):
-        yield Workflows(client, job, group)
+        yield Workflows(client, job_handle, group)
 
 
 class RunningAgent:

@@ -49,9 +49,9 @@ async def helm_says(
     return out.decode()
 
 
-async def rendered(helm: Path, **values: Any) -> list[dict[str, Any]]:
-    """The objects of a release called `perdure` in the namespace `perdure`."""
-    text = await helm_says(helm, "template", "perdure", CHART, "--namespace", "perdure", values=values)
+async def rendered(helm: Path, *, site: str = "perdure", **values: Any) -> list[dict[str, Any]]:
+    """The objects of a release called `perdure` in a namespace of its own."""
+    text = await helm_says(helm, "template", "perdure", CHART, "--namespace", site, values=values)
     return [one for one in yaml.safe_load_all(text) if one]
 
 

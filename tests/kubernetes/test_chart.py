@@ -89,14 +89,15 @@ async def test_it_grants_what_the_documentation_says_and_where_the_values_say(he
             presets = one["metadata"]["name"].endswith("-presets")
             assert "rules" not in one or granted(one) == (of_presets if presets else documented)
         named = [(one["kind"], one["metadata"]["name"], one["metadata"].get("namespace", "")) for one in found]
-        return sorted(one for one in named if one[1] == "perdure-perdure-worker")
+        return sorted(one for one in named if not one[1].endswith("-presets"))
 
-    name = "perdure-perdure-worker"
+    name = "perdure-jobs-worker"
     assert rights(await rendered(helm)) == [("Role", name, "perdure"), ("RoleBinding", name, "perdure")]
     assert rights(await rendered(helm, jobNamespaces=["nlp", "vision"])) == [
         (kind, name, namespace) for kind in ("Role", "RoleBinding") for namespace in ("nlp", "vision")
     ]
     everywhere = await rendered(helm, allNamespaces=True)
+    name = "perdure-perdure-worker"
     assert rights(everywhere) == [("ClusterRole", name, ""), ("ClusterRoleBinding", name, "")]
 
 

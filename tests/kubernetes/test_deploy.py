@@ -66,11 +66,11 @@ async def test_the_kustomizations_are_the_chart_and_the_api_server_takes_them(
     }
     (gateway,) = objects["Deployment", "perdure", "perdure-gateway"]["spec"]["template"]["spec"]["containers"]
     assert gateway["image"] == "registry.example/perdure:0.2.0"
-    assert ("NetworkPolicy", "nlp", "perdure-perdure-jobs") in objects
+    assert ("NetworkPolicy", "nlp", "perdure-jobs-network") in objects
     (container,) = objects["Deployment", "perdure", "perdure-worker"]["spec"]["template"]["spec"]["containers"]
     environment = {one["name"]: one["value"] for one in container["env"]}
     assert container["image"] == environment["PERDURE_KUBERNETES_AGENT_IMAGE"] == "registry.example/perdure:0.2.0"
-    (subject,) = objects["RoleBinding", "nlp", "perdure-perdure-worker"]["subjects"]
+    (subject,) = objects["RoleBinding", "nlp", "perdure-jobs-worker"]["subjects"]
     assert (subject["name"], subject["namespace"]) == ("perdure-worker", "perdure")
     assert ("ServiceAccount", "perdure", "perdure-worker") in objects
 

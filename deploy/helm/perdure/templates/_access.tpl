@@ -46,11 +46,11 @@
 {{- if and $values.allNamespaces $values.jobNamespaces }}
 {{- fail "jobNamespaces names namespaces, and allNamespaces is true: leave jobNamespaces empty, or allNamespaces false" }}
 {{- end }}
-{{- $name := include "perdure.uniqueName" . }}
 {{- $labels := include "perdure.labels" . }}
 {{- $subject := printf "{kind: ServiceAccount, name: %s, namespace: %s}" (include "perdure.name" .) .root.Release.Namespace }}
 {{- $rules := .rules }}
 {{- if $values.allNamespaces }}
+{{- $name := include "perdure.uniqueName" . }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -67,6 +67,7 @@ metadata:
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {{ $name }}}
 subjects: [{{ $subject }}]
 {{- else }}
+{{- $name := include "perdure.jobsName" . }}
 {{- range $namespace := $values.jobNamespaces | default (list .root.Release.Namespace) }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1

@@ -4,9 +4,15 @@
 {{ .root.Release.Name }}-{{ .component }}
 {{- end }}
 
-{{/* Name of objects that share a namespace with other releases' objects, or are cluster-scoped. */}}
+{{/* Name of cluster-scoped objects. */}}
 {{- define "perdure.uniqueName" -}}
 {{ .root.Release.Namespace }}-{{ include "perdure.name" . }}
+{{- end }}
+
+{{/* Name of objects in a namespace that jobs run in: the same in every release, so that Helm refuses a second release for
+such a namespace. Two tenants in one namespace could use each other's Secrets. */}}
+{{- define "perdure.jobsName" -}}
+perdure-jobs-{{ .component }}
 {{- end }}
 
 {{- define "perdure.selectorLabels" -}}
