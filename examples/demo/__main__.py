@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -25,7 +26,7 @@ from examples.demo.faults import kill_rank
 from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, processes
 from examples.demo.steps import longest_gap, read_steps, stepping, steps_again
 from perdure.client.client import Client
-from perdure.errors import PerdureError
+from perdure.errors import JobNotFound, PerdureError
 from perdure.spec.job import Backend
 from workflows.messages import IncidentView, JobPhase
 
@@ -63,11 +64,11 @@ class Demo:
             job = self.place.job(["--steps", str(self.steps), "--out", str(self.out)])
             job |= {"name": NAME, "env": {"OMP_NUM_THREADS": "1"}}
             job["roles"][ROLE]["nodes"] = {"min": 2, "max": 3}
-            submission = await client.submit(job)
-            page = f"; its page: {submission.page}" if submission.page else ""
-            self.say(f"job submitted: torchrun {SCRIPT.name} on 3 nodes{page}")
             began = time.time()
             try:
+                submission = await client.submit(job)
+                page = f"; its page: {submission.page}" if submission.page else ""
+                self.say(f"job submitted: torchrun {SCRIPT.name} on 3 nodes{page}")
                 first = await stepping(self.out, since=began, world_size=3)
                 self.say(f"[bold]3 ranks step[/], {first - began:.1f} s after submit")
                 uid = (await client.status(NAME)).uid
@@ -77,12 +78,18 @@ class Demo:
             except BaseException as error:
                 if isinstance(error, TimeoutError):
                     await self._tell_why(client, error)
-                # The worker shuts the nodes down, so it must not be stopped before they are gone.
-                await client.cancel(NAME)
-                await client.wait(NAME)
+                await self._end_job(client)
                 raise
             self.say(f"[bold]{result.phase}[/]: {result.reason}")
             return result.phase
+
+    async def _end_job(self, client: Client) -> None:
+        """Ends the job and its nodes. The worker shuts them down, so it must not be stopped before they are gone."""
+        # The demo may end while it has the server and the worker killed.
+        await self.place.control_plane.ensure()
+        with suppress(JobNotFound):
+            await client.cancel(NAME)
+            await client.wait(NAME)
 
     async def _play(self, client: Client, uid: str) -> None:
         await self._fault(client, "kill -9 of one rank", lambda: asyncio.to_thread(kill_rank, uid, ROLE, 1))
@@ -211,6 +218,7 @@ async def train_alone(out: Path, steps: int) -> float:
             raise RuntimeError("the uninterrupted training failed")
     except asyncio.CancelledError:
         process.terminate()
+        await process.wait()
         raise
     return final_loss(out)
 
@@ -227,6 +235,7 @@ async def main() -> int:
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 140)
     started = time.monotonic()
+    _cancel_on(signal.SIGTERM, signal.SIGHUP)
 
     def say(text: str) -> None:
         console.print(f"[dim]{time.monotonic() - started:6.1f}s[/]  {text}", highlight=False, soft_wrap=True)
@@ -254,10 +263,32 @@ async def main() -> int:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _cancel_on(*numbers: signal.Signals) -> None:
+    """Has the first of these signals cancel the current task, as asyncio does on SIGINT.
+
+    The demo then ends its processes; later signals change nothing, since they would interrupt that.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    ending = False
+
+    def end() -> None:
+        nonlocal ending
+        if not ending:
+            ending = True
+            task.cancel()
+
+    for number in numbers:
+        # nohup has SIGHUP ignored, and it stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, end)
+
+
 if __name__ == "__main__":
     try:
         sys.exit(asyncio.run(main()))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit("interrupted; all processes of the demo have ended")
     except TimeoutError as error:
         sys.exit(f"demo: {error}; all processes of the demo have ended")

@@ -1,0 +1,79 @@
+"""Tests of the demo as a process: ended by a signal, it leaves nothing that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from perdure.local.control_plane import LocalControlPlane
+from perdure.state_folder import StateFolder
+from tests.support.allocation import REPOSITORY
+from tests.support.command_line import end_nodes
+
+
+@pytest.fixture
+async def demo(tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The demo, with all its files in the test's folder."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "examples.demo"),
+        cwd=REPOSITORY,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        for one in of_the_demo(tmp_path):
+            one.kill()
+        end_nodes(tmp_path)
+
+
+async def test_sigterm_ends_everything_that_the_demo_started(demo: asyncio.subprocess.Process, tmp_path: Path) -> None:
+    """The signal comes while the demo itself has killed the server and the worker, with nodes that are starting."""
+    await said(demo, "job submitted")
+    [folder] = tmp_path.glob("perdure-demo-*")
+    plane = LocalControlPlane(StateFolder(folder / "state"))
+    assert plane.status().server
+    plane.kill_worker()
+    plane.kill_server()
+    demo.send_signal(signal.SIGTERM)
+    await said(demo, "all processes of the demo have ended")
+    assert await demo.wait() == 1
+    assert of_the_demo(tmp_path) == []
+    assert not folder.exists()
+
+
+async def said(demo: asyncio.subprocess.Process, words: str) -> None:
+    """Returns when the demo has printed a line with these words."""
+    assert demo.stdout
+    printed: list[str] = []
+    async with asyncio.timeout(120):
+        async for line in demo.stdout:
+            printed.append(line.decode())
+            if words in printed[-1]:
+                return
+    raise AssertionError(f"{words!r} was not printed, but: {''.join(printed)}")
+
+
+def of_the_demo(folder: Path) -> list[psutil.Process]:
+    """Processes that use the demo's folder."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            known = [*process.cmdline(), process.cwd(), *process.environ().values()]
+        except psutil.Error:
+            continue
+        if any(str(folder / "perdure-demo-") in text for text in known):
+            found.append(process)
+    return found
