@@ -9,6 +9,7 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from agent.checkpoint.keeper import Checkpoints
 from agent.connection import why_cut_off
 from agent.lease import Lease
 from agent.log_reader import read_log
@@ -18,10 +19,12 @@ from workflows.messages import (
     ApplyWorld,
     CheckConnection,
     CommandAnswer,
+    CommitCheckpoint,
     CompleteGeneration,
     LeaseRequest,
     LogChunk,
     NodeCredentials,
+    OrderCheckpoint,
     ReadLog,
     RestartCommand,
     StopNode,
@@ -32,10 +35,11 @@ from workflows.messages import (
 class Commands:
     """The agent's activities. A command for another incarnation is answered with a refusal."""
 
-    def __init__(self, node: Node, lease: Lease, store: StoreCalls) -> None:
+    def __init__(self, node: Node, lease: Lease, store: StoreCalls, checkpoints: Checkpoints) -> None:
         self._node = node
         self._lease = lease
         self._store = store
+        self._checkpoints = checkpoints
 
     @property
     def activities(self) -> Sequence[Callable[..., Any]]:
@@ -49,6 +53,8 @@ class Commands:
             self.stop_node,
             self.read_log,
             self.store_changed,
+            self.commit_checkpoint,
+            self.order_checkpoint,
         )
 
     @activity.defn(name="hold_lease")
@@ -114,6 +120,16 @@ class Commands:
         if refusal := self._node.refusal(command.node):
             raise ApplicationError(refusal, type="WrongIncarnation", non_retryable=True)
         self._store.notify()
+
+    @activity.defn(name="commit_checkpoint")
+    async def commit_checkpoint(self, command: CommitCheckpoint) -> CommandAnswer:
+        """Makes a checkpoint of parts that are all durable. Fails if the storage does not take it."""
+        return self._refusal_answer(command.node) or await self._checkpoints.commit(command)
+
+    @activity.defn(name="order_checkpoint")
+    async def order_checkpoint(self, command: OrderCheckpoint) -> CommandAnswer:
+        """Has the ranks make a checkpoint."""
+        return self._refusal_answer(command.node) or self._checkpoints.order(command)
 
     def _refusal_answer(self, node: NodeCredentials) -> CommandAnswer | None:
         refusal = self._node.refusal(node)

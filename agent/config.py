@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perdure.credentials.names import GATEWAY_NAME
+from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.timing import Timing
 from workflows.messages import NodeCredentials
 from workflows.names import NODES_PER_GROUP
@@ -73,6 +74,8 @@ class AgentConfig(BaseModel):
     """The path of the node's log, for users, if the backend cannot know it."""
     gateway: GatewayConnection | None = None
     """Unset: the agent connects to Temporal itself."""
+    checkpoint: Checkpoint | None = None
+    """Checkpoints in storage; None where the job has none."""
     outputs_logs: str | None = None
     """URL of a folder, in fsspec's format, to which the node's log is copied."""
 

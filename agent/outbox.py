@@ -23,6 +23,8 @@ from agent.files import KeptFile
 from agent.notifier import Notifier
 from workflows.messages import (
     AgentMessage,
+    CheckpointRestored,
+    CheckpointStored,
     DatasetNeeded,
     Failure,
     Finished,
@@ -50,6 +52,8 @@ SIGNALS: Final[dict[type[AgentMessage], str]] = {
     Metrics: "metrics",
     DatasetNeeded: "dataset_needed",
     StoreNeeded: "store_needed",
+    CheckpointStored: "checkpoint_stored",
+    CheckpointRestored: "checkpoint_restored",
     Failure: "failure",
     Finished: "finished",
     GroupMissing: "group_missing",
@@ -57,7 +61,17 @@ SIGNALS: Final[dict[type[AgentMessage], str]] = {
 _MODELS = {name: model for model, name in SIGNALS.items()}
 
 _ONLY_NEWEST = frozenset(
-    {"ready", "stepping", "stall", "lease_taken", "heartbeat", "metrics", "group_missing", "store_needed"}
+    {
+        "ready",
+        "stepping",
+        "stall",
+        "lease_taken",
+        "heartbeat",
+        "metrics",
+        "group_missing",
+        "store_needed",
+        "checkpoint_restored",
+    }
 )
 _NOT_JOURNALED = frozenset({"heartbeat", "metrics", "group_missing", "store_needed"})
 _FIRST: Final = "failure"

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
 
+from agent.checkpoint.keeper import Checkpoints
 from agent.commands import Commands
 from agent.config import AgentConfig
 from agent.datasets import Datasets
@@ -99,6 +100,7 @@ class Agent:
             changed=self.node.changed,
             to_group=self._to_group.put,
         )
+        self._checkpoints = Checkpoints(config, state=lambda: self.node.state, to_group=self._to_group.put)
         self._server = NodeServer(
             self.node,
             self._telemetry,
@@ -164,12 +166,13 @@ class Agent:
         await self._server.start()
         node = self._config.node
         self.node.events.start(job=self._config.job_id, node=node.path, host=self._config.host)
+        self._checkpoints.start()
         self._join()
         logger.info("serving %s", self._config.task_queue)
         async with _together(
             self._to_job.run(),
             self._to_group.run(),
-            self._control.serve(Commands(self.node, self._lease, self._store).activities),
+            self._control.serve(Commands(self.node, self._lease, self._store, self._checkpoints).activities),
             self._telemetry.run(),
             self._lease.watch_owner(),
             *([self._shipper.run()] if self._shipper else []),

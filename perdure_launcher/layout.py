@@ -11,6 +11,11 @@ from typing import Final
 AGENT_SOCKET: Final = "agent.sock"
 """The socket with the longest path: other sockets are in folders that only their own processes enter."""
 
+CHECKPOINT_SOCKET: Final = "saves.sock"
+"""The socket through which ranks reach the storage for checkpoints; its name is not longer than the agent's."""
+CHECKPOINT_ORDERS: Final = "checkpoint-orders.json"
+"""What the control plane orders about checkpoints, for the rank that announces them."""
+
 LOGS: Final = "logs"
 OUTPUT_LOG: Final = "output.log"
 """The command's output, in `logs`; older parts have the suffixes `.1`, `.2`, …"""

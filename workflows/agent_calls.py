@@ -15,11 +15,15 @@ with workflow.unsafe.imports_passed_through():
     from workflows import options
     from workflows.messages import (
         CheckConnection,
+        CheckpointFacts,
         CommandAnswer,
+        Commit,
+        CommitCheckpoint,
         CompleteGeneration,
         EvidenceSource,
         LeaseRequest,
         NodeCredentials,
+        OrderCheckpoint,
         RestartCommand,
         StopNode,
         TransitionKind,
@@ -186,7 +190,59 @@ async def restart_command(table: NodeTable, node: NodeCredentials, number: int) 
         table.put(record.replace(command_restarts=number))
 
 
-async def _took(table: NodeTable, name: str, command: CompleteGeneration | RestartCommand, *, summary: str) -> bool:
+async def commit_checkpoint(table: NodeTable, node: NodeCredentials, commit: Commit) -> None:
+    """Has an agent make a checkpoint of a folder whose parts are all durable, for as long as the job wants it to."""
+    command = CommitCheckpoint(node=node, generation=commit.generation, folder=commit.folder, interval=commit.interval)
+    reported = ""
+    while table.desire.commit is not None and table.desire.commit.number == commit.number and not table.winding_down:
+        problem = ""
+        try:
+            answer = await workflow.execute_activity(
+                "commit_checkpoint",
+                command,
+                result_type=CommandAnswer,
+                task_queue=table.queue(node),
+                schedule_to_start_timeout=options.PATIENT_COMMAND,
+                start_to_close_timeout=options.COMMIT_TIMEOUT,
+                retry_policy=options.COMMIT_ONCE,
+                summary=f"commit {commit.folder}",
+            )
+            problem = "" if answer.accepted else answer.detail
+        except ActivityError as error:
+            problem = str(error.cause or error)
+        record = table.current(node)
+        if record is None:
+            return
+        if problem != reported or not problem:
+            table.transition(
+                record,
+                TransitionKind.CHECKPOINT_COMMITTED,
+                workflow.now(),
+                generation=commit.generation,
+                checkpoint=CheckpointFacts(step=commit.step, folder=commit.folder, problem=problem),
+            )
+        reported = problem
+        if not problem:
+            table.put(record.replace(committed=commit.number))
+            return
+        if not await _until_reachable(table, node):
+            return
+
+
+async def order_checkpoint(table: NodeTable, node: NodeCredentials, number: int) -> None:
+    """Has the ranks make a checkpoint, as soon as the agent can be reached."""
+    command = OrderCheckpoint(node=node, number=number)
+    while not await _took(table, "order_checkpoint", command, summary="a checkpoint was requested"):
+        if not await _until_reachable(table, node):
+            return
+    record = table.current(node)
+    if record is not None:
+        table.put(record.replace(checkpoint_orders=number))
+
+
+async def _took(
+    table: NodeTable, name: str, command: CompleteGeneration | RestartCommand | OrderCheckpoint, *, summary: str
+) -> bool:
     """Whether the agent has taken a command; it has little time for that."""
     try:
         await workflow.execute_activity(

@@ -25,6 +25,8 @@ with workflow.unsafe.imports_passed_through():
     from workflows.dataset import start_dataset
     from workflows.messages import (
         Adopt,
+        CheckpointRestored,
+        CheckpointStored,
         DatasetNeeded,
         GroupDesire,
         Heartbeat,
@@ -148,6 +150,14 @@ class NodeGroup:
         if self._table.current(message.sender) is not None and not self._table.winding_down:
             self._start(("store", 0, 0), start_store(self._table.group))
 
+    @workflow.signal(description="A node's parts of a checkpoint are durable, or cannot be stored")
+    def checkpoint_stored(self, message: CheckpointStored) -> None:
+        self._table.checkpoint_stored(message)
+
+    @workflow.signal(description="The ranks continue with a saved step")
+    def checkpoint_restored(self, message: CheckpointRestored) -> None:
+        self._table.checkpoint_restored(message)
+
     @workflow.signal(description="Facts from the backend's watch")
     def node_events(self, message: NodeEvents) -> None:
         for gone in self._table.take_watch_events(message):
@@ -215,6 +225,18 @@ class NodeGroup:
         restarts = want.command_restarts if want is not None and want.incarnation == node.incarnation else 0
         if record.joined and restarts > record.command_restarts:
             self._start(("command", node.rank, restarts), agent_calls.restart_command(table, node, restarts))
+        self._command_checkpoints(record)
+
+    def _command_checkpoints(self, record: NodeRecord) -> None:
+        """Has the node that the job chose commit a checkpoint, and the node of rank 0 make one that was requested."""
+        table, node = self._table, record.node
+        commit, orders, world = table.desire.commit, table.desire.checkpoint_orders, table.desire.world
+        if commit is not None and commit.rank == node.rank and commit.number != record.committed and record.joined:
+            self._start(("commit", node.rank, commit.number), agent_calls.commit_checkpoint(table, node, commit))
+        member = world.members.get(node.rank) if world is not None else None
+        leads = member is not None and member.group_rank == 0 and member.incarnation == node.incarnation
+        if leads and orders > record.checkpoint_orders:
+            self._start(("checkpoint", node.rank, orders), agent_calls.order_checkpoint(table, node, orders))
 
     def _needs_inquiry(self, record: NodeRecord, generation: int) -> bool:
         """Whether the job asks if this node has entered the world, because it has not reported steps."""

@@ -68,6 +68,10 @@ class NodeRecord(Message):
     """The newest generation that its agent knows to be complete."""
     command_restarts: int = 0
     """The newest restart of its command that its agent has carried out."""
+    committed: int = 0
+    """The newest commit of a checkpoint that its agent has carried out, or cannot."""
+    checkpoint_orders: int = 0
+    """The newest request for a checkpoint that its agent has passed on."""
     stepping: int = 0
     """The newest generation that it runs or steps in."""
     stepped: int = 0

@@ -15,6 +15,9 @@ from workflows.messages import (
     Adopt,
     AgentMessage,
     ApplyWorld,
+    CheckpointFacts,
+    CheckpointRestored,
+    CheckpointStored,
     DesiredNode,
     EvidenceSource,
     GroupDesire,
@@ -301,6 +304,29 @@ class NodeTable:
         record = self._accept_message("metrics", message)
         if record is not None:
             self.put(record.replace(metrics=message))
+
+    def checkpoint_stored(self, message: CheckpointStored) -> None:
+        record = self._accept_message("checkpoint_stored", message)
+        if record is not None:
+            fields = message.model_dump(include={"step", "folder", "size", "took", "problem"})
+            self.transition(
+                record,
+                TransitionKind.CHECKPOINT_STORED,
+                message.time,
+                generation=message.generation,
+                checkpoint=CheckpointFacts(**fields),
+            )
+
+    def checkpoint_restored(self, message: CheckpointRestored) -> None:
+        record = self._accept_message("checkpoint_restored", message)
+        if record is not None:
+            self.transition(
+                record,
+                TransitionKind.CHECKPOINT_RESTORED,
+                message.time,
+                generation=message.generation,
+                checkpoint=CheckpointFacts(step=message.step, source=message.source),
+            )
 
     def is_outdated(self, sender: NodeCredentials) -> bool:
         """Whether a newer incarnation has taken the sender's place, or the place no longer exists."""

@@ -74,6 +74,13 @@ def check_revocation(state: JobState, request: TicketRef) -> None:
         raise ApplicationError(f'id: got "{request.id}"; this job has the tickets {known or "none"}')
 
 
+def check_checkpoint(state: JobState, job: JobSpec) -> None:
+    if job.checkpoint is None:
+        raise ApplicationError("the job has no storage for checkpoints; submit it with checkpoint.storage")
+    if state.world is None or state.suspended:
+        raise ApplicationError(f"there is nothing to save: the job is {state.phase}")
+
+
 def check_relaunch(state: JobState, request: RelaunchRequest) -> None:
     node = state.nodes.get(request.rank)
     if node is None or not node.alive:

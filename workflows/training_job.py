@@ -66,6 +66,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.policy.deduplication import accept, begin_ownership_epoch
     from workflows.policy.events import (
         CancelRequested,
+        CheckpointRequested,
         Event,
         GroupAdopted,
         GroupWoundDown,
@@ -241,6 +242,15 @@ class TrainingJob:
     @relaunch_node.validator
     def _relaunch_is_valid(self, request: RelaunchRequest) -> None:
         requests.check_relaunch(self._running_state(), request)
+
+    @workflow.update(description="Make a checkpoint in storage now")
+    def save_checkpoint(self, request: ReasonRequest) -> Accepted:
+        self._take_request(CheckpointRequested())
+        return Accepted(message=f"{self._state.name} makes a checkpoint; `perdure status` shows when it is durable")
+
+    @save_checkpoint.validator
+    def _checkpoint_is_valid(self, request: ReasonRequest) -> None:
+        requests.check_checkpoint(self._running_state(), self._job)
 
     @workflow.update(description="Give a place among the nodes to a machine that a user or a scheduler started")
     def join(self, request: JoinRequest) -> JoinAnswer:

@@ -45,6 +45,7 @@ def agent_configuration(
         timing=spec.timing,
         termination_grace=spec.limits.termination_grace_period.total_seconds(),
         outputs_logs=spec.outputs.logs,
+        checkpoint=spec.checkpoint,
     )
 
 

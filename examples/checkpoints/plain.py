@@ -51,8 +51,10 @@ def main() -> None:
             state["step"] += 1
             report(step=state["step"], total=options.steps, loss=loss)
             log.write(f"{time.time():.3f} {state['step']} {world_size}\n")
-            checkpointer.save(state["step"], state)
+            # The last step, too, is in storage if the job has one.
+            checkpointer.save(state["step"], state, durable=state["step"] == options.steps)
             time.sleep(options.pause)
+    checkpointer.wait_until_durable(60)
     if rank == 0:
         parameters = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
         (options.out / "digest").write_text(hashlib.sha256(parameters).hexdigest())

@@ -1,8 +1,11 @@
-"""Commands that change running jobs: scale, suspend, resume, restart, cancel."""
+"""Commands that change running jobs: scale, suspend, resume, restart, checkpoint, cancel."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,7 +25,7 @@ from perdure.cli.common import (
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
-    from workflows.messages import Accepted
+    from workflows.messages import Accepted, CheckpointView
 
 
 def scale(
@@ -115,6 +118,62 @@ def restart(
             lambda client: client.relaunch_node(name, node, reason=reason),
             dry_run=dry_run,
         )
+
+
+def checkpoint(
+    name: JobArgument,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it is durable.")] = False,
+    timeout: Annotated[str, typer.Option("--timeout", help="With --wait: give up after this time.")] = "10m",
+    reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    namespace: NamespaceOption = "default",
+    output: OutputOption = None,
+    address: AddressOption = None,
+) -> None:
+    """Have a job make a checkpoint in storage at one of its next steps.
+
+    [dim]perdure checkpoint llama-8b-sft --wait[/]
+    """
+    from perdure.errors import PerdureError
+    from perdure.spec.durations import parse_duration
+
+    try:
+        patience = parse_duration(timeout)
+    except ValueError as error:
+        raise PerdureError(f'--timeout: got "{timeout}"; {error}') from None
+    here = session(namespace=namespace, output=output, address=address)
+    if dry_run or not wait:
+        plan = "make a checkpoint in storage"
+        _change(here, name, plan, lambda client: client.save_checkpoint(name, reason=reason), dry_run=dry_run)
+        return
+    view = here.run(lambda client: _until_durable(client, name, patience, reason))
+    if here.json:
+        here.show(view)
+    else:
+        out.print(f"step {view.step:,} of {name} is durable: {view.url}/{view.folder}", markup=False)
+
+
+async def _until_durable(client: Client, name: str, patience: timedelta, reason: str) -> CheckpointView:
+    """Requests a checkpoint, and waits until it, or a later one, is durable.
+
+    Raises:
+        Refused: if it is not in time.
+    """
+    from perdure.errors import Refused
+
+    before = (await client.status(name)).checkpoint
+    await client.save_checkpoint(name, reason=reason)
+    known = before
+    try:
+        async with asyncio.timeout(patience.total_seconds()), aclosing(client.watch(name)) as snapshots:
+            async for snapshot in snapshots:
+                known = snapshot.status.checkpoint if snapshot.status else known
+                if known.folder != before.folder:
+                    return known
+    except TimeoutError:
+        pass
+    why = known.problem or "the script must save with perdure_training.checkpoint.Checkpointer"
+    raise Refused(f"{name} made no checkpoint within {text.duration(patience)}: {why}")
 
 
 def cancel(

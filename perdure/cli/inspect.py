@@ -171,6 +171,7 @@ def _facts(
             ("WHY", "; ".join(why)),
             ("SPEED", "   ".join(speed)),
             ("GOOD", good),
+            ("SAVED", text.checkpoint(status.checkpoint)),
             ("CODE", f"{status.workdir_digest[:19]}, uploaded with the job" if status.workdir_digest else ""),
             ("CONTROL", control if not status.finished_at else "" if status.protected else text.protection(status)),
             *(("WARNING", words) for words in status.warnings if not status.finished_at),

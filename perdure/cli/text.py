@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from workflows.messages import IncidentView, JobStatus, NodeView, Progress
+    from workflows.messages import CheckpointView, IncidentView, JobStatus, NodeView, Progress
 
 PHASE_STYLES = {
     "RUNNING": "green",
@@ -116,6 +116,19 @@ def nodes(status: JobStatus) -> str:
         return f"{count(status.nodes, 'node')}{detail}"
     degraded = "degraded " if status.phase == "RUNNING" else ""
     return f"{degraded}{status.nodes}/{status.nodes_max} nodes{detail}"
+
+
+def checkpoint(view: CheckpointView) -> str:
+    """`step 48,100 durable, 4m 2s old; continued from step 48,000 in memory`; empty where nothing is known."""
+    parts: list[str] = []
+    if view.step is not None and view.committed_at is not None:
+        parts.append(f"step {view.step:,} durable, {age(view.committed_at)} old")
+    elif view.url:
+        parts.append("no durable checkpoint of this run yet")
+    if view.restored_step is not None:
+        place = "storage" if view.restored_from == "STORAGE" else "memory"
+        parts.append(f"generation {view.restored_generation} continued from step {view.restored_step:,} in {place}")
+    return "; ".join(parts)
 
 
 def count(number: int, noun: str) -> str:

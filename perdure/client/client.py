@@ -403,6 +403,10 @@ class Client:
         """Restarts all ranks in place, as a new generation."""
         return await self._update(name, namespace, "restart", ReasonRequest(reason=reason), Accepted)
 
+    async def save_checkpoint(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
+        """Has the ranks make a checkpoint in storage at one of their next steps; returns before that has happened."""
+        return await self._update(name, namespace, "save_checkpoint", ReasonRequest(reason=reason), Accepted)
+
     async def relaunch_node(self, name: str, rank: int, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """Replaces one node by a new one."""
         return await self._update(name, namespace, "relaunch_node", RelaunchRequest(rank=rank, reason=reason), Accepted)

@@ -119,6 +119,10 @@ class SyncClient:
         """See `Client.restart`."""
         return self._run(self._client.restart(name, namespace=namespace, reason=reason))
 
+    def save_checkpoint(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
+        """See `Client.save_checkpoint`."""
+        return self._run(self._client.save_checkpoint(name, namespace=namespace, reason=reason))
+
     def relaunch_node(self, name: str, rank: int, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """See `Client.relaunch_node`."""
         return self._run(self._client.relaunch_node(name, rank, namespace=namespace, reason=reason))

@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from .base import DnsLabel, JobName, LabelKey, LabelValue, Matching, RoleName, SecretReference, Section, Template
+from .checkpoint import Checkpoint
 from .data import Outputs, Volume, Workdir
 from .durations import Duration
 from .network import Network
@@ -106,6 +107,8 @@ class JobSpec(Section):
     """Time limits of the job and its parts."""
     outputs: Outputs = Outputs()
     """The place for the job's outputs."""
+    checkpoint: Checkpoint | None = None
+    """Checkpoints in storage, which survive the loss of all nodes. Unset: disabled."""
     hold_on_failure: Duration | None = None
     """The time for which the nodes of a failed job are kept as they are, for inspection: `perdure shell` opens a shell
     in one, `perdure cancel` releases them earlier. Unset: disabled."""

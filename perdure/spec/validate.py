@@ -150,6 +150,9 @@ def fill_templates(spec: JobSpec) -> JobSpec:
         for name, role in spec.roles.items()
     }
     env = {name: fill(text) for name, text in spec.env.items()}
+    if spec.checkpoint is not None:
+        stored = spec.checkpoint.model_copy(update={"storage": fill(spec.checkpoint.storage)})
+        spec = spec.model_copy(update={"checkpoint": stored})
     return spec.model_copy(update={"outputs": spec.outputs.model_copy(update=outputs), "roles": roles, "env": env})
 
 

@@ -57,8 +57,11 @@ class Cadence:
             step: The step.
             agreed: Returns the number that all ranks use with "auto", once there is one.
         """
-        every = self._every or agreed() or 1
-        return step % every == 0
+        return step % self.every(agreed=agreed) == 0
+
+    def every(self, *, agreed: Callable[[], int | None]) -> int:
+        """The number of steps between two saves; 1 while "auto" measures."""
+        return self._every or agreed() or 1
 
     @contextmanager
     def measure(self, step: int) -> Generator[Measured]:

@@ -1,4 +1,4 @@
-"""Saves the training state into memory, and restores it after a failure."""
+"""Saves the training state into memory, has it stored, and restores it after a failure."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ import torch
 import torch.distributed as dist
 
 from perdure_training.checkpoint.cadence import Cadence
+from perdure_training.checkpoint.durable import DurableCheckpoints, connect_storage
+from perdure_training.checkpoint.generators import Generators
+from perdure_training.checkpoint.optimizers import prepare_optimizer
 from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.staging import Layout, meshes_of, read_state
@@ -34,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class Checkpointer:
-    """The snapshots of one training state, in the memory of the nodes that train it.
+    """The snapshots of one training state, in the memory of the nodes that train it, and some of them in storage.
 
     Invariants:
         - All ranks load the same step, or none of them loads any.
@@ -80,8 +83,8 @@ class Checkpointer:
         self._restored = False
 
     def restore(self, state: MutableMapping[str, Any]) -> int | None:
-        """Loads the newest step that all ranks have. Call it on every rank, after `init_process_group` and before the
-        first step.
+        """Loads the newest step that all ranks have in memory, else the newest checkpoint in the job's storage. Call it
+        on every rank, after `init_process_group` and before the first step.
 
         Args:
             state: As for `save`. Objects with `load_state_dict` are changed in place, and so are tensors; other values
@@ -92,7 +95,9 @@ class Checkpointer:
 
         Raises:
             RuntimeError: if several ranks have no process group yet, or if it was called before.
-            KeyError: if the snapshot has other names than `state`.
+            KeyError: if the snapshot or the checkpoint has other names than `state`.
+            StorageAway: if the node's agent, which reads checkpoints, did not answer within ten minutes.
+            StorageProblem: if the storage cannot be read.
         """
         if self._restored:
             raise RuntimeError("Checkpointer.restore: called before; a process restores once, when it begins")
@@ -104,9 +109,10 @@ class Checkpointer:
         decision = agreed.decision
         if world.own.rank == 0 and decision.reason:
             logger.warning("perdure: %s", decision.reason)
+        world.begin_durable(state, required=decision.step is None)
         if decision.step is None:
             world.slots.begin_anew()
-            return None
+            return world.restore_from_storage(state)
         world.forget_after(decision.step)
         for slot in agreed.snapshots.values():
             # Before anything that can fail: a world that fails each time must come to an older step.
@@ -117,14 +123,17 @@ class Checkpointer:
         world.slots.adopt(decision.step)
         world.leave_others()
         world.copy_loaded()
+        world.begin_training(decision.step, source="memory")
         return decision.step
 
-    def save(self, step: int, state: Mapping[str, Any]) -> bool:
+    def save(self, step: int, state: Mapping[str, Any], *, durable: bool = False) -> bool:
         """Copies the state into memory if the step is due, and returns as soon as it is copied.
 
         Args:
             step: The step that is complete: the same on all ranks, and higher than before.
             state: Names with their values: objects with `state_dict`, tensors, or anything that can be pickled.
+            durable: Saves the step whether or not it is due, and has it copied to the job's storage afterwards; the
+                same on all ranks. Use it for the last step, with `wait_until_durable`.
 
         Returns:
             Whether the step was saved. It counts once all ranks have saved it.
@@ -135,10 +144,11 @@ class Checkpointer:
         if not self._restored:
             raise RuntimeError("Checkpointer.save: call restore(state) first, on every rank, before the first step")
         world = self._world
-        if world is None or not self._cadence.is_due(step, agreed=world.cadence_agreed):
+        if world is None or not (durable or self._cadence.is_due(step, agreed=world.cadence_agreed)):
             return False
         with self._cadence.measure(step) as measured:
-            saved = world.save(step, lambda: Layout(_captured(state)), replicated=self._replicated)
+            saved = world.save(step, lambda: Layout(_captured(state)), replicated=self._replicated, durable=durable)
+        world.announce(step, every=self._cadence.every(agreed=world.cadence_agreed))
         if saved and world.own.rank == 0 and measured.every is not None:
             world.agree_on_cadence(measured.every)
         return saved
@@ -147,6 +157,19 @@ class Checkpointer:
         """Waits until the snapshots of this rank are complete. A script need not call it."""
         if self._world is not None:
             self._world.flush()
+
+    def wait_until_durable(self, timeout: float) -> bool:
+        """Waits until the last step that was to be copied to storage is durable: a script that ends right after it
+        would not have it.
+
+        Args:
+            timeout: Seconds. The storage may be away.
+
+        Returns:
+            Whether it is durable. False also where the job has no storage.
+        """
+        self.flush()
+        return self._world is not None and self._world.wait_until_durable(timeout)
 
     def close(self) -> None:
         """Waits as `flush` does, and saves nothing from then on; the snapshots stay. A script need not call it."""
@@ -192,12 +215,61 @@ class _World:
         self._complete = Completeness(connect(own, name), own.world_size)
         self._peers = Peers(own, connect(own, name), name=name, copies=copies)
         self.slots = Slots(self.arena, own.rank, is_complete=self._complete.is_complete)
-        self._staged: queue.Queue[tuple[Slot, memoryview | None, Header] | None] = queue.Queue()
+        self._staged: queue.Queue[tuple[Slot, memoryview | None, Header, bool] | None] = queue.Queue()
+        self._durable: DurableCheckpoints | None = None
+        self._name = name
         self._broken = False
         self._full = False
         self._saved_any = False
         self._agreed: int | None = None
         threading.Thread(target=self._finish_snapshots, name="perdure-snapshots", daemon=True).start()
+
+    def begin_durable(self, state: Mapping[str, Any], *, required: bool) -> None:
+        """Finds out whether the job stores checkpoints, and when.
+
+        Args:
+            state: What is saved.
+            required: Nothing is in memory: to begin anew because the agent is away would cost the whole training.
+
+        Raises:
+            StorageAway: if that is required, and the agent does not answer.
+        """
+        self._durable = connect_storage(
+            self.own,
+            self._name,
+            meshes=lambda: meshes_of(_captured(state)),
+            each_rank=frozenset(name for name, value in state.items() if isinstance(value, Generators)),
+            required=required,
+        )
+
+    def restore_from_storage(self, state: MutableMapping[str, Any]) -> int | None:
+        """Loads the newest undamaged checkpoint; returns its step."""
+        if self._durable is None or not self._durable.stores:
+            return None
+        for value in state.values():
+            if isinstance(value, torch.optim.Optimizer):
+                prepare_optimizer(value)
+        found = self._durable.restore(_captured(state), self._store)
+        if found is None:
+            return None
+        step, saved = found
+        _put_into(state, saved)
+        self.begin_training(step, source="storage")
+        return step
+
+    def begin_training(self, step: int, *, source: str) -> None:
+        """Records the step from which the training continues."""
+        if self._durable is not None:
+            self._durable.begin(step, source)
+
+    def announce(self, step: int, *, every: int) -> None:
+        """Has all ranks store a later step, if one is due."""
+        if self._durable is not None:
+            self._durable.announce(step, every=every)
+
+    def wait_until_durable(self, timeout: float) -> bool:
+        """Waits until nothing is being stored."""
+        return self._durable is not None and self._durable.wait(timeout)
 
     def agree(self) -> _Agreed:
         """Tells all ranks what this one found, and follows the decision of rank 0.
@@ -289,9 +361,9 @@ class _World:
     def copy_loaded(self) -> None:
         """Has the loaded snapshot copied to other nodes, which may be new ones."""
         for slot, header in self.slots.complete():
-            self._staged.put((slot, None, header))
+            self._staged.put((slot, None, header, False))
 
-    def save(self, step: int, plan: Callable[[], Layout], *, replicated: bool) -> bool:
+    def save(self, step: int, plan: Callable[[], Layout], *, replicated: bool, durable: bool = False) -> bool:
         """Copies a state into a slot; another thread makes the snapshot valid."""
         if self._broken:
             return False
@@ -299,6 +371,8 @@ class _World:
             self._saved_any = True
             # Kept until now if nothing was loaded: the next world may have the ranks that this one lacks.
             self.leave_others()
+        if durable:
+            self.flush()
         slot = self.slots.choose()
         if slot is None:
             return False
@@ -306,6 +380,9 @@ class _World:
         try:
             room = slot.begin(layout.size)
         except NoRoom as error:
+            if self.slots.leased:
+                # There is room again when the storage has taken what is copied to it.
+                return False
             self._broken = True
             self.slots.clear()
             logger.warning(
@@ -327,7 +404,7 @@ class _World:
             size=layout.size,
             checksum=0,
         )
-        self._staged.put((slot, room, header))
+        self._staged.put((slot, room, header, durable))
         return True
 
     def cadence_agreed(self) -> int | None:
@@ -352,13 +429,18 @@ class _World:
     def _finish_snapshots(self) -> None:
         yield_to_training()
         while (staged := self._staged.get()) is not None:
-            slot, room, header = staged
+            slot, room, header, durable = staged
             try:
                 if room is not None:
                     header = replace(header, checksum=checksum(room))
                     slot.finish(header)
                 self._peers.copy(slot, header, number=self.slots.number(slot))
                 self._complete.add(header.step)
+                # Until `finish` below, no other step is written there.
+                if self._durable is None or room is None:
+                    continue
+                if durable or self._durable.is_announced(header.step):
+                    self._durable.store(header, room, slot.lease())
             except (OSError, RuntimeError) as error:
                 # The store ends with its generation, and this process with it.
                 logger.debug("step %d is not complete: %s", header.step, error)
@@ -392,6 +474,10 @@ def _load(slot: Slot, state: MutableMapping[str, Any]) -> None:
     saved = read_state(slot.read(), index_at=header.index_at, meshes=meshes_of(_captured(state)))
     if saved.keys() != state.keys():
         raise KeyError(f"the snapshot has {sorted(saved)}, the state has {sorted(state)}: restore what was saved")
+    _put_into(state, saved)
+
+
+def _put_into(state: MutableMapping[str, Any], saved: Mapping[str, Any]) -> None:
     for name, value in saved.items():
         target = state[name]
         if isinstance(target, torch.nn.Module):

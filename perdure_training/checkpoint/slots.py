@@ -1,5 +1,5 @@
 """Which slot a rank writes next: never the one with the newest step that all ranks have, nor one whose snapshot another
-thread still makes valid."""
+thread still makes valid, nor one that is leased because its snapshot is being copied to storage."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from perdure_training.snapshots.arena import Arena, Header, Slot
 _COUNT = 3
 """The newest step that all ranks have, the one that others may not have yet, and the one that is written. With two, a
 rank that is ahead would overwrite the only step that it has in common with the others."""
+
+_LEASED = 1
+"""Slots beside these for snapshots that are being copied to storage: they are used only while others are leased, so
+that a slow storage costs memory and no snapshots."""
 
 _PATIENCE = 10.0
 """Seconds after which a step that others have not saved is given up: they may save other steps than this rank."""
@@ -37,7 +41,7 @@ class Slots:
             is_complete: Returns whether all ranks have a step.
             clock: Returns seconds.
         """
-        self._slots = [arena.slot(rank, number) for number in range(_COUNT)]
+        self._slots = [arena.slot(rank, number) for number in range(_COUNT + _LEASED)]
         self._is_complete = is_complete
         self._clock = clock
         self._steps: dict[int, int] = {}
@@ -74,18 +78,29 @@ class Slots:
 
     def free_slot(self) -> Slot:
         """Returns a slot for a snapshot that another rank sends: the one with the oldest step."""
-        return self._slots[min(range(_COUNT), key=lambda number: self._steps.get(number, -1))]
+        return self._slots[min(self._unleased(), key=lambda number: self._steps.get(number, -1))]
+
+    @property
+    def leased(self) -> bool:
+        """Whether a snapshot is being copied to storage."""
+        return any(slot.is_leased for slot in self._slots)
+
+    def _unleased(self) -> list[int]:
+        """The slots that may be written, as many as there are where nothing is copied to storage, and those in use."""
+        free = [number for number, slot in enumerate(self._slots) if not slot.is_leased]
+        return free[:_COUNT] + [number for number in free[_COUNT:] if number in self._steps]
 
     def choose(self) -> Slot | None:
         """Returns the slot for the next step; None if writing any of them could cost the step that all ranks have."""
-        for number, slot in enumerate(self._slots):
+        unleased = self._unleased()
+        for number in unleased:
             if number not in self._steps:
-                return slot
+                return self._slots[number]
         for step in sorted(self._steps.values(), reverse=True):
             if step == self._complete or self._is_complete(step):
                 self._complete = step
                 break
-        free = [number for number in self._steps if number not in self._staged]
+        free = [number for number in unleased if number in self._steps and number not in self._staged]
         older = [number for number in free if self._complete is not None and self._steps[number] < self._complete]
         if older:
             self._full_since = None

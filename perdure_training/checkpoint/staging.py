@@ -105,6 +105,33 @@ def meshes_of(state: object) -> list[DeviceMesh]:
     return list(found.values())
 
 
+@dataclass(frozen=True)
+class Parts:
+    """A state whose split tensors have no content, and the content of this rank's parts."""
+
+    state: Any
+    """As it was saved. The parts of DTensors are on no device: the mesh's may have no memory left for them."""
+    contents: dict[int, torch.Tensor]
+    """The parts in main memory, by the `id` of their DTensor."""
+
+
+def read_parts(content: memoryview, *, index_at: int, meshes: Iterable[DeviceMesh]) -> Parts:
+    """Reads a state whose tensors stay where they are in memory.
+
+    Args:
+        content: The bytes.
+        index_at: Offset of the description.
+        meshes: The device meshes of the world that saved it.
+
+    Raises:
+        KeyError: if a DTensor's mesh is none of them.
+    """
+    contents: dict[int, torch.Tensor] = {}
+    known = {_key(mesh): mesh for mesh in meshes}
+    state = _Reader(io.BytesIO(bytes(content[index_at:])), content, known, parts=contents).load()
+    return Parts(state, contents)
+
+
 class _Describer(pickle.Pickler):
     def __init__(self, stream: io.BytesIO, place: Any) -> None:
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
@@ -114,7 +141,7 @@ class _Describer(pickle.Pickler):
     def persistent_id(self, obj: object) -> _Place | _Part | None:
         if not isinstance(obj, torch.Tensor):
             return None
-        if _is_split(obj):
+        if is_split(obj):
             local = self.persistent_id(_local(obj))
             assert isinstance(local, _Place), "parts of DTensors are dense"
             return _Part(local, _key(obj.device_mesh), obj.placements, obj.shape, obj.stride())
@@ -136,16 +163,24 @@ class _MeshFinder(pickle.Pickler):
         self._found = found
 
     def persistent_id(self, obj: object) -> int | None:
-        if _is_split(obj):
+        if is_split(obj):
             self._found[_key(obj.device_mesh)] = obj.device_mesh
         return 0 if isinstance(obj, torch.Tensor) else None
 
 
 class _Reader(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, content: memoryview, meshes: dict[Any, DeviceMesh]) -> None:
+    def __init__(
+        self,
+        stream: io.BytesIO,
+        content: memoryview,
+        meshes: dict[Any, DeviceMesh],
+        *,
+        parts: dict[int, torch.Tensor] | None = None,
+    ) -> None:
         super().__init__(stream)
         self._content = content
         self._meshes = meshes
+        self._parts = parts
         self._known: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, pid: _Place | _Part) -> torch.Tensor:
@@ -157,8 +192,14 @@ class _Reader(pickle.Unpickler):
                 )
             from torch.distributed.tensor import DTensor
 
-            local = self.persistent_load(pid.local).to(mesh.device_type)
-            return DTensor.from_local(local, mesh, pid.placements, run_check=False, shape=pid.shape, stride=pid.stride)
+            local = self.persistent_load(pid.local)
+            placed = local.to(mesh.device_type) if self._parts is None else torch.empty_like(local, device="meta")
+            whole = DTensor.from_local(
+                placed, mesh, pid.placements, run_check=False, shape=pid.shape, stride=pid.stride
+            )
+            if self._parts is not None:
+                self._parts[id(whole)] = local
+            return whole
         if pid.number not in self._known:
             self._known[pid.number] = _elements(self._content, pid) if pid.size else _empty(pid)
         return self._known[pid.number]
@@ -170,7 +211,7 @@ def _elements(content: memoryview, place: _Place) -> torch.Tensor:
     return flat.reshape(place.shape)
 
 
-def _is_split(value: object) -> TypeGuard[DTensor]:
+def is_split(value: object) -> TypeGuard[DTensor]:
     # Only a script that has imported the module has such tensors; importing it takes a while.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)

@@ -68,10 +68,11 @@ def own_identity() -> RankIdentity | None:
     return identity(os.environ)
 
 
-def connect(own: RankIdentity, name: str) -> Store:
-    """Connects to the generation's store. A connection serves one thread at a time."""
+def connect(own: RankIdentity, name: str, *, timeout: timedelta = AGREEMENT_TIMEOUT) -> Store:
+    """Connects to the generation's store, whose calls wait no longer than `timeout`. A connection serves one thread at
+    a time."""
     address, port = own.store
-    store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=AGREEMENT_TIMEOUT)
+    store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
     return PrefixStore(f"perdure/checkpoint/{name}/", store)
 
 

@@ -5,10 +5,15 @@ Files of the process's own, not `multiprocessing.SharedMemory`, which is deleted
 A file begins with a header of one page, then has the state's bytes. The header is cleared before the state is written,
 and written again when all bytes and their checksum are known. A process may be killed at any time: a file without a
 valid header is free.
+
+A process that copies a snapshot elsewhere holds a lease on it: a shared lock on the open file, which the kernel
+releases when that process ends, however it ends. It can be passed on to another process together with the open file.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import mmap
 import os
@@ -55,6 +60,23 @@ class Header:
     """The number of worlds that have loaded it."""
 
 
+class Lease:
+    """Keeps a snapshot from being overwritten until it ends, or until all processes that have the file open are
+    gone."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Takes over an open file that is locked."""
+        self.descriptor = descriptor
+
+    def end(self) -> None:
+        """Gives the slot free, also where another process still has the file open. Ending it twice does nothing."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
 class Slot:
     """One file, mapped into memory while it is in use."""
 
@@ -71,6 +93,32 @@ class Slot:
             return None
         header = _decode(page)
         return header if header is not None and PAGE + header.size <= size else None
+
+    def lease(self) -> Lease:
+        """Keeps the snapshot as it is until the lease ends. The rank that writes the slot calls it, while it does not.
+
+        Raises:
+            OSError: if there is no such file.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        # It waits for `is_leased` at most, which holds the lock for microseconds.
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        return Lease(descriptor)
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether a process copies the snapshot elsewhere, so that it must not be overwritten."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     def begin(self, size: int) -> memoryview:
         """Returns room for a snapshot of so many bytes. The slot has no snapshot until `finish`.

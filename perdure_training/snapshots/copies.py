@@ -89,7 +89,7 @@ class CopyReceiver:
         - Nothing outside of the folder is written.
     """
 
-    def __init__(self, folder: Path, listening: socket.socket, *, host: str, slots: int = 3) -> None:
+    def __init__(self, folder: Path, listening: socket.socket, *, host: str, slots: int = 4) -> None:
         """Begins to take copies.
 
         Args:

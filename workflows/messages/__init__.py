@@ -4,6 +4,7 @@
 |-|-|
 | `agents` | from agents to groups and jobs |
 | `commands` | from groups to agents |
+| `checkpoints` | about durable checkpoints, both ways |
 | `backends` | between groups and backends |
 | `groups` | between jobs and groups |
 | `logs` | from users to agents: requests for a node's log |
@@ -57,6 +58,16 @@ from workflows.messages.backends import (
     WatchRequest,
 )
 from workflows.messages.base import Message
+from workflows.messages.checkpoints import (
+    CheckpointFacts,
+    CheckpointRestored,
+    CheckpointStored,
+    CheckpointView,
+    Commit,
+    CommitCheckpoint,
+    OrderCheckpoint,
+    RestoreSource,
+)
 from workflows.messages.commands import (
     ApplyWorld,
     CheckConnection,
@@ -134,7 +145,13 @@ __all__ = [
     "AgentMessage",
     "ApplyWorld",
     "CheckConnection",
+    "CheckpointFacts",
+    "CheckpointRestored",
+    "CheckpointStored",
+    "CheckpointView",
     "CommandAnswer",
+    "Commit",
+    "CommitCheckpoint",
     "CompleteGeneration",
     "Considered",
     "CreatedNode",
@@ -195,6 +212,7 @@ __all__ = [
     "NodesRef",
     "NodesRequest",
     "Observation",
+    "OrderCheckpoint",
     "PlaceAnswer",
     "PlaceCall",
     "Position",
@@ -207,6 +225,7 @@ __all__ = [
     "ReasonRequest",
     "RelaunchRequest",
     "RestartCommand",
+    "RestoreSource",
     "ResultAnswer",
     "ResultCall",
     "ScaleRequest",

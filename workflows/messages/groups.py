@@ -6,6 +6,7 @@ from pydantic import Field
 
 from workflows.messages.agents import RankStarts
 from workflows.messages.base import Message, ShortText, Time, Vocabulary
+from workflows.messages.checkpoints import CheckpointFacts, Commit
 from workflows.messages.identity import Incarnation
 from workflows.messages.views import NodeView
 from workflows.messages.vocabulary import EvidenceSource, LossCause
@@ -33,6 +34,12 @@ class TransitionKind(Vocabulary):
     LOST = "LOST"
     CREATE_FAILED = "CREATE_FAILED"
     REMOVED = "REMOVED"
+    CHECKPOINT_STORED = "CHECKPOINT_STORED"
+    """The node's parts of a checkpoint are durable, or cannot be stored."""
+    CHECKPOINT_COMMITTED = "CHECKPOINT_COMMITTED"
+    """The node has carried out the job's decision that a checkpoint is complete, or cannot."""
+    CHECKPOINT_RESTORED = "CHECKPOINT_RESTORED"
+    """The world continues with a saved step."""
     UNKNOWN = "UNKNOWN"
     """A kind that only a newer group knows; its other fields count."""
 
@@ -70,6 +77,8 @@ class NodeTransition(Incarnation):
     """Set with READY only, as in `Ready`."""
     preparing: bool = False
     """Set with JOINED and COMMANDED only: the node's command runs, and has not started its torchrun yet."""
+    checkpoint: CheckpointFacts | None = None
+    """Set with the kinds of checkpoints only."""
 
 
 class GroupTransitions(Message):
@@ -157,6 +166,10 @@ class GroupDesire(Message):
     """Every rank of the world has finished this generation: torchrun may leave its exit barrier."""
     stages_complete: int = 0
     """The number of the command's torchruns that the job has finished."""
+    commit: Commit | None = None
+    """The newest checkpoint that is complete, until it is committed."""
+    checkpoint_orders: int = 0
+    """Grows whenever a checkpoint is requested."""
     wind_down: bool = False
     """Delete everything and close."""
     reason: str = ""

@@ -7,6 +7,7 @@ from pydantic import Field
 from perdure.spec.durations import Duration
 from workflows.messages.agents import Metrics, Progress, RankStarts
 from workflows.messages.base import Message, ShortText, Time
+from workflows.messages.checkpoints import CheckpointView
 from workflows.messages.identity import Incarnation
 from workflows.messages.logs import LogPosition
 from workflows.messages.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase
@@ -169,6 +170,8 @@ class JobStatus(Message):
     """Settings that are probably not intended, each with its remedy."""
     last_incident: IncidentView | None = None
     next_action: str = ""
+    checkpoint: CheckpointView = CheckpointView()
+    """The newest durable checkpoint, and the step that was restored last."""
     progress: Progress | None = None
     """Progress at the last failure or finish; the groups know the current progress."""
 

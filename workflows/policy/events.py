@@ -57,6 +57,10 @@ class TicketRevoked(Message):
     id: str
 
 
+class CheckpointRequested(Message):
+    """A user requests a checkpoint in storage."""
+
+
 class CancelRequested(Message):
     reason: str = ""
 
@@ -76,5 +80,6 @@ Event = (
     | RelaunchRequested
     | TicketIssued
     | TicketRevoked
+    | CheckpointRequested
     | CancelRequested
 )

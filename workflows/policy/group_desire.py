@@ -10,7 +10,7 @@ from workflows.messages import (
     GroupDesire,
 )
 from workflows.names import group_index
-from workflows.policy import hold_on_failure
+from workflows.policy import checkpoints, hold_on_failure
 from workflows.policy.state import JobState, NodeState
 
 _OfNode = TypeVar("_OfNode")
@@ -35,6 +35,8 @@ def desires_of(state: JobState) -> dict[int, GroupDesire]:
         inquiry=state.inquiry,
         complete_generation=state.complete_generation,
         stages_complete=state.stages_complete,
+        commit=checkpoints.commit_of(state),
+        checkpoint_orders=state.checkpoints.orders,
         wind_down=state.outcome is not None and not state.held,
         reason=_reason(state),
     )

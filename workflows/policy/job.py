@@ -15,6 +15,7 @@ from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
 from workflows.messages import EvidenceSource, FailureClass, JobPhase, LossCause, NodePhase, World
 from workflows.policy import (
+    checkpoints,
     entering,
     hold_on_failure,
     incidents,
@@ -47,6 +48,7 @@ def apply_event(state: JobState, event: Event, job: JobSpec, now: datetime) -> J
     """Takes in an event. `advance` must follow: after the last event, if several arrive at once."""
     state = joining.accept_machine(reduce(state, event, now), event, job, now)
     state = joining.apply_ticket(state, event, now)
+    state = checkpoints.apply(state, event, job, now)
     return user_requests.apply(state, event, job, now)
 
 

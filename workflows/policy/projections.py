@@ -15,7 +15,7 @@ from workflows.messages import (
     ProgressSource,
 )
 from workflows.names import group_index
-from workflows.policy import stages, succession
+from workflows.policy import checkpoints, stages, succession
 from workflows.policy.budget import within_window
 from workflows.policy.state import JobState
 
@@ -59,6 +59,7 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
         warnings=warnings_of(state),
         last_incident=state.last_incident,
         next_action=next_action(state),
+        checkpoint=checkpoints.view(state, job),
         progress=state.progress,
     )
 
@@ -77,8 +78,16 @@ def warnings_of(state: JobState) -> tuple[str, ...]:
         f"{state.dropped_events} messages could not be processed and were left out, the last one {state.last_dropped}: "
         "please report this as a defect"
     )
+    known = state.checkpoints
+    failing = (
+        f"no checkpoint could be stored since {known.problem_since:%Y-%m-%d %H:%M:%S} UTC, training continues: "
+        f"{known.problem}"
+        if known.problem and known.problem_since
+        else ""
+    )
     return (
         *((dropped,) if state.dropped_events else ()),
+        *((failing,) if failing else ()),
         *cut_off,
         *(
             f"the command asks for {_node_count(*counts)} (--nnodes, or --num_machines of accelerate) and the job for "

@@ -226,6 +226,11 @@ def _(transition: NodeTransition, state: JobState, now: datetime) -> JobState:
             node = node.replace(phase=NodePhase.REMOVED, since=now)
         case TransitionKind.STORE_PORTS | TransitionKind.UNKNOWN:
             pass
+        case (
+            TransitionKind.CHECKPOINT_STORED | TransitionKind.CHECKPOINT_COMMITTED | TransitionKind.CHECKPOINT_RESTORED
+        ):
+            # See `workflows.policy.checkpoints`.
+            pass
     return state.with_node(_facts(node, transition))
 
 

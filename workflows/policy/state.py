@@ -5,12 +5,14 @@ Values are immutable; a decision makes new ones. Nodes are keyed by their rank (
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Self
 
 from pydantic import Field
 
+from perdure.spec.durations import Duration
 from workflows.messages import (
+    Commit,
     FailureClass,
     Incarnation,
     IncidentView,
@@ -20,6 +22,7 @@ from workflows.messages import (
     NodeCredentials,
     NodePhase,
     Progress,
+    RestoreSource,
     Ticket,
     World,
 )
@@ -203,6 +206,58 @@ class TransitionsTaken(Message):
     """The number of transitions that the group has delivered since it began."""
 
 
+class StoredParts(Message):
+    """A checkpoint of which some nodes have reported that their parts are durable."""
+
+    folder: str
+    step: int
+    generation: int
+    nodes: tuple[int, ...] = ()
+    """The nodes (slots) that have reported."""
+    size: int = 0
+    took: Duration = timedelta()
+    """The longest time of a node."""
+
+    def replace(self, **fields: object) -> Self:
+        return self.model_copy(update=fields)
+
+
+class DurableCheckpoint(Message):
+    """A checkpoint that was committed."""
+
+    folder: str
+    step: int
+    generation: int
+    committed_at: datetime
+    size: int = 0
+    took: Duration = timedelta()
+
+
+class CheckpointState(Message):
+    """What is known of the job's checkpoints in storage: see `workflows.policy.checkpoints`."""
+
+    parts: StoredParts | None = None
+    """The checkpoint that is being stored."""
+    commit: Commit | None = None
+    """The decision that it is complete, until it is carried out."""
+    commits: int = 0
+    """The number of these decisions."""
+    durable: DurableCheckpoint | None = None
+    """The newest one."""
+    orders: int = 0
+    """The number of checkpoints that were requested."""
+    problem: ShortText = ""
+    """Why the last one could not be stored; empty since one was."""
+    problem_since: datetime | None = None
+    restored_step: int | None = None
+    restored_from: RestoreSource | None = None
+    restored_generation: int = 0
+    """The newest generation that reported with which step it continued."""
+
+    def replace(self, **fields: object) -> Self:
+        return self.model_copy(update=fields)
+
+
 class JobState(Message):
     """One job. `workflows.policy.job.decide` is the only writer."""
 
@@ -276,6 +331,7 @@ class JobState(Message):
     taken: dict[int, TransitionsTaken] = Field(default={})
     """The messages of each group that were processed in this ownership epoch."""
     outcome: Outcome | None = None
+    checkpoints: CheckpointState = CheckpointState()
     dropped_events: int = 0
     """Events that could not be decided on: a defect of this release, or a malformed message."""
     last_dropped: str = ""

@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from activities.nodes.backend import NodeRefused
 from activities.nodes.configurations import agent_configuration, launcher_configuration
@@ -295,6 +296,7 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
         ],
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
     }
+    agent["volumeMounts"] = [*agent["volumeMounts"], *_storage_mounts(request)]
     if settings.gateway:
         agent["volumeMounts"] = [*agent["volumeMounts"], dict(TOKEN_MOUNT)]
         volumes.append(token_volume())
@@ -334,6 +336,18 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
             "terminationGracePeriodSeconds": grace + BEYOND_GRACE,
         },
     }
+
+
+def _storage_mounts(request: NodeRequest) -> list[dict[str, Any]]:
+    """Returns the mount of the volume that checkpoints are stored in, if it is one of the job's."""
+    spec = request.spec
+    path = urlsplit(spec.checkpoint.storage).path if spec.checkpoint else ""
+    local = spec.checkpoint is not None and urlsplit(spec.checkpoint.storage).scheme in ("", "file", "local")
+    return [
+        {"name": f"volume-{index}", "mountPath": volume.mount_path}
+        for index, volume in enumerate(spec.volumes)
+        if local and f"{path}/".startswith(f"{volume.mount_path.rstrip('/')}/")
+    ]
 
 
 def _agent_configuration(request: NodeRequest, settings: KubernetesSettings) -> str:

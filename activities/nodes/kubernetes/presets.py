@@ -32,7 +32,7 @@ from perdure.spec.fields import Location
 
 JOB_FIELDS = (
     *("labels", "queue", "priority_class", "env", "secrets", "network"),
-    *("recovery", "retry", "limits", "outputs", "timing"),
+    *("recovery", "retry", "limits", "outputs", "checkpoint", "timing"),
 )
 ROLE_FIELDS = (
     *("nproc_per_node", "image", "image_pull_policy", "image_pull_secrets", "python", "resources"),

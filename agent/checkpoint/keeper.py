@@ -1,0 +1,357 @@
+"""Keeps the checkpoints of a node: stores its ranks' parts, reports when all are durable, commits, and reads back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+
+from pydantic import ValidationError
+
+from agent.checkpoint import names
+from agent.checkpoint.connections import Answer, CheckpointSocket, Content, Json, Refused
+from agent.checkpoint.part import Part, PartRequest, SnapshotChanged
+from agent.checkpoint.records import FileRecord, NodeRecord, damage
+from agent.checkpoint.retention import superfluous
+from agent.checkpoint.storage import Storage
+from agent.config import AgentConfig
+from agent.outbox import envelope
+from agent.state import AgentState
+from perdure.spec.checkpoint import Checkpoint
+from perdure_launcher.layout import CHECKPOINT_ORDERS, CHECKPOINT_SOCKET
+from workflows.messages import (
+    AgentMessage,
+    CheckpointRestored,
+    CheckpointStored,
+    CommandAnswer,
+    CommitCheckpoint,
+    OrderCheckpoint,
+    RestoreSource,
+)
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 2
+"""Parts that are written at the same time: more would take the network and the disk from the training."""
+_TRIES_WITHIN = 600.0
+"""Seconds for which a part is tried again. Then the rank gives it up, and the next checkpoint is the next try."""
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 30.0
+_REMEMBERED = 8
+"""Checkpoints whose progress is remembered."""
+_READ_AT_ONCE = 1 << 22
+_LESS_URGENT = 10
+"""Nice value of threads that copy: training comes first."""
+
+
+@dataclass
+class _Progress:
+    """What is known of one checkpoint on this node."""
+
+    begun: float
+    parts: dict[str, FileRecord] = field(default_factory=dict[str, FileRecord])
+    size: int = 0
+    committed: bool = False
+    given_up: str = ""
+    problem: str = ""
+    """The problem that was reported last."""
+
+
+class Checkpoints:
+    """The checkpoints of one node.
+
+    Invariants:
+        - Only a commit command of the control plane makes a folder a checkpoint.
+        - No failure of the storage ends the agent, or delays its other work.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        state: Callable[[], AgentState],
+        to_group: Callable[[AgentMessage], None],
+    ) -> None:
+        """Creates the object.
+
+        Args:
+            config: The agent's configuration.
+            state: Returns the node's present state.
+            to_group: Sends a message to the node's group; called in the event loop.
+        """
+        self._config = config
+        self._state = state
+        self._to_group = to_group
+        self._spec = config.checkpoint
+        self._storage = Storage(config.checkpoint.storage) if config.checkpoint else None
+        self._socket = CheckpointSocket(config.run_dir / CHECKPOINT_SOCKET, self._handle)
+        self._orders_path = config.run_dir / CHECKPOINT_ORDERS
+        self._changed = threading.Condition()
+        self._progress: dict[str, _Progress] = {}
+        self._writing = threading.BoundedSemaphore(_AT_ONCE)
+        self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Starts to answer ranks. Called in the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._socket.start()
+
+    # Commands of the control plane
+
+    async def commit(self, command: CommitCheckpoint) -> CommandAnswer:
+        """Makes a checkpoint of a folder whose parts are all durable, and deletes superfluous ones.
+
+        Raises:
+            OSError: if the storage does not take it; the libraries of storages raise others.
+        """
+        storage = self._storage
+        if storage is None:
+            return CommandAnswer(accepted=False, detail="this job has no storage for checkpoints")
+        saved = names.read_folder(command.folder)
+        run = partial(asyncio.get_running_loop().run_in_executor, self._commits)
+        await run(storage.commit, saved)
+        logger.info("%s is a durable checkpoint", saved.folder)
+        with self._changed:
+            self._of(saved.folder).committed = True
+            self._changed.notify_all()
+        if command.interval is not None:
+            self._write_orders(interval_s=command.interval.total_seconds())
+        # Not awaited: there may be much to delete, one by one.
+        self._commits.submit(self._delete_superfluous, storage, saved)
+        return CommandAnswer(accepted=True, generation=command.generation)
+
+    def order(self, command: OrderCheckpoint) -> CommandAnswer:
+        """Has the ranks make a checkpoint now."""
+        try:
+            self._write_orders(number=command.number)
+        except OSError as error:
+            return CommandAnswer(accepted=False, detail=f"the ranks cannot be asked: {error}")
+        return CommandAnswer(accepted=True)
+
+    def _write_orders(self, **changes: float) -> None:
+        """Changes the orders that rank 0 reads."""
+        orders: dict[str, float] = {}
+        with contextlib.suppress(OSError, ValueError):
+            orders = dict(json.loads(self._orders_path.read_bytes()))
+        draft = self._orders_path.with_name(f".orders{secrets.token_hex(8)}")
+        # Others may write to this folder: a link must not lead the agent elsewhere.
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(orders | changes, file)
+        draft.replace(self._orders_path)
+
+    def _delete_superfluous(self, storage: Storage, newest: names.Saved) -> None:
+        if self._spec is None:
+            return
+        try:
+            self._delete(storage, newest, self._spec)
+        except Exception as error:
+            logger.warning("old checkpoints are not deleted, which the next commit tries again: %s", error)
+
+    @staticmethod
+    def _delete(storage: Storage, newest: names.Saved, spec: Checkpoint) -> None:
+        saved = storage.saved(newest.place)
+        committed = frozenset(one for one in saved if storage.is_committed(one))
+        for one in superfluous(
+            saved, committed=committed, newest=newest, keep_last=spec.keep_last, keep_every=spec.keep_every
+        ):
+            storage.delete(one)
+
+    # Requests of ranks, each in a thread of its own
+
+    def _handle(self, request: Json, files: Sequence[int]) -> Answer:
+        kind = request.get("request")
+        if kind == "hello":
+            return self._hello()
+        if kind == "restored":
+            return self._restored(request)
+        storage = self._storage
+        if storage is None:
+            raise Refused("this job has no storage for checkpoints: set checkpoint.storage")
+        match kind:
+            case "store":
+                return self._store(storage, request, files)
+            case "await":
+                return self._await(request)
+            case "list":
+                place = names.check_place(str(request["place"]))
+                committed = (one for one in storage.saved(place) if storage.is_committed(one))
+                return {"checkpoints": [{"folder": one.folder, "step": one.step} for one in committed]}
+            case "verify":
+                number, shares = (int(one) for one in request["share"])
+                saved = names.read_folder(str(request["folder"]))
+                return {"damage": damage(storage, saved, share=(number, max(shares, 1)))}
+            case "read":
+                saved = names.read_folder(str(request["folder"]))
+                name = names.check_file(str(request["name"]))
+                path, offset = f"{saved.folder}/{name}", max(int(request.get("offset", 0)), 0)
+                size = max(storage.size(path) - offset, 0)
+                size = min(size, max(int(request.get("length", size)), 0))
+                return Content(size, storage.pieces(path, offset=offset, length=size, piece=_READ_AT_ONCE))
+            case _:
+                raise Refused(f"request: {str(kind)[:40]!r} is unknown")
+
+    def _hello(self) -> Json:
+        if self._spec is None:
+            return {"stores": False}
+        every = self._spec.every
+        return {
+            "stores": True,
+            "every_steps": every if isinstance(every, int) else None,
+            "every_s": every.total_seconds() if isinstance(every, timedelta) else None,
+        }
+
+    def _restored(self, request: Json) -> Json:
+        message = CheckpointRestored(
+            **envelope(self._config.node),
+            generation=int(request["generation"]),
+            step=int(request["step"]),
+            source=RestoreSource(str(request["source"]).upper()),
+        )
+        self._send(message)
+        return {}
+
+    def _await(self, request: Json) -> Json:
+        """Answers whether a checkpoint is committed, as soon as that is known."""
+        folder = names.read_folder(str(request["folder"])).folder
+        with self._changed:
+            progress = self._of(folder)
+            self._changed.wait_for(
+                lambda: progress.committed or progress.given_up, min(max(float(request.get("within", 0)), 0.0), 60.0)
+            )
+            return {"committed": progress.committed, "given_up": progress.given_up}
+
+    def _store(self, storage: Storage, request: Json, files: Sequence[int]) -> Json:
+        try:
+            wanted = PartRequest.model_validate(request)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise Refused(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        saved = names.read_folder(wanted.folder)
+        names.check_file(wanted.name)
+        part = Part(wanted, files)
+        self._check_generation(wanted.generation)
+        with self._changed:
+            self._of(saved.folder)
+        with self._writing:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LESS_URGENT)
+            try:
+                self._insist(storage, saved, part)
+            except SnapshotChanged as error:
+                self._fail(saved, wanted, str(error), final=True)
+                raise Refused(str(error)) from error
+            finally:
+                # Also where a process that the rank forked still has the file open.
+                fcntl.flock(files[0], fcntl.LOCK_UN)
+        return {}
+
+    def _insist(self, storage: Storage, saved: names.Saved, part: Part) -> None:
+        """Stores a part, again and again for some minutes."""
+        request = part.request
+        part.verify()
+        until, pause = time.monotonic() + _TRIES_WITHIN, _FIRST_PAUSE
+        while True:
+            try:
+                self._write(storage, saved, part)
+                return
+            except SnapshotChanged:
+                raise
+            except Exception as error:
+                problem = f"{storage.url}: {getattr(error, 'strerror', None) or error or type(error).__name__}"
+                self._check_generation(request.generation)
+                if time.monotonic() + pause >= until:
+                    self._fail(saved, request, problem, final=True)
+                    raise Refused(problem) from error
+                self._fail(saved, request, problem, final=False)
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _write(self, storage: Storage, saved: names.Saved, part: Part) -> None:
+        request, records = part.request, dict[str, FileRecord]()
+        if part.metadata is not None:
+            size, checksum = storage.write(f"{saved.folder}/{names.UNCOMMITTED}", [part.metadata])
+            records[names.METADATA] = FileRecord(size=size, checksum=checksum)
+        size, checksum = storage.write(f"{saved.folder}/{request.name}", part.content())
+        records[request.name] = FileRecord(size=size, checksum=checksum)
+        with self._changed:
+            progress = self._of(saved.folder)
+            progress.parts |= records
+            progress.size += size
+            stored = sum(name != names.METADATA for name in progress.parts)
+            complete = stored >= (self._state().processes or 1)
+            files = dict(progress.parts)
+        if complete:
+            self._complete(storage, saved, request, files)
+
+    def _complete(
+        self, storage: Storage, saved: names.Saved, request: PartRequest, files: dict[str, FileRecord]
+    ) -> None:
+        """Records and reports that all parts of this node are durable."""
+        world = self._state().world
+        first = world.base_rank if world is not None else request.rank
+        record = NodeRecord(ranks=request.ranks, files=files)
+        storage.write(f"{saved.folder}/{names.record_name(first)}", [record.model_dump_json().encode()])
+        with self._changed:
+            progress = self._of(saved.folder)
+        took = time.monotonic() - progress.begun
+        logger.info("%s: stored %s bytes in %.1f s", saved.folder, f"{progress.size:,}", took)
+        self._send(
+            CheckpointStored(
+                **envelope(self._config.node),
+                generation=request.generation,
+                step=request.step,
+                folder=saved.folder,
+                size=progress.size,
+                took=timedelta(seconds=took),
+            )
+        )
+
+    def _fail(self, saved: names.Saved, request: PartRequest, problem: str, *, final: bool) -> None:
+        """Reports a problem, once for each checkpoint."""
+        with self._changed:
+            progress = self._of(saved.folder)
+            known, progress.problem = progress.problem, problem
+            if final:
+                progress.given_up = problem
+                self._changed.notify_all()
+        logger.warning("%s cannot be stored%s: %s", saved.folder, "" if final else ", retrying", problem)
+        if not known:
+            self._send(
+                CheckpointStored(
+                    **envelope(self._config.node),
+                    generation=request.generation,
+                    step=request.step,
+                    folder=saved.folder,
+                    problem=problem,
+                )
+            )
+
+    def _check_generation(self, generation: int) -> None:
+        """Refuses what belongs to a world that is over: its checkpoint is not committed any more."""
+        current = self._state().generation
+        if generation < current:
+            raise Refused(f"generation {generation} is over: this node is in generation {current}")
+
+    def _of(self, folder: str) -> _Progress:
+        """The progress of a checkpoint; `_changed` is held."""
+        if folder not in self._progress:
+            for old in list(self._progress)[: -_REMEMBERED + 1]:
+                del self._progress[old]
+            self._progress[folder] = _Progress(begun=time.monotonic())
+        return self._progress[folder]
+
+    def _send(self, message: AgentMessage) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._to_group, message)

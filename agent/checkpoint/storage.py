@@ -1,0 +1,144 @@
+"""The job's storage for checkpoints: a folder of any kind that fsspec knows.
+
+All methods block, and raise the errors of the file system: `OSError`, or those of its library.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from agent.checkpoint.names import METADATA, UNCOMMITTED, Saved, read_folder
+
+
+class Storage:
+    """Files below one URL. Any thread may use it."""
+
+    def __init__(self, url: str) -> None:
+        """Creates the object; it contacts the storage when it is used.
+
+        Args:
+            url: A folder, as fsspec takes it.
+        """
+        self.url = url.rstrip("/")
+        self._opened: tuple[Any, str] | None = None
+
+    def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> tuple[int, int]:
+        """Writes a file, and returns its size and its CRC-32 when it is durable."""
+        files, root = self._open()
+        target = f"{root}/{path}"
+        files.makedirs(target.rpartition("/")[0], exist_ok=True)
+        size = checksum = 0
+        with files.open(target, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+                size += len(piece)
+                checksum = zlib.crc32(piece, checksum)
+            _flush_to_disk(file)
+        return size, checksum
+
+    def read(self, path: str) -> bytes:
+        """Reads a small file."""
+        files, root = self._open()
+        with files.open(f"{root}/{path}", "rb") as file:
+            return file.read()
+
+    def pieces(self, path: str, *, offset: int, length: int, piece: int) -> Iterator[bytes]:
+        """Reads a part of a file in pieces of so many bytes; ends early if the file does."""
+        files, root = self._open()
+        with files.open(f"{root}/{path}", "rb") as file:
+            file.seek(offset)
+            while length > 0 and (content := file.read(min(piece, length))):
+                length -= len(content)
+                yield content
+
+    def size(self, path: str) -> int:
+        """The size of a file."""
+        files, root = self._open()
+        return int(files.size(f"{root}/{path}"))
+
+    def checksum(self, path: str, *, piece: int) -> tuple[int, int]:
+        """Returns the size and the CRC-32 of a file, read in pieces of so many bytes."""
+        files, root = self._open()
+        size = checksum = 0
+        with files.open(f"{root}/{path}", "rb") as file:
+            while content := file.read(piece):
+                size += len(content)
+                checksum = zlib.crc32(content, checksum)
+        return size, checksum
+
+    def names(self, folder: str) -> set[str]:
+        """The names in a folder; empty if there is no such folder."""
+        files, root = self._open()
+        files.invalidate_cache()
+        try:
+            found = files.ls(f"{root}/{folder}".rstrip("/"), detail=False)
+        except FileNotFoundError:
+            return set()
+        return {str(path).rstrip("/").rpartition("/")[2] for path in found}
+
+    def saved(self, place: str) -> list[Saved]:
+        """All folders of checkpoints in a place, committed or not, the latest first."""
+        found: list[Saved] = []
+        for name in self.names(place):
+            try:
+                found.append(read_folder(f"{place}/{name}" if place else name))
+            except ValueError:
+                continue
+        return sorted(found, reverse=True)
+
+    def is_committed(self, saved: Saved) -> bool:
+        """Whether a folder is a checkpoint."""
+        files, root = self._open()
+        return bool(files.exists(f"{root}/{saved.folder}/{METADATA}"))
+
+    def commit(self, saved: Saved) -> None:
+        """Makes a folder a checkpoint. Does nothing if it is one."""
+        files, root = self._open()
+        folder = f"{root}/{saved.folder}"
+        if not files.exists(f"{folder}/{UNCOMMITTED}") and files.exists(f"{folder}/{METADATA}"):
+            return
+        # A rename where there are folders; object stores show a copy once it is complete.
+        files.mv(f"{folder}/{UNCOMMITTED}", f"{folder}/{METADATA}")
+        if self._is_local:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def delete(self, saved: Saved) -> None:
+        """Deletes a folder; it is no checkpoint from the first file on."""
+        files, root = self._open()
+        folder = f"{root}/{saved.folder}"
+        if files.exists(f"{folder}/{METADATA}"):
+            files.rm_file(f"{folder}/{METADATA}")
+        files.rm(folder, recursive=True)
+
+    @property
+    def _is_local(self) -> bool:
+        files, _ = self._open()
+        protocol = files.protocol
+        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+
+    def _open(self) -> tuple[Any, str]:
+        if self._opened is None:
+            # Imported late: with its backends it is a large part of an agent's memory.
+            fsspec: Any = importlib.import_module("fsspec.core")
+            files, root = fsspec.url_to_fs(self.url)
+            self._opened = files, str(root).rstrip("/")
+        return self._opened
+
+
+def _flush_to_disk(file: Any) -> None:
+    """Makes a local file durable; object stores do it when the file is closed."""
+    try:
+        descriptor = file.fileno()
+    except (AttributeError, io.UnsupportedOperation):
+        return
+    file.flush()
+    os.fsync(descriptor)

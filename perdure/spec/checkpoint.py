@@ -1,0 +1,63 @@
+"""Checkpoints in storage: where they are, how often they are made, and which are kept."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+
+from .base import Integer, Section, Template
+from .durations import format_duration, parse_duration
+
+
+def _read_interval(value: Any) -> Any:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool)):
+        if value != "auto" and value < 1:
+            raise ValueError("expected a number of steps of at least 1, a duration such as 10m, or auto")
+        return value
+    try:
+        duration = parse_duration(value) if not isinstance(value, float) else None
+    except ValueError:
+        duration = None
+    if not duration:
+        raise ValueError("expected a number of steps, a duration such as 10m, or auto")
+    return duration
+
+
+def _write_interval(value: Any) -> Any:
+    return format_duration(value) if isinstance(value, timedelta) else value
+
+
+CheckpointInterval = Annotated[
+    timedelta | int | Literal["auto"],
+    BeforeValidator(_read_interval),
+    PlainSerializer(_write_interval),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": r"^(auto|(\d+(\.\d+)?(ms|s|m|h|d) *)+)$"},
+                {"type": "integer", "minimum": 1, "description": "steps"},
+            ],
+            "examples": ["auto", 500, "10m"],
+        }
+    ),
+]
+"""`auto`, a number of steps, or a duration."""
+
+
+class Checkpoint(Section):
+    """Checkpoints in storage, of scripts that use `perdure_training.checkpoint`. `${job.name}` and `${job.namespace}`
+    are filled in."""
+
+    storage: Template
+    """URL of a folder, as fsspec takes it (`s3://…`, `gs://…`, `file:///…`). The nodes' agents write to it; ranks need
+    neither its credentials nor its libraries. A job that finds checkpoints there continues with the newest one, so
+    different trainings need different folders."""
+    every: CheckpointInterval = "auto"
+    """A number of steps, a duration such as `10m`, or `auto`: as often as costs least in the long run, by the time that
+    a checkpoint takes and the failures so far, between 30 s and 1 h."""
+    keep_last: Integer = Field(default=3, ge=1)
+    """The number of the newest checkpoints that are kept."""
+    keep_every: Integer | None = Field(default=None, ge=1)
+    """Checkpoints whose step is a multiple of this number are kept for good; unset: none."""

@@ -1,0 +1,223 @@
+"""The layout of `torch.distributed.checkpoint` (DCP): what each rank writes, and how a state is read back from it.
+
+A rank's data file is planned and not written here: a list of places, most of them in the rank's snapshot, so that the
+agent copies the file together without torch. The bytes are those that DCP's own writer makes, so `dcp.load` reads them
+without Perdure.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import _StorageInfo  # pyright: ignore[reportPrivateUsage]
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+
+from perdure_training.checkpoint.staging import Parts, is_split
+
+METADATA = ".metadata"
+"""The file that makes a folder a checkpoint."""
+
+_VERSION = "1.0.0"
+"""The version of the layout, as DCP's writer of torch 2.15 names it."""
+
+_IN_PLACE = 4096
+"""Bytes from which a tensor's content stays in the snapshot until the agent copies it; smaller ones are copied."""
+
+_LENGTH = struct.Struct("<Q")
+
+ReadRange = Callable[[str, int, int], bytearray]
+"""Returns bytes of a checkpoint's file: its name, the offset, the number."""
+
+
+class RankPlanner(DefaultSavePlanner):
+    """Plans the part of one rank; knows the content of split tensors, which have none on their mesh's device."""
+
+    def __init__(self, contents: Mapping[int, torch.Tensor]) -> None:
+        super().__init__()
+        self._contents = contents
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        found = cast("dict[str, Any]", self.state_dict)[index.fqn]  # pyright: ignore[reportUnknownMemberType]
+        return self._contents[id(found)] if is_split(found) else super().lookup_object(index)
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """A rank's data file, not written yet."""
+
+    name: str
+    size: int
+    recipe: bytes
+    """Which bytes it has: the length of a JSON text, the text, and bytes that the snapshot does not have. The text
+    lists
+    pieces: whether they are in the snapshot, their offset (there, or after the text), and their number of bytes."""
+    results: list[WriteResult]
+    """The place of each item in the file, for the checkpoint's metadata."""
+
+
+def planner_of(parts: Parts, *, rank: int, each_rank: frozenset[str] = frozenset()) -> RankPlanner:
+    """Returns the planner of a rank's state.
+
+    Args:
+        parts: The state.
+        rank: The rank.
+        each_rank: Names of the state whose values differ between ranks, such as generators: of those, every rank's is
+            stored, and of all others that are not split, one rank's.
+    """
+    planner = RankPlanner(parts.contents)
+    state = apart(parts.state, rank=rank, each_rank=each_rank)
+    planner.set_up_planner(state, is_coordinator=rank == 0)  # pyright: ignore[reportUnknownMemberType]
+    return planner
+
+
+def apart(state: Mapping[str, Any], *, rank: int, each_rank: frozenset[str]) -> dict[str, Any]:
+    """Puts values that differ between ranks under a name of the rank."""
+    return {name: {f"rank-{rank}": value} if name in each_rank else value for name, value in state.items()}
+
+
+def plan_file(plan: SavePlan, planner: RankPlanner, content: memoryview, *, rank: int) -> RankFile:
+    """Plans a rank's data file.
+
+    Args:
+        plan: The items that this rank stores.
+        planner: The planner of its state.
+        content: The bytes of its snapshot, in which the state's tensors are.
+        rank: The rank.
+    """
+    name = f"__{rank}_0.distcp"
+    stream = _PlannedFile(content)
+    results: list[WriteResult] = []
+    for item in plan.items:
+        begun = stream.tell()
+        _write(item, planner.resolve_data(item), stream)
+        length = stream.tell() - begun
+        results.append(WriteResult(item.index, length, _StorageInfo(name, begun, length)))
+    return RankFile(name=name, size=stream.tell(), recipe=stream.recipe(), results=results)
+
+
+def metadata_file(metadata: Metadata, results: list[list[WriteResult]]) -> bytes:
+    """Returns the content of a checkpoint's `.metadata`.
+
+    Args:
+        metadata: As the global plan has it.
+        results: The places of all ranks' items.
+    """
+    metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
+    metadata.storage_meta = StorageMeta()
+    if hasattr(metadata, "version"):
+        metadata.version = _VERSION
+    return pickle.dumps(metadata)
+
+
+def load(target: dict[str, Any], *, metadata: bytes, read: ReadRange) -> None:
+    """Loads a checkpoint: the tensors of `target` are changed in place, other values are replaced.
+
+    Args:
+        target: The state, which may be split over another number of ranks than the one that was stored.
+        metadata: The content of `.metadata`.
+        read: Reads from the checkpoint's other files.
+
+    Raises:
+        KeyError: if the checkpoint lacks a part of `target`, or has it in another size.
+    """
+    # Written by the job's own ranks, and verified.
+    described = cast("Metadata", pickle.loads(metadata))
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner(target, described, is_coordinator=True)  # pyright: ignore[reportUnknownMemberType]
+    try:
+        [plan] = planner.create_global_plan([planner.create_local_plan()])
+    except (RuntimeError, ValueError) as error:
+        raise KeyError(f"the checkpoint does not have the state that is restored: {error}") from error
+    places = cast("dict[MetadataIndex, _StorageInfo]", described.storage_data)
+    for item in planner.finish_plan(plan).items:
+        place = places[item.storage_index]
+        content = io.BytesIO(read(place.relative_path, place.offset, place.length))
+        if item.type is LoadItemType.BYTE_IO:
+            planner.load_bytes(item, content)
+        else:
+            tensor = torch.load(content, map_location="cpu", weights_only=True)
+            for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                tensor = tensor.narrow(dimension, start, length)
+            room = planner.resolve_tensor(item).detach()
+            room.copy_(tensor)
+            planner.commit_tensor(item, room)
+
+
+def names_in(metadata: bytes) -> dict[str, set[str]]:
+    """Returns the names of the state that a checkpoint has, each with the names in it."""
+    described = cast("Metadata", pickle.loads(metadata))
+    names: dict[str, set[str]] = {}
+    for path in cast("dict[str, tuple[Any, ...]]", described.planner_data).values():
+        names.setdefault(str(path[0]), set()).update(map(str, path[1:2]))
+    return names
+
+
+def _write(item: WriteItem, data: torch.Tensor | io.BytesIO, stream: _PlannedFile) -> None:
+    if item.type is WriteItemType.BYTE_IO:
+        stream.write(cast("io.BytesIO", data).getbuffer())
+        return
+    tensor = cast("torch.Tensor", data)
+    assert tensor.device.type == "cpu", "snapshots are in main memory"
+    if not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.nbytes:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    with stream.expecting(tensor):
+        torch.save(tensor, cast("Any", stream))
+
+
+class _PlannedFile:
+    """A file to which nothing is written: it remembers where the bytes are, or the bytes themselves if they are few."""
+
+    def __init__(self, content: memoryview) -> None:
+        whole = torch.frombuffer(content, dtype=torch.uint8)
+        self._first = whole.data_ptr()
+        self._end = self._first + len(content)
+        self._pieces: list[tuple[bool, int, int]] = []
+        self._others = bytearray()
+        self._size = 0
+        self._expected: torch.Tensor | None = None
+
+    @contextmanager
+    def expecting(self, tensor: torch.Tensor) -> Generator[None]:
+        """Makes the write of the tensor's content, within this context, a piece of the snapshot."""
+        in_place = tensor.nbytes >= _IN_PLACE and self._first <= tensor.data_ptr() < self._end
+        self._expected = tensor if in_place else None
+        yield
+        self._expected = None
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        expected = self._expected
+        # What surrounds a tensor's content in its file is smaller than any content that is expected.
+        if expected is not None and size == expected.nbytes:
+            self._pieces.append((True, expected.data_ptr() - self._first, size))
+            self._expected = None
+        else:
+            last = self._pieces[-1] if self._pieces else (True, 0, 0)
+            if last[0]:
+                self._pieces.append((False, len(self._others), size))
+            else:
+                self._pieces[-1] = (False, last[1], last[2] + size)
+            self._others += data
+        self._size += size
+        return size
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        pass
+
+    def recipe(self) -> bytes:
+        text = json.dumps([[int(in_place), offset, size] for in_place, offset, size in self._pieces]).encode()
+        return _LENGTH.pack(len(text)) + text + self._others

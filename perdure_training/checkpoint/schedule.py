@@ -1,0 +1,77 @@
+"""When the next durable checkpoint is due: by steps, by time, or because it was requested."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_FIRST_INTERVAL = 60.0
+"""Seconds until the first checkpoint where the job chooses the interval: until then nothing is known of its cost."""
+_LEAD = 2
+"""Steps between the announcement of a checkpoint and its step: every rank has made one step together with rank 0 by
+then, and so learns of it in time."""
+
+
+class Schedule:
+    """Chooses the steps that are stored. Only rank 0's counts.
+
+    Invariant: a requested checkpoint is due at once, and counts as the last one for the others.
+    """
+
+    def __init__(
+        self,
+        *,
+        every_steps: int | None,
+        every_seconds: float | None,
+        number: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Creates the object.
+
+        Args:
+            every_steps: Steps between two checkpoints.
+            every_seconds: Seconds between two; None for steps, or where the job chooses the interval.
+            number: The number of checkpoints that were requested before.
+            clock: Returns seconds.
+        """
+        self._every_steps = every_steps
+        self._every_seconds = every_seconds
+        self._number = number
+        self._clock = clock
+        self._last_step: int | None = None
+        self._last = clock()
+
+    def begin(self, step: int) -> None:
+        """Records the step that the training begins with."""
+        self._last_step = step
+        self._last = self._clock()
+
+    def next_target(self, step: int, *, every: int, orders: Mapping[str, Any]) -> int | None:
+        """Returns the step to announce; None if none is due yet.
+
+        Args:
+            step: The step that is being saved.
+            every: Steps between two saves: the announced step is a multiple of it.
+            orders: The control plane's orders.
+        """
+        soonest = step + _LEAD
+        requested = int(orders.get("number", 0))
+        if self._last_step is None:
+            self._last_step = step - 1
+        if requested > self._number:
+            self._number = requested
+        elif self._every_steps is not None:
+            due = (self._last_step // self._every_steps + 1) * self._every_steps
+            if due > soonest + every:
+                return None
+            soonest = max(soonest, due)
+        elif self._clock() - self._last < self._interval(orders):
+            return None
+        target = math.ceil(soonest / every) * every
+        self._last_step, self._last = target, self._clock()
+        return target
+
+    def _interval(self, orders: Mapping[str, Any]) -> float:
+        return self._every_seconds or float(orders.get("interval_s") or _FIRST_INTERVAL)

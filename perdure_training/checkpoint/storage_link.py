@@ -1,0 +1,133 @@
+"""How a rank reaches the storage for checkpoints: through the agent of its node, over a Unix socket.
+
+The agent has the credentials and the libraries of the storage; the rank's image needs neither. A request is one line of
+JSON, sent together with open files where the agent is to copy from them; the answer is one line, which bytes may
+follow. docs/node-protocol.md describes them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+
+_SOCKET = "saves.sock"
+_ORDERS = "checkpoint-orders.json"
+_CONNECT_WITHIN = 10.0
+"""Seconds: the agent accepts connections at once, or is away."""
+_PAUSE = 1.0
+_LONGEST_LINE = 1 << 20
+
+
+class StorageAway(Exception):
+    """The agent did not answer; the same request can be sent again."""
+
+
+class StorageProblem(Exception):
+    """The agent cannot do what was requested; the message says why."""
+
+
+class StorageLink:
+    """The agent's part in checkpoints. Each request has a connection of its own, so any thread may send one."""
+
+    def __init__(self, run_directory: Path) -> None:
+        """Creates the object.
+
+        Args:
+            run_directory: The folder that the node's processes share.
+        """
+        self._socket = run_directory / _SOCKET
+        self._orders = run_directory / _ORDERS
+        self._read_at = -1
+        self._known: Json = {}
+
+    def orders(self) -> Json:
+        """Returns what the control plane orders: `number` grows with each checkpoint that is requested, `interval_s` is
+        the time between two where the job chooses it. Costs a system call, unless there is news."""
+        try:
+            changed = os.stat(self._orders).st_mtime_ns
+            if changed != self._read_at:
+                self._known = json.loads(self._orders.read_bytes())
+                self._read_at = changed
+        except (OSError, ValueError):
+            return self._known
+        return self._known
+
+    def ask(self, request: Json, *, files: Sequence[int] = (), within: float | None) -> Json:
+        """Sends one request, and returns the answer.
+
+        Args:
+            request: The request.
+            files: Open files that go with it.
+            within: Seconds to wait for the answer; None for as long as the agent lives.
+
+        Raises:
+            StorageAway: if there was no answer.
+            StorageProblem: if the agent cannot do it.
+        """
+        return self._exchange(request, files, within)[0]
+
+    def read(self, request: Json, *, within: float | None) -> bytearray:
+        """Sends a request whose answer is bytes, and returns them. Raises as `ask` does."""
+        return self._exchange(request, (), within)[1]
+
+    def insist(self, request: Json, *, patience: float) -> Json:
+        """Sends a request until the agent answers: it may be starting again.
+
+        Raises:
+            StorageAway: if it did not answer within `patience` seconds.
+            StorageProblem: if the agent cannot do it.
+        """
+        until, warned = time.monotonic() + patience, False
+        while True:
+            try:
+                return self.ask(request, within=None)
+            except StorageAway as error:
+                if time.monotonic() >= until:
+                    raise
+                if not warned:
+                    logger.warning("perdure: waits for the node's agent, which reads checkpoints: %s", error)
+                warned = True
+                time.sleep(_PAUSE)
+
+    def _exchange(self, request: Json, files: Sequence[int], within: float | None) -> tuple[Json, bytearray]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            try:
+                connection.settimeout(_CONNECT_WITHIN)
+                connection.connect(str(self._socket))
+                line = json.dumps(request).encode() + b"\n"
+                sent = socket.send_fds(connection, [line], list(files)) if files else 0
+                if sent < len(line):
+                    # To send nothing fails, too, where the agent has answered and closed already.
+                    connection.sendall(line[sent:])
+                connection.settimeout(within)
+                with connection.makefile("rb") as answers:
+                    answer: Json = json.loads(answers.readline(_LONGEST_LINE))
+                    content = bytearray(int(answer.get("bytes", 0)))
+                    room = memoryview(content)
+                    while room:
+                        count = answers.readinto(room)
+                        if not count:
+                            raise StorageAway("the agent has ended while it answered")
+                        room = room[count:]
+            except (OSError, ValueError) as error:
+                raise StorageAway(f"the agent does not answer: {error}") from error
+        if problem := answer.get("problem"):
+            raise StorageProblem(str(problem))
+        return answer, content
+
+
+def find_storage(environment: Mapping[str, str] = os.environ) -> StorageLink | None:
+    """Returns the link of this process; None if Perdure did not start it, or its agent is of an older release."""
+    directory = environment.get("PERDURE_PROGRESS_DIR")
+    link = Path(directory).parent if directory else None
+    return StorageLink(link) if link is not None and (link / _SOCKET).exists() else None

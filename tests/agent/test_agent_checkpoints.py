@@ -1,0 +1,178 @@
+"""What a rank may ask an agent about checkpoints: attacks by paths and by files that are handed over; retention."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.checkpoint.names import Saved, read_folder
+from agent.checkpoint.part import Part, PartRequest, SnapshotChanged
+from agent.checkpoint.retention import superfluous
+from perdure_training.checkpoint.storage_link import StorageLink, StorageProblem
+from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
+
+FOLDER = "step-5-run-1"
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[CheckpointAgent]:
+    with checkpoint_agent(tmp_path / "storage") as agent:
+        agent.begin(1)
+        yield agent
+
+
+@pytest.fixture
+def link(agent: CheckpointAgent) -> StorageLink:
+    return StorageLink(agent.run_dir)
+
+
+def recipe(pieces: list[tuple[int, int, int]], others: bytes = b"") -> bytes:
+    text = json.dumps(pieces).encode()
+    return struct.pack("<Q", len(text)) + text + others
+
+
+def opened(folder: Path, name: str, content: bytes) -> int:
+    (folder / name).write_bytes(content)
+    return os.open(folder / name, os.O_RDONLY)
+
+
+def request(content: bytes, **changes: Any) -> dict[str, Any]:
+    described = {"offset": 0, "size": len(content), "checksum": zlib.crc32(content)}
+    fields = {"folder": FOLDER, "step": 5, "rank": 0, "ranks": 1, "generation": 1, "name": "__0_0.distcp"}
+    return {"request": "store", **fields, "size": len(content), "snapshot": described} | changes
+
+
+def test_pieces_of_the_snapshot_and_others_become_one_file(link: StorageLink, tmp_path: Path):
+    snapshot = bytes(range(200))
+    files = [
+        opened(tmp_path, "snapshot", snapshot),
+        opened(tmp_path, "recipe", recipe([(0, 0, 3), (1, 100, 50), (0, 3, 2)], b"abcde")),
+        opened(tmp_path, "metadata", b"pickle"),
+    ]
+    assert link.ask(request(snapshot, size=55), files=files, within=30) == {}
+    folder = tmp_path / "storage" / FOLDER
+    assert (folder / "__0_0.distcp").read_bytes() == b"abc" + snapshot[100:150] + b"de"
+    assert link.ask({"request": "await", "folder": FOLDER, "within": 30}, within=60)["committed"]
+    assert (folder / ".metadata").read_bytes() == b"pickle"
+    assert link.ask({"request": "list", "place": ""}, within=30) == {"checkpoints": [{"folder": FOLDER, "step": 5}]}
+    assert link.ask({"request": "verify", "folder": FOLDER, "share": [0, 1]}, within=30) == {"damage": ""}
+    read = {"request": "read", "folder": FOLDER, "name": "__0_0.distcp", "offset": 2, "length": 2}
+    assert link.read(read, within=30) == b"c" + snapshot[100:101]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"request": "read", "folder": "../../etc", "name": "passwd"},
+        {"request": "read", "folder": FOLDER, "name": "../../secret"},
+        {"request": "read", "folder": f"../{FOLDER}", "name": ".metadata"},
+        {"request": "read", "folder": f"/etc/{FOLDER}", "name": ".metadata"},
+        {"request": "list", "place": ".."},
+        {"request": "list", "place": "/etc"},
+        {"request": "verify", "folder": "a/b/c/step-1-run-1", "share": [0, 1]},
+        {"request": "rm"},
+        {},
+    ],
+)
+def test_no_request_leads_out_of_the_storage(link: StorageLink, asked: dict[str, Any]):
+    with pytest.raises(StorageProblem, match=r"expected|unknown"):
+        link.ask(asked, within=30)
+
+
+@pytest.mark.parametrize(
+    ("changes", "pieces", "problem"),
+    [
+        ({"folder": "elsewhere"}, [(1, 0, 10)], "folder"),
+        ({"name": "x.sh"}, [(1, 0, 10)], "name"),
+        ({"generation": -1}, [(1, 0, 10)], "generation"),
+        ({}, [(1, 0, 11)], "another size"),
+        ({"size": 20}, [(1, 0, 20)], "outside"),
+        ({}, [(1, -5, 10)], "outside"),
+        ({"snapshot": {"offset": 0, "size": 10, "checksum": 1}}, [(1, 0, 10)], "damaged in memory"),
+        ({"snapshot": {"offset": 5000, "size": 10, "checksum": 1}}, [(1, 0, 10)], "ends before"),
+    ],
+)
+def test_a_part_that_is_not_as_it_says_is_refused(
+    link: StorageLink, tmp_path: Path, changes: dict[str, Any], pieces: list[tuple[int, int, int]], problem: str
+):
+    files = [opened(tmp_path, "snapshot", b"0123456789"), opened(tmp_path, "recipe", recipe(pieces))]
+    with pytest.raises(StorageProblem, match=problem):
+        link.ask(request(b"0123456789", **changes), files=files, within=30)
+
+
+def test_files_that_are_none_are_refused(link: StorageLink, tmp_path: Path):
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(StorageProblem, match="regular files"):
+            link.ask(request(b""), files=[reading, reading], within=30)
+        with pytest.raises(StorageProblem, match="regular files"):
+            link.ask(request(b""), within=30)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_file_that_becomes_shorter_does_not_end_the_agent(tmp_path: Path):
+    snapshot = opened(tmp_path, "snapshot", bytes(100))
+    files = [snapshot, opened(tmp_path, "recipe", recipe([(1, 0, 100)]))]
+    part = Part(PartRequest.model_validate(request(bytes(100))), files)
+    os.truncate(tmp_path / "snapshot", 50)
+    with pytest.raises(SnapshotChanged, match="ends before"):
+        list(part.content())
+
+
+def test_a_link_in_the_place_of_the_orders_leads_the_agent_nowhere(agent: CheckpointAgent, tmp_path: Path):
+    victim = tmp_path / "victim"
+    victim.write_text("untouched")
+    (agent.run_dir / "checkpoint-orders.json").symlink_to(victim)
+    agent.order(3)
+    assert victim.read_text() == "untouched"
+    assert json.loads((agent.run_dir / "checkpoint-orders.json").read_text())["number"] == 3
+
+
+def saved(*steps: int, generation: int = 1) -> list[Saved]:
+    return [Saved(step=step, generation=generation, run="run", place="") for step in steps]
+
+
+def test_folders_are_read_as_they_are_written():
+    for text in (FOLDER, f"stage-1/{FOLDER}", f"stage-1/ema/{FOLDER}"):
+        assert read_folder(text).folder == text
+
+
+@pytest.mark.parametrize(
+    ("committed", "keep_last", "keep_every", "deleted"),
+    [
+        ((10, 20, 30), 3, None, []),
+        ((10, 20, 30), 2, None, [10]),
+        ((10, 20, 30), 1, 20, [10]),
+        ((20, 30), 3, None, [10]),
+        ((10, 20, 30), 1, 10, []),
+    ],
+)
+def test_what_is_not_kept_is_deleted(
+    committed: tuple[int, ...], keep_last: int, keep_every: int | None, deleted: list[int]
+):
+    everything = saved(10, 20, 30)
+    found = superfluous(
+        everything,
+        committed=frozenset(saved(*committed)),
+        newest=saved(30)[0],
+        keep_last=keep_last,
+        keep_every=keep_every,
+    )
+    assert [one.step for one in found] == deleted
+
+
+def test_a_newer_folder_that_is_not_committed_yet_is_kept():
+    everything = saved(10, 20, 30)
+    found = superfluous(
+        everything, committed=frozenset(saved(10, 20)), newest=saved(20)[0], keep_last=1, keep_every=None
+    )
+    assert [one.step for one in found] == [10]

@@ -1,0 +1,155 @@
+"""When a checkpoint in storage is complete, who commits it, and how often one is made."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from perdure.spec.checkpoint import Checkpoint
+from tests.policy.scenario import Scenario
+from workflows.messages import CheckpointFacts, Commit, RestoreSource, TransitionKind
+from workflows.policy import checkpoints
+from workflows.policy.events import CheckpointRequested
+from workflows.policy.group_desire import desires_of
+from workflows.policy.projections import status_of
+
+STORAGE = {"storage": "file:///ckpt"}
+
+
+def scenario(nodes: str = "2", **checkpoint: object) -> Scenario:
+    return Scenario(nodes, checkpoint=STORAGE | checkpoint).running()
+
+
+def stored(job: Scenario, rank: int, *, step: int = 7, generation: int | None = None, **facts: object) -> Scenario:
+    of = job.generation if generation is None else generation
+    fields = {"step": step, "folder": f"step-{step}-run-{of}", "size": 100, "took": timedelta(seconds=2)} | facts
+    return job.transition(
+        rank, TransitionKind.CHECKPOINT_STORED, generation=of, checkpoint=CheckpointFacts.model_validate(fields)
+    )
+
+
+def committed(job: Scenario, *, problem: str = "") -> Scenario:
+    commit = decision(job)
+    assert commit is not None
+    facts = CheckpointFacts(step=commit.step, folder=commit.folder, problem=problem)
+    return job.transition(commit.rank, TransitionKind.CHECKPOINT_COMMITTED, generation=1, checkpoint=facts)
+
+
+def decision(job: Scenario) -> Commit | None:
+    return desires_of(job.state)[0].commit
+
+
+def status(job: Scenario):
+    return status_of(job.state, job.job, groups=(), phase=job.state.phase, now=job.now)
+
+
+def test_it_is_committed_once_every_node_has_stored_its_part():
+    job = scenario()
+    assert decision(stored(job, 1)) is None
+    commit = decision(stored(job, 0))
+    assert commit is not None
+    assert (commit.folder, commit.step, commit.generation) == ("step-7-run-1", 7, 1)
+    assert job.state.checkpoints.durable is None
+    committed(job)
+    assert decision(job) is None
+    view = status(job).checkpoint
+    assert (view.step, view.folder, view.size, view.took) == (7, "step-7-run-1", 200, timedelta(seconds=2))
+    assert (view.committed_at, view.url) == (job.now, "file:///ckpt")
+
+
+def test_a_repeated_report_counts_once():
+    job = scenario()
+    stored(stored(job, 1), 1)
+    assert decision(job) is None
+    stored(job, 0)
+    committed(job)
+    stored(stored(job, 0), 1)
+    assert job.state.checkpoints.commits in (1, 2)
+    assert status(job).checkpoint.size == 200
+
+
+def test_a_world_that_is_over_commits_nothing():
+    job = scenario()
+    stored(job, 0)
+    job.rank_killed(1).peer_failed(0)
+    assert job.generation == 2
+    stored(job, 1, generation=1)
+    assert decision(job) is None
+    stored(stored(job, 0, step=5), 1, step=5)
+    commit = decision(job)
+    assert commit is not None
+    assert commit.generation == 2
+
+
+def test_a_step_that_others_do_not_store_is_forgotten():
+    job = scenario()
+    stored(job, 0, step=5)
+    stored(stored(job, 0, step=7), 1, step=7)
+    commit = decision(job)
+    assert commit is not None
+    assert commit.step == 7
+
+
+def test_another_node_commits_where_the_chosen_one_is_away():
+    job = scenario()
+    stored(stored(job, 0), 1)
+    first = decision(job)
+    assert first is not None
+    job.transition(first.rank, TransitionKind.UNREACHABLE)
+    other = decision(job)
+    assert other is not None
+    assert (other.rank, other.number) == (1 - first.rank, first.number)
+
+
+def test_a_problem_is_a_warning_until_one_is_durable():
+    job = scenario()
+    stored(job, 0, problem="file:///ckpt: No space left on device")
+    [warning] = status(job).warnings
+    assert "no checkpoint could be stored since" in warning
+    assert "No space left on device" in warning
+    assert job.state.phase == "RUNNING"
+    stored(stored(job, 0), 1)
+    committed(job, problem="away")
+    assert "away" in status(job).warnings[0]
+    committed(job)
+    assert status(job).warnings == ()
+
+
+def test_a_request_reaches_the_groups():
+    job = scenario()
+    assert desires_of(job.state)[0].checkpoint_orders == 0
+    job.take(CheckpointRequested())
+    assert desires_of(job.state)[0].checkpoint_orders == 1
+
+
+def test_the_status_says_what_was_restored_from_where():
+    job = scenario()
+    facts = CheckpointFacts(step=41, source=RestoreSource.STORAGE)
+    job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=1, checkpoint=facts)
+    view = status(job).checkpoint
+    assert (view.restored_step, view.restored_from, view.restored_generation) == (41, RestoreSource.STORAGE, 1)
+
+
+def test_a_job_without_a_storage_commits_nothing():
+    job = Scenario("1").running()
+    assert decision(stored(job, 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("took", "hours", "restarts", "expected"),
+    [
+        (20, 10, 0, timedelta(minutes=20)),
+        (20, 10, 3, timedelta(minutes=10)),
+        (0.01, 10, 3, checkpoints.SHORTEST_INTERVAL),
+        (3000, 1000, 0, checkpoints.LONGEST_INTERVAL),
+        (300, 0.01, 9, timedelta(minutes=10)),
+    ],
+)
+def test_auto_follows_young_and_daly(took: float, hours: float, restarts: int, expected: timedelta):
+    job = scenario()
+    now = job.state.started_at + timedelta(hours=hours)
+    state = job.state.replace(restart_count=restarts)
+    found = checkpoints.interval(state, Checkpoint(storage="x"), timedelta(seconds=took), now)
+    assert found == expected
+    assert checkpoints.interval(state, Checkpoint(storage="x", every=100), timedelta(seconds=took), now) is None

@@ -1,0 +1,153 @@
+"""Jobs whose nodes are all lost, and that continue from storage; a world of four that others load with torch alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.allocation import REPOSITORY
+from tests.support.command_line import PERDURE
+from tests.support.waiting import eventually
+from tests.system.site import PATIENCE, Job, Site
+from workflows.messages import JobPhase, RestoreSource
+
+EXAMPLE = REPOSITORY / "examples" / "checkpoints" / "plain.py"
+SHARDS = Path(__file__).with_name("shards_of_a_model.py")
+
+
+def steps(job: Job, rank: int) -> list[int]:
+    try:
+        return [int(line.split()[1]) for line in (job.out / f"steps-{rank}").read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+async def until_durable(job: Job, *, after: int = 0) -> int:
+    """The step of the newest durable checkpoint, once it is beyond a step."""
+    known = await job.until(lambda status: (status.checkpoint.step or 0) > after)
+    assert known.checkpoint.step is not None
+    return known.checkpoint.step
+
+
+async def test_a_job_that_has_lost_all_nodes_continues_from_storage(site: Site, tmp_path: Path):
+    out, storage = tmp_path / "out", tmp_path / "storage"
+    job = await site.submit(
+        command=["torchrun", str(EXAMPLE), "--steps", "100000", "--out", str(out)],
+        checkpoint={"storage": f"file://{storage}", "every": 20, "keep_last": 2},
+    )
+    job.out = out
+    await until_durable(job)
+    requested = steps(job, 0)[-1]
+    answer = await asyncio.to_thread(
+        subprocess.run,
+        [*PERDURE, "checkpoint", job.name, "--wait"],
+        env={**os.environ, "PERDURE_STATE": str(site.state.path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert int(answer.stdout.split()[1]) >= requested
+    await site.client.suspend(job.name)
+    await job.until(lambda status: status.phase is JobPhase.SUSPENDED)
+    await job.ended()
+    durable = (await job.status()).checkpoint.step
+    assert durable is not None
+    made = len(steps(job, 0))
+    await site.client.resume(job.name)
+    known = await job.until(lambda status: status.checkpoint.restored_generation > 1)
+    assert known.checkpoint.restored_from is RestoreSource.STORAGE
+    # One more may have been committed while the nodes were released.
+    restored = known.checkpoint.restored_step
+    assert restored is not None
+    assert restored >= durable
+    await eventually(lambda: steps(job, 0)[made:], within=PATIENCE)
+    assert steps(job, 0)[made] == restored + 1
+    await until_durable(job, after=restored)
+    job.signal(1, "rank")
+    known = await job.until(lambda status: status.checkpoint.restored_from is RestoreSource.MEMORY)
+    assert not known.warnings
+
+
+@pytest.mark.long("survival")
+@pytest.mark.parametrize("ranks", [2, 3])
+async def test_a_model_split_over_four_ranks_is_loaded_by_another_number_with_torch_alone(
+    site: Site, tmp_path: Path, ranks: int
+):
+    storage = tmp_path / "storage"
+    job = await site.submit(
+        command=["torchrun", str(SHARDS), "save"],
+        nodes="2",
+        roles={"worker": {"nodes": "2", "nproc_per_node": 2, "command": ["torchrun", str(SHARDS), "save"]}},
+        checkpoint={"storage": f"file://{storage}"},
+    )
+    assert (await job.client.wait(job.name)).phase is JobPhase.SUCCEEDED
+    [metadata] = storage.rglob(".metadata")
+    assert len(list(metadata.parent.glob("*.distcp"))) == 4
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(SHARDS)]
+    run = await asyncio.to_thread(
+        subprocess.run, [*command, "load", str(metadata.parent)], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert sorted(run.stdout.split()) == [f"rank-{rank}:same" for rank in range(ranks)]
+
+
+@pytest.mark.long("survival")
+async def test_a_kill_between_the_last_part_and_the_commit_leaves_the_checkpoint_before(site: Site, tmp_path: Path):
+    out, storage = tmp_path / "out", tmp_path / "storage"
+    job = await site.submit(
+        command=["torchrun", str(EXAMPLE), "--steps", "100000", "--out", str(out)],
+        checkpoint={"storage": f"file://{storage}", "every": 20},
+    )
+    job.out = out
+    first = await until_durable(job)
+    # Without workers nothing is committed, and the ranks train on.
+    await site.control_plane.stop_worker()
+    try:
+        torn = await eventually(
+            lambda: [
+                folder
+                for folder in storage.iterdir()
+                if len(list(folder.glob("perdure-*.json"))) == 2 and not (folder / ".metadata").exists()
+            ],
+            within=PATIENCE,
+        )
+        for node in range(2):
+            job.signal(node, None)
+    finally:
+        await site.start()
+    known = await job.until(lambda status: status.checkpoint.restored_generation > 1)
+    assert known.checkpoint.restored_from is RestoreSource.STORAGE
+    assert known.checkpoint.restored_step is not None
+    assert known.checkpoint.restored_step >= first
+    assert known.checkpoint.restored_step < int(torn[0].name.split("-")[1])
+
+
+@pytest.mark.long("survival")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+async def test_a_full_storage_is_a_warning_and_stores_again_when_there_is_room(site: Site, tmp_path: Path):
+    out, storage = tmp_path / "out", tmp_path / "storage"
+    storage.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(storage)], check=True)
+    try:
+        job = await site.submit(
+            command=["torchrun", str(EXAMPLE), "--steps", "100000", "--out", str(out)],
+            checkpoint={"storage": f"file://{storage}", "every": 20},
+        )
+        job.out = out
+        known = await job.until(lambda status: bool(status.warnings))
+        assert "No space left on device" in known.warnings[0]
+        reached = steps(job, 0)[-1]
+        await eventually(lambda: steps(job, 0)[-1] > reached + 20, within=PATIENCE)
+        subprocess.run(["mount", "-o", "remount,size=64m", str(storage)], check=True)
+        await until_durable(job)
+        assert not (await job.status()).warnings
+        assert (await job.status()).generation == 1
+    finally:
+        await site.end_jobs()
+        subprocess.run(["umount", str(storage)], check=True)

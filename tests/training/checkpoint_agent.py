@@ -1,0 +1,109 @@
+"""The agent's part in checkpoints in a thread, with a control plane that commits what is complete."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agent.checkpoint.keeper import Checkpoints
+from agent.config import AgentConfig
+from agent.state import AgentState
+from perdure.spec.checkpoint import Checkpoint
+from perdure_launcher.protocol import World
+from workflows.messages import AgentMessage, CheckpointStored, CommitCheckpoint, NodeCredentials, OrderCheckpoint
+
+NODE = NodeCredentials(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="secret")
+
+
+class CheckpointAgent:
+    """An agent without Temporal. Where `commits` is set, it commits a checkpoint when its own ranks have stored it."""
+
+    def __init__(self, run_dir: Path, storage: str, *, ranks: int = 1, **checkpoint: Any) -> None:
+        self.run_dir = run_dir
+        self.ranks = ranks
+        self.commits = True
+        self.messages: list[AgentMessage] = []
+        self.generation = 0
+        self._checkpoint = Checkpoint(storage=storage, **checkpoint)
+        self._loop = asyncio.new_event_loop()
+        self._commands: set[asyncio.Task[Any]] = set()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        (run_dir / "progress").mkdir(exist_ok=True)
+        self.start()
+
+    def start(self) -> None:
+        """Starts an agent, which takes the place of the one before."""
+        config = AgentConfig(
+            node=NODE,
+            job_id="job/a/b",
+            job_first_run_id="first",
+            group_id="group",
+            task_queue="queue",
+            address="127.0.0.1",
+            nodes="1",
+            run_dir=self.run_dir,
+            checkpoint=self._checkpoint,
+        )
+        self.checkpoints = Checkpoints(config, state=self._state, to_group=self._take)
+
+        async def start() -> None:
+            self.checkpoints.start()
+
+        asyncio.run_coroutine_threadsafe(start(), self._loop).result(30)
+
+    def begin(self, generation: int) -> None:
+        """A newer world reaches the node."""
+        self.generation = generation
+
+    def commit(self, stored: CheckpointStored) -> None:
+        command = CommitCheckpoint(node=NODE, generation=stored.generation, folder=stored.folder)
+        asyncio.run_coroutine_threadsafe(self.checkpoints.commit(command), self._loop).result(60)
+
+    def order(self, number: int) -> None:
+        """A user requests a checkpoint."""
+        assert self.checkpoints.order(OrderCheckpoint(node=NODE, number=number)).accepted
+
+    def of(self, kind: type) -> list[Any]:
+        return [message for message in self.messages if isinstance(message, kind)]
+
+    @property
+    def problems(self) -> list[str]:
+        return [message.problem for message in self.of(CheckpointStored) if message.problem]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"PERDURE_PROGRESS_DIR": str(self.run_dir / "progress")}
+
+    def _state(self) -> AgentState:
+        world = World(
+            generation=self.generation,
+            nodes=1,
+            group_rank=0,
+            base_rank=0,
+            world_size=self.ranks,
+            store_address="127.0.0.1",
+            store_port=1,
+            store_host=True,
+        )
+        return AgentState(world=world, processes=self.ranks)
+
+    def _take(self, message: AgentMessage) -> None:
+        self.messages.append(message)
+        if self.commits and isinstance(message, CheckpointStored) and not message.problem:
+            command = CommitCheckpoint(node=NODE, generation=message.generation, folder=message.folder)
+            task = self._loop.create_task(self.checkpoints.commit(command))
+            self._commands.add(task)
+            task.add_done_callback(self._commands.discard)
+
+
+@contextmanager
+def checkpoint_agent(storage: Path | str, *, ranks: int = 1, **checkpoint: Any) -> Iterator[CheckpointAgent]:
+    """An agent that serves until the process ends."""
+    # The path of a socket is short.
+    with tempfile.TemporaryDirectory() as folder:
+        yield CheckpointAgent(Path(folder), str(storage), ranks=ranks, **checkpoint)

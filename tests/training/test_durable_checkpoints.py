@@ -1,0 +1,328 @@
+"""Checkpoints in storage of a world of one rank: what is stored, committed, loaded and refused; storage that fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from agent.checkpoint.storage import Storage
+from perdure_training.checkpoint import Checkpointer, Generators
+from perdure_training.checkpoint.schedule import Schedule
+from perdure_training.snapshots.arena import Lease, Slot
+from tests.support.waiting import wait_for
+from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
+from workflows.messages import CheckpointRestored, CheckpointStored, RestoreSource
+
+WITHIN = 60.0
+ONLY_TORCH = """
+import sys
+from pathlib import Path
+import torch
+import torch.distributed.checkpoint as dcp
+[folder] = [path.parent for path in Path(sys.argv[1]).rglob(".metadata")]
+model = torch.nn.Linear(64, 64)
+state = {"model": model.state_dict(), "step": 0}
+dcp.load(state, checkpoint_id=folder)
+assert not any(name.startswith("perdure") for name in sys.modules)
+print(state["step"], model.weight.sum().item())
+"""
+
+
+class Site:
+    """One rank in one generation after another, its agent, and a storage."""
+
+    def __init__(self, folder: Path, agent: CheckpointAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.storage = folder / "storage"
+        self.memory = folder / "memory"
+        self.agent = agent
+        self._set = monkeypatch.setenv
+        variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        identity = {"PERDURE_MEMORY_DIR": str(self.memory), "PERDURE_RUN_ID": "run", "TORCHELASTIC_RUN_ID": "run"}
+        for name, value in (variables | identity | agent.environment).items():
+            self._set(name, value)
+        self._store: TCPStore | None = None
+
+    def begin(self, state: dict[str, Any], *, lose_memory: bool = False) -> tuple[Checkpointer, int | None]:
+        """Begins the next generation, and restores."""
+        if lose_memory:
+            shutil.rmtree(self.memory)
+        self.agent.begin(self.agent.generation + 1)
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._set("PERDURE_STORE", f"127.0.0.1:{self._store.port}")
+        self._set("PERDURE_GENERATION", str(self.agent.generation))
+        checkpointer = Checkpointer(every=1)
+        return checkpointer, checkpointer.restore(state)
+
+    @property
+    def folders(self) -> list[Path]:
+        """The committed checkpoints, the latest first."""
+        storage = Storage(str(self.storage))
+        return [self.storage / one.folder for one in storage.saved("") if storage.is_committed(one)]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    with checkpoint_agent(tmp_path / "storage", every=1000, keep_last=2) as agent:
+        yield Site(tmp_path, agent, monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def same_generators() -> Iterator[None]:
+    before = Generators().state_dict()
+    yield
+    Generators().load_state_dict(before)
+
+
+def trained(seed: int = 1, *, steps: int = 0) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 64)).square().mean().backward()
+        optimizer.step()
+    return {"model": model, "optimizer": optimizer, "random": Generators(), "step": steps}
+
+
+def durable(checkpointer: Checkpointer, step: int, state: dict[str, Any]) -> bool:
+    assert checkpointer.save(step, state, durable=True)
+    return checkpointer.wait_until_durable(WITHIN)
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_checkpoint_is_loaded_after_memory_was_lost_as_if_nothing_had_happened(site: Site):
+    state = trained(steps=3)
+    checkpointer, step = site.begin(state)
+    assert step is None
+    assert durable(checkpointer, 3, state)
+    expected = torch.rand(3)
+    again = trained(seed=2)
+    _, step = site.begin(again, lose_memory=True)
+    assert (step, again["step"]) == (3, 3)
+    assert torch.equal(torch.rand(3), expected), "the generators continue"
+    for one, other in zip(state["model"].parameters(), again["model"].parameters(), strict=True):
+        assert torch.equal(one, other)
+    moments, found = (one["optimizer"].state_dict() for one in (state, again))
+    assert found["param_groups"] == moments["param_groups"]
+    for number, moment in moments["state"].items():
+        for name, value in moment.items():
+            assert torch.equal(found["state"][number][name], value), name
+    [report] = wait_for(lambda: site.agent.of(CheckpointRestored))
+    assert (report.step, report.source) == (3, RestoreSource.STORAGE)
+
+
+def test_memory_comes_before_storage(site: Site):
+    state = trained(steps=1)
+    checkpointer, _ = site.begin(state)
+    assert durable(checkpointer, 1, state)
+    checkpointer.save(2, state)
+    checkpointer.flush()
+    assert site.begin(trained())[1] == 2
+    wait_for(lambda: [one.source for one in site.agent.of(CheckpointRestored)] == [RestoreSource.MEMORY])
+
+
+def test_a_script_that_has_only_torch_loads_it(site: Site, tmp_path: Path):
+    state = trained(steps=2)
+    state["model"] = nn.Linear(64, 64)
+    checkpointer, _ = site.begin(state)
+    assert durable(checkpointer, 2, state)
+    script = tmp_path / "loads.py"
+    script.write_text(ONLY_TORCH)
+    command = [sys.executable, "-I", str(script), str(site.storage)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    step, total = run.stdout.split()
+    assert (int(step), float(total)) == (2, state["model"].weight.sum().item())
+
+
+@pytest.mark.parametrize("file", ["__0_0.distcp", ".metadata", "perdure-0.json"])
+def test_a_damaged_checkpoint_is_passed_over_with_the_damage_named(
+    site: Site, caplog: pytest.LogCaptureFixture, file: str
+):
+    state = trained(steps=1)
+    checkpointer, _ = site.begin(state)
+    for step in (1, 2):
+        state["step"] = step
+        assert durable(checkpointer, step, state)
+    flip(site.folders[0] / file, 100 if file != "perdure-0.json" else 0)
+    assert site.begin(trained(), lose_memory=True)[1] == 1
+    assert "step 2 in storage is not loaded" in caplog.text
+    assert file in caplog.text
+
+
+def test_a_torn_checkpoint_is_passed_over(site: Site, caplog: pytest.LogCaptureFixture):
+    state = trained(steps=1)
+    checkpointer, _ = site.begin(state)
+    for step in (1, 2):
+        assert durable(checkpointer, step, state)
+    os.truncate(site.folders[0] / "__0_0.distcp", 1000)
+    assert site.begin(trained(), lose_memory=True)[1] == 1
+    assert "1,000 bytes" in caplog.text
+
+
+def test_what_was_never_committed_is_no_checkpoint(site: Site):
+    state = trained(steps=1)
+    checkpointer, _ = site.begin(state)
+    assert durable(checkpointer, 1, state)
+    site.agent.commits = False
+    checkpointer.save(2, state, durable=True)
+    [_, stored] = wait_for(lambda: (found := site.agent.of(CheckpointStored))[1:] and found)
+    assert (site.storage / stored.folder / "__0_0.distcp").exists()
+    assert not (site.storage / stored.folder / ".metadata").exists()
+    assert site.begin(trained(), lose_memory=True)[1] == 1
+
+
+def test_the_last_ones_are_kept(site: Site):
+    state = trained(steps=1)
+    checkpointer, _ = site.begin(state)
+    for step in (1, 2, 3, 4):
+        assert durable(checkpointer, step, state)
+    wait_for(lambda: sorted(path.name for path in site.storage.iterdir()) == ["step-3-run-1", "step-4-run-1"])
+
+
+def test_a_snapshot_that_is_damaged_in_memory_is_not_stored(site: Site, monkeypatch: pytest.MonkeyPatch):
+    state = trained(steps=1)
+    checkpointer, _ = site.begin(state)
+    lease = Slot.lease
+
+    def flip_and_lease(slot: Slot) -> Lease:
+        flip(slot.path, 5000)
+        return lease(slot)
+
+    monkeypatch.setattr(Slot, "lease", flip_and_lease)
+    assert not durable(checkpointer, 1, state)
+    assert "damaged in memory" in site.agent.problems[0]
+    assert site.folders == []
+
+
+def test_a_storage_that_fails_for_a_while_is_tried_again_and_training_continues(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    full = threading.Event()
+    full.set()
+    write = Storage.write
+
+    def fails(storage: Storage, path: str, pieces: Any) -> tuple[int, int]:
+        if full.is_set():
+            raise OSError(28, "No space left on device")
+        return write(storage, path, pieces)
+
+    monkeypatch.setattr(Storage, "write", fails)
+    state = trained(steps=1)
+    checkpointer, _ = site.begin(state)
+    assert checkpointer.save(1, state, durable=True)
+    wait_for(lambda: site.agent.problems)
+    assert "No space left on device" in site.agent.problems[0]
+    # Snapshots continue beside the one that is kept for the storage.
+    for step in range(2, 12):
+        assert checkpointer.save(step, state)
+        checkpointer.flush()
+    full.clear()
+    assert checkpointer.wait_until_durable(WITHIN)
+    [folder] = site.folders
+    assert folder.name == "step-1-run-1"
+    assert site.begin(trained(), lose_memory=True)[1] == 1
+
+
+def test_an_agent_that_ends_meanwhile_is_given_the_snapshot_again(site: Site, monkeypatch: pytest.MonkeyPatch):
+    entered, released = threading.Event(), threading.Event()
+    write = Storage.write
+
+    def dies(storage: Storage, path: str, pieces: Any) -> tuple[int, int]:
+        if not released.is_set():
+            entered.set()
+            released.wait(WITHIN)
+            # Not an error that is tried again: the thread ends, and with it the connection.
+            raise SystemExit
+        return write(storage, path, pieces)
+
+    monkeypatch.setattr(Storage, "write", dies)
+    state = trained(steps=1)
+    checkpointer, _ = site.begin(state)
+    assert checkpointer.save(1, state, durable=True)
+    assert entered.wait(WITHIN)
+    site.agent.start()
+    released.set()
+    assert checkpointer.wait_until_durable(WITHIN)
+    assert site.begin(trained(), lose_memory=True)[1] == 1
+
+
+def test_a_part_of_a_world_that_is_over_is_refused(site: Site, caplog: pytest.LogCaptureFixture):
+    state = trained(steps=1)
+    checkpointer, _ = site.begin(state)
+    site.agent.begin(7)
+    assert not durable(checkpointer, 1, state)
+    assert "generation 1 is over" in caplog.text
+    assert not site.storage.exists()
+
+
+def test_a_requested_checkpoint_is_made_at_one_of_the_next_steps(site: Site):
+    state = trained(steps=1)
+    checkpointer, _ = site.begin(state)
+    checkpointer.save(1, state)
+    site.agent.order(1)
+    for step in range(2, 9):
+        checkpointer.save(step, state)
+        checkpointer.flush()
+    assert checkpointer.wait_until_durable(WITHIN)
+    [folder] = site.folders
+    assert folder.name == "step-4-run-1"
+
+
+def test_another_state_is_refused_with_both_names(site: Site):
+    state = trained(steps=1)
+    checkpointer, _ = site.begin(state)
+    assert durable(checkpointer, 1, state)
+    with pytest.raises(KeyError, match=r"the checkpoint has \['model', .*\], the state has \['weights'\]"):
+        site.begin({"weights": nn.Linear(2, 2)}, lose_memory=True)
+    with pytest.raises(KeyError, match="Size mismatch"):
+        site.begin(trained() | {"model": nn.Linear(2, 2)}, lose_memory=True)
+
+
+def test_without_a_storage_nothing_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with checkpoint_agent(tmp_path / "storage") as agent:
+        agent.checkpoints._storage = agent.checkpoints._spec = None  # pyright: ignore[reportPrivateUsage]
+        site = Site(tmp_path, agent, monkeypatch)
+        state = trained(steps=1)
+        checkpointer, step = site.begin(state)
+        assert step is None
+        assert checkpointer.save(1, state, durable=True)
+        assert not checkpointer.wait_until_durable(1)
+        assert not site.storage.exists()
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_steps_are_announced_ahead_and_stored_at_their_multiples(every: int):
+    schedule = Schedule(every_steps=30, every_seconds=None)
+    targets = [(step, schedule.next_target(step, every=every, orders={})) for step in range(every, 100, every)]
+    announced = [(step, target) for step, target in targets if target is not None]
+    assert [target for _, target in announced] == [30, 60, 90]
+    assert all(2 <= target - step <= 2 + every for step, target in announced)
+
+
+def test_the_time_between_two_is_the_jobs_where_it_chooses():
+    now = 0.0
+    schedule = Schedule(every_steps=None, every_seconds=None, clock=lambda: now)
+    assert schedule.next_target(10, every=5, orders={"interval_s": 100.0}) is None
+    now = 99.0
+    assert schedule.next_target(15, every=5, orders={"interval_s": 100.0}) is None
+    now = 101.0
+    assert schedule.next_target(20, every=5, orders={"interval_s": 100.0}) == 25
+    assert schedule.next_target(25, every=5, orders={"interval_s": 100.0}) is None
+    assert schedule.next_target(30, every=5, orders={"interval_s": 100.0, "number": 1}) == 35

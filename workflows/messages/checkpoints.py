@@ -1,0 +1,107 @@
+"""Durable checkpoints: reports of agents, commands to them, and what a job knows of its checkpoints."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from perdure.spec.durations import Duration
+from workflows.messages.agents import AgentMessage
+from workflows.messages.base import Message, ShortText, Time, Vocabulary
+from workflows.messages.identity import NodeCredentials
+
+
+class RestoreSource(Vocabulary):
+    """Where ranks found the state with which they continued."""
+
+    MEMORY = "MEMORY"
+    STORAGE = "STORAGE"
+    UNKNOWN = "UNKNOWN"
+
+
+class CheckpointStored(AgentMessage):
+    """All parts of a checkpoint that a node has are durable, or cannot be stored yet. To the NodeGroup."""
+
+    generation: int
+    """The generation that saved it."""
+    step: int
+    folder: ShortText
+    """The checkpoint's path within the storage."""
+    size: int = 0
+    """Bytes of the node's parts."""
+    took: Duration = timedelta()
+    """The time from the first rank's request until all was durable."""
+    problem: ShortText = ""
+    """Why a part cannot be stored; empty if all are."""
+
+
+class CheckpointRestored(AgentMessage):
+    """The ranks of a generation continue with a saved state. To the NodeGroup, by the node of rank 0."""
+
+    generation: int
+    step: int
+    source: RestoreSource
+
+
+class CheckpointFacts(Message):
+    """What a transition says about a checkpoint."""
+
+    step: int
+    folder: ShortText = ""
+    size: int = 0
+    took: Duration = timedelta()
+    problem: ShortText = ""
+    source: RestoreSource = RestoreSource.UNKNOWN
+
+
+class Commit(Message):
+    """A job's decision that a checkpoint is complete."""
+
+    number: int
+    """Grows with each decision."""
+    rank: int
+    """The node (slot) that carries it out."""
+    generation: int
+    step: int
+    folder: ShortText
+    interval: Duration | None = None
+    """The time until the next checkpoint, where the job chooses it."""
+
+
+class CommitCheckpoint(Message):
+    """Argument of `commit_checkpoint`: make the parts in this folder a checkpoint."""
+
+    node: NodeCredentials
+    generation: int
+    folder: str
+    interval: Duration | None = None
+
+
+class OrderCheckpoint(Message):
+    """Argument of `order_checkpoint`: have the ranks make a checkpoint now."""
+
+    node: NodeCredentials
+    number: int
+    """Grows with each request of a job."""
+
+
+class CheckpointView(Message):
+    """The durable checkpoints of a job, as `status` shows them."""
+
+    url: str = ""
+    """The storage; empty where the job has none."""
+    step: int | None = None
+    """The newest durable checkpoint's step; None where there is none of this run."""
+    folder: str = ""
+    """Its path within the storage."""
+    committed_at: Time | None = None
+    size: int = 0
+    """Its bytes."""
+    took: Duration | None = None
+    """The time from its snapshot until it was durable."""
+    problem: ShortText = ""
+    """Why the last checkpoint could not be stored; empty since one was."""
+    problem_since: Time | None = None
+    restored_step: int | None = None
+    """The step with which the newest world continued; None where it loaded none by a checkpointer."""
+    restored_from: RestoreSource | None = None
+    restored_generation: int = 0

@@ -1,0 +1,168 @@
+"""Decides when a checkpoint in storage is complete, and how often one is made.
+
+A checkpoint counts once every node of the world that saved it has reported that its parts are durable: then one agent
+is told to commit it, which makes it visible. Reports of a world that is over do not count, so of two generations that
+save at the same time only the newest commits.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta
+
+from perdure.spec.checkpoint import Checkpoint
+from perdure.spec.job import JobSpec
+from workflows.messages import (
+    CheckpointFacts,
+    CheckpointView,
+    Commit,
+    NodeTransition,
+    RestoreSource,
+    TransitionKind,
+)
+from workflows.policy.events import CheckpointRequested, Event
+from workflows.policy.state import DurableCheckpoint, JobState, NodeState, StoredParts
+
+SHORTEST_INTERVAL = timedelta(seconds=30)
+LONGEST_INTERVAL = timedelta(hours=1)
+"""Limits of the interval that the job chooses."""
+
+
+def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+    """Takes in what a node reports about a checkpoint, and users' requests for one."""
+    if isinstance(event, CheckpointRequested):
+        return state.replace(checkpoints=state.checkpoints.replace(orders=state.checkpoints.orders + 1))
+    if not isinstance(event, NodeTransition) or event.checkpoint is None:
+        return state
+    node = state.nodes.get(event.rank)
+    if node is None or node.incarnation != event.incarnation or not node.alive:
+        return state
+    match event.kind:
+        case TransitionKind.CHECKPOINT_STORED:
+            return _stored(state, node, event.checkpoint, event, job, now)
+        case TransitionKind.CHECKPOINT_COMMITTED:
+            return _committed(state, event.checkpoint, event)
+        case TransitionKind.CHECKPOINT_RESTORED:
+            return _restored(state, node, event.checkpoint, event)
+        case _:
+            return state
+
+
+def commit_of(state: JobState) -> Commit | None:
+    """The commit that groups are told, with the node that carries it out: one whose agent can be reached."""
+    commit = state.checkpoints.commit
+    if commit is None:
+        return None
+    reachable = [node.rank for node in (*state.members, *state.nodes.values()) if node.alive and node.reachable]
+    return commit.model_copy(update={"rank": reachable[0]}) if reachable else commit
+
+
+def interval(state: JobState, checkpoint: Checkpoint, took: timedelta, now: datetime) -> timedelta | None:
+    """The time between two checkpoints by Young and Daly: the square root of twice the cost of one and the mean time
+    between failures. None where the specification names it.
+
+    The cost is the time until a checkpoint is durable, although training continues meanwhile: it is what the work costs
+    the machines, at most, and what a failure in that time loses.
+
+    Args:
+        state: The job.
+        checkpoint: Its specification.
+        took: The time of the last checkpoint.
+        now: The present time.
+    """
+    if checkpoint.every != "auto":
+        return None
+    between_failures = (now - state.started_at) / (state.all_restarts + 1)
+    seconds = math.sqrt(2 * took.total_seconds() * max(between_failures.total_seconds(), 0.0))
+    chosen = max(timedelta(seconds=round(seconds)), 2 * took, SHORTEST_INTERVAL)
+    return min(chosen, LONGEST_INTERVAL)
+
+
+def view(state: JobState, job: JobSpec) -> CheckpointView:
+    """What `status` shows."""
+    known, durable = state.checkpoints, state.checkpoints.durable
+    return CheckpointView(
+        url=job.checkpoint.storage if job.checkpoint else "",
+        step=durable.step if durable else None,
+        folder=durable.folder if durable else "",
+        committed_at=durable.committed_at if durable else None,
+        size=durable.size if durable else 0,
+        took=durable.took if durable else None,
+        problem=known.problem,
+        problem_since=known.problem_since,
+        restored_step=known.restored_step,
+        restored_from=known.restored_from,
+        restored_generation=known.restored_generation,
+    )
+
+
+def _stored(
+    state: JobState,
+    node: NodeState,
+    facts: CheckpointFacts,
+    transition: NodeTransition,
+    job: JobSpec,
+    now: datetime,
+) -> JobState:
+    world, known = state.world, state.checkpoints
+    current = world is not None and transition.generation == world.generation and state.is_member(node)
+    if world is None or not current or job.checkpoint is None or state.outcome is not None:
+        return state
+    if facts.problem:
+        since = known.problem_since or transition.time
+        return state.replace(checkpoints=known.replace(problem=facts.problem, problem_since=since))
+    if known.commit is not None and known.commit.folder == facts.folder:
+        return state
+    parts = known.parts
+    if parts is None or parts.folder != facts.folder:
+        if parts is not None and parts.generation == transition.generation and parts.step > facts.step:
+            return state
+        parts = StoredParts(folder=facts.folder, step=facts.step, generation=transition.generation)
+    parts = parts.replace(
+        nodes=tuple(sorted({*parts.nodes, node.rank})),
+        size=parts.size + (facts.size if node.rank not in parts.nodes else 0),
+        took=max(parts.took, facts.took),
+    )
+    if not set(world.members) <= set(parts.nodes):
+        return state.replace(checkpoints=known.replace(parts=parts))
+    commit = Commit(
+        number=known.commits + 1,
+        rank=node.rank,
+        generation=parts.generation,
+        step=parts.step,
+        folder=parts.folder,
+        interval=interval(state, job.checkpoint, parts.took, now),
+    )
+    return state.replace(checkpoints=known.replace(parts=parts, commit=commit, commits=commit.number))
+
+
+def _committed(state: JobState, facts: CheckpointFacts, transition: NodeTransition) -> JobState:
+    known, parts = state.checkpoints, state.checkpoints.parts
+    if known.commit is None or known.commit.folder != facts.folder:
+        return state
+    if facts.problem:
+        since = known.problem_since or transition.time
+        return state.replace(checkpoints=known.replace(problem=facts.problem, problem_since=since))
+    durable = DurableCheckpoint(
+        step=facts.step,
+        folder=facts.folder,
+        generation=known.commit.generation,
+        committed_at=transition.time,
+        size=parts.size if parts is not None and parts.folder == facts.folder else 0,
+        took=parts.took if parts is not None and parts.folder == facts.folder else timedelta(),
+    )
+    known = known.replace(commit=None, parts=None, durable=durable, problem="", problem_since=None)
+    return state.replace(checkpoints=known)
+
+
+def _restored(state: JobState, node: NodeState, facts: CheckpointFacts, transition: NodeTransition) -> JobState:
+    known = state.checkpoints
+    world = state.world
+    if world is None or not state.is_member(node) or transition.generation < known.restored_generation:
+        return state
+    source = facts.source if facts.source is not RestoreSource.UNKNOWN else None
+    return state.replace(
+        checkpoints=known.replace(
+            restored_step=facts.step, restored_from=source, restored_generation=transition.generation
+        )
+    )
