@@ -32,7 +32,12 @@ async def fleet(request: pytest.FixtureRequest, temporal_client: Client) -> Asyn
         yield fleet
 
 
-also_replayed = pytest.mark.parametrize("fleet", [1000, 0], ids=["cached", "replayed"], indirect=True)
+also_replayed = pytest.mark.parametrize(
+    "fleet",
+    # The one that replays each task does all that the other one does.
+    [pytest.param(1000, id="cached", marks=pytest.mark.long("workflows")), pytest.param(0, id="replayed")],
+    indirect=True,
+)
 
 
 async def refused(job: Job, request: JoinRequest) -> str | None:

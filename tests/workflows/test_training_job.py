@@ -24,7 +24,12 @@ from workflows.messages import (
     ScaleRequest,
 )
 
-also_replayed = pytest.mark.parametrize("fleet", [1000, 0], ids=["cached", "replayed"], indirect=True)
+also_replayed = pytest.mark.parametrize(
+    "fleet",
+    # The one that replays each task does all that the other one does.
+    [pytest.param(1000, id="cached", marks=pytest.mark.long("workflows")), pytest.param(0, id="replayed")],
+    indirect=True,
+)
 """Runs the test a second time with nothing kept in memory: each task begins with a replay of the whole history."""
 
 
