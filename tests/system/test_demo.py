@@ -39,6 +39,7 @@ async def demo(tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
         end_nodes(tmp_path)
 
 
+@pytest.mark.long("survival")
 async def test_sigterm_ends_everything_that_the_demo_started(demo: asyncio.subprocess.Process, tmp_path: Path) -> None:
     """The signal comes while the demo itself has killed the server and the worker, with nodes that are starting."""
     await said(demo, "job submitted")

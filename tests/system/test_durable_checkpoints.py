@@ -34,6 +34,7 @@ async def until_durable(job: Job, *, after: int = 0) -> int:
     return known.checkpoint.step
 
 
+@pytest.mark.long("survival")
 async def test_a_job_that_has_lost_all_nodes_continues_from_storage(site: Site, tmp_path: Path):
     out, storage = tmp_path / "out", tmp_path / "storage"
     job = await site.submit(
