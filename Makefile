@@ -6,8 +6,8 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # The backend of the demo's nodes: local or kubernetes.
 BACKEND ?= local
-# Three processes for two cores, since tests mostly wait; tests/conftest.py groups tests by what they need.
-SIDE_BY_SIDE := -n $(shell $(PYTHON) -c "import os; print(max((os.cpu_count() or 1) * 3 // 2, 2))")
+# Two processes for each core, since tests mostly wait; tests/conftest.py groups tests by what they need.
+SIDE_BY_SIDE := -n $(shell $(PYTHON) -c "import os; print(max((os.cpu_count() or 1) * 2, 2))")
 # The long tests to run: `only` for all of them, or one group (tests/conftest.py names them).
 GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.

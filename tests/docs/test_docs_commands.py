@@ -47,6 +47,7 @@ HELD_ELSEWHERE = {
     "join": "tests/cli/test_cli_join.py",
     "ticket": "tests/system/test_joining_by_ticket.py",
     "doctor": ON_JOBS,
+    "checkpoint": "tests/system/test_durable_checkpoints.py",
     "worker": "tests/cli/test_cli_without_jobs.py",
     "operator": "tests/kubernetes/test_operator.py",
     "secret": "tests/security/test_secrets.py",

@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from temporalio.client import Client as Connection
 
 from perdure.client.client import Client
 from perdure.encryption.codec import PayloadEncryption
@@ -124,11 +125,15 @@ async def test_temporals_command_line_starts_and_reads_jobs(
     assert missing.code == 1, "the command's own exit code"
 
 
-def test_another_user_reads_nothing_through_a_codec_server(
+async def test_another_user_reads_nothing_through_a_codec_server(
     control_plane: LocalControlPlane, command_line: CommandLine
 ) -> None:
     server = control_plane.status().server
     assert server is not None
+    temporal = await Connection.connect(server.address)
+    started = await temporal.start_workflow(
+        "NotThere", "an argument", id=f"not-there-{secrets.token_hex(4)}", task_queue=secrets.token_hex(8)
+    )
     process = subprocess.Popen(
         [*PERDURE, "codec-server"],
         env={**os.environ, **command_line.environment},
@@ -142,9 +147,7 @@ def test_another_user_reads_nothing_through_a_codec_server(
             seen = attacker.run("ps", "-eo", "args").out
             assert "codec-server" in seen
             assert token not in seen
-            listed = attacker.temporal("workflow", "list", "--limit", "1", "--output", "json").out
-            (found,) = json.loads(listed)
-            words = ("workflow", "show", "--workflow-id", found["execution"]["workflowId"])
+            words = ("workflow", "show", "--workflow-id", started.id)
             with_codec = {"TEMPORAL_CODEC_ENDPOINT": endpoint, "TEMPORAL_CODEC_AUTH": "Bearer made-up"}
             refused = attacker.temporal(*words, within="3s", **with_codec)
             assert refused.code == 1
@@ -155,6 +158,7 @@ def test_another_user_reads_nothing_through_a_codec_server(
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
+        await started.terminate()
 
 
 async def test_a_command_gets_the_token_by_its_environment_only(command_line: CommandLine) -> None:

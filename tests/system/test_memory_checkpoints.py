@@ -68,7 +68,7 @@ async def test_killed_ranks_and_nodes_lose_at_most_one_step_and_change_no_parame
 
 
 def test_the_script_of_the_guide_runs_as_printed(tmp_path: Path):
-    [block] = [block for page in PAGES for block in page.blocks if block.page == GUIDE and block.language == "python"]
+    block = next(one for page in PAGES for one in page.blocks if one.page == GUIDE and one.language == "python")
     script = tmp_path / "train.py"
     script.write_text(block.text)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", str(script)]

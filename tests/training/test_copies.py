@@ -112,7 +112,7 @@ def test_a_stranger_writes_nothing_and_is_told_nothing(tmp_path: Path, receiver:
         {"folder": "stage-0/state/"},
         {"folder": 7},
         {"receiver_token": None},
-        {"slot": 3},
+        {"slot": 4},
         {"slot": -1},
         {"slot": "0"},
         {"slot": 0.5},

@@ -7,12 +7,11 @@ that the job's owner made.
 from __future__ import annotations
 
 from datetime import timedelta
-from enum import StrEnum
 
 from pydantic import Field
 
 from workflows.messages.backends import NodeRequest
-from workflows.messages.base import Message, ShortText, Time
+from workflows.messages.base import Message, ShortText, Time, Vocabulary
 from workflows.messages.views import JobResult
 
 
@@ -46,7 +45,7 @@ class JoinAnswer(Message):
     """Why there is no node yet."""
 
 
-class JoinRefusal(StrEnum):
+class JoinRefusal(Vocabulary):
     """Reasons why a job refuses a place: the type of the update's error."""
 
     NO_PLACE = "NoPlace"
@@ -63,6 +62,8 @@ class JoinRefusal(StrEnum):
     """The job is ending."""
     TICKET = "Ticket"
     """The ticket has expired or was revoked."""
+    UNKNOWN = "UNKNOWN"
+    """A reason of a newer release: the text says what it is."""
 
 
 class Ticket(Message):
