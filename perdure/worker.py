@@ -27,7 +27,13 @@ from activities.runtime import RuntimeActivities
 from activities.signals import SignalActivities
 from activities.site import SiteActivities, gateway_facts
 from activities.workdir import WorkdirActivities
-from perdure.client.connection import configured_task_queue, connect, find_endpoint
+from perdure.client.connection import (
+    UI_BACKEND_VARIABLE,
+    UI_VARIABLE,
+    configured_task_queue,
+    connect,
+    find_endpoint,
+)
 from perdure.client.search_attributes import register_search_attributes
 from perdure.client.workers import worker_identity
 from perdure.encryption.codec import PayloadEncryption
@@ -37,6 +43,7 @@ from perdure.events import AsyncExporter, ConsoleExporter, EventType, FileExport
 from perdure.metrics import worker_runtime
 from perdure.services import answering
 from perdure.spec.job import Backend
+from perdure.ui_front import ui_front
 from workflows.dataset import Dataset
 from workflows.event_sink import set_sink
 from workflows.messages import GatewayFacts, SiteFacts
@@ -234,6 +241,7 @@ async def serve(
         running_worker(client, backends=served, task_queue=endpoint.task_queue, gateway=gateway) as facts,
         answering(health_port),
         exporting_events(events),
+        ui_front(os.environ.get(UI_VARIABLE, ""), os.environ.get(UI_BACKEND_VARIABLE, "")),
         asyncio.TaskGroup() as beside,
     ):
         tidying = [beside.create_task(one.keep_tidy(client)) for one in served if isinstance(one, TidyingBackend)]

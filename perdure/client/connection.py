@@ -34,6 +34,9 @@ CALL_TIMEOUT = timedelta(seconds=5)
 UI_VARIABLE = "PERDURE_UI"
 """Address of the Temporal UI, for control planes other than the local default's, which knows its own."""
 
+UI_BACKEND_VARIABLE = "PERDURE_UI_BACKEND"
+"""Address at which the local default's UI listens, for its worker, which serves it at `PERDURE_UI`."""
+
 TASK_QUEUE_VARIABLE = "PERDURE_TASK_QUEUE"
 """The task queue of workers and of the jobs for them: several sites may share one Temporal namespace."""
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 from temporalio.api.enums.v1 import TaskQueueType
@@ -27,6 +28,8 @@ from temporalio.service import RPCError
 
 from perdure.client.connection import (
     CONNECT_TIMEOUT,
+    UI_BACKEND_VARIABLE,
+    UI_VARIABLE,
     Endpoint,
     LocalServer,
     connect,
@@ -90,6 +93,9 @@ class ServerRecord(LocalServer, DaemonRecord, frozen=True):
     """The local default's server, as stored in `temporal/server.json`."""
 
     binary: str
+    ui_backend: str = ""
+    """The address at which the UI itself listens; the worker serves it at `ui`. Empty in records of older releases,
+    whose servers listen there themselves."""
 
 
 class WorkerRecord(DaemonRecord, frozen=True):
@@ -245,7 +251,7 @@ class LocalControlPlane:
                     remedy=f"Free the port; or, where no job of this folder runs, remove {self.state.server_record} "
                     "to let the server choose another.",
                 )
-            record = self._spawn_server(binary, previous.port, previous.ui_port)
+            record = self._spawn_server(binary, previous.port, previous.ui_port, previous.ui_backend)
             self._report(f"Starting the Temporal server on {record.address}, its UI on {record.ui} ...")
             await self._until_server_answers(record)
         else:
@@ -268,12 +274,14 @@ class LocalControlPlane:
                 if record.alive or (_is_free(port) and _is_free(ui_port)):
                     raise
 
-    def _spawn_server(self, binary: Path, port: int, ui_port: int) -> ServerRecord:
+    def _spawn_server(self, binary: Path, port: int, ui_port: int, ui_backend: str = "") -> ServerRecord:
         self.state.check_space()
+        # The worker that runs knows where the UI was.
+        backend = urlsplit(ui_backend or _choose_ui_backend())
         command = [
             str(binary),
             *("server", "start-dev", "--ip", "0.0.0.0" if self._pods else "127.0.0.1", "--port", str(port)),
-            *("--ui-ip", "127.0.0.1", "--ui-port", str(ui_port)),
+            *("--ui-ip", str(backend.hostname), "--ui-port", str(backend.port)),
             *("--db-filename", str(self.state.temporal / "temporal.db")),
             *(word for option in SERVER_OPTIONS for word in option),
             *(word for name, kind in SEARCH_ATTRIBUTES.items() for word in ("--search-attribute", f"{name}={kind}")),
@@ -289,7 +297,15 @@ class LocalControlPlane:
                 umask=0o077,
             )
         ip = self._pods.ip if self._pods else "127.0.0.1"
-        record = ServerRecord(pid=pid, created=created, ip=ip, port=port, ui_port=ui_port, binary=str(binary))
+        record = ServerRecord(
+            pid=pid,
+            created=created,
+            ip=ip,
+            port=port,
+            ui_port=ui_port,
+            binary=str(binary),
+            ui_backend=backend.geturl(),
+        )
         self.state.write(self.state.server_record, record.model_dump_json())
         return record
 
@@ -302,7 +318,8 @@ class LocalControlPlane:
             # The user's own profile may hold credentials of another control plane.
             "TEMPORAL_CONFIG_FILE": os.devnull,
             "PERDURE_STATE": str(self.state.path),
-            "PERDURE_UI": server.ui,
+            UI_VARIABLE: server.ui,
+            UI_BACKEND_VARIABLE: server.ui_backend,
             "PERDURE_TASK_QUEUE": WORKER_TASK_QUEUE,
             **payload_encryption(local_endpoint(server, self.state)).environment,
         }
@@ -409,6 +426,16 @@ def _choose_ports(*, first: bool) -> tuple[int, int]:
         f"no free port for a Temporal server from {FIRST_PORT} to {FIRST_PORT + 999}",
         remedy="Set TEMPORAL_ADDRESS to a server that runs.",
     )
+
+
+def _choose_ui_backend() -> str:
+    """Chooses an address for the UI that no web page can find: one of 16 million of the loopback network, and one of
+    20,000 ports. Only Linux has all addresses of that network; elsewhere the port alone has to be found.
+    """
+    chosen = random.SystemRandom()
+    host = ".".join(str(chosen.randint(1, 254)) for _ in range(3)) if sys.platform == "linux" else "0.0.1"
+    # Below the ephemeral ports of the operating systems, which other programs take at any time.
+    return f"http://127.{host}:{chosen.randint(10_000, 29_999)}"
 
 
 def _listens(record: ServerRecord) -> bool:

@@ -165,15 +165,20 @@ def ensure_packages(report: Report) -> None:
     """
     if not _unpackaged():
         return
-    with _locked(CACHE / "packages.lock"):
-        _install(_unpackaged(), report)
+    with locked(CACHE / "packages.lock"):
+        install_packages(_unpackaged(), report)
 
 
 def _unpackaged() -> list[str]:
     return [package for package in DEBIAN_PACKAGES if packaged(package) is None]
 
 
-def _install(missing: list[str], report: Report) -> None:
+def install_packages(missing: list[str], report: Report) -> None:
+    """Installs Debian packages.
+
+    Raises:
+        BinariesMissing: if packages cannot be installed on this machine.
+    """
     if not missing:
         return
     command = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
@@ -193,7 +198,7 @@ def _ensure_source(source: Source, report: Report) -> dict[str, Path]:
     missing = [name for name in source.packages if name not in found]
     if not missing:
         return found
-    with _locked(source.folder / "lock"):
+    with locked(source.folder / "lock"):
         missing = [name for name in missing if not _cached(source, name)]
         if missing:
             _build(source, missing, report)
@@ -201,7 +206,7 @@ def _ensure_source(source: Source, report: Report) -> dict[str, Path]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Admits one process at a time; a later process finds the result of an earlier one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:

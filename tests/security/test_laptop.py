@@ -29,9 +29,9 @@ async def attack(plane: LocalControlPlane, method: str, path: str, content: obje
     assert server is not None
     statuses: list[int] = []
     connections = psutil.Process(server.pid).net_connections("tcp")
-    # The UI's own API wants a token that only its pages have; what it lets anybody read, a browser keeps from others.
-    ports = {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN} - {server.ui_port}
-    for port in ports:
+    # The UI listens elsewhere: tests/security/test_browser.py.
+    addresses = {one.laddr for one in connections if one.status == psutil.CONN_LISTEN}
+    for port in {port for host, port in addresses if host == "127.0.0.1"}:
         for host in HOSTS:
             headers = {**FROM_A_PAGE, "Host": host.format(port=port)}
             timeout = aiohttp.ClientTimeout(total=5)
