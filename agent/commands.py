@@ -107,8 +107,13 @@ class Commands:
     @activity.defn(name="read_log")
     async def read_log(self, request: ReadLog) -> LogChunk:
         """Returns a piece of the node's log without waiting: readers must not occupy the slots of commands."""
-        run_dir = self._node.config.run_dir
-        return await asyncio.to_thread(read_log, run_dir, position=request.position, lines=request.lines)
+        return await asyncio.to_thread(
+            read_log,
+            self._node.config.run_dir,
+            position=request.position,
+            lines=request.lines,
+            since=request.since,
+        )
 
     @activity.defn(name="store_changed")
     async def store_changed(self, command: StoreChanged) -> None:

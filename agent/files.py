@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from perdure.files import write_private_file
-from perdure_launcher.layout import LOGS, OUTPUT_LOG, ROTATED_LOGS
+from perdure_launcher.layout import LOG_TIMES, LOGS, OUTPUT_LOG, ROTATED_LOGS
 from perdure_launcher.system.untrusted_files import NotARegularFile, open_beneath
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,14 @@ class LogFile:
             OSError: if something else has taken its place, or it cannot be read.
         """
         return open_beneath(self.run_dir, f"{LOGS}/{self.name}")
+
+    def open_times(self) -> BinaryIO:
+        """Opens the index of the times at which its lines were printed.
+
+        Raises:
+            OSError: if there is none, or it cannot be read.
+        """
+        return open_beneath(self.run_dir, f"{LOGS}/{self.name.replace(OUTPUT_LOG, LOG_TIMES)}")
 
 
 def log_files(run_dir: Path) -> list[LogFile]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from agent.files import LogFile, log_files
-from workflows.messages import LogChunk, LogPosition
+from perdure_launcher.log_times import line_times, offset_since
+from workflows.messages import LineTime, LogChunk, LogPosition
 
 CHUNK_BYTES = 256 * 1024
 """Bytes of one answer: below Temporal's warning threshold (512 KiB), and below its limit (2 MiB) with any JSON
@@ -24,7 +27,12 @@ def end_of_log(run_dir: Path) -> LogPosition | None:
 
 
 def read_log(
-    run_dir: Path, *, position: LogPosition | None = None, lines: int | None = None, limit: int = CHUNK_BYTES
+    run_dir: Path,
+    *,
+    position: LogPosition | None = None,
+    lines: int | None = None,
+    since: datetime | None = None,
+    limit: int = CHUNK_BYTES,
 ) -> LogChunk:
     """Reads the log's next piece.
 
@@ -32,6 +40,7 @@ def read_log(
         run_dir: The node's run directory.
         position: The position to begin at; parts that have been rotated away are left out.
         lines: Without a position, the number of last lines to begin with; None for all.
+        since: Without a position, begin with what was printed then, unless `lines` begins later.
         limit: The maximum number of bytes to read.
 
     Raises:
@@ -40,23 +49,57 @@ def read_log(
     files = log_files(run_dir)
     if not files:
         return LogChunk()
-    index, offset = _place(files, position, lines)
+    index, offset = _place(files, position, lines, since)
     while offset >= files[index].size and index + 1 < len(files):
         index, offset = index + 1, 0
     with files[index].open() as log:
         log.seek(offset)
-        text, taken = _decode(log.read(limit))
+        content = log.read(limit)
+    text, taken = _decode(content)
+    times = _times(files[index], offset, content[:taken])
     offset += taken
     at_end = index + 1 == len(files) and offset >= files[index].size
-    return LogChunk(text=text, position=LogPosition(file=files[index].inode, offset=offset), at_end=at_end)
+    position = LogPosition(file=files[index].inode, offset=offset)
+    return LogChunk(text=text, times=times, position=position, at_end=at_end)
 
 
-def _place(files: Sequence[LogFile], position: LogPosition | None, lines: int | None) -> tuple[int, int]:
+def _times(file: LogFile, begin: int, content: bytes) -> tuple[LineTime, ...]:
+    """Returns when the lines of a file's piece were printed. The index comes from the side of the training code: what
+    is no time in it is left out."""
+    try:
+        with file.open_times() as index:
+            found = line_times(index, begin, content)
+    except OSError:
+        return ()
+    times: list[LineTime] = []
+    for line, moment in found:
+        with contextlib.suppress(ValueError, OverflowError, OSError):
+            times.append(LineTime(line=line, at=datetime.fromtimestamp(moment, UTC)))
+    return tuple(times)
+
+
+def _place(
+    files: Sequence[LogFile], position: LogPosition | None, lines: int | None, since: datetime | None
+) -> tuple[int, int]:
     if position is not None:
         # The file may have been rotated away, and a newer file may have its inode.
         known = [file.inode == position.file and position.offset <= file.size for file in files]
         return (known.index(True), position.offset) if any(known) else (0, 0)
-    return (0, 0) if lines is None else _last_lines(files, lines)
+    by_lines = (0, 0) if lines is None else _last_lines(files, lines)
+    return by_lines if since is None else max(by_lines, _since(files, since))
+
+
+def _since(files: Sequence[LogFile], since: datetime) -> tuple[int, int]:
+    """Returns the position of the first byte that was printed then or later. What has no index counts as later."""
+    for index, file in enumerate(files):
+        try:
+            with file.open_times() as times:
+                offset = offset_since(times, since.timestamp())
+        except OSError:
+            return index, 0
+        if offset is not None and offset < file.size:
+            return index, offset
+    return len(files) - 1, files[-1].size
 
 
 def _last_lines(files: Sequence[LogFile], count: int) -> tuple[int, int]:

@@ -19,6 +19,8 @@ CHECKPOINT_ORDERS: Final = "checkpoint-orders.json"
 LOGS: Final = "logs"
 OUTPUT_LOG: Final = "output.log"
 """The command's output, in `logs`; older parts have the suffixes `.1`, `.2`, …"""
+LOG_TIMES: Final = "output.times"
+"""When the bytes of `output.log` were printed; the older parts' have the same suffixes (see `log_times`)."""
 ROTATED_LOGS: Final = 4
 """The number of older parts that are kept."""
 AGENT_LOG: Final = "agent.log"

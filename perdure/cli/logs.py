@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,28 +39,50 @@ def logs(
             show_default="all that this machine keeps; of other nodes 1000",
         ),
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since", help="Only what was printed since: 10m, or 2026-11-23T22:00 (UTC).", show_default=False
+        ),
+    ] = None,
+    grep: Annotated[
+        str | None,
+        typer.Option("--grep", help="Only lines in which this regular expression is found.", show_default=False),
+    ] = None,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="Begin each line with the time (UTC) at which it was printed.")
+    ] = False,
     namespace: NamespaceOption = "default",
     output: OutputOption = None,
     address: AddressOption = None,
 ) -> None:
-    """Print the nodes' output: from files here, from running nodes' agents, or from the copies at outputs.logs.
+    """Print the nodes' output in the order of time: from files here, from running nodes' agents, or from the copies at
+    outputs.logs.
 
-    [dim]perdure logs llama-8b-sft --node 3 --tail 50 · perdure logs llama-8b-sft -f --rank 8[/]
+    [dim]perdure logs llama-8b-sft --node 3 --tail 50 · perdure logs llama-8b-sft -f --rank 8 ·
+    perdure logs llama-8b-sft --since 10m --grep 'NCCL|Error' -t[/]
     """
     here = session(namespace=namespace, output=output, address=address)
     ranks = None if rank is None else _ranks(rank)
+    begin = None if since is None else _moment(since)
+    pattern = None if grep is None else _pattern(grep)
 
     async def print_lines(client: Client) -> int:
         printed = 0
         chosen = node if ranks is None else await _nodes_of(client, name, ranks)
-        async for line in client.logs(name, node=chosen, incarnation=incarnation, follow=follow, tail=tail):
+        lines = client.logs(name, node=chosen, incarnation=incarnation, follow=follow, tail=tail, since=begin)
+        async for line in lines:
+            if pattern and not pattern.search(line.text):
+                continue
             printed += 1
             if here.json:
                 out.out(as_json(line.model_dump(mode="json")), highlight=False)
-            elif node is None:
-                out.print(f"[{_COLOURS[line.node % len(_COLOURS)]}]{line.node:>3} |[/] {escape(line.text)}")
+                continue
+            time = f"{_time(line.time)} " if timestamps else ""
+            if node is None:
+                out.print(f"{time}[{_COLOURS[line.node % len(_COLOURS)]}]{line.node:>3} |[/] {escape(line.text)}")
             else:
-                out.out(line.text, highlight=False)
+                out.out(time + line.text, highlight=False)
         return printed
 
     try:
@@ -66,7 +90,40 @@ def logs(
     except KeyboardInterrupt:
         return
     if not printed and not here.json:
-        err.print(f"{name}: nothing was printed{'' if node is None else f' by node {node}'} yet", style="dim")
+        chosen = "nothing was printed" if begin is None and pattern is None else "nothing that was printed is chosen"
+        err.print(f"{name}: {chosen}{'' if node is None else f' by node {node}'} yet", style="dim")
+
+
+def _moment(text: str) -> datetime:
+    """Reads `10m`, for that long ago, or a time."""
+    from perdure.errors import PerdureError
+    from perdure.spec.durations import parse_duration
+
+    try:
+        return datetime.now(UTC) - parse_duration(text)
+    except OverflowError:
+        return datetime.min.replace(tzinfo=UTC)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise PerdureError(f'--since: got "{text}"; expected a duration such as 10m, or a time (ISO 8601)') from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    from perdure.errors import PerdureError
+
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise PerdureError(f'--grep: got "{text}"; expected a regular expression of Python: {error}') from None
+
+
+def _time(time: datetime | None) -> str:
+    """As wide where it is not known."""
+    return " " * 24 if time is None else f"{time:%Y-%m-%dT%H:%M:%S}.{time.microsecond // 1000:03}Z"
 
 
 def _ranks(text: str) -> range:

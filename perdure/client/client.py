@@ -344,7 +344,7 @@ class Client:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
 
-    async def logs(
+    def logs(
         self,
         name: str,
         *,
@@ -353,9 +353,10 @@ class Client:
         incarnation: int | None = None,
         follow: bool = False,
         tail: int | None = None,
+        since: datetime | None = None,
     ) -> AsyncGenerator[LogLine]:
-        """Yields lines of the nodes' output: from files of this machine; else from the nodes' agents while they run;
-        else from the copies at `outputs.logs`.
+        """Returns lines of the nodes' output in the order of their times: from files of this machine; else from the
+        nodes' agents while they run; else from the copies at `outputs.logs`.
 
         Args:
             name: The job's name.
@@ -365,11 +366,12 @@ class Client:
                 other nodes.
             follow: Continue until the job ends.
             tail: Begin with this many of each node's last lines; None: all lines, or the last 1,000 from agents.
+            since: Begin with what was printed then; agents then send all of it.
 
         Raises:
             LogsUnavailable: if a log cannot be read; after all others.
         """
-        lines = read_logs(
+        return read_logs(
             self,
             name,
             namespace=namespace,
@@ -377,9 +379,8 @@ class Client:
             incarnation=incarnation,
             follow=follow,
             tail=tail,
+            since=since,
         )
-        async for line in lines:
-            yield line
 
     # Changing jobs
 

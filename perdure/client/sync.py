@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Collection, Coroutine, Iterator, Mapping
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -91,11 +91,13 @@ class SyncClient:
         incarnation: int | None = None,
         follow: bool = False,
         tail: int | None = None,
+        since: datetime | None = None,
     ) -> Iterator[LogLine]:
         """See `Client.logs`."""
-        return self._iterate(
-            self._client.logs(name, namespace=namespace, node=node, incarnation=incarnation, follow=follow, tail=tail)
+        lines = self._client.logs(
+            name, namespace=namespace, node=node, incarnation=incarnation, follow=follow, tail=tail, since=since
         )
+        return self._iterate(lines)
 
     def list(
         self, *, namespace: str | None = None, everywhere: bool = False, running: bool = False, limit: int = 100

@@ -14,11 +14,13 @@ import fcntl
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from ..layout import OUTPUT_LOG, ROTATED_LOGS
+from ..layout import LOG_TIMES, OUTPUT_LOG, ROTATED_LOGS
+from ..log_times import TimesWriter
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +44,14 @@ class PartlyWritten(OSError):
 
 
 class RotatingFile:
-    """A log file that becomes `.1`, `.2`, … when it is full."""
+    """A log file that becomes `.1`, `.2`, … when it is full, with the index of its times."""
 
-    def __init__(self, path: Path, *, max_bytes: int, kept: int = ROTATED_LOGS) -> None:
+    def __init__(
+        self, path: Path, *, max_bytes: int, kept: int = ROTATED_LOGS, clock: Callable[[], float] = time.time
+    ) -> None:
         self._path = path
+        self._times_path = path.with_name(LOG_TIMES)
+        self._times = TimesWriter(self._times_path, clock=clock)
         self._max_bytes = max_bytes
         self._kept = kept
         self._file = -1
@@ -67,6 +73,7 @@ class RotatingFile:
                     self._rotate()
                     continue
                 end = self._end_of_line(data, written, room)
+                self._times.note(self._size)
                 count = os.write(self._file, data[written:end])
                 if count == 0:
                     raise OSError(errno.ENOSPC, "nothing was written")
@@ -96,17 +103,22 @@ class RotatingFile:
 
     def _rotate(self) -> None:
         self.close()
-        for number in range(self._kept, 0, -1):
-            older = self._path.with_name(f"{self._path.name}.{number}")
-            newer = self._path if number == 1 else self._path.with_name(f"{self._path.name}.{number - 1}")
-            if newer.exists():
-                newer.replace(older)
+        for path in (self._path, self._times_path):
+            for number in range(self._kept, 0, -1):
+                older = path.with_name(f"{path.name}.{number}")
+                newer = path if number == 1 else path.with_name(f"{path.name}.{number - 1}")
+                if newer.exists():
+                    newer.replace(older)
+                else:
+                    # What stays would be taken for the index of another part.
+                    older.unlink(missing_ok=True)
         self._open()
 
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+        self._times.close()
 
 
 class Sink(threading.Thread):

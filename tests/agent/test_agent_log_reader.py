@@ -3,20 +3,29 @@ two."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from agent.log_reader import end_of_log, read_log
+from perdure_launcher.supervisor.capture import RotatingFile
 from tests.agent.test_agent_logs import Log
-from workflows.messages import LogPosition
+from workflows.messages import LineTime, LogPosition
 
 
-def everything(run: Path, *, position: LogPosition | None = None, lines: int | None = None, limit: int = 7) -> str:
+def everything(
+    run: Path,
+    *,
+    position: LogPosition | None = None,
+    lines: int | None = None,
+    since: datetime | None = None,
+    limit: int = 7,
+) -> str:
     """All pieces from a place on."""
     text, at_end = "", False
     while not at_end:
-        chunk = read_log(run, position=position, lines=lines, limit=limit)
+        chunk = read_log(run, position=position, lines=lines, since=since, limit=limit)
         assert chunk.position != position or chunk.at_end, "a piece leads nowhere"
         text, position, at_end = text + chunk.text, chunk.position, chunk.at_end
     assert position == end_of_log(run)
@@ -65,3 +74,36 @@ def test_what_is_no_text_is_shown_as_such_and_does_not_stop_the_rest(tmp_path: P
     assert read_log(tmp_path).text == "\ufffd"
     log.write(b"\nafter\n")
     assert everything(tmp_path).endswith("\nafter\n")
+
+
+def moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def test_lines_come_with_their_times_and_from_a_time_on(tmp_path: Path) -> None:
+    now = [1000.0]
+    (tmp_path / "logs").mkdir()
+    log = RotatingFile(tmp_path / "logs" / "output.log", max_bytes=10, clock=lambda: now[0])
+    for line in (b"one\n", b"two\n", b"three\n", b"four\n"):
+        log.write(line)
+        now[0] += 10
+    older = read_log(tmp_path)
+    assert older.text == "one\ntwo\n"
+    assert older.times == (LineTime(line=0, at=moment(1000)), LineTime(line=1, at=moment(1010)))
+    assert everything(tmp_path, since=moment(1005)) == "two\nthree\nfour\n"
+    assert everything(tmp_path, since=moment(1015)) == "three\nfour\n"
+    assert everything(tmp_path, since=moment(1005), lines=1) == "four\n"
+    assert everything(tmp_path, since=moment(2000)) == ""
+    # What has no index may be later.
+    (tmp_path / "logs" / "output.times").unlink()
+    assert everything(tmp_path, since=moment(1015)) == "three\nfour\n"
+    (tmp_path / "logs" / "output.times.2").unlink()
+    assert everything(tmp_path, since=moment(1015)) == "one\ntwo\nthree\nfour\n"
+
+
+@pytest.mark.parametrize("content", [b"\xff" * 16, b"\0" * 8 + b"\0\0\0\0\0\0\xf8\x7f", b"\0" * 8 + b"\x7f" * 8])
+def test_an_index_of_the_training_code_that_is_none_does_no_harm(tmp_path: Path, content: bytes) -> None:
+    Log(tmp_path).write(b"line\n")
+    (tmp_path / "logs" / "output.times").write_bytes(content * 3)
+    assert read_log(tmp_path).text == "line\n"
+    assert read_log(tmp_path, since=moment(5)).text in ("line\n", "")

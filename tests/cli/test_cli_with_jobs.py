@@ -50,8 +50,18 @@ def finish(command_line: CommandLine) -> None:
     (command_line.folder / "finish").touch()
 
 
+SPEAK_IN_TURN = """
+wait_for() { while sleep 0.1; [ ! -e $1 ]; do :; done; }
+if [ $RANK = 1 ]; then
+    echo one; touch said-one; wait_for said-two; echo three
+else
+    wait_for said-one; echo two; touch said-two
+fi
+"""
+
+
 def test_run_shows_a_job_to_its_end_on_a_pipe(command_line: CommandLine, job_name: str) -> None:
-    done = command_line.run("run", "--name", job_name, "--nodes", "2", "--", "sh", "-c", "echo hello from $RANK")
+    done = command_line.run("run", "--name", job_name, "--nodes", "2", "--", "sh", "-c", SPEAK_IN_TURN)
     assert done.code == 0, done
     assert "\x1b" not in done.out, "a pipe gets plain lines"
     lines = done.out.splitlines()
@@ -61,8 +71,23 @@ def test_run_shows_a_job_to_its_end_on_a_pipe(command_line: CommandLine, job_nam
     assert f"perdure logs {job_name}" in lines[-1]
     logs = command_line.run("logs", job_name)
     assert logs.code == 0
-    assert sorted(logs.out.split("\n")) == ["", "  0 | hello from 0", "  1 | hello from 1"]
-    assert command_line.run("logs", job_name, "--node", "1").out == "hello from 1\n"
+    assert logs.out == "  1 | one\n  0 | two\n  1 | three\n"
+    assert command_line.run("logs", job_name, "--node", "0").out == "two\n"
+    chosen = command_line.run("logs", job_name, "--since", "1h", "--grep", "^t", "-t").out.splitlines()
+    assert [line.partition(" ")[2] for line in chosen] == ["  0 | two", "  1 | three"]
+    assert chosen == sorted(chosen)
+    later = command_line.run("logs", job_name, "--since", "2199-01-01")
+    assert (later.code, later.out) == (0, "")
+    assert "nothing that was printed is chosen" in later.err
+
+
+@pytest.mark.parametrize(("option", "text"), [("--since", "soon"), ("--grep", "(")])
+def test_lines_are_not_chosen_by_what_is_not_understood(
+    command_line: CommandLine, job_name: str, option: str, text: str
+) -> None:
+    refused = command_line.run("logs", job_name, option, text)
+    assert refused.code == 2
+    assert f'{option}: got "{text}"; expected' in refused.err
 
 
 def test_run_in_json_prints_the_result_alone(command_line: CommandLine, job_name: str) -> None:
@@ -182,7 +207,9 @@ def test_logs_follow_until_the_job_ends(command_line: CommandLine, jobs: SyncCli
         following.kill()
         following.wait()
     tail = command_line.run("logs", job_name, "--tail", "1", "-o", "json")
-    assert json.loads(tail.out) == {"node": 0, "incarnation": 1, "text": "finishing"}
+    line = json.loads(tail.out)
+    assert line.pop("time")
+    assert line == {"node": 0, "incarnation": 1, "text": "finishing"}
 
 
 @pytest.mark.long("commands")

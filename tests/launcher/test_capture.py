@@ -23,7 +23,7 @@ def test_a_full_log_is_rotated_and_four_old_ones_are_kept(tmp_path: Path) -> Non
     for number in range(100):
         log.write(f"line {number:04}\n".encode())
     kept = ["output.log", *(f"output.log.{number}" for number in range(1, 5))]
-    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    assert sorted(path.name for path in tmp_path.glob("output.log*")) == kept
     lines = "".join((tmp_path / name).read_text() for name in reversed(kept)).splitlines()
     assert lines == [f"line {number:04}" for number in range(100 - len(lines), 100)]
     assert all((tmp_path / name).stat().st_size <= 100 for name in kept)

@@ -116,7 +116,7 @@ from workflows.messages.joining import (
     TicketRef,
     TicketRequest,
 )
-from workflows.messages.logs import LogChunk, LogPosition, ReadLog
+from workflows.messages.logs import LineTime, LogChunk, LogPosition, ReadLog
 from workflows.messages.store import (
     StoreAction,
     StoreAnswer,
@@ -190,6 +190,7 @@ __all__ = [
     "LeaseRequest",
     "LeaseTaken",
     "LeaseView",
+    "LineTime",
     "LogChunk",
     "LogPosition",
     "LossCause",

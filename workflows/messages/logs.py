@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workflows.messages.base import Message
+from workflows.messages.base import Message, Time
 from workflows.messages.identity import NodeId
 
 
@@ -23,12 +23,24 @@ class ReadLog(NodeId):
     """The position at which to begin; None for the beginning, or as `lines` says."""
     lines: int | None = None
     """Without a position: begin this many lines before the end."""
+    since: Time | None = None
+    """Without a position: begin with what was printed then, by the node's clock; what `lines` leaves out stays out."""
+
+
+class LineTime(Message):
+    """Says when lines were printed, up to the line of the next one."""
+
+    line: int
+    """The number in the piece of the first of them; 0 is the line in which the piece begins."""
+    at: Time
 
 
 class LogChunk(Message):
     """A piece of a log: at most 256 KiB of it."""
 
     text: str = ""
+    times: tuple[LineTime, ...] = ()
+    """When its lines were printed, as far as that is known; at most 1,000."""
     position: LogPosition | None = None
     """The position of the next piece; None where the log is empty."""
     at_end: bool = True

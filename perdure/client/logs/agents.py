@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from datetime import timedelta
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from temporalio.client import WorkflowFailureError
 
 from perdure.client.error_mapping import map_errors
+from perdure.client.logs.lines import Lines, PrintedLine
 from perdure.errors import LogsUnavailable, PerdureError
 from workflows.messages import LogChunk, LogPosition, NodeId, ReadLog
 from workflows.names import READ_NODE_LOG, log_workflow_id
@@ -34,23 +35,25 @@ class AgentLog:
         self._ask = ask
         self._node = node
         self._position: LogPosition | None = None
-        self._rest = ""
-        self._lines = LINES
+        self._lines = Lines()
+        self._tail: int | None = LINES
         """The number of last lines with which reading begins."""
+        self._since: datetime | None = None
         self.end: LogPosition | None = None
         """The end of the log in the agent's lease: only if it has moved, there is something to request."""
 
-    async def old_lines(self, tail: int | None) -> AsyncGenerator[str]:
+    async def old_lines(self, tail: int | None, since: datetime | None) -> AsyncGenerator[PrintedLine]:
         """Yields the last lines.
 
         Raises:
             LogsUnavailable: if the agent does not answer.
         """
-        self._lines = LINES if tail is None else tail
+        self._tail = LINES if tail is None and since is None else tail
+        self._since = since
         async for line in self._read():
             yield line
 
-    async def new_lines(self) -> AsyncGenerator[str]:
+    async def new_lines(self) -> AsyncGenerator[PrintedLine]:
         """Yields lines added since the last call, as far as the lease shows; nothing while the agent is silent."""
         if self.end is not None and self.end != self._position:
             try:
@@ -59,22 +62,21 @@ class AgentLog:
             except PerdureError:
                 return
 
-    def last_line(self) -> str:
-        """The text after the last line break."""
-        rest, self._rest = self._rest, ""
-        return rest
+    def last_line(self) -> Sequence[PrintedLine]:
+        """The text after the last line break, if there is any."""
+        return self._lines.rest()
 
     def close(self) -> None:
         """Does nothing: the log holds no resource."""
 
-    async def _read(self) -> AsyncGenerator[str]:
+    async def _read(self) -> AsyncGenerator[PrintedLine]:
         at_end = False
         while not at_end:
-            chunk = await self._ask(ReadLog(**dict(self._node), position=self._position, lines=self._lines))
+            request = ReadLog(**dict(self._node), position=self._position, lines=self._tail, since=self._since)
+            chunk = await self._ask(request)
             self._position, at_end = chunk.position, chunk.at_end
-            *whole, self._rest = (self._rest + chunk.text).split("\n")
-            for line in whole:
-                yield line.rstrip("\r")
+            for line in self._lines.add(chunk.text, ((one.line, one.at) for one in chunk.times)):
+                yield line
 
 
 async def ask_agent(client: Client, job_id: str, request: ReadLog) -> LogChunk:

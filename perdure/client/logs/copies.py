@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from datetime import datetime
 from typing import Any
 
+from perdure.client.logs.lines import PrintedLine
 from perdure.errors import LogsUnavailable
 
 
@@ -25,8 +27,8 @@ class CopiedLog:
         self._folder = folder
         self._node = f"{rank}.{incarnation}"
 
-    async def old_lines(self, tail: int | None) -> AsyncGenerator[str]:
-        """Yields the whole copy, or its last lines.
+    async def old_lines(self, tail: int | None, since: datetime | None) -> AsyncGenerator[PrintedLine]:
+        """Yields the whole copy, or its last lines. Copies have no times, so `since` leaves out nothing.
 
         Raises:
             LogsUnavailable: if it cannot be read.
@@ -45,16 +47,16 @@ class CopiedLog:
                 remedy="This machine needs the storage's client and credentials, as the nodes do.",
             ) from error
         for line in content.splitlines()[-tail if tail else 0 :] if tail != 0 else ():
-            yield line.decode(errors="replace")
+            yield PrintedLine(line.decode(errors="replace"), None)
 
-    async def new_lines(self) -> AsyncGenerator[str]:
+    async def new_lines(self) -> AsyncGenerator[PrintedLine]:
         """Yields nothing."""
         for line in ():
             yield line
 
-    def last_line(self) -> str:
+    def last_line(self) -> Sequence[PrintedLine]:
         """Empty: reading all lines includes the last one."""
-        return ""
+        return ()
 
     def close(self) -> None:
         """Does nothing: the log holds no resource."""

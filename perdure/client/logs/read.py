@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +19,8 @@ from activities.nodes.local.folders import NodeFolders
 from perdure.client.logs.agents import AgentLog, Ask, ask_agent
 from perdure.client.logs.copies import CopiedLog
 from perdure.client.logs.files import FileLog
+from perdure.client.logs.lines import PrintedLine
+from perdure.client.logs.order import merged
 from perdure.client.views import FINAL_PHASES, View
 from perdure.errors import ControlPlaneUnreachable, LogsUnavailable, PerdureError
 from perdure.state_folder import default_path
@@ -44,21 +46,24 @@ class LogLine(View):
     node: int
     incarnation: int
     text: str
+    time: datetime | None = None
+    """When it was printed, by the node's clock and to 20 ms; None where that is not known, as in copies at
+    `outputs.logs`."""
 
 
 class NodeLog(Protocol):
     """One incarnation's log, wherever it is kept."""
 
-    def old_lines(self, tail: int | None) -> AsyncGenerator[str]:
+    def old_lines(self, tail: int | None, since: datetime | None) -> AsyncGenerator[PrintedLine]:
         """Yields the existing lines; called once, and first."""
         ...
 
-    def new_lines(self) -> AsyncGenerator[str]:
+    def new_lines(self) -> AsyncGenerator[PrintedLine]:
         """Yields the lines added since the last call."""
         ...
 
-    def last_line(self) -> str:
-        """The text after the last line break."""
+    def last_line(self) -> Sequence[PrintedLine]:
+        """The text after the last line break, if there is any."""
         ...
 
     def close(self) -> None:
@@ -88,6 +93,7 @@ async def read_logs(
     incarnation: int | None,
     follow: bool,
     tail: int | None,
+    since: datetime | None,
 ) -> AsyncGenerator[LogLine]:
     """See `Client.logs`."""
     selection = Selection(nodes=None if nodes is None else frozenset(nodes), incarnation=incarnation)
@@ -95,13 +101,10 @@ async def read_logs(
     logs: dict[tuple[int, int], NodeLog] = {}
     try:
         status, found, problems = await find()
-        for (rank, number), log in found.items():
-            logs[rank, number] = log
-            try:
-                async for text in log.old_lines(tail):
-                    yield LogLine(node=rank, incarnation=number, text=text)
-            except LogsUnavailable as error:
-                problems.append(error)
+        logs.update(found)
+        old = [_lines_of(key, log.old_lines(tail, since), problems) for key, log in logs.items()]
+        async for line in merged(old):
+            yield line
         loop = asyncio.get_running_loop()
         ask_at = loop.time() + NODES_INTERVAL.total_seconds()
         open_ = follow and status.phase not in FINAL_PHASES
@@ -116,18 +119,28 @@ async def read_logs(
                         known = logs.setdefault(key, log)
                         if isinstance(known, AgentLog) and isinstance(log, AgentLog):
                             known.end = log.end
-            for (rank, number), log in list(logs.items()):
-                async for text in log.new_lines():
-                    yield LogLine(node=rank, incarnation=number, text=text)
-        for (rank, number), log in logs.items():
-            if text := log.last_line():
-                yield LogLine(node=rank, incarnation=number, text=text)
+            new = [_lines_of(key, log.new_lines(), []) for key, log in logs.items()]
+            async for line in merged(new):
+                yield line
+        for key, log in logs.items():
+            for text, time in log.last_line():
+                yield LogLine(node=key[0], incarnation=key[1], text=text, time=time)
         if problems and not follow:
             # After all readable logs: one silent agent must not hide the others.
             raise LogsUnavailable("; ".join(map(str, problems)), remedy=problems[0].remedy)
     finally:
         for log in logs.values():
             log.close()
+
+
+async def _lines_of(
+    key: tuple[int, int], lines: AsyncGenerator[PrintedLine], problems: list[LogsUnavailable]
+) -> AsyncGenerator[LogLine]:
+    try:
+        async for text, time in lines:
+            yield LogLine(node=key[0], incarnation=key[1], text=text, time=time)
+    except LogsUnavailable as error:
+        problems.append(error)
 
 
 class _Finder:
