@@ -82,6 +82,7 @@ def test_an_optimizer_is_saved_and_loaded_as_ever(tmp_path: Path) -> None:
     assert counted(script, tmp_path) == 2
 
 
+@pytest.mark.long("frameworks")
 def test_hooks_that_have_nothing_more_to_do_leave_the_users_own_alone(tmp_path: Path) -> None:
     script = (
         "from torch.optim.optimizer import register_optimizer_step_post_hook\nfrom perdure_training import report\n"
@@ -97,6 +98,7 @@ def test_hooks_that_have_nothing_more_to_do_leave_the_users_own_alone(tmp_path: 
     assert (progress.reported, progress.step) == (True, 5)
 
 
+@pytest.mark.long("frameworks")
 def test_processes_that_are_no_ranks_of_ours_are_left_alone(tmp_path: Path) -> None:
     assert counted("optimizer().step()", tmp_path, TORCHELASTIC_RUN_ID="nested") is None
 

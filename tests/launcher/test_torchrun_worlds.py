@@ -234,6 +234,7 @@ async def test_a_lost_plugin_is_explained() -> None:
         assert "PYTHONPATH was overwritten" in exited.body["log_tail"]
 
 
+@pytest.mark.long("launchers")
 async def test_leaving_while_waiting_for_a_world_is_prompt() -> None:
     node = Node([*TORCHRUN, "train.py"], nodes="2", termination_grace_s=60)
     async with running(node):

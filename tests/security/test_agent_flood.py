@@ -107,7 +107,8 @@ def largest(agent: RunningAgent) -> int:
 @pytest.mark.parametrize(
     "kind",
     [
-        *("failures", "polls", "unfinished", "headers"),
+        *("failures", "unfinished"),
+        *(pytest.param(kind, marks=pytest.mark.long("commands")) for kind in ("polls", "headers")),
         *(pytest.param(kind, marks=pytest.mark.long("commands")) for kind in ("usage", "hello", "finished")),
         *(pytest.param(kind, marks=pytest.mark.long("commands")) for kind in ("malformed", "garbage")),
     ],

@@ -121,6 +121,7 @@ async def test_a_missing_secret_fails_the_job_once_with_the_remedy(site: Site) -
     assert "perdure secret set there-is/none" in result.reason
 
 
+@pytest.mark.long("joining")
 async def test_a_machine_that_joins_uses_its_own_secret(
     site: Site, line: CommandLine, tmp_path: Path, value: str, job_name: str
 ) -> None:

@@ -44,6 +44,7 @@ def connects_to(process: Process, port: int) -> bool:
     return False
 
 
+@pytest.mark.long("joining")
 async def test_a_machine_with_a_ticket_trains_and_survives_a_kill_of_the_gateway(
     site: Site, here: Machines, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ async def test_an_agent_killed_comes_back_unnoticed(site: Site):
     assert {node.incarnation for node in await site.client.nodes(job.name)} == {1}
 
 
+@pytest.mark.long("survival")
 async def test_a_whole_node_killed_is_replaced(site: Site):
     job = await site.submit()
     await job.running(nodes=2)
