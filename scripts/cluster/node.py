@@ -113,7 +113,8 @@ class Node:
             "enforceNodeAllocatable": [],
             "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
             "imageGCHighThresholdPercent": 100,
-            "localStorageCapacityIsolation": False,
+            # Evicts pods that exceed the limits of their volumes.
+            "localStorageCapacityIsolation": True,
             "makeIPTablesUtilChains": False,
             "podLogsDir": str(self._folder / "pod-logs"),
             "volumePluginDir": str(self._folder / "volume-plugins"),

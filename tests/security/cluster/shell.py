@@ -20,7 +20,7 @@ SERVICE = "/temporal.api.workflowservice.v1.WorkflowService/"
 
 
 def main() -> None:
-    api_server, authority = sys.argv[1], Path(sys.argv[2]).read_bytes()
+    api_server, authority, kubelets = sys.argv[1], Path(sys.argv[2]).read_bytes(), sys.argv[3:]
     gateway = sorted(remote for remote in connections() if remote.split(":")[0] == api_server)
     print(
         json.dumps(
@@ -33,7 +33,8 @@ def main() -> None:
                 "others' processes": sorted(others()),
                 "gateway": {address: [speaks(address), *calls(address, authority)] for address in gateway},
                 "metadata": dials(METADATA),
-                "api server": asks_api_server(api_server),
+                "api server": asks(f"https://{api_server}/api/v1/namespaces"),
+                "kubelets": [asks(f"https://{kubelet}:10250/pods") for kubelet in kubelets],
             }
         ),
         flush=True,
@@ -109,14 +110,14 @@ def dials(address: tuple[str, int]) -> str:
     return "connected"
 
 
-def asks_api_server(host: str) -> int | str:
+def asks(url: str) -> int | str:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     import urllib.error
     import urllib.request
 
     try:
-        with urllib.request.urlopen(f"https://{host}/api/v1/namespaces", context=context, timeout=5) as answer:
+        with urllib.request.urlopen(url, context=context, timeout=5) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code

@@ -19,20 +19,25 @@ from perdure.client.client import Client
 from perdure.client.connection import Endpoint
 from perdure.credentials.names import AUDIENCE, GRANT_HEADER, TOKEN_HEADER
 from perdure.encryption.keys import KEYS_FILE_VARIABLE, create_keys
+from scripts.cluster.certificates import Certificates
 from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
 from scripts.cluster.images import BARE_IMAGE
-from scripts.cluster.machine import API_ADDRESS
+from scripts.cluster.machine import API_ADDRESS, node_address
 from tests.kubernetes.chart import Release, gateway_front, gateways
 from tests.kubernetes.conftest import results
 from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace
+from tests.support.command_line import PERDURE
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
+from tests.system.joined import machines
 from tests.system.site import SCRIPT, Job
 from workflows.messages import JobPhase
 
 __all__ = ["results"]
 
 TASK_QUEUE = "gateway"
+NO_TEMPORAL = {"TEMPORAL_ADDRESS": "", "TEMPORAL_NAMESPACE": "", "PERDURE_TASK_QUEUE": ""}
+KUBELETS = " ".join(map(node_address, range(2)))
 SHELL = Path(__file__).with_name("shell.py")
 
 
@@ -77,9 +82,27 @@ class Installed:
         }
 
 
+class SiteCertificate:
+    """A certificate of the site's own authority, as cert-manager would make it."""
+
+    name = "gateway.example.org"
+
+    def __init__(self, folder: Path) -> None:
+        certificates = Certificates(folder)
+        certificates.create()
+        self.authority = certificates.authority
+        self._files = certificates.issue("gateway", user=self.name, hosts=[f"DNS:{self.name}"])
+
+    def secret(self, name: str) -> dict[str, Any]:
+        certificate, key = self._files
+        entries = {"tls.crt": certificate, "tls.key": key, "ca.crt": self.authority}
+        content = {entry: path.read_text() for entry, path in entries.items()}
+        return {"metadata": {"name": name}, "type": "kubernetes.io/tls", "stringData": content}
+
+
 @asynccontextmanager
 async def installed(
-    cluster: TestCluster, helm: Path, job: PodJob, *, keys: Path | None = None
+    cluster: TestCluster, helm: Path, job: PodJob, *, keys: Path | None = None, site: SiteCertificate | None = None
 ) -> AsyncIterator[Installed]:
     """The chart as it is, but for the addresses: the cluster has no name server.
 
@@ -88,18 +111,26 @@ async def installed(
         helm: the program.
         job: whose namespace may run jobs.
         keys: a file of payload keys.
+        site: the certificate that machines outside the cluster are shown.
     """
     repository, _, tag = cluster.agent_image.rpartition(":")
-    async with job_in_a_namespace(cluster) as site, dev_server(options=("--ip", "0.0.0.0")) as server:
+    async with job_in_a_namespace(cluster) as own, dev_server(options=("--ip", "0.0.0.0")) as server:
         client = Client(endpoint=Endpoint(address=server.address, task_queue=TASK_QUEUE), namespace=job.namespace)
-        release = Installed(client, job.api, site.namespace)
+        release = Installed(client, job.api, own.namespace)
         async with (
-            gateway_front(job.api, site.namespace) as address,
-            Release(helm, cluster.kubeconfig, site.namespace) as chart,
+            gateway_front(job.api, own.namespace) as address,
+            Release(helm, cluster.kubeconfig, own.namespace) as chart,
         ):
             if keys:
                 secret = {"metadata": {"name": "payload-keys"}, "stringData": {"keys.json": keys.read_text()}}
-                await job.api.create(f"/api/v1/namespaces/{site.namespace}/secrets", secret)
+                await job.api.create(f"/api/v1/namespaces/{own.namespace}/secrets", secret)
+            outside: dict[str, Any] = {}
+            if site:
+                await job.api.create(f"/api/v1/namespaces/{own.namespace}/secrets", site.secret("site-tls"))
+                outside = {
+                    "outsideAddress": address,
+                    "tls": {"secret": "site-tls", "serverName": site.name},
+                }
             small = {"resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}
             await chart.apply(
                 {
@@ -109,7 +140,7 @@ async def installed(
                         "taskQueue": TASK_QUEUE,
                         "payloadKeysSecret": "payload-keys" if keys else "",
                     },
-                    "gateway": {"address": address, **small},
+                    "gateway": {"address": address, **outside, **small},
                     "jobNamespaces": [job.namespace],
                     "sitePolicy": yaml.safe_load(SITE_POLICY),
                     **small,
@@ -169,7 +200,7 @@ async def test_a_shell_in_a_training_container_finds_nothing(
         client = release.client
         authority = results / "authority.pem"
         authority.write_bytes(await release.authority())
-        command = ["sh", "-c", f"python {SHELL} {API_ADDRESS} {authority}; exec sleep 600"]
+        command = ["sh", "-c", f"python {SHELL} {API_ADDRESS} {authority} {KUBELETS}; exec sleep 600"]
         spec = job_of(job.namespace, command, SHELL.parent, results, rendezvous="env", nproc_per_node=1)
         await client.submit(spec)
         found: dict[str, Any] = {}
@@ -188,8 +219,9 @@ async def test_a_shell_in_a_training_container_finds_nothing(
         "agents' files": [],
         "others' processes": [],
         "metadata": found["metadata"],
-        # The API server is reached here, since the cluster's network enforces no policies, without credentials.
+        # They are reached here, since the cluster's network enforces no policies, without credentials.
         "api server": 403,
+        "kubelets": [401, 401],
     }
     assert found["metadata"] != "connected"
     # The only server that the agent is connected to is the gateway, which does not know this caller.
@@ -208,32 +240,89 @@ def _containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
     return [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]
 
 
-async def test_a_token_of_another_pod_or_audience_is_refused(cluster: TestCluster, helm: Path, job: PodJob) -> None:
+@pytest.mark.long("joining")
+async def test_a_machine_outside_joins_by_the_sites_name_and_pods_by_the_gateways_own(
+    cluster: TestCluster, helm: Path, job: PodJob, tmp_path: Path
+) -> None:
+    """Of address, authority and name, the ticket's maker names none: the workers know what the chart's values say."""
+    site = SiteCertificate(tmp_path / "pki")
+    async with installed(cluster, helm, job, site=site) as release, machines(tmp_path, NO_TEMPORAL) as outside:
+        client = release.client
+        in_pods = job_of(job.namespace, ["true"], rendezvous="env", nproc_per_node=1)
+        await client.submit(in_pods)
+        joined = {"name": f"j-{secrets.token_hex(4)}", "namespace": job.namespace, "backend": "joined"}
+        await client.submit(joined | {"roles": {"worker": {"nodes": 1, "command": ["true"]}}})
+        temporal = {"TEMPORAL_ADDRESS": client.endpoint.address, "PERDURE_TASK_QUEUE": TASK_QUEUE}
+        made = outside.start(*PERDURE, "ticket", joined["name"], "-n", job.namespace, environment=temporal)
+        assert await made.leave() == 0, made.text
+        path = tmp_path / f"{joined['name']}.ticket"
+        ticket = json.loads(path.read_text())
+        assert (ticket["authority"], ticket["server_name"]) == (site.authority.read_text(), site.name)
+        node = outside.join(joined["name"], "a", "--ticket", str(path))
+        assert await node.leave() == 0, node.text
+        for name in (joined["name"], in_pods["name"]):
+            assert (await client.wait(name)).phase is JobPhase.SUCCEEDED
+
+
+async def test_a_token_of_another_pod_or_audience_or_of_one_that_is_gone_is_refused(
+    cluster: TestCluster, helm: Path, job: PodJob
+) -> None:
     """A neighbour in the namespace reads the grant in the manifest, and asks for tokens of the same service account."""
     async with installed(cluster, helm, job) as release:
         client = release.client
-        spec = job_of(job.namespace, ["sleep", "600"], rendezvous="env", nproc_per_node=1)
+        spec = job_of(job.namespace, ["sleep", "600"], nodes=2, rendezvous="env", nproc_per_node=1)
         await client.submit(spec)
-        pods = await eventually(job.pods)
+
+        async def both() -> list[dict[str, Any]]:
+            return pods if len(pods := await job.pods()) == 2 else []
+
+        pod, neighbour = await eventually(both)
         [config] = [
             json.loads(one["value"])
-            for container in _containers(pods[0])
+            for container in _containers(pod)
             for one in container.get("env", ())
             if one["name"] == "PERDURE_PREPARE_AGENT_CONFIG"
         ]
-        answers: list[tuple[str, str]] = []
-        for audience in ("https://kubernetes.default.svc", AUDIENCE):
-            request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
-            path = f"/api/v1/namespaces/{job.namespace}/serviceaccounts/default/token"
-            stolen = (await job.api.create(path, request | {"spec": {"audiences": [audience]}}))["status"]["token"]
-            headers = ((GRANT_HEADER, config["gateway"]["grant"]), (TOKEN_HEADER, f"Bearer {stolen}"))
-            answers.append(await describe(config, headers))
+
+        async def answer(token: str) -> tuple[str, str]:
+            return await describe(
+                config, ((GRANT_HEADER, config["gateway"]["grant"]), (TOKEN_HEADER, f"Bearer {token}"))
+            )
+
+        foreign, unbound = await token_for(job, "https://kubernetes.default.svc"), await token_for(job, AUDIENCE)
+        others, own, unused = [await token_for(job, AUDIENCE, bound_to=one) for one in (neighbour, pod, pod)]
+        refused = [await answer(token) for token in (foreign, unbound, others)]
+        # Otherwise the refusals would prove nothing.
+        assert await answer(own) == ("OK", "")
+        name = pod["metadata"]["name"]
+        await job.api.delete(f"{job.pods_path}/{name}", grace=0)
+
+        async def gone() -> bool:
+            return name not in {one["metadata"]["name"] for one in await job.pods()}
+
+        await eventually(gone)
+        refused.append(await answer(unused))
         await client.cancel(spec["name"])
         await client.wait(spec["name"])
-    (status, reason), (other_status, other_reason) = answers
-    assert status == other_status == "UNAUTHENTICATED"
-    assert "not valid" in reason
-    assert "not bound to a pod" in other_reason
+    assert {status for status, _ in refused} == {"UNAUTHENTICATED"}
+    reasons = ("not valid", "not bound to a pod", "different pods", "not valid")
+    assert [reason for (_, said), reason in zip(refused, reasons, strict=True) if reason not in said] == [], refused
+
+
+async def token_for(job: PodJob, audience: str, *, bound_to: dict[str, Any] | None = None) -> str:
+    """A token of the service account of the job's pods."""
+    spec: dict[str, Any] = {"audiences": [audience]}
+    if bound_to:
+        metadata = bound_to["metadata"]
+        spec["boundObjectRef"] = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        }
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+    path = f"/api/v1/namespaces/{job.namespace}/serviceaccounts/default/token"
+    return (await job.api.create(path, request))["status"]["token"]
 
 
 async def describe(config: dict[str, Any], headers: tuple[tuple[str, str], ...]) -> tuple[str, str]:

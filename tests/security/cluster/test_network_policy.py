@@ -1,0 +1,146 @@
+"""What the chart's network policies mean for the pods of jobs, where the network enforces them.
+
+The test cluster's network enforces none. So the rendered policies are evaluated here, as Kubernetes defines them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kubernetes.chart import rendered
+
+NAMED_PORTS = {"agents": 7433, "health": 8080, "metrics": 9464}
+"""Those of the chart's containers."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A pod, or an address outside of the cluster's pods."""
+
+    address: str
+    namespace: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+JOB = Peer("10.1.0.5", "nlp", {"perdure.dev/job": "llama", "perdure.dev/role": "worker"})
+SAME_NAMESPACE = Peer("10.1.0.6", "nlp", {"perdure.dev/job": "other"})
+NO_JOB = Peer("10.1.0.7", "nlp", {"app": "notebook"})
+OTHER_TENANT = Peer("10.1.0.8", "vision", {"perdure.dev/job": "llama"})
+GATEWAY = Peer(
+    "10.1.0.9",
+    "perdure",
+    {
+        "app.kubernetes.io/name": "perdure",
+        "app.kubernetes.io/instance": "perdure",
+        "app.kubernetes.io/component": "gateway",
+    },
+)
+WORKER = Peer("10.1.0.10", "perdure", {**GATEWAY.labels, "app.kubernetes.io/component": "worker"})
+FALSE_GATEWAY = Peer("10.1.0.11", "vision", GATEWAY.labels)
+TEMPORAL = Peer("10.1.0.12", "temporal", {"app.kubernetes.io/name": "temporal"})
+NAME_SERVER = Peer("10.1.0.13", "kube-system", {"k8s-app": "kube-dns"})
+
+
+@pytest.fixture
+async def policies(helm: Path) -> list[dict[str, Any]]:
+    """The policies of the chart's defaults, with one namespace of jobs."""
+    objects = await rendered(helm, jobNamespaces=["nlp"])
+    return [one for one in objects if one["kind"] == "NetworkPolicy"]
+
+
+DENIED = (
+    (TEMPORAL, 7233),
+    (WORKER, 9464),
+    (WORKER, 8080),
+    (GATEWAY, 8080),
+    (FALSE_GATEWAY, 7433),
+    (NO_JOB, 8888),
+    (OTHER_TENANT, 29500),
+    # The API server's Service, the API server itself, kubelets, the machines' metadata.
+    (Peer("10.96.0.1"), 443),
+    (Peer("172.20.0.1"), 6443),
+    (Peer("192.168.1.10"), 10250),
+    (Peer("100.64.3.1"), 10250),
+    (Peer("169.254.169.254"), 80),
+    (Peer("fd00:ec2::254"), 80),
+)
+ALLOWED = ((SAME_NAMESPACE, 29500), (GATEWAY, 7433), (NAME_SERVER, 53), (Peer("198.51.100.7"), 443))
+STRANGERS = (NO_JOB, OTHER_TENANT, TEMPORAL, Peer("198.51.100.7"))
+
+
+async def test_training_code_connects_to_its_peers_the_gateway_and_the_internet_only(
+    policies: list[dict[str, Any]],
+) -> None:
+    assert [one for one in DENIED if connects(policies, JOB, *one)] == []
+    assert [one for one in ALLOWED if not connects(policies, JOB, *one)] == []
+
+
+async def test_strangers_reach_neither_pods_of_jobs_nor_the_gateway(policies: list[dict[str, Any]]) -> None:
+    assert [one for one in STRANGERS if connects(policies, one, JOB, 29500)] == []
+    assert [one for one in STRANGERS if connects(policies, one, GATEWAY, 7433)] == []
+
+
+def connects(policies: list[dict[str, Any]], source: Peer, target: Peer, port: int) -> bool:
+    """Whether the policies on both sides allow a TCP connection."""
+    return _allowed(policies, "Egress", source, target, port) and _allowed(policies, "Ingress", target, source, port)
+
+
+def _allowed(policies: list[dict[str, Any]], direction: str, pod: Peer, other: Peer, port: int) -> bool:
+    rules, peers = direction.lower(), "to" if direction == "Egress" else "from"
+    specs = [
+        one["spec"]
+        for one in policies
+        if direction in one["spec"]["policyTypes"]
+        and one["metadata"].get("namespace", "perdure") == pod.namespace
+        and _selected(one["spec"]["podSelector"], pod.labels)
+    ]
+    return not specs or any(
+        _port_matches(rule.get("ports"), port)
+        and (peers not in rule or any(_peer_matches(one, pod.namespace, other) for one in rule[peers]))
+        for spec in specs
+        for rule in spec[rules]
+    )
+
+
+def _port_matches(ports: list[dict[str, Any]] | None, port: int) -> bool:
+    return ports is None or any(
+        NAMED_PORTS.get(str(one["port"]), one["port"]) == port and one.get("protocol", "TCP") == "TCP" for one in ports
+    )
+
+
+def _peer_matches(peer: dict[str, Any], own_namespace: str, other: Peer) -> bool:
+    if block := peer.get("ipBlock"):
+        address = ip_address(other.address)
+        return address in ip_network(block["cidr"]) and not any(
+            address in ip_network(one) for one in block.get("except", ())
+        )
+    if not other.namespace:
+        return False
+    if "namespaceSelector" in peer:
+        in_namespace = _selected(peer["namespaceSelector"], {"kubernetes.io/metadata.name": other.namespace})
+    else:
+        in_namespace = other.namespace == own_namespace
+    return in_namespace and _selected(peer.get("podSelector", {}), other.labels)
+
+
+def _selected(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    exact: Mapping[str, str] = selector.get("matchLabels") or {}
+    return all(labels.get(name) == value for name, value in exact.items()) and all(
+        _expression(one, labels) for one in selector.get("matchExpressions", ())
+    )
+
+
+def _expression(one: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    match one["operator"]:
+        case "Exists":
+            return one["key"] in labels
+        case "In":
+            return labels.get(one["key"]) in one["values"]
+        case other:
+            raise NotImplementedError(other)
