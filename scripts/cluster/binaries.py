@@ -27,6 +27,7 @@ ETCD = "3.6.5"
 CONTAINERD = "2.2.1"
 KWOK = "0.7.0"
 HELM = "3.19.0"
+TEMPORAL_SERVER = "1.31.2"
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure" / "kubernetes"
 
@@ -138,6 +139,15 @@ KUBECTL_SOURCE = Source(
     any_version=True,
 )
 """Used only to test the kustomizations."""
+
+TEMPORAL_SERVER_SOURCE = Source(
+    name="temporal-server",
+    module="go.temporal.io/server",
+    version=TEMPORAL_SERVER,
+    packages={"temporal-server": "cmd/server"},
+    takes="1 to 6 minutes",
+)
+"""Used only to test credentials, which the dev server cannot require. The version is the dev server's."""
 
 
 def ensure(report: Report, sources: tuple[Source, ...] = SOURCES) -> dict[str, Path]:

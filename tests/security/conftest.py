@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from scripts.browser import ensure_browser
+from scripts.cluster import binaries
 from scripts.cluster.binaries import BinariesMissing
 
 
@@ -19,6 +20,7 @@ def _report(line: str) -> None:
 
 _PROGRAMS: dict[str, Callable[[], Path]] = {
     "browser": lambda: ensure_browser(_report),
+    "temporal_program": lambda: binaries.ensure(_report, (binaries.TEMPORAL_SERVER_SOURCE,))["temporal-server"],
 }
 """Provides the programs, by the names of their fixtures."""
 
@@ -44,6 +46,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def browser(pytestconfig: pytest.Config) -> Path:
     """A real browser."""
     return _program("browser", pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def temporal_program(pytestconfig: pytest.Config) -> Path:
+    """Temporal's server, which can ask for credentials; the dev server cannot."""
+    return _program("temporal_program", pytestconfig)
 
 
 def _program(name: str, config: pytest.Config) -> Path:
