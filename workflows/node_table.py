@@ -325,7 +325,7 @@ class NodeTable:
                 TransitionKind.CHECKPOINT_RESTORED,
                 message.time,
                 generation=message.generation,
-                checkpoint=CheckpointFacts(step=message.step, source=message.source),
+                checkpoint=CheckpointFacts(**message.model_dump(include={"step", "source", "again", "distrusted"})),
             )
 
     def is_outdated(self, sender: NodeCredentials) -> bool:

@@ -51,6 +51,9 @@ _LONGEST_PAUSE = 30.0
 _REMEMBERED = 8
 """Checkpoints whose progress is remembered."""
 _READ_AT_ONCE = 1 << 22
+_NAMED = 8
+"""Distrusted steps that are reported."""
+
 _LESS_URGENT = 10
 """Nice value of threads that copy: training comes first."""
 
@@ -219,6 +222,8 @@ class Checkpoints:
             generation=int(request["generation"]),
             step=int(request["step"]),
             source=RestoreSource(str(request["source"]).upper()),
+            again=None if request.get("again") is None else max(int(request["again"]), 0),
+            distrusted=tuple(int(step) for step in request.get("distrusted") or ())[:_NAMED],
         )
         self._send(message)
         return {}

@@ -24,13 +24,15 @@ from rich.table import Table
 
 from examples.demo.faults import kill_rank
 from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, processes
-from examples.demo.steps import longest_gap, read_steps, stepping, steps_again
+from examples.demo.steps import Samples, longest_gap, made_between, read_samples, read_steps, stepping, steps_again
 from perdure.client.client import Client
 from perdure.errors import JobNotFound, PerdureError
 from perdure.spec.job import Backend
 from workflows.messages import IncidentView, JobPhase
 
 OUTAGE_SECONDS = 15.0
+REACTION_SECONDS = 180.0
+"""A new pod starts and imports torch before the job reacts to it: a minute and more on a machine that is busy."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ class Fault:
     lost: float
     """Seconds without a step."""
     again: int
-    """Steps that were made a second time."""
+    """Steps whose work was lost, so that they were made a second time."""
+    steps: tuple[int, int]
+    """The first and the last step that were made after it, before the next fault."""
     incidents: tuple[IncidentView, ...]
 
 
@@ -118,17 +122,27 @@ class Demo:
         )
         steps, until = read_steps(self.out), max(stepped, time.time() - 0.5)
         lost, again = longest_gap(steps, at, until), steps_again(steps, at, until)
-        self.faults.append(Fault(what=what, at=at, stepping_at=stepped, lost=lost, again=again, incidents=new))
+        self.faults.append(
+            Fault(
+                what=what,
+                at=at,
+                stepping_at=stepped,
+                lost=lost,
+                again=again,
+                steps=made_between(steps, at, until),
+                incidents=new,
+            )
+        )
         self.say(f"  {world_size} ranks step again, {stepped - at:.1f} s after it: {new[-1].title}")
 
     async def _incident_after(self, client: Client, before: set[int]) -> IncidentView:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + REACTION_SECONDS
         while time.monotonic() < deadline:
             for incident in await client.incidents(NAME):
                 if incident.number not in before and incident.decided_at is not None:
                     return incident
             await asyncio.sleep(0.1)
-        raise TimeoutError("the job did not react within 60 s")
+        raise TimeoutError(f"the job did not react within {REACTION_SECONDS:.0f} s")
 
     async def _tell_why(self, client: Client, error: TimeoutError) -> None:
         """Prints what the demo waited for, the job's state, and a remedy."""
@@ -177,19 +191,22 @@ class Demo:
                 stepping_at=at,
                 lost=longest_gap(steps, at, until),
                 again=steps_again(steps, at, until),
+                steps=made_between(steps, at, until),
                 incidents=tuple(one for one in after if one.number not in before and one.observation is None),
             )
         )
 
-    def table(self) -> Table:
+    def table(self, samples: Samples) -> Table:
         table = Table(title="Injected faults and what they cost", title_justify="left", show_lines=True)
-        for column in ("fault", "noticed after", "done", "because", "longest pause", "steps again"):
+        costs = ("longest pause", "steps lost", "samples repeated")
+        for column in ("fault", "noticed after", "done", "because", *costs):
             table.add_column(column, overflow="fold")
         for fault in self.faults:
+            cost = (f"{fault.lost:.1f} s", str(fault.again), str(samples.repeated(*fault.steps)))
             if not fault.incidents:
                 table.add_row(
                     *(fault.what, "-", "nothing: training needs neither", "unknown is not failed"),
-                    *(f"{fault.lost:.1f} s", str(fault.again)),
+                    *cost,
                 )
                 continue
             first = fault.incidents[0]
@@ -198,8 +215,7 @@ class Demo:
                 f"{max(first.noticed_at.timestamp() - fault.at, 0):.2f} s",
                 "\n".join(incident.action for incident in fault.incidents),
                 "\n".join(f"{incident.rule}" for incident in fault.incidents),
-                f"{fault.lost:.1f} s",
-                str(fault.again),
+                *cost,
             )
         return table
 
@@ -252,8 +268,13 @@ async def main() -> int:
             say("the same training once more, without faults")
             alone = await train_alone(folder / "alone", options.steps)
             interrupted = final_loss(demo.out)
-            console.print(demo.table())
+            samples, expected = read_samples(demo.out), read_samples(folder / "alone").distinct
+            console.print(demo.table(samples))
             console.print(f"Final loss: {interrupted:.4f} with faults, {alone:.4f} without.")
+            console.print(
+                f"Samples: {len(samples.distinct & expected):,} of {len(expected):,} that it should read, "
+                f"{samples.repeated(0, options.steps):,} of them twice."
+            )
             console.print("Now on your own script: perdure run --nodes 2:3 -- torchrun train.py", style="bold")
             return 0 if phase is JobPhase.SUCCEEDED else 1
     finally:

@@ -29,6 +29,44 @@ def read_steps(folder: Path) -> list[Step]:
     return [Step(float(row[0]), int(row[1]), float(row[2]), int(row[3])) for row in rows if len(row) == 4]
 
 
+@dataclass(frozen=True)
+class Samples:
+    """What the model was trained on: of a step that was made more than once, the last attempt counts."""
+
+    of_steps: dict[int, tuple[int, ...]]
+    """The samples of each step, over all ranks."""
+
+    def repeated(self, first: int, last: int) -> int:
+        """Counts the samples of these steps that the model had been trained on before."""
+        seen = {sample for step, samples in self.of_steps.items() if step < first for sample in samples}
+        count = 0
+        for step in range(first, last + 1):
+            for sample in self.of_steps.get(step, ()):
+                count += sample in seen
+                seen.add(sample)
+        return count
+
+    @property
+    def distinct(self) -> set[int]:
+        return {sample for samples in self.of_steps.values() for sample in samples}
+
+
+def read_samples(folder: Path) -> Samples:
+    """Reads what the ranks wrote down of the samples that they read, as far as lines are complete."""
+    found: dict[int, tuple[int, list[int]]] = {}
+    for path in sorted(folder.glob("samples-*.csv")):
+        for line in path.read_text().splitlines(keepends=True):
+            if not line.endswith("\n"):
+                continue
+            generation, step, numbers = line.split(",")
+            known = found.setdefault(int(step), (int(generation), []))
+            if int(generation) > known[0]:
+                known = found[int(step)] = (int(generation), [])
+            if int(generation) == known[0]:
+                known[1].extend(map(int, numbers.split()))
+    return Samples({step: tuple(samples) for step, (_, samples) in found.items()})
+
+
 def longest_gap(steps: list[Step], start: float, end: float) -> float:
     """Returns the longest pause between two steps of an interval, in seconds."""
     times = [start, *(step.time for step in steps if start <= step.time <= end), end]
@@ -43,6 +81,12 @@ def steps_again(steps: list[Step], start: float, end: float) -> int:
             again += step.number in made
             made.add(step.number)
     return again
+
+
+def made_between(steps: list[Step], start: float, end: float) -> tuple[int, int]:
+    """Returns the lowest and the highest step of an interval; (1, 0) if there is none."""
+    numbers = [step.number for step in steps if start < step.time <= end]
+    return (min(numbers), max(numbers)) if numbers else (1, 0)
 
 
 async def stepping(folder: Path, *, since: float, world_size: int, count: int = 5, within: float = 120.0) -> float:

@@ -1,8 +1,9 @@
 """Trains a small character model on the sources of Python's standard library, with torchrun.
 
 Every step is kept in memory by Perdure's library, which does nothing without Perdure; every tenth step is on disk. The
-global batch of a step depends on the step's number only and is split over the ranks, so an interrupted run takes
-the same path as an uninterrupted one, regardless of the size of its worlds.
+order of the samples is the same in every run, and the ranks share the batch of each step, so an interrupted run takes
+the same path as an uninterrupted one, regardless of the size of its worlds. Each rank writes down the samples that it
+reads, so that the demo can count those that were read twice.
 
     torchrun --nproc-per-node 2 train.py --steps 300
 """
@@ -13,6 +14,8 @@ import argparse
 import os
 import sysconfig
 import time
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -22,9 +25,13 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from perdure_training.checkpoint import Checkpointer
+from perdure_training.shards import ElasticSampler
 
 CONTEXT = 64
 BATCH = 24
+"""Samples of a step, over all ranks: worlds of 1, 2, 3 and 4 ranks can share them."""
+EVALUATED = 20 * BATCH
+"""Samples on which the final loss is measured."""
 SAVE_EVERY = 10
 
 
@@ -48,11 +55,10 @@ def corpus() -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-def batch(data: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """Returns the global batch of a step, which is the same in every run."""
-    random = torch.Generator().manual_seed(step)
-    starts = torch.randint(len(data) - CONTEXT - 1, (BATCH,), generator=random)
-    windows = torch.stack([data[start : start + CONTEXT + 1] for start in starts.tolist()]).long()
+def batch(data: Tensor, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Returns the text of samples, and the bytes that follow each of theirs. Samples do not overlap."""
+    starts = [sample * (CONTEXT + 1) for sample in samples]
+    windows = torch.stack([data[start : start + CONTEXT + 1] for start in starts]).long()
     return windows[:, :-1], windows[:, 1:]
 
 
@@ -65,14 +71,18 @@ def main() -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    generation = os.environ.get("PERDURE_GENERATION", "0")
 
     data = corpus()
     model = CharacterModel()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     options.out.mkdir(parents=True, exist_ok=True)
     checkpoint = options.out / "checkpoint.pt"
+    # The last samples are for the evaluation.
+    trained_on = len(data) // (CONTEXT + 1) - EVALUATED
+    sampler = ElasticSampler(trained_on)
     checkpointer = Checkpointer(every=1, replicated=True)
-    trained = {"model": model, "optimizer": optimizer}
+    trained = {"model": model, "optimizer": optimizer, "sampler": sampler}
     step = checkpointer.restore(trained)
     if step is None:
         step = 0
@@ -80,18 +90,25 @@ def main() -> None:
             state = torch.load(checkpoint, weights_only=True)
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
+            sampler.load_state_dict(state["sampler"])
             step = state["step"]
     parallel = DistributedDataParallel(model)
-    with (options.out / "steps.csv").open("a", buffering=1) as log:
+    order, share = iter(sampler), BATCH // world_size
+    with (
+        (options.out / "steps.csv").open("a", buffering=1) as log,
+        (options.out / f"samples-{rank}.csv").open("a", buffering=1) as read,
+    ):
         while step < options.steps:
-            text, following = (part[rank::world_size] for part in batch(data, step))
-            loss = cross_entropy(parallel(text).flatten(0, 1), following.flatten(), reduction="sum")
-            # DDP averages over ranks, whose shares may differ by one window.
-            loss = loss * world_size / (BATCH * CONTEXT)
+            samples = list(islice(order, share))
+            text, following = batch(data, samples)
+            loss = cross_entropy(parallel(text).flatten(0, 1), following.flatten())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            sampler.advance(share)
             step += 1
+            # Before the step is saved: a step that counts has its samples written down.
+            read.write(f"{generation},{step},{' '.join(map(str, samples))}\n")
             checkpointer.save(step, trained)
             if rank == 0:
                 log.write(f"{time.time():.3f},{step},{loss.item():.5f},{world_size}\n")
@@ -99,14 +116,16 @@ def main() -> None:
                     print(f"step {step}/{options.steps} loss {loss.item():.4f} on {world_size} ranks", flush=True)
             if rank == 0 and (step % SAVE_EVERY == 0 or step == options.steps):
                 partial = checkpoint.with_suffix(".partial")
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, partial)
+                saved = {name: value.state_dict() for name, value in trained.items()}
+                torch.save(saved | {"step": step}, partial)
                 os.replace(partial, checkpoint)
     if rank == 0:
         # Evaluate on fixed batches, so that the loss can be compared between runs.
         with torch.no_grad():
+            held_back = range(trained_on, trained_on + EVALUATED)
             losses = [
                 cross_entropy(model(text).flatten(0, 1), following.flatten())
-                for text, following in (batch(data, 1_000_000 + number) for number in range(20))
+                for text, following in (batch(data, held_back[at : at + BATCH]) for at in range(0, EVALUATED, BATCH))
             ]
         (options.out / "final_loss").write_text(f"{torch.stack(losses).mean().item():.4f}\n")
     dist.barrier()

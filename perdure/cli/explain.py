@@ -30,6 +30,7 @@ def explanation(incident: IncidentView, *, job: str, flag: str) -> Text:
         ("NOT", [f"{option.option}: {option.why_not}" for option in incident.considered]),
         ("WAIT", [incident.waited_for]),
         ("TOOK", [_course(incident)]),
+        ("STEP", [_restore(incident)]),
         ("YOU", [_advice(incident, job=job, flag=flag)]),
     ):
         for index, word in enumerate(filter(None, words)):
@@ -127,6 +128,13 @@ def _course(incident: IncidentView) -> str:
     elif incident.running_at and not incident.stepping_at and incident.generation_after:
         parts.append("its ranks run, and no step was seen yet")
     return ", ".join(parts) + _starts(incident)
+
+
+def _restore(incident: IncidentView) -> str:
+    """Names the step with which the new world continued, where a checkpointer reported it."""
+    if incident.restored_step is None:
+        return ""
+    return f"continued {text.restored(incident.restored_step, incident.restored_from, incident.steps_again)}"
 
 
 def _starts(incident: IncidentView) -> str:

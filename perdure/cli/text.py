@@ -126,9 +126,16 @@ def checkpoint(view: CheckpointView) -> str:
     elif view.url:
         parts.append("no durable checkpoint of this run yet")
     if view.restored_step is not None:
-        place = "storage" if view.restored_from == "STORAGE" else "memory"
-        parts.append(f"generation {view.restored_generation} continued from step {view.restored_step:,} in {place}")
+        continued = restored(view.restored_step, view.restored_from, view.restored_again)
+        parts.append(f"generation {view.restored_generation} continued {continued}")
     return "; ".join(parts)
+
+
+def restored(step: int, source: str | None, again: int | None) -> str:
+    """`from step 48,000 in memory, with 1 step made again`."""
+    place = {"STORAGE": "in storage", "PEER": "in the memory of another node"}.get(source or "", "in memory")
+    lost = f", with {count(again, 'step')} made again" if again else ", with no step made again" if again == 0 else ""
+    return f"from step {step:,} {place}{lost}"
 
 
 def count(number: int, noun: str) -> str:

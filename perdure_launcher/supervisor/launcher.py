@@ -300,8 +300,9 @@ def write_exit_file(run_directory: Path, leaving: Leaving) -> None:
 
 
 def _memory_folder() -> MemoryFolder | None:
+    node = os.environ.get("PERDURE_NODE", "").rpartition("/")[0]
     try:
-        return MemoryFolder()
+        return MemoryFolder(node=node)
     except OSError as error:
         logger.warning("ranks can keep no snapshots in memory: %s", error)
         return None

@@ -1,7 +1,8 @@
 """The node's folder in memory, in which ranks keep snapshots of their state across restarts.
 
 It belongs to the launcher: ranks end with their generation. A launcher that is killed leaves its folder behind,
-unlocked; the next launcher of the same user on the machine deletes it.
+unlocked. The next launcher of the same user on the machine takes it over if it is of the same node of the same job, and
+deletes it otherwise.
 """
 
 from __future__ import annotations
@@ -20,21 +21,31 @@ ROOT = Path("/dev/shm")
 """Linux's tmpfs for shared memory. In a pod it has 64 MiB, or `resources.shm`."""
 _PREFIX = "perdure-memory-"
 _LOCK = "owner"
+"""File that the launcher has locked, with the node's name."""
+_LONGEST_NODE = 1024
 
 
 class MemoryFolder:
     """A folder that exists for as long as this object's process holds its lock."""
 
-    def __init__(self, root: Path = ROOT) -> None:
-        """Creates the folder, and deletes those of launchers that have ended.
+    def __init__(self, root: Path = ROOT, *, node: str = "") -> None:
+        """Takes over the folder that the node's last launcher left, or creates one; deletes those that other launchers
+        left.
+
+        Args:
+            root: The folder in memory for all launchers.
+            node: The job's UID with the node's role and rank; empty to take over none.
 
         Raises:
             OSError: if the root does not exist or cannot be written.
         """
-        delete_abandoned(root)
+        if (found := sort_abandoned(root, node=node)) is not None:
+            self.path, self._lock = found
+            return
         # It gets its name when it is locked: other launchers delete unlocked folders.
         made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=root))
         self._lock = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.write(self._lock, node.encode())
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = made.with_name(made.name.removeprefix("."))
         made.rename(self.path)
@@ -46,8 +57,13 @@ class MemoryFolder:
             os.close(self._lock)
 
 
-def delete_abandoned(root: Path) -> None:
-    """Deletes the folders of this user's launchers that were killed."""
+def sort_abandoned(root: Path, *, node: str = "") -> tuple[Path, int] | None:
+    """Deletes the folders of this user's launchers that were killed, except for one of this node.
+
+    Returns:
+        The one of this node with its lock, which is held.
+    """
+    kept: tuple[Path, int] | None = None
     for folder in root.glob(f"{_PREFIX}*"):
         try:
             if folder.lstat().st_uid != os.geteuid():
@@ -58,9 +74,13 @@ def delete_abandoned(root: Path) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            continue
-        else:
-            logger.info("deletes %s, whose launcher has ended", folder)
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
             os.close(lock)
+            continue
+        if kept is None and node and os.pread(lock, _LONGEST_NODE, 0) == node.encode():
+            logger.info("takes over %s, whose launcher was killed", folder)
+            kept = folder, lock
+            continue
+        logger.info("deletes %s, whose launcher has ended", folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+    return kept

@@ -15,6 +15,7 @@ checkpoint on disk: memory is lost with the last node.
 """
 
 from perdure_training.checkpoint.checkpointer import Checkpointer
+from perdure_training.checkpoint.dcp import MemoryReader, MemoryWriter, dcp_writer
 from perdure_training.checkpoint.generators import Generators
 
-__all__ = ["Checkpointer", "Generators"]
+__all__ = ["Checkpointer", "Generators", "MemoryReader", "MemoryWriter", "dcp_writer"]

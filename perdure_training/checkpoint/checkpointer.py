@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import logging
@@ -22,12 +21,14 @@ from perdure_training.checkpoint.generators import Generators
 from perdure_training.checkpoint.optimizers import prepare_optimizer
 from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.slots import Slots
-from perdure_training.checkpoint.staging import Layout, meshes_of, read_state
+from perdure_training.checkpoint.staging import Layout, meshes_of
 from perdure_training.checkpoint.transfer import exchange
+from perdure_training.checkpoint.values import capture, load_snapshot, put_into
 from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, own_identity
 from perdure_training.snapshots.agreement import Decision, Holding, decide
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot, checksum, is_intact
 from perdure_training.snapshots.copies import yield_to_training
+from perdure_training.snapshots.made_steps import MadeSteps, newest_made
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Checkpointer:
         replicated: bool = False,
         copies: int | None = None,
         name: str = "state",
+        storage: bool = True,
     ) -> None:
         """Creates a checkpointer; every rank creates it with the same arguments.
 
@@ -66,6 +68,7 @@ class Checkpointer:
             copies: The number of other nodes that keep a copy of each snapshot in their memory. By default one; none if
                 the state is replicated.
             name: Distinguishes several states of one script: letters, digits, ".", "_", "-".
+            storage: Whether steps are copied to the job's storage, if it has one, and restored from there.
 
         Raises:
             ValueError: if an argument is out of range.
@@ -80,6 +83,7 @@ class Checkpointer:
         self._own = own_identity()
         self._world: _World | None = None
         self._name = name
+        self._storage = storage
         self._restored = False
 
     def restore(self, state: MutableMapping[str, Any]) -> int | None:
@@ -109,7 +113,7 @@ class Checkpointer:
         decision = agreed.decision
         if world.own.rank == 0 and decision.reason:
             logger.warning("perdure: %s", decision.reason)
-        world.begin_durable(state, required=decision.step is None)
+        world.begin_durable(state, stored=self._storage, required=decision.step is None)
         if decision.step is None:
             world.slots.begin_anew()
             return world.restore_from_storage(state)
@@ -119,11 +123,11 @@ class Checkpointer:
             world.arena.count_restore(slot)
         if decision.sources:
             exchange(decision.sources, sent=agreed.sent(world.own.rank), own=world.own, room=agreed.room)
-        _load(agreed.room or agreed.snapshots[world.own.rank], state)
+        load_snapshot(agreed.room or agreed.snapshots[world.own.rank], state)
         world.slots.adopt(decision.step)
         world.leave_others()
         world.copy_loaded()
-        world.begin_training(decision.step, source="memory")
+        world.begin_training(decision.step, source="peer" if decision.sources else "memory")
         return decision.step
 
     def save(self, step: int, state: Mapping[str, Any], *, durable: bool = False) -> bool:
@@ -144,10 +148,13 @@ class Checkpointer:
         if not self._restored:
             raise RuntimeError("Checkpointer.save: call restore(state) first, on every rank, before the first step")
         world = self._world
-        if world is None or not (durable or self._cadence.is_due(step, agreed=world.cadence_agreed)):
+        if world is None:
+            return False
+        world.made.write(step)
+        if not (durable or self._cadence.is_due(step, agreed=world.cadence_agreed)):
             return False
         with self._cadence.measure(step) as measured:
-            saved = world.save(step, lambda: Layout(_captured(state)), replicated=self._replicated, durable=durable)
+            saved = world.save(step, lambda: Layout(capture(state)), replicated=self._replicated, durable=durable)
         world.announce(step, every=self._cadence.every(agreed=world.cadence_agreed))
         if saved and world.own.rank == 0 and measured.every is not None:
             world.agree_on_cadence(measured.every)
@@ -222,13 +229,19 @@ class _World:
         self._full = False
         self._saved_any = False
         self._agreed: int | None = None
+        self._made_before: int | None = None
+        """As rank 0: the newest step that the last world has made."""
+        self._distrusted: tuple[int, ...] = ()
+        self._last_made = newest_made(self.arena.folder) if own.local_rank == 0 else None
+        self.made = MadeSteps(self.arena.folder, own.rank, generation=own.generation)
         threading.Thread(target=self._finish_snapshots, name="perdure-snapshots", daemon=True).start()
 
-    def begin_durable(self, state: Mapping[str, Any], *, required: bool) -> None:
+    def begin_durable(self, state: Mapping[str, Any], *, stored: bool, required: bool) -> None:
         """Finds out whether the job stores checkpoints, and when.
 
         Args:
             state: What is saved.
+            stored: Whether it may be stored.
             required: Nothing is in memory: to begin anew because the agent is away would cost the whole training.
 
         Raises:
@@ -237,9 +250,10 @@ class _World:
         self._durable = connect_storage(
             self.own,
             self._name,
-            meshes=lambda: meshes_of(_captured(state)),
+            meshes=lambda: meshes_of(capture(state)),
             each_rank=frozenset(name for name, value in state.items() if isinstance(value, Generators)),
-            required=required,
+            stored=stored,
+            required=required and stored,
         )
 
     def restore_from_storage(self, state: MutableMapping[str, Any]) -> int | None:
@@ -249,18 +263,20 @@ class _World:
         for value in state.values():
             if isinstance(value, torch.optim.Optimizer):
                 prepare_optimizer(value)
-        found = self._durable.restore(_captured(state), self._store)
+        found = self._durable.restore(capture(state), self._store)
         if found is None:
             return None
         step, saved = found
-        _put_into(state, saved)
+        put_into(state, saved)
         self.begin_training(step, source="storage")
         return step
 
     def begin_training(self, step: int, *, source: str) -> None:
         """Records the step from which the training continues."""
+        self.made.write(step)
         if self._durable is not None:
-            self._durable.begin(step, source)
+            again = None if self._made_before is None else max(self._made_before - step, 0)
+            self._durable.begin(step, source, again=again, distrusted=self._distrusted)
 
     def announce(self, step: int, *, every: int) -> None:
         """Has all ranks store a later step, if one is due."""
@@ -280,12 +296,15 @@ class _World:
         for attempt in itertools.count():
             found = self._assigned_snapshots()
             holdings = [{name: getattr(header, name) for name in Holding.__dataclass_fields__} for _, header in found]
-            gathered = self._gather(f"held/{attempt}", json.dumps({"holdings": holdings, "full": self._full}))
+            own = {"holdings": holdings, "full": self._full, "made": self._last_made}
+            gathered = self._gather(f"held/{attempt}", json.dumps(own))
             if gathered is not None:
                 reports = [json.loads(text) for text in gathered]
                 held = {rank: [Holding(**one) for one in report["holdings"]] for rank, report in enumerate(reports)}
                 full = [rank for rank, report in enumerate(reports) if report["full"]]
                 decision = decide(held, self.own.world_size, full=full)
+                self._made_before = max((report["made"] for report in reports if report["made"]), default=(0, None))[1]
+                self._distrusted = tuple(decision.distrusted)
                 self._store.set(f"decision/{attempt}", json.dumps(asdict(decision)))
             fields = json.loads(self._store.get(f"decision/{attempt}"))
             sources = {int(rank): source for rank, source in fields.pop("sources").items()}
@@ -462,31 +481,3 @@ def _verify(slot: Slot) -> bool:
     logger.warning("perdure: step %d of rank %d in memory is damaged, and is not loaded", header.step, header.rank)
     slot.clear()
     return False
-
-
-def _captured(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in state.items()}
-
-
-def _load(slot: Slot, state: MutableMapping[str, Any]) -> None:
-    header = slot.header()
-    assert header is not None, "it was verified, and only this rank writes it"
-    saved = read_state(slot.read(), index_at=header.index_at, meshes=meshes_of(_captured(state)))
-    if saved.keys() != state.keys():
-        raise KeyError(f"the snapshot has {sorted(saved)}, the state has {sorted(state)}: restore what was saved")
-    _put_into(state, saved)
-
-
-def _put_into(state: MutableMapping[str, Any], saved: Mapping[str, Any]) -> None:
-    for name, value in saved.items():
-        target = state[name]
-        if isinstance(target, torch.nn.Module):
-            # It copies the tensors itself, all others may keep them.
-            target.load_state_dict(value)
-        elif isinstance(target, torch.Tensor):
-            with torch.no_grad():
-                target.copy_(value)
-        elif hasattr(target, "load_state_dict"):
-            target.load_state_dict(copy.deepcopy(value))
-        else:
-            state[name] = copy.deepcopy(value)

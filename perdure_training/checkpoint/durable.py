@@ -118,11 +118,18 @@ class DurableCheckpoints:
         """Whether the job has a storage."""
         return self._schedule is not None
 
-    def begin(self, step: int, source: str) -> None:
-        """Records, and reports as rank 0, the step that was restored, and from where: "memory" or "storage"."""
+    def begin(self, step: int, source: str, *, again: int | None = None, distrusted: Sequence[int] = ()) -> None:
+        """Records, and reports as rank 0, the step that was restored.
+
+        Args:
+            step: The step.
+            source: "memory", "peer" for the memory of another node, or "storage".
+            again: The number of steps that were made after it and are lost; None where that is unknown.
+            distrusted: Newer steps that were not loaded because the job failed again after each load.
+        """
         if self._schedule is not None:
             self._schedule.begin(step)
-        self._report(step, source)
+        self._report(step, {"source": source, "again": again, "distrusted": list(distrusted)})
 
     def announce(self, step: int, *, every: int) -> None:
         """Announces, as rank 0, the next step that all ranks store, if one is due. Called at each step that is saved.
@@ -309,12 +316,12 @@ class DurableCheckpoints:
             return step, self._load(folder, state)
         return None
 
-    def _report(self, step: int, source: str) -> None:
+    def _report(self, step: int, facts: Json) -> None:
         if self._own.rank:
             return
         try:
             self._link.ask(
-                {"request": "restored", "step": step, "source": source, "generation": self._own.generation}, within=5.0
+                {"request": "restored", "step": step, "generation": self._own.generation, **facts}, within=5.0
             )
         except (StorageAway, StorageProblem) as error:
             logger.debug("the restore is not reported: %s", error)
@@ -366,6 +373,7 @@ def connect_storage(
     *,
     meshes: Callable[[], Sequence[DeviceMesh]],
     each_rank: frozenset[str],
+    stored: bool,
     required: bool,
 ) -> DurableCheckpoints | None:
     """Finds out whether the job stores checkpoints, and when; None where no agent can say.
@@ -375,6 +383,7 @@ def connect_storage(
         name: The checkpointer's name.
         meshes: Returns the device meshes of the state.
         each_rank: Names in the state whose values differ between ranks.
+        stored: Whether this state may be stored.
         required: Whether to insist on an answer.
 
     Raises:
@@ -390,7 +399,7 @@ def connect_storage(
             raise
         logger.warning("perdure: no checkpoints in storage: %s", error)
         return None
-    if not hello.get("stores"):
+    if not (stored and hello.get("stores")):
         return DurableCheckpoints(own, name, link, None, meshes=(), each_rank=each_rank)
     schedule = Schedule(
         every_steps=hello.get("every_steps"),

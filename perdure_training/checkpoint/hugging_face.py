@@ -49,7 +49,9 @@ class MemoryCheckpoints(TrainerCallback):
         Raises:
             ValueError: if an argument is out of range.
         """
-        self._checkpointer = Checkpointer(every=every, max_overhead=max_overhead, replicated=True, name="trainer")
+        self._checkpointer = Checkpointer(
+            every=every, max_overhead=max_overhead, replicated=True, name="trainer", storage=False
+        )
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def resume(self, trainer: Trainer, otherwise: str | bool | None = None) -> str | bool | None:

@@ -44,6 +44,8 @@ class Decision:
     """For each rank that lacks the snapshot: the rank that sends it."""
     reason: str
     """One line for people."""
+    distrusted: Collection[int] = ()
+    """Newer steps that were not chosen because the job failed again after each load."""
 
 
 @dataclass
@@ -90,10 +92,12 @@ def decide(held: Mapping[int, Iterable[Holding]], world_size: int, *, full: Coll
             size=entry.size,
             sources=sources,
             reason=_reason(step, sources, distrusted),
+            distrusted=distrusted,
         )
     if distrusted:
         steps = ", ".join(map(str, distrusted))
-        return Decision(step=None, sources={}, reason=f"step {steps} failed again after each load: not loaded")
+        reason = f"step {steps} failed again after each load: not loaded"
+        return Decision(step=None, sources={}, reason=reason, distrusted=distrusted)
     return Decision(step=None, sources={}, reason="no step is in memory for all ranks" if held_any(held) else "")
 
 

@@ -43,7 +43,7 @@ def foreign(folder: str, *, allowed: tuple[str, ...]) -> list[str]:
         # Run in users' processes, next to whatever versions they have.
         ("perdure_launcher", ("torch", "perdure_training.events", "perdure_training.snapshots")),
         # The adapters of frameworks import these, and only scripts that use them import the adapters.
-        ("perdure_training", ("torch", "transformers")),
+        ("perdure_training", ("torch", "transformers", "lightning", "pytorch_lightning")),
     ],
 )
 def test_imports_only_what_it_may(folder: str, allowed: tuple[str, ...]):

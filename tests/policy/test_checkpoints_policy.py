@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from perdure.cli.explain import explanation
 from perdure.spec.checkpoint import Checkpoint
 from tests.policy.scenario import Scenario
 from workflows.messages import CheckpointFacts, Commit, RestoreSource, TransitionKind
@@ -129,6 +130,18 @@ def test_the_status_says_what_was_restored_from_where():
     job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=1, checkpoint=facts)
     view = status(job).checkpoint
     assert (view.restored_step, view.restored_from, view.restored_generation) == (41, RestoreSource.STORAGE, 1)
+
+
+def test_the_incident_says_which_step_was_restored_and_which_ones_are_distrusted():
+    job = scenario().rank_killed(1)
+    facts = CheckpointFacts(step=41, source=RestoreSource.PEER, again=1, distrusted=(42, 43))
+    job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=2, checkpoint=facts)
+    incident = job.state.incidents[-1]
+    assert (incident.restored_step, incident.restored_from, incident.steps_again) == (41, RestoreSource.PEER, 1)
+    assert incident.evidence[-1].text.startswith("step 42, 43 in memory was not loaded again")
+    assert status(job).checkpoint.restored_again == 1
+    told = explanation(incident, job="llama", flag="").plain
+    assert "continued from step 41 in the memory of another node, with 1 step made again" in told
 
 
 def test_a_job_without_a_storage_commits_nothing():

@@ -12,24 +12,13 @@ import pytest
 from tests.docs.pages import PAGES
 from tests.support.allocation import REPOSITORY
 from tests.support.waiting import eventually
-from tests.system.site import PATIENCE, Job, Site
+from tests.system.made_steps import repeated, steps
+from tests.system.site import PATIENCE, Site
 from workflows.messages import JobPhase
 
 EXAMPLES = REPOSITORY / "examples" / "checkpoints"
 GUIDE = "docs/checkpoints.md"
 STEPS = 150
-
-
-def steps(job: Job, rank: int) -> list[int]:
-    try:
-        return [int(line.split()[1]) for line in (job.out / f"steps-{rank}").read_text().splitlines()]
-    except FileNotFoundError:
-        return []
-
-
-def repeated(made: list[int]) -> int:
-    """Steps that were made more than once."""
-    return len(made) - len(set(made))
 
 
 async def undisturbed(script: Path, folder: Path) -> str:
@@ -44,7 +33,7 @@ async def undisturbed(script: Path, folder: Path) -> str:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "example",
-    ["plain.py", "sharded.py", "hugging_face.py"],
+    ["plain.py", "sharded.py", "hugging_face.py", "lightning_trainer.py"],
 )
 async def test_killed_ranks_and_nodes_lose_at_most_one_step_and_change_no_parameter(
     site: Site, tmp_path: Path, example: str
@@ -65,6 +54,22 @@ async def test_killed_ranks_and_nodes_lose_at_most_one_step_and_change_no_parame
         assert sorted(set(steps(job, rank))) == list(range(1, STEPS + 1))
         assert repeated(steps(job, rank)) <= 2
     assert (out / "digest").read_text() == await undisturbed(script, tmp_path / "undisturbed")
+
+
+@pytest.mark.long("survival")
+async def test_killed_launchers_lose_no_snapshots_where_their_nodes_are_started_again(site: Site, tmp_path: Path):
+    """The launcher owns the memory folder of its node; no other node has a snapshot that is left."""
+    script, out = EXAMPLES / "plain.py", tmp_path / "out"
+    job = await site.submit(command=["torchrun", str(script), "--steps", str(STEPS), "--out", str(out)])
+    job.out = out
+    await eventually(lambda: 30 in steps(job, 0), within=PATIENCE)
+    for process in [*job.processes(0, kind="launcher"), *job.processes(1, kind="launcher")]:
+        process.kill()
+    result = await job.client.wait(job.name)
+    assert result.phase is JobPhase.SUCCEEDED
+    for rank in (0, 1):
+        assert sorted(set(steps(job, rank))) == list(range(1, STEPS + 1))
+        assert repeated(steps(job, rank)) <= 1
 
 
 def test_the_script_of_the_guide_runs_as_printed(tmp_path: Path):

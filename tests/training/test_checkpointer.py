@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,46 +12,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from perdure_training.checkpoint import Checkpointer, Generators
 from perdure_training.checkpoint.cadence import Cadence
 from perdure_training.checkpoint.staging import Layout, read_state
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES
 from perdure_training.snapshots.arena import Arena
-
-
-class World:
-    """The environment of one rank, in one generation after another."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
-        self._set = monkeypatch.setenv
-        self._generation = 0
-        self._store: TCPStore | None = None
-        for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
-            self._set(name, value)
-        self._set("PERDURE_MEMORY_DIR", str(folder))
-        self._set("PERDURE_RUN_ID", "run")
-        self._set("TORCHELASTIC_RUN_ID", "run")
-        self._set("PERDURE_STORE", "127.0.0.1:1")
-
-    def begin(self, state: dict[str, Any], **arguments: Any) -> tuple[Checkpointer, int | None]:
-        """Begins the next generation, with a store of its own, and restores."""
-        self._generation += 1
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._set("PERDURE_STORE", f"127.0.0.1:{self._store.port}")
-        self._set("PERDURE_GENERATION", str(self._generation))
-        checkpointer = Checkpointer(**{"every": 1, **arguments})
-        return checkpointer, checkpointer.restore(state)
-
-    def files(self) -> list[Path]:
-        return sorted(self.folder.rglob("rank-*"))
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(tmp_path / "memory", monkeypatch)
+from tests.training.one_rank import World
+from tests.training.ranks import run_two_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -118,15 +84,6 @@ def test_tensors_come_back_as_they_were():
     torch.testing.assert_close(found["others"][2][2], base[1], rtol=0, atol=0)
     for name in ("a", "transposed", "half", "bool", "complex", "number", "empty", "sparse"):
         torch.testing.assert_close(found[name], state[name], rtol=0, atol=0)
-
-
-def run_two_ranks(script: str, memory: Path) -> subprocess.CompletedProcess[str]:
-    path = Path(__file__).with_name("scripts") / script
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(path)]
-    environment = os.environ | {"PERDURE_MEMORY_DIR": str(memory), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert run.returncode == 0, run.stderr[-2000:]
-    return run
 
 
 @pytest.mark.long("survival")

@@ -14,6 +14,8 @@ class RestoreSource(Vocabulary):
     """Where ranks found the state with which they continued."""
 
     MEMORY = "MEMORY"
+    PEER = "PEER"
+    """The memory of other nodes, for some of the ranks."""
     STORAGE = "STORAGE"
     UNKNOWN = "UNKNOWN"
 
@@ -40,6 +42,10 @@ class CheckpointRestored(AgentMessage):
     generation: int
     step: int
     source: RestoreSource
+    again: int | None = None
+    """The number of steps that were made after it, and are made again; None where that is unknown."""
+    distrusted: tuple[int, ...] = ()
+    """Newer steps in memory that were not loaded, since the job had failed again after each load."""
 
 
 class CheckpointFacts(Message):
@@ -51,6 +57,8 @@ class CheckpointFacts(Message):
     took: Duration = timedelta()
     problem: ShortText = ""
     source: RestoreSource = RestoreSource.UNKNOWN
+    again: int | None = None
+    distrusted: tuple[int, ...] = ()
 
 
 class Commit(Message):
@@ -105,3 +113,5 @@ class CheckpointView(Message):
     """The step with which the newest world continued; None where it loaded none by a checkpointer."""
     restored_from: RestoreSource | None = None
     restored_generation: int = 0
+    restored_again: int | None = None
+    """The number of steps that this world makes again; None where that is unknown."""

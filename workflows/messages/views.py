@@ -7,7 +7,7 @@ from pydantic import Field
 from perdure.spec.durations import Duration
 from workflows.messages.agents import Metrics, Progress, RankStarts
 from workflows.messages.base import Message, ShortText, Time
-from workflows.messages.checkpoints import CheckpointView
+from workflows.messages.checkpoints import CheckpointView, RestoreSource
 from workflows.messages.identity import Incarnation
 from workflows.messages.logs import LogPosition
 from workflows.messages.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase
@@ -116,6 +116,11 @@ class IncidentView(Message):
     nodes_before: int = 0
     nodes_after: int | None = None
     step_before: int | None = None
+    restored_step: int | None = None
+    """The step with which the new world continued, where a checkpointer loaded one."""
+    restored_from: RestoreSource | None = None
+    steps_again: int | None = None
+    """The number of steps that the new world makes again; None where that is unknown."""
     observation: Observation | None = None
     """Set where this is an observation and not an interruption; an observation is closed from the beginning."""
     log_tail: str = ""

@@ -20,6 +20,7 @@ from workflows.messages import (
     RestoreSource,
     TransitionKind,
 )
+from workflows.policy import incidents
 from workflows.policy.events import CheckpointRequested, Event
 from workflows.policy.state import DurableCheckpoint, JobState, NodeState, StoredParts
 
@@ -93,6 +94,7 @@ def view(state: JobState, job: JobSpec) -> CheckpointView:
         restored_step=known.restored_step,
         restored_from=known.restored_from,
         restored_generation=known.restored_generation,
+        restored_again=known.restored_again,
     )
 
 
@@ -161,8 +163,14 @@ def _restored(state: JobState, node: NodeState, facts: CheckpointFacts, transiti
     if world is None or not state.is_member(node) or transition.generation < known.restored_generation:
         return state
     source = facts.source if facts.source is not RestoreSource.UNKNOWN else None
+    state = incidents.record_restore(
+        state, facts, generation=transition.generation, rank=node.rank, time=transition.time
+    )
     return state.replace(
         checkpoints=known.replace(
-            restored_step=facts.step, restored_from=source, restored_generation=transition.generation
+            restored_step=facts.step,
+            restored_from=source,
+            restored_generation=transition.generation,
+            restored_again=facts.again,
         )
     )

@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from workflows.messages import Considered, Evidence, EvidenceSource, FailureClass, IncidentView, RankStarts
+from workflows.messages import (
+    CheckpointFacts,
+    Considered,
+    Evidence,
+    EvidenceSource,
+    FailureClass,
+    IncidentView,
+    RankStarts,
+    RestoreSource,
+)
 from workflows.messages.base import shorten
 from workflows.policy.behavior import Behavior
 from workflows.policy.failures import VICTIMS
@@ -161,6 +170,29 @@ def record_starts(state: JobState, starts: RankStarts) -> JobState:
         return state
     known = incident.starts
     return _replace_last(state, incident.model_copy(update={"starts": known + starts if known else starts}))
+
+
+def record_restore(state: JobState, facts: CheckpointFacts, *, generation: int, rank: int, time: datetime) -> JobState:
+    """Records the step with which a world continued, and the newer ones that its ranks distrust."""
+    for index in reversed(range(len(state.incidents))):
+        incident = state.incidents[index]
+        if incident.generation_after == generation:
+            break
+    else:
+        return state
+    update: dict[str, object] = {
+        "restored_step": facts.step,
+        "restored_from": facts.source if facts.source is not RestoreSource.UNKNOWN else None,
+        "steps_again": facts.again,
+    }
+    if facts.distrusted:
+        steps = ", ".join(f"{step:,}" for step in facts.distrusted)
+        text = f"step {steps} in memory was not loaded again: the job had failed after each load of it"
+        evidence = Evidence(time=time, source=EvidenceSource.AGENT, rank=rank, text=text)
+        update["evidence"] = (*incident.evidence, evidence)[-KEPT_EVIDENCE:]
+    changed = list(state.incidents)
+    changed[index] = incident.model_copy(update=update)
+    return state.replace(incidents=tuple(changed))
 
 
 def follow_running(state: JobState, now: datetime) -> JobState:

@@ -253,6 +253,7 @@ class CheckpointState(Message):
     restored_from: RestoreSource | None = None
     restored_generation: int = 0
     """The newest generation that reported with which step it continued."""
+    restored_again: int | None = None
 
     def replace(self, **fields: object) -> Self:
         return self.model_copy(update=fields)

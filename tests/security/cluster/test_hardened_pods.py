@@ -18,6 +18,8 @@ set -u
 echo "user $(id -u) group $(id -g)"
 touch /usr/probe 2>/dev/null && echo "root writable"
 touch "$HOME/probe" /tmp/probe && echo "home and tmp writable"
+touch "$PERDURE_MEMORY_DIR/probe" && echo "memory writable"
+python3 -c 'import os; memory = os.statvfs("/dev/shm"); print("memory", memory.f_blocks * memory.f_frsize >> 20)'
 test -e /var/run/secrets/kubernetes.io && echo "service account mounted"
 test -r /perdure-agent/agent.json && echo "token readable"
 env | grep -c '^TEMPORAL_' | sed 's/^/temporal variables /'
@@ -34,7 +36,13 @@ async def restricted(job: PodJob) -> PodJob:
 
 
 async def test_an_ordinary_job_runs_restricted(cluster: TestCluster, restricted: PodJob) -> None:
-    role = {"nodes": 1, "image": cluster.agent_image, "rendezvous": "env", "nproc_per_node": 1}
+    role = {
+        "nodes": 1,
+        "image": cluster.agent_image,
+        "rendezvous": "env",
+        "nproc_per_node": 1,
+        "resources": {"shm": "24Mi"},
+    }
     spec = {
         "name": "restricted",
         "namespace": restricted.namespace,
@@ -55,6 +63,8 @@ async def test_an_ordinary_job_runs_restricted(cluster: TestCluster, restricted:
     assert said == [
         "user 1000 group 1000",
         "home and tmp writable",
+        "memory writable",
+        "memory 24",
         "temporal variables 0",
         "named perdure /home/perdure",
     ]
