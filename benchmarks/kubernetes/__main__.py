@@ -53,6 +53,7 @@ class Bench:
                 self._faults.append(trial)
                 outcome = f"{trial.stepping:.2f} s" if trial.ok else trial.error or trial.title
                 self.say(f"{position}/{len(left)} {fault} #{number}: {outcome}")
+            await where.gateway.turn(on=False)
             for _ in range(large):
                 self._thousands.append(
                     await measure_thousand(where, nodes=nodes, lost=lost, lease_seconds=hold, say=self.say)

@@ -147,6 +147,7 @@ async def api_server_restarted(victim: Victim) -> AsyncGenerator[None]:
 
 FAULTS: dict[FaultName, Callable[[Victim], AbstractAsyncContextManager[None]]] = {
     FaultName.POD_DELETED: pod_deleted,
+    FaultName.POD_DELETED_GATEWAY: pod_deleted,
     FaultName.CONTAINER_KILLED: container_killed,
     FaultName.OUT_OF_MEMORY: out_of_memory,
     FaultName.KUBELET_STOPPED: kubelet_stopped,
@@ -163,6 +164,7 @@ async def run_fault(site: Site, fault: FaultName, *, number: int, folder: Path, 
     name = f"fault-{secrets.token_hex(3)}"
     log = StepLog(folder)
     try:
+        await site.gateway.turn(on=fault.through_gateway)
         victim = await _stepping_job(site, name, folder, log)
         before = await last_incident(victim)
         struck = time.time()

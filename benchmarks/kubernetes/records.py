@@ -17,6 +17,7 @@ class FaultName(StrEnum):
     """A fault of a job with two nodes, each on a kubelet of its own."""
 
     POD_DELETED = "pod deleted"
+    POD_DELETED_GATEWAY = "pod deleted, agents through a gateway"
     CONTAINER_KILLED = "training container killed"
     OUT_OF_MEMORY = "memory beyond the limit"
     KUBELET_STOPPED = "kubelet stopped"
@@ -28,6 +29,11 @@ class FaultName(StrEnum):
     def interrupts(self) -> bool:
         """Whether the fault interrupts training; the loss of a component that only watches training must not."""
         return self not in (FaultName.KUBELET_STOPPED, FaultName.WORKER_KILLED)
+
+    @property
+    def through_gateway(self) -> bool:
+        """Whether the agents connect to a gateway; the others connect to Temporal."""
+        return self is FaultName.POD_DELETED_GATEWAY
 
 
 class FaultTrial(Record):

@@ -24,6 +24,8 @@ from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import SITE_POLICY
 from scripts.cluster.machine import API_ADDRESS
 
+from .gateway import GatewaySwitch
+
 Found = TypeVar("Found")
 
 CANCEL_SECONDS = 60.0
@@ -57,6 +59,7 @@ class Site:
     control_plane: LocalControlPlane
     client: Client
     namespace: str
+    gateway: GatewaySwitch
 
     @property
     def pods_path(self) -> str:
@@ -107,8 +110,9 @@ async def site(report: Callable[[str], None]) -> AsyncGenerator[Site]:
             site_policy=policy,
             ip=API_ADDRESS,
         )
-        control_plane = LocalControlPlane(StateFolder(Path(folder)), pods=pods)
+        control_plane = LocalControlPlane(StateFolder(Path(folder) / "state"), pods=pods)
         api = await BenchmarkApi.connect(str(cluster.kubeconfig))
+        gateway = GatewaySwitch(control_plane, api, cluster.kubeconfig, Path(folder))
         namespace = f"bench-{secrets.token_hex(3)}"
         try:
             await api.create("/api/v1/namespaces", _namespace(namespace))
@@ -118,8 +122,9 @@ async def site(report: Callable[[str], None]) -> AsyncGenerator[Site]:
             )
             endpoint = await control_plane.ensure()
             async with Client(endpoint=endpoint, namespace=namespace) as client:
-                yield Site(cluster, pods, api, control_plane, client, namespace)
+                yield Site(cluster, pods, api, control_plane, client, namespace, gateway)
         finally:
+            await gateway.close()
             await control_plane.stop_worker()
             await control_plane.stop_server()
             await api.delete(f"/api/v1/namespaces/{namespace}")
