@@ -161,6 +161,8 @@ def job_of(namespace: str, command: list[str], *folders: Path, nodes: int = 1, *
     }
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.long("cluster-faults")
 async def test_a_job_is_repaired_through_the_gateway_and_does_not_notice_its_replacement(
     cluster: TestCluster, helm: Path, job: PodJob, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
