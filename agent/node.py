@@ -118,6 +118,7 @@ class Node:
             start = restart or state.exited_attempt >= state.attempt
             self._keep(
                 world=world,
+                distrusted_checkpoints=command.distrusted_checkpoints,
                 run=True,
                 attempt=state.attempt + start,
                 started_for=world.generation if start else state.started_for,

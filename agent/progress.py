@@ -6,6 +6,7 @@ control plane is away.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
@@ -90,11 +91,13 @@ class ProgressReader:
         while now - self._samples[0][0] > _RATE_WINDOW:
             self._samples.popleft()
         since, earliest = self._samples[0]
+        diverged = slowest.loss is not None and not math.isfinite(slowest.loss)
         self.newest = Progress(
             step=slowest.step,
             total_steps=slowest.total,
             steps_per_second=(slowest.step - earliest) / (now - since) if now - since >= _RATE_SAMPLE else None,
-            loss=slowest.loss,
+            loss=slowest.loss if not diverged else None,
+            diverged=diverged,
             source=ProgressSource.REPORTED if slowest.reported else ProgressSource.COUNTED,
             generation_steps=slowest.step - self._first_step,
             last_step_at=datetime.fromtimestamp(slowest.time, UTC) if slowest.time > 0 else None,

@@ -52,6 +52,8 @@ class AgentState(BaseModel):
     """The generation after which the node waits for a world; None while it does not wait."""
     world: World | None = None
     """The newest world that this node has received."""
+    distrusted_checkpoints: tuple[str, ...] = ()
+    """Folders in the job's storage that its ranks do not load."""
     complete: int = 0
     """The newest generation that every rank of the job finished."""
     stages_complete: int = 0

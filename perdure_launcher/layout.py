@@ -14,6 +14,7 @@ AGENT_SOCKET: Final = "agent.sock"
 CHECKPOINT_SOCKET: Final = "saves.sock"
 """The socket through which ranks reach the storage for checkpoints; its name is not longer than the agent's."""
 CHECKPOINT_ORDERS: Final = "checkpoint-orders.json"
+CHECKPOINT_PROGRESS: Final = "checkpoint-progress.json"
 """What the control plane orders about checkpoints, for the rank that announces them."""
 
 LOGS: Final = "logs"

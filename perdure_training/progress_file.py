@@ -48,7 +48,8 @@ class ProgressFile:
         if total is not None:
             _NUMBER.pack_into(self._map, _TOTAL_AT, total)
         if loss is not None:
-            _REAL.pack_into(self._map, _LOSS_AT, loss)
+            # NaN means that no loss was given.
+            _REAL.pack_into(self._map, _LOSS_AT, math.inf if math.isnan(loss) else loss)
         _REAL.pack_into(self._map, _TIME_AT, time.time())
         _NUMBER.pack_into(self._map, _STEP_AT, step)
 

@@ -308,7 +308,7 @@ class NodeTable:
     def checkpoint_stored(self, message: CheckpointStored) -> None:
         record = self._accept_message("checkpoint_stored", message)
         if record is not None:
-            fields = message.model_dump(include={"step", "folder", "size", "took", "problem"})
+            fields = message.model_dump(include={"step", "folder", "size", "took", "problem", "order"})
             self.transition(
                 record,
                 TransitionKind.CHECKPOINT_STORED,
@@ -325,7 +325,9 @@ class NodeTable:
                 TransitionKind.CHECKPOINT_RESTORED,
                 message.time,
                 generation=message.generation,
-                checkpoint=CheckpointFacts(**message.model_dump(include={"step", "source", "again", "distrusted"})),
+                checkpoint=CheckpointFacts(
+                    **message.model_dump(include={"step", "source", "folder", "again", "distrusted"})
+                ),
             )
 
     def is_outdated(self, sender: NodeCredentials) -> bool:
@@ -506,6 +508,7 @@ class NodeTable:
             store_host=world.store_rank == node.rank,
             restart_command=member.restart_command,
             stage=world.stage,
+            distrusted_checkpoints=self.desire.distrusted_checkpoints,
         )
 
     def queue(self, node: NodeCredentials) -> str:

@@ -45,12 +45,13 @@ def check_scale(state: JobState, request: ScaleRequest) -> None:
 
 
 def check_suspend(state: JobState) -> None:
-    if state.suspended:
+    if state.suspended or (state.postponed is not None and state.postponed.suspend is not None):
         raise ApplicationError("the job is already suspended; resume it to continue")
 
 
 def check_resume(state: JobState) -> None:
-    if not state.suspended:
+    postponed = state.postponed is not None and state.postponed.suspend is not None
+    if not state.suspended and not postponed:
         raise ApplicationError("the job is not suspended, so there is nothing to resume")
 
 

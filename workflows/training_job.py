@@ -210,7 +210,9 @@ class TrainingJob:
     @workflow.update(description="Release all nodes; the job keeps its history and can be resumed")
     def suspend(self, request: ReasonRequest) -> Accepted:
         self._take_request(SuspendRequested(reason=request.reason))
-        return Accepted(message=f"{self._state.name} is suspended; its nodes are being removed")
+        if self._state.suspended:
+            return Accepted(message=f"{self._state.name} is suspended; its nodes are being removed")
+        return Accepted(message=f"{self._state.name} first makes a checkpoint: {projections.next_action(self._state)}")
 
     @suspend.validator
     def _suspend_is_valid(self, request: ReasonRequest) -> None:
@@ -219,6 +221,8 @@ class TrainingJob:
     @workflow.update(description="Request nodes again after a suspend")
     def resume(self, request: ReasonRequest) -> Accepted:
         self._take_request(ResumeRequested(reason=request.reason))
+        if self._state.world is not None:
+            return Accepted(message=f"{self._state.name} is not suspended, and trains on")
         return Accepted(message=f"{self._state.name} requests {self._state.nodes_max} nodes")
 
     @resume.validator
@@ -237,6 +241,8 @@ class TrainingJob:
     @workflow.update(description="Replace one node by a new one")
     def relaunch_node(self, request: RelaunchRequest) -> Accepted:
         self._take_request(RelaunchRequested(rank=request.rank, reason=request.reason))
+        if self._state.postponed is not None:
+            return Accepted(message=f"before node {request.rank} is replaced: {projections.next_action(self._state)}")
         return Accepted(message=f"node {request.rank} is being replaced; {projections.next_action(self._state)}")
 
     @relaunch_node.validator
@@ -246,7 +252,10 @@ class TrainingJob:
     @workflow.update(description="Make a checkpoint in storage now")
     def save_checkpoint(self, request: ReasonRequest) -> Accepted:
         self._take_request(CheckpointRequested())
-        return Accepted(message=f"{self._state.name} makes a checkpoint; `perdure status` shows when it is durable")
+        return Accepted(
+            message=f"{self._state.name} makes a checkpoint; `perdure status` shows when it is durable",
+            order=self._state.checkpoints.orders,
+        )
 
     @save_checkpoint.validator
     def _checkpoint_is_valid(self, request: ReasonRequest) -> None:

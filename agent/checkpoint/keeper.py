@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
@@ -22,6 +21,7 @@ from pydantic import ValidationError
 from agent.checkpoint import names
 from agent.checkpoint.connections import Answer, CheckpointSocket, Content, Json, Refused
 from agent.checkpoint.part import Part, PartRequest, SnapshotChanged
+from agent.checkpoint.progress import Progress, ProgressFile
 from agent.checkpoint.records import FileRecord, NodeRecord, damage
 from agent.checkpoint.retention import superfluous
 from agent.checkpoint.storage import Storage
@@ -58,19 +58,6 @@ _LESS_URGENT = 10
 """Nice value of threads that copy: training comes first."""
 
 
-@dataclass
-class _Progress:
-    """What is known of one checkpoint on this node."""
-
-    begun: float
-    parts: dict[str, FileRecord] = field(default_factory=dict[str, FileRecord])
-    size: int = 0
-    committed: bool = False
-    given_up: str = ""
-    problem: str = ""
-    """The problem that was reported last."""
-
-
 class Checkpoints:
     """The checkpoints of one node.
 
@@ -101,7 +88,8 @@ class Checkpoints:
         self._socket = CheckpointSocket(config.run_dir / CHECKPOINT_SOCKET, self._handle)
         self._orders_path = config.run_dir / CHECKPOINT_ORDERS
         self._changed = threading.Condition()
-        self._progress: dict[str, _Progress] = {}
+        self._kept = ProgressFile(config.private_dir)
+        self._progress: dict[str, Progress] = self._kept.read()
         self._writing = threading.BoundedSemaphore(_AT_ONCE)
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -129,8 +117,11 @@ class Checkpoints:
         with self._changed:
             self._of(saved.folder).committed = True
             self._changed.notify_all()
+        orders: dict[str, float] = {"done": command.order} if command.order else {}
         if command.interval is not None:
-            self._write_orders(interval_s=command.interval.total_seconds())
+            orders["interval_s"] = command.interval.total_seconds()
+        if orders:
+            self._write_orders(**orders)
         # Not awaited: there may be much to delete, one by one.
         self._commits.submit(self._delete_superfluous, storage, saved)
         return CommandAnswer(accepted=True, generation=command.generation)
@@ -187,11 +178,9 @@ class Checkpoints:
             case "store":
                 return self._store(storage, request, files)
             case "await":
-                return self._await(request)
+                return self._await(storage, request)
             case "list":
-                place = names.check_place(str(request["place"]))
-                committed = (one for one in storage.saved(place) if storage.is_committed(one))
-                return {"checkpoints": [{"folder": one.folder, "step": one.step} for one in committed]}
+                return self._list(storage, names.check_place(str(request["place"])))
             case "verify":
                 number, shares = (int(one) for one in request["share"])
                 saved = names.read_folder(str(request["folder"]))
@@ -205,6 +194,19 @@ class Checkpoints:
                 return Content(size, storage.pieces(path, offset=offset, length=size, piece=_READ_AT_ONCE))
             case _:
                 raise Refused(f"request: {str(kind)[:40]!r} is unknown")
+
+    def _list(self, storage: Storage, place: str) -> Json:
+        """The checkpoints that may be loaded, the latest first.
+
+        The oldest one may be loaded even if it is distrusted: to begin anew would cost the whole training.
+        """
+        committed = [one for one in storage.saved(place) if storage.is_committed(one)]
+        distrusted = set(self._state().distrusted_checkpoints)
+        trusted = [one for one in committed if one.folder not in distrusted] or committed[-1:]
+        return {
+            "checkpoints": [{"folder": one.folder, "step": one.step} for one in trusted],
+            "distrusted": [one.step for one in committed if one not in trusted],
+        }
 
     def _hello(self) -> Json:
         if self._spec is None:
@@ -224,19 +226,23 @@ class Checkpoints:
             source=RestoreSource(str(request["source"]).upper()),
             again=None if request.get("again") is None else max(int(request["again"]), 0),
             distrusted=tuple(int(step) for step in request.get("distrusted") or ())[:_NAMED],
+            folder=names.read_folder(str(request["folder"])).folder if request.get("folder") else "",
         )
         self._send(message)
         return {}
 
-    def _await(self, request: Json) -> Json:
+    def _await(self, storage: Storage, request: Json) -> Json:
         """Answers whether a checkpoint is committed, as soon as that is known."""
-        folder = names.read_folder(str(request["folder"])).folder
+        saved = names.read_folder(str(request["folder"]))
         with self._changed:
-            progress = self._of(folder)
+            progress = self._of(saved.folder)
             self._changed.wait_for(
                 lambda: progress.committed or progress.given_up, min(max(float(request.get("within", 0)), 0.0), 60.0)
             )
-            return {"committed": progress.committed, "given_up": progress.given_up}
+        if not progress.committed and not progress.given_up:
+            # Another node's agent may have committed it, or this node's before it was started again.
+            progress.committed = storage.is_committed(saved)
+        return {"committed": progress.committed, "given_up": progress.given_up}
 
     def _store(self, storage: Storage, request: Json, files: Sequence[int]) -> Json:
         try:
@@ -293,7 +299,9 @@ class Checkpoints:
         with self._changed:
             progress = self._of(saved.folder)
             progress.parts |= records
-            progress.size += size
+            progress.sizes[request.name] = size
+            progress.order = max(progress.order, request.order)
+            self._kept.write(self._progress)
             stored = sum(name != names.METADATA for name in progress.parts)
             complete = stored >= (self._state().processes or 1)
             files = dict(progress.parts)
@@ -320,6 +328,7 @@ class Checkpoints:
                 folder=saved.folder,
                 size=progress.size,
                 took=timedelta(seconds=took),
+                order=progress.order,
             )
         )
 
@@ -349,12 +358,12 @@ class Checkpoints:
         if generation < current:
             raise Refused(f"generation {generation} is over: this node is in generation {current}")
 
-    def _of(self, folder: str) -> _Progress:
+    def _of(self, folder: str) -> Progress:
         """The progress of a checkpoint; `_changed` is held."""
         if folder not in self._progress:
             for old in list(self._progress)[: -_REMEMBERED + 1]:
                 del self._progress[old]
-            self._progress[folder] = _Progress(begun=time.monotonic())
+            self._progress[folder] = Progress(begun=time.monotonic())
         return self._progress[folder]
 
     def _send(self, message: AgentMessage) -> None:

@@ -47,6 +47,8 @@ class PartRequest(BaseModel):
     name: str
     size: int = Field(ge=0)
     """Bytes of the part."""
+    order: int = Field(default=0, ge=0)
+    """The newest request for a checkpoint that this one answers; rank 0 knows it."""
     snapshot: Snapshot
 
 

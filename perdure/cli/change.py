@@ -154,21 +154,20 @@ def checkpoint(
 
 
 async def _until_durable(client: Client, name: str, patience: timedelta, reason: str) -> CheckpointView:
-    """Requests a checkpoint, and waits until it, or a later one, is durable.
+    """Requests a checkpoint, and waits until it is durable: one that was on its way before does not count.
 
     Raises:
         Refused: if it is not in time.
     """
     from perdure.errors import Refused
 
-    before = (await client.status(name)).checkpoint
-    await client.save_checkpoint(name, reason=reason)
-    known = before
+    order = (await client.save_checkpoint(name, reason=reason)).order
+    known = (await client.status(name)).checkpoint
     try:
         async with asyncio.timeout(patience.total_seconds()), aclosing(client.watch(name)) as snapshots:
             async for snapshot in snapshots:
                 known = snapshot.status.checkpoint if snapshot.status else known
-                if known.folder != before.folder:
+                if known.order >= order:
                     return known
     except TimeoutError:
         pass

@@ -61,6 +61,8 @@ def _who(source: str, rank: int | None) -> str:
 
 def _meaning(incident: IncidentView) -> str:
     sources = {evidence.source for evidence in incident.evidence}
+    if incident.observation and incident.observation.storage:
+        return "nothing was interrupted; the loss of all nodes would have cost the steps since the newest checkpoint"
     if incident.observation:
         return "no rank failed, and nothing was interrupted" + (
             "; ranks that wait for others over an interrupted network step again when it is back"
@@ -90,7 +92,7 @@ def _speaks_for(sign: Evidence, incident: IncidentView) -> bool:
 
 def _decision(incident: IncidentView) -> str:
     if incident.observation:
-        return "nothing: it ended by itself"
+        return "the agents tried again" if incident.observation.storage else "nothing: it ended by itself"
     if incident.decided_at is None:
         return "nothing yet"
     rule = f"rule {incident.rule}: " if incident.rule else ""

@@ -162,7 +162,7 @@ def node_state(node: NodeView) -> tuple[str, str, str]:
 def incident_line(incident: IncidentView) -> str:
     """One incident on one line: its title and its outcome."""
     if incident.observation:
-        after = "nothing was done"
+        after = "tried again" if incident.observation.storage else "nothing was done"
     elif incident.stepping_at:
         after = f"stepping again in {duration(incident.stepping_at - incident.started_at)}"
     elif incident.running_at:

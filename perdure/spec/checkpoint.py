@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from .base import Integer, Section, Template
-from .durations import format_duration, parse_duration
+from .durations import Duration, format_duration, parse_duration
 
 
 def _read_interval(value: Any) -> Any:
@@ -57,6 +57,9 @@ class Checkpoint(Section):
     every: CheckpointInterval = "auto"
     """A number of steps, a duration such as `10m`, or `auto`: as often as costs least in the long run, by the time that
     a checkpoint takes and the failures so far, between 30 s and 1 h."""
+    save_timeout: Duration = timedelta(minutes=1)
+    """The longest time that a planned change (suspend, scale, replace a node) waits until a checkpoint is durable,
+    which is made before it; 0: none is made."""
     keep_last: Integer = Field(default=3, ge=1)
     """The number of the newest checkpoints that are kept."""
     keep_every: Integer | None = Field(default=None, ge=1)

@@ -266,17 +266,17 @@ class _World:
         found = self._durable.restore(capture(state), self._store)
         if found is None:
             return None
-        step, saved = found
+        step, folder, saved = found
         put_into(state, saved)
-        self.begin_training(step, source="storage")
+        self.begin_training(step, source="storage", folder=folder)
         return step
 
-    def begin_training(self, step: int, *, source: str) -> None:
+    def begin_training(self, step: int, *, source: str, folder: str = "") -> None:
         """Records the step from which the training continues."""
         self.made.write(step)
         if self._durable is not None:
             again = None if self._made_before is None else max(self._made_before - step, 0)
-            self._durable.begin(step, source, again=again, distrusted=self._distrusted)
+            self._durable.begin(step, source, folder=folder, again=again, distrusted=self._distrusted)
 
     def announce(self, step: int, *, every: int) -> None:
         """Has all ranks store a later step, if one is due."""

@@ -104,6 +104,8 @@ class DurableCheckpoints:
         self._unfinished = threading.Condition()
         self._waiting = 0
         self._announced = -1
+        self._order = 0
+        """The newest request that the announced step answers."""
         self._target = -1
         """The last step whose storing has begun."""
         self._committed = -1
@@ -118,18 +120,27 @@ class DurableCheckpoints:
         """Whether the job has a storage."""
         return self._schedule is not None
 
-    def begin(self, step: int, source: str, *, again: int | None = None, distrusted: Sequence[int] = ()) -> None:
+    def begin(
+        self,
+        step: int,
+        source: str,
+        *,
+        folder: str = "",
+        again: int | None = None,
+        distrusted: Sequence[int] = (),
+    ) -> None:
         """Records, and reports as rank 0, the step that was restored.
 
         Args:
             step: The step.
             source: "memory", "peer" for the memory of another node, or "storage".
+            folder: The checkpoint's folder within the storage.
             again: The number of steps that were made after it and are lost; None where that is unknown.
             distrusted: Newer steps that were not loaded because the job failed again after each load.
         """
         if self._schedule is not None:
             self._schedule.begin(step)
-        self._report(step, {"source": source, "again": again, "distrusted": list(distrusted)})
+        self._report(step, {"source": source, "folder": folder, "again": again, "distrusted": list(distrusted)})
 
     def announce(self, step: int, *, every: int) -> None:
         """Announces, as rank 0, the next step that all ranks store, if one is due. Called at each step that is saved.
@@ -144,7 +155,7 @@ class DurableCheckpoints:
         if schedule is None or self._own.rank or self._waiting or step <= self._announced:
             return
         if (target := schedule.next_target(step, every=every, orders=self._link.orders())) is not None:
-            self._announced = target
+            self._announced, self._order = target, schedule.order
             self._announcing.set(_ANNOUNCED, str(target))
 
     def is_announced(self, step: int) -> bool:
@@ -202,6 +213,7 @@ class DurableCheckpoints:
 
     def _store(self, snapshot: _Snapshot) -> None:
         own, header = self._own, snapshot.header
+        order = self._order if header.step == self._announced else 0
         begun = time.monotonic()
         parts = read_parts(snapshot.content, index_at=header.index_at, meshes=self._meshes)
         planner = planner_of(parts, rank=own.rank, each_rank=self._each_rank)
@@ -229,11 +241,14 @@ class DurableCheckpoints:
             "generation": own.generation,
             "name": file.name,
             "size": file.size,
+            "order": order,
             "snapshot": {"offset": PAGE, "size": header.size, "checksum": header.checksum},
         }
         self._hand_over(request, snapshot.lease, [file.recipe, *others])
         if results is not None:
             self._until_committed(folder, header.step, begun)
+            if self._schedule is not None:
+                self._schedule.finish(order)
             for kind in ("plan", "final", "results"):
                 for rank in range(own.world_size):
                     self._planning.delete_key(f"{key}/{kind}/{rank}")
@@ -278,7 +293,7 @@ class DurableCheckpoints:
 
     # Restoring
 
-    def restore(self, state: dict[str, Any], store: Store) -> tuple[int, dict[str, Any]] | None:
+    def restore(self, state: dict[str, Any], store: Store) -> tuple[int, str, dict[str, Any]] | None:
         """Loads the newest checkpoint that is complete and undamaged.
 
         Args:
@@ -286,7 +301,7 @@ class DurableCheckpoints:
             store: The generation's store.
 
         Returns:
-            The step, and the state; None if there is no checkpoint.
+            The step, the checkpoint's folder, and the state; None if there is no checkpoint.
 
         Raises:
             StorageAway: if the agent did not answer for long.
@@ -297,7 +312,14 @@ class DurableCheckpoints:
         listed: list[Json] = []
         if own.rank == 0:
             request: Json = {"request": "list", "place": self._place}
-            listed = self._link.insist(request, patience=_RESTORE_PATIENCE)["checkpoints"]
+            answer = self._link.insist(request, patience=_RESTORE_PATIENCE)
+            listed = answer["checkpoints"]
+            if steps := answer.get("distrusted"):
+                logger.warning(
+                    "perdure: checkpoints in storage are not loaded, as the job failed after their restore: step%s %s",
+                    "s" if len(steps) > 1 else "",
+                    ", ".join(map(str, steps)),
+                )
             store.set("durable/found", json.dumps(listed))
         listed = json.loads(store.get("durable/found"))
         for number, found in enumerate(listed):
@@ -313,7 +335,7 @@ class DurableCheckpoints:
                         "; ".join(filter(None, damages)),
                     )
                 continue
-            return step, self._load(folder, state)
+            return step, folder, self._load(folder, state)
         return None
 
     def _report(self, step: int, facts: Json) -> None:
@@ -401,11 +423,7 @@ def connect_storage(
         return None
     if not (stored and hello.get("stores")):
         return DurableCheckpoints(own, name, link, None, meshes=(), each_rank=each_rank)
-    schedule = Schedule(
-        every_steps=hello.get("every_steps"),
-        every_seconds=hello.get("every_s"),
-        number=int(link.orders().get("number", 0)),
-    )
+    schedule = Schedule(every_steps=hello.get("every_steps"), every_seconds=hello.get("every_s"))
     return DurableCheckpoints(own, name, link, schedule, meshes=meshes(), each_rank=each_rank)
 
 

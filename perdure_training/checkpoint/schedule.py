@@ -9,6 +9,8 @@ from typing import Any
 
 _FIRST_INTERVAL = 60.0
 """Seconds until the first checkpoint where the job chooses the interval: until then nothing is known of its cost."""
+_NEXT_TRY = 30.0
+"""Seconds until a requested checkpoint is tried again that could not be stored."""
 _LEAD = 2
 """Steps between the announcement of a checkpoint and its step: every rank has made one step together with rank 0 by
 then, and so learns of it in time."""
@@ -17,7 +19,9 @@ then, and so learns of it in time."""
 class Schedule:
     """Chooses the steps that are stored. Only rank 0's counts.
 
-    Invariant: a requested checkpoint is due at once, and counts as the last one for the others.
+    Invariants:
+        - A requested checkpoint is due at once, and counts as the last one for the others.
+        - It is due again until one is durable that was announced after the request.
     """
 
     def __init__(
@@ -25,7 +29,6 @@ class Schedule:
         *,
         every_steps: int | None,
         every_seconds: float | None,
-        number: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Creates the object.
@@ -33,13 +36,13 @@ class Schedule:
         Args:
             every_steps: Steps between two checkpoints.
             every_seconds: Seconds between two; None for steps, or where the job chooses the interval.
-            number: The number of checkpoints that were requested before.
             clock: Returns seconds.
         """
         self._every_steps = every_steps
         self._every_seconds = every_seconds
-        self._number = number
         self._clock = clock
+        self._tried = self._done = 0
+        self._next_try = 0.0
         self._last_step: int | None = None
         self._last = clock()
 
@@ -47,6 +50,15 @@ class Schedule:
         """Records the step that the training begins with."""
         self._last_step = step
         self._last = self._clock()
+
+    @property
+    def order(self) -> int:
+        """The newest request that the announced step answers."""
+        return self._tried
+
+    def finish(self, order: int) -> None:
+        """Records that the requests up to this one are answered by a durable checkpoint."""
+        self._done = max(self._done, order)
 
     def next_target(self, step: int, *, every: int, orders: Mapping[str, Any]) -> int | None:
         """Returns the step to announce; None if none is due yet.
@@ -57,20 +69,21 @@ class Schedule:
             orders: The control plane's orders.
         """
         soonest = step + _LEAD
-        requested = int(orders.get("number", 0))
+        requested, now = int(orders.get("number", 0)), self._clock()
+        done = max(self._done, int(orders.get("done", 0)))
         if self._last_step is None:
             self._last_step = step - 1
-        if requested > self._number:
-            self._number = requested
+        if requested > done and (requested > self._tried or now >= self._next_try):
+            self._tried, self._next_try = requested, now + _NEXT_TRY
         elif self._every_steps is not None:
             due = (self._last_step // self._every_steps + 1) * self._every_steps
             if due > soonest + every:
                 return None
             soonest = max(soonest, due)
-        elif self._clock() - self._last < self._interval(orders):
+        elif now - self._last < self._interval(orders):
             return None
         target = math.ceil(soonest / every) * every
-        self._last_step, self._last = target, self._clock()
+        self._last_step, self._last = target, now
         return target
 
     def _interval(self, orders: Mapping[str, Any]) -> float:

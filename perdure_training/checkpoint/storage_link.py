@@ -51,8 +51,9 @@ class StorageLink:
         self._known: Json = {}
 
     def orders(self) -> Json:
-        """Returns what the control plane orders: `number` grows with each checkpoint that is requested, `interval_s` is
-        the time between two where the job chooses it. Costs a system call, unless there is news."""
+        """Returns what the control plane orders: `number` grows with each checkpoint that is requested, `done` is the
+        newest request that a durable one answers, `interval_s` is the time between two where the job chooses it. Costs
+        a system call, unless there is news."""
         try:
             changed = os.stat(self._orders).st_mtime_ns
             if changed != self._read_at:

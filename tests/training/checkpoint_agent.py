@@ -61,7 +61,7 @@ class CheckpointAgent:
         self.generation = generation
 
     def commit(self, stored: CheckpointStored) -> None:
-        command = CommitCheckpoint(node=NODE, generation=stored.generation, folder=stored.folder)
+        command = _commit_of(stored)
         asyncio.run_coroutine_threadsafe(self.checkpoints.commit(command), self._loop).result(60)
 
     def order(self, number: int) -> None:
@@ -95,10 +95,13 @@ class CheckpointAgent:
     def _take(self, message: AgentMessage) -> None:
         self.messages.append(message)
         if self.commits and isinstance(message, CheckpointStored) and not message.problem:
-            command = CommitCheckpoint(node=NODE, generation=message.generation, folder=message.folder)
-            task = self._loop.create_task(self.checkpoints.commit(command))
+            task = self._loop.create_task(self.checkpoints.commit(_commit_of(message)))
             self._commands.add(task)
             task.add_done_callback(self._commands.discard)
+
+
+def _commit_of(stored: CheckpointStored) -> CommitCheckpoint:
+    return CommitCheckpoint(node=NODE, generation=stored.generation, folder=stored.folder, order=stored.order)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from agent.checkpoint.connections import CheckpointSocket
 from agent.checkpoint.storage import Storage
 from perdure_training.checkpoint import Checkpointer, Generators
 from perdure_training.checkpoint.schedule import Schedule
@@ -37,6 +39,10 @@ dcp.load(state, checkpoint_id=folder)
 assert not any(name.startswith("perdure") for name in sys.modules)
 print(state["step"], model.weight.sum().item())
 """
+
+
+class AgentEnded(BaseException):
+    """Not an error that is tried again: the agent's thread ends, and with it the connection."""
 
 
 class Site:
@@ -101,9 +107,11 @@ def durable(checkpointer: Checkpointer, step: int, state: dict[str, Any]) -> boo
 
 
 def flip(path: Path, at: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
+    with path.open("r+b") as file:
+        file.seek(at)
+        [byte] = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
 
 
 def test_a_checkpoint_is_loaded_after_memory_was_lost_as_if_nothing_had_happened(site: Site):
@@ -207,7 +215,9 @@ def test_a_snapshot_that_is_damaged_in_memory_is_not_stored(site: Site, monkeypa
 
     monkeypatch.setattr(Slot, "lease", flip_and_lease)
     assert not durable(checkpointer, 1, state)
-    assert "damaged in memory" in site.agent.problems[0]
+    # The rank is answered before the report has passed through the agent's event loop.
+    [problem] = wait_for(lambda: site.agent.problems)
+    assert "damaged in memory" in problem
     assert site.folders == []
 
 
@@ -248,10 +258,16 @@ def test_an_agent_that_ends_meanwhile_is_given_the_snapshot_again(site: Site, mo
         if not released.is_set():
             entered.set()
             released.wait(WITHIN)
-            # Not an error that is tried again: the thread ends, and with it the connection.
-            raise SystemExit
+            raise AgentEnded
         return write(storage, path, pieces)
 
+    def serve_until_it_ends(*arguments: Any) -> None:
+        # The connection is closed by then, without an answer.
+        with contextlib.suppress(AgentEnded):
+            serve(*arguments)
+
+    serve = CheckpointSocket._serve  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(CheckpointSocket, "_serve", serve_until_it_ends)
     monkeypatch.setattr(Storage, "write", dies)
     state = trained(steps=1)
     checkpointer, _ = site.begin(state)
@@ -283,6 +299,52 @@ def test_a_requested_checkpoint_is_made_at_one_of_the_next_steps(site: Site):
     assert checkpointer.wait_until_durable(WITHIN)
     [folder] = site.folders
     assert folder.name == "step-4-run-1"
+
+
+def test_a_scheduled_checkpoint_does_not_answer_a_later_request(site: Site):
+    state = trained(steps=1)
+    checkpointer, _ = site.begin(state)
+    checkpointer.save(1, state)
+    assert checkpointer.save(2, state, durable=True)
+    assert checkpointer.wait_until_durable(WITHIN)
+    site.agent.order(1)
+    for step in range(3, 9):
+        checkpointer.save(step, state)
+        checkpointer.flush()
+    assert checkpointer.wait_until_durable(WITHIN)
+    found = wait_for(lambda: (stored := site.agent.of(CheckpointStored))[1:] and stored)
+    assert [one.order for one in found] == [0, 1]
+
+
+def test_a_request_that_its_world_did_not_answer_is_answered_by_the_next_one(site: Site):
+    state = trained(steps=1)
+    site.begin(state)
+    site.agent.order(1)
+    checkpointer, _ = site.begin(state)
+    for step in range(2, 9):
+        checkpointer.save(step, state)
+        checkpointer.flush()
+    assert checkpointer.wait_until_durable(WITHIN)
+    [stored] = site.agent.of(CheckpointStored)
+    assert (stored.order, stored.generation) == (1, 2)
+
+
+def test_a_request_is_tried_again_after_a_while_until_one_is_durable():
+    now = 0.0
+    schedule = Schedule(every_steps=None, every_seconds=10_000, clock=lambda: now)
+    orders = {"number": 1}
+    assert schedule.next_target(1, every=1, orders=orders) == 3
+    assert schedule.next_target(4, every=1, orders=orders) is None
+    now = 31.0
+    assert schedule.next_target(5, every=1, orders=orders) == 7
+    schedule.finish(schedule.order)
+    now = 70.0
+    assert schedule.next_target(8, every=1, orders=orders) is None
+
+
+def test_a_request_that_an_earlier_world_answered_is_not_due_again():
+    schedule = Schedule(every_steps=None, every_seconds=10_000)
+    assert schedule.next_target(1, every=1, orders={"number": 2, "done": 2}) is None
 
 
 def test_another_state_is_refused_with_both_names(site: Site):

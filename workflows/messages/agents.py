@@ -34,6 +34,8 @@ class Progress(Message):
     steps_per_second: float | None = None
     """Over the last minute or since the generation began, whichever is shorter."""
     loss: float | None = None
+    diverged: bool = False
+    """The reported loss is no finite number, which no message can carry."""
     source: ProgressSource = ProgressSource.COUNTED
     generation_steps: int = 0
     """Steps seen in the current generation."""

@@ -34,6 +34,8 @@ class CheckpointStored(AgentMessage):
     """The time from the first rank's request until all was durable."""
     problem: ShortText = ""
     """Why a part cannot be stored; empty if all are."""
+    order: int = 0
+    """The number of the newest request for a checkpoint that it answers; 0 for none."""
 
 
 class CheckpointRestored(AgentMessage):
@@ -42,6 +44,8 @@ class CheckpointRestored(AgentMessage):
     generation: int
     step: int
     source: RestoreSource
+    folder: ShortText = ""
+    """The checkpoint's path within the storage; empty for a snapshot in memory."""
     again: int | None = None
     """The number of steps that were made after it, and are made again; None where that is unknown."""
     distrusted: tuple[int, ...] = ()
@@ -56,6 +60,7 @@ class CheckpointFacts(Message):
     size: int = 0
     took: Duration = timedelta()
     problem: ShortText = ""
+    order: int = 0
     source: RestoreSource = RestoreSource.UNKNOWN
     again: int | None = None
     distrusted: tuple[int, ...] = ()
@@ -73,6 +78,8 @@ class Commit(Message):
     folder: ShortText
     interval: Duration | None = None
     """The time until the next checkpoint, where the job chooses it."""
+    order: int = 0
+    """The newest request for a checkpoint that it answers; 0 for none."""
 
 
 class CommitCheckpoint(Message):
@@ -82,6 +89,8 @@ class CommitCheckpoint(Message):
     generation: int
     folder: str
     interval: Duration | None = None
+    order: int = 0
+    """The newest request for a checkpoint that it answers; 0 for none."""
 
 
 class OrderCheckpoint(Message):
@@ -109,6 +118,8 @@ class CheckpointView(Message):
     problem: ShortText = ""
     """Why the last checkpoint could not be stored; empty since one was."""
     problem_since: Time | None = None
+    order: int = 0
+    """The number of the newest request for a checkpoint (`perdure checkpoint`) that was answered by a durable one."""
     restored_step: int | None = None
     """The step with which the newest world continued; None where it loaded none by a checkpointer."""
     restored_from: RestoreSource | None = None

@@ -18,8 +18,8 @@ class LeaseRequest(Message):
 
 
 class ApplyWorld(Message):
-    """Argument of `apply_world`: constant in size, below 500 bytes. The command must run for this generation: the
-    agent starts it if it does not run, and restarts it if it runs in an older generation."""
+    """Argument of `apply_world`: below 500 bytes, beside what is distrusted. The command must run for this generation:
+    the agent starts it if it does not run, and restarts it if it runs in an older generation."""
 
     node: NodeCredentials
     generation: int
@@ -35,6 +35,8 @@ class ApplyWorld(Message):
     """The torchrun of the command that the world is for, counted from 0."""
     restart_command: bool = False
     """The agent restarts the command even if it runs, unless the command did enter the previous world after all."""
+    distrusted_checkpoints: tuple[str, ...] = ()
+    """Folders in the job's storage that this world's ranks do not load."""
 
 
 class CommandAnswer(Message):

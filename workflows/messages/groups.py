@@ -169,7 +169,9 @@ class GroupDesire(Message):
     commit: Commit | None = None
     """The newest checkpoint that is complete, until it is committed."""
     checkpoint_orders: int = 0
-    """Grows whenever a checkpoint is requested."""
+    """The newest request for a checkpoint that none has answered; 0 for none."""
+    distrusted_checkpoints: tuple[str, ...] = ()
+    """Folders in the job's storage that are not loaded any more."""
     wind_down: bool = False
     """Delete everything and close."""
     reason: str = ""

@@ -69,6 +69,8 @@ class Observation(Message):
     """Nodes (slots) that could not be reached."""
     stalled: tuple[int, ...] = ()
     """Nodes (slots) whose ranks stalled."""
+    storage: bool = False
+    """Checkpoints could not be stored. Its entry is written when that begins, and its title changed when it is over."""
 
 
 class IncidentView(Message):

@@ -20,7 +20,7 @@ from workflows.messages import (
     RestoreSource,
     TransitionKind,
 )
-from workflows.policy import incidents
+from workflows.policy import checkpoint_trust, incidents, observations
 from workflows.policy.events import CheckpointRequested, Event
 from workflows.policy.state import DurableCheckpoint, JobState, NodeState, StoredParts
 
@@ -32,7 +32,7 @@ LONGEST_INTERVAL = timedelta(hours=1)
 def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
     """Takes in what a node reports about a checkpoint, and users' requests for one."""
     if isinstance(event, CheckpointRequested):
-        return state.replace(checkpoints=state.checkpoints.replace(orders=state.checkpoints.orders + 1))
+        return request(state)
     if not isinstance(event, NodeTransition) or event.checkpoint is None:
         return state
     node = state.nodes.get(event.rank)
@@ -42,11 +42,22 @@ def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobStat
         case TransitionKind.CHECKPOINT_STORED:
             return _stored(state, node, event.checkpoint, event, job, now)
         case TransitionKind.CHECKPOINT_COMMITTED:
-            return _committed(state, event.checkpoint, event)
+            return _committed(state, event.checkpoint, event, now)
         case TransitionKind.CHECKPOINT_RESTORED:
             return _restored(state, node, event.checkpoint, event)
         case _:
             return state
+
+
+def request(state: JobState) -> JobState:
+    """Requests a checkpoint of one of the next steps; its number is `orders` from now on."""
+    return state.replace(checkpoints=state.checkpoints.replace(orders=state.checkpoints.orders + 1))
+
+
+def open_order(state: JobState) -> int:
+    """The newest request that no durable checkpoint has answered yet; 0 for none."""
+    known = state.checkpoints
+    return known.orders if known.orders > known.orders_done else 0
 
 
 def commit_of(state: JobState) -> Commit | None:
@@ -91,6 +102,7 @@ def view(state: JobState, job: JobSpec) -> CheckpointView:
         took=durable.took if durable else None,
         problem=known.problem,
         problem_since=known.problem_since,
+        order=known.orders_done,
         restored_step=known.restored_step,
         restored_from=known.restored_from,
         restored_generation=known.restored_generation,
@@ -111,8 +123,7 @@ def _stored(
     if world is None or not current or job.checkpoint is None or state.outcome is not None:
         return state
     if facts.problem:
-        since = known.problem_since or transition.time
-        return state.replace(checkpoints=known.replace(problem=facts.problem, problem_since=since))
+        return _failing(state, facts.problem, transition.time, now)
     if known.commit is not None and known.commit.folder == facts.folder:
         return state
     parts = known.parts
@@ -124,6 +135,7 @@ def _stored(
         nodes=tuple(sorted({*parts.nodes, node.rank})),
         size=parts.size + (facts.size if node.rank not in parts.nodes else 0),
         took=max(parts.took, facts.took),
+        order=max(parts.order, facts.order),
     )
     if not set(world.members) <= set(parts.nodes):
         return state.replace(checkpoints=known.replace(parts=parts))
@@ -134,17 +146,26 @@ def _stored(
         step=parts.step,
         folder=parts.folder,
         interval=interval(state, job.checkpoint, parts.took, now),
+        order=parts.order,
     )
     return state.replace(checkpoints=known.replace(parts=parts, commit=commit, commits=commit.number))
 
 
-def _committed(state: JobState, facts: CheckpointFacts, transition: NodeTransition) -> JobState:
+def _failing(state: JobState, problem: str, since: datetime, now: datetime) -> JobState:
+    """Records that a checkpoint cannot be stored now."""
+    known = state.checkpoints
+    since = known.problem_since or since
+    state = state.replace(checkpoints=known.replace(problem=problem, problem_since=since))
+    return observations.observe_storage(state, now, over=False)
+
+
+def _committed(state: JobState, facts: CheckpointFacts, transition: NodeTransition, now: datetime) -> JobState:
     known, parts = state.checkpoints, state.checkpoints.parts
     if known.commit is None or known.commit.folder != facts.folder:
         return state
     if facts.problem:
-        since = known.problem_since or transition.time
-        return state.replace(checkpoints=known.replace(problem=facts.problem, problem_since=since))
+        return _failing(state, facts.problem, transition.time, now)
+    state = observations.observe_storage(state, now, over=True)
     durable = DurableCheckpoint(
         step=facts.step,
         folder=facts.folder,
@@ -153,7 +174,8 @@ def _committed(state: JobState, facts: CheckpointFacts, transition: NodeTransiti
         size=parts.size if parts is not None and parts.folder == facts.folder else 0,
         took=parts.took if parts is not None and parts.folder == facts.folder else timedelta(),
     )
-    known = known.replace(commit=None, parts=None, durable=durable, problem="", problem_since=None)
+    done = max(known.orders_done, min(known.commit.order, known.orders))
+    known = known.replace(commit=None, parts=None, durable=durable, problem="", problem_since=None, orders_done=done)
     return state.replace(checkpoints=known)
 
 
@@ -166,6 +188,9 @@ def _restored(state: JobState, node: NodeState, facts: CheckpointFacts, transiti
     state = incidents.record_restore(
         state, facts, generation=transition.generation, rank=node.rank, time=transition.time
     )
+    if source is RestoreSource.STORAGE and facts.folder:
+        state = checkpoint_trust.load(state, folder=facts.folder, step=facts.step)
+        known = state.checkpoints
     return state.replace(
         checkpoints=known.replace(
             restored_step=facts.step,

@@ -43,6 +43,8 @@ class RestartRequested(Message):
 class RelaunchRequested(Message):
     rank: int
     reason: str = ""
+    incarnation: int = 0
+    """The only incarnation that is replaced; 0 for the current one."""
 
 
 class TicketIssued(Message):

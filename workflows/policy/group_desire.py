@@ -36,7 +36,8 @@ def desires_of(state: JobState) -> dict[int, GroupDesire]:
         complete_generation=state.complete_generation,
         stages_complete=state.stages_complete,
         commit=checkpoints.commit_of(state),
-        checkpoint_orders=state.checkpoints.orders,
+        checkpoint_orders=checkpoints.open_order(state),
+        distrusted_checkpoints=state.checkpoints.distrusted,
         wind_down=state.outcome is not None and not state.held,
         reason=_reason(state),
     )

@@ -15,12 +15,14 @@ from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
 from workflows.messages import EvidenceSource, FailureClass, JobPhase, LossCause, NodePhase, World
 from workflows.policy import (
+    checkpoint_trust,
     checkpoints,
     entering,
     hold_on_failure,
     incidents,
     joining,
     node_avoidance,
+    planned_changes,
     stages,
     succession,
     user_requests,
@@ -56,7 +58,7 @@ def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSou
     """Brings the job as far as the known facts allow."""
     if state.outcome is not None:
         return _with_phase(hold_on_failure.end_when_due(state, now), job)
-    state = _check_limits(state, job, now)
+    state = user_requests.apply_postponed(_check_limits(state, job, now), job, now)
     if state.outcome is None and state.suspended:
         state = _dismiss(state, job, now)
     elif state.outcome is None:
@@ -81,6 +83,8 @@ def _recover(state: JobState, job: JobSpec, now: datetime) -> JobState:
     verdict = decide_repair(state, interruption, job, now)
     if verdict is None:
         return state
+    if not interruption.counted:
+        state = checkpoint_trust.judge(state, verdict.failure, now)
     state = record(state, verdict, interruption, job, now)
     for rank in verdict.replace:
         node = state.nodes.get(rank)
@@ -227,7 +231,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
         return resting
     surplus = world is not None and any(rank >= state.nodes_max for rank in world.members)
     if world is not None and not state.between_stages and interruption is None and not surplus and size <= world.nodes:
-        return state.replace(ready_since=None, waiting_since=None)
+        return planned_changes.forget_world(state.replace(ready_since=None, waiting_since=None))
     # From here on a world is due: there is none, it broke, it must shrink, or it can grow.
     if not state.between_stages and any(node.alive and not node.reachable for node in state.members):
         # The node cannot be sent a world. While its own world steps, that is no evidence against it.
@@ -239,6 +243,8 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
     state = state.replace(ready_since=ready_since)
     if not _is_time(state, job, now, size=size, available=len(available), ready_since=ready_since, surplus=surplus):
         return state.replace(waiting_since=state.waiting_since or now) if is_stopped else state
+    if not is_stopped and (held := planned_changes.hold_world(state, job, now)) is not None:
+        return held
     formed = form_world(
         state.nodes,
         choose_members(available, size, world),
@@ -256,13 +262,16 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
         state = waiting.wait(state, job, now, available=len(available), missing=missing)
         return state.replace(ready_since=ready_since if over else None)
     if surplus and not state.between_stages and state.behavior >= Behavior.RELEASE_0_2:
-        state = _dismiss_surplus(_announce(state, formed, job, now), job, now)
+        state = planned_changes.settle(_announce(state, formed, job, now), now)
+        state = _dismiss_surplus(state, job, now)
     if state.leaving:
         return succession.hold(state)
     if state.between_stages:
         state = _with_fresh_progress(state)
     elif world is not None:
         state = _continue_ended_members(_announce(state, formed, job, now))
+    if not is_stopped:
+        state = planned_changes.settle(state, now)
     host = state.nodes[formed.store_rank]
     state = state.with_node(
         host.replace(

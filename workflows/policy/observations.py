@@ -1,4 +1,5 @@
-"""Records pauses that ended by themselves: nodes that could not be reached, ranks that stalled and stepped again.
+"""Records pauses that ended by themselves: nodes that could not be reached, ranks that stalled and stepped again, a
+storage that took no checkpoints.
 
 Nothing was interrupted and nothing was done, so an observation is no interruption: it is written when it is over, as a
 closed entry among the incidents, so that `perdure explain` can account for a pause that nothing else explains. Pauses
@@ -28,6 +29,10 @@ _NO_REPLACEMENT = Considered(
 )
 _NO_RESTART = Considered(
     option="restart the ranks", why_not="a long evaluation or a slow disk looks the same from outside"
+)
+
+_NO_STOP = Considered(
+    option="stop the training", why_not="snapshots in memory are made on; the agents try to store the next one again"
 )
 
 
@@ -65,6 +70,55 @@ def observe_stall_ended(state: JobState, node: NodeState, at: datetime, now: dat
     return _add(state, node, Observation(stalled=(node.rank,)), evidence, since=since, until=max(since, at), now=now)
 
 
+def observe_storage(state: JobState, now: datetime, *, over: bool) -> JobState:
+    """Records that checkpoints cannot be stored, at once, since that may last; and how long it lasted, once one is
+    durable."""
+    known = state.checkpoints
+    since, durable = known.problem_since, known.durable
+    if since is None:
+        return state
+    begun = next((one for one in state.incidents if _of_storage(one) and one.started_at == since), None)
+    if begun is None and over:
+        return state
+    took = format_duration(timedelta(seconds=round((now - since).total_seconds())))
+    evidence = begun.evidence if begun is not None else ()
+    texts = [] if over else [known.problem]
+    if begun is None:
+        newest = f"that of step {durable.step:,}, of {durable.committed_at:%H:%M:%S} UTC" if durable else "none"
+        texts.append(f"the newest durable checkpoint of this run was {newest}")
+    signs = (Evidence(time=now, source=EvidenceSource.AGENT, text=text) for text in texts)
+    texts_known = {sign.text for sign in evidence}
+    evidence = (*evidence, *(sign for sign in signs if sign.text not in texts_known))[-KEPT_EVIDENCE:]
+    title = f"no checkpoint could be stored for {took}" if over else "no checkpoint can be stored"
+    entry = IncidentView(
+        number=begun.number if begun is not None else state.incident_count + 1,
+        title=f"{title}; training continued",
+        started_at=since,
+        noticed_at=begun.noticed_at if begun is not None else now,
+        closed_at=now,
+        observation=Observation(storage=True),
+        evidence=evidence,
+        considered=(_NO_STOP,),
+        generation_before=state.generation,
+        nodes_before=state.world.nodes if state.world else 0,
+    )
+    if begun is not None:
+        incidents = tuple(entry if one.number == entry.number else one for one in state.incidents)
+        return state.replace(incidents=incidents)
+    return _append(state, state.incidents, entry)
+
+
+def _of_storage(entry: IncidentView) -> bool:
+    return entry.observation is not None and entry.observation.storage
+
+
+def _append(state: JobState, kept: tuple[IncidentView, ...], entry: IncidentView) -> JobState:
+    observed = [one.number for one in (*kept, entry) if one.observation is not None]
+    forgotten = set(observed[:-KEPT])
+    incidents = tuple(one for one in (*kept, entry) if one.number not in forgotten)[-KEPT_INCIDENTS:]
+    return state.replace(incidents=incidents, incident_count=max(state.incident_count, entry.number))
+
+
 def _add(
     state: JobState,
     node: NodeState,
@@ -83,6 +137,7 @@ def _add(
         return state
     last = state.incidents[-1] if state.incidents else None
     merges = last is not None and last.observation is not None and last.generation_before == state.generation
+    merges = merges and last is not None and not _of_storage(last)
     if last is not None and merges and last.observation and (last.closed_at or until) >= since:
         seen = _union(last.observation, seen)
         since, until = min(last.started_at, since), max(last.closed_at or until, until)
@@ -105,10 +160,7 @@ def _add(
         generation_before=state.generation,
         nodes_before=state.world.nodes if state.world else 0,
     )
-    observed = [one.number for one in (*kept, entry) if one.observation is not None]
-    forgotten = set(observed[:-KEPT])
-    incidents = tuple(one for one in (*kept, entry) if one.number not in forgotten)[-KEPT_INCIDENTS:]
-    return state.replace(incidents=incidents, incident_count=max(state.incident_count, number))
+    return _append(state, kept, entry)
 
 
 def _union(one: Observation, other: Observation) -> Observation:

@@ -15,7 +15,7 @@ from workflows.messages import (
     ProgressSource,
 )
 from workflows.names import group_index
-from workflows.policy import checkpoints, stages, succession
+from workflows.policy import checkpoints, planned_changes, stages, succession
 from workflows.policy.budget import within_window
 from workflows.policy.state import JobState
 
@@ -118,6 +118,8 @@ def next_action(state: JobState) -> str:
         return "the nodes are wound down"
     if state.suspended:
         return "nothing, until a user resumes it"
+    if postponed := planned_changes.describe(state):
+        return postponed
     if held := succession.why_held(state):
         return f"the next world {held}"
     if held_back := succession.waiting_nodes(state):

@@ -28,6 +28,7 @@ from workflows.messages import (
 )
 from workflows.messages.base import LogTail, ShortText
 from workflows.policy.behavior import CURRENT, Behavior
+from workflows.policy.events import RelaunchRequested, SuspendRequested
 
 
 class NodeFailure(Message):
@@ -217,6 +218,8 @@ class StoredParts(Message):
     size: int = 0
     took: Duration = timedelta()
     """The longest time of a node."""
+    order: int = 0
+    """The newest request for a checkpoint that it answers."""
 
     def replace(self, **fields: object) -> Self:
         return self.model_copy(update=fields)
@@ -233,6 +236,15 @@ class DurableCheckpoint(Message):
     took: Duration = timedelta()
 
 
+class LoadedCheckpoint(Message):
+    """The stored checkpoint from which the training continued last."""
+
+    folder: str
+    step: int
+    failed_after: int | None = None
+    """The number of counted steps after which the world failed that loaded it before; None for none."""
+
+
 class CheckpointState(Message):
     """What is known of the job's checkpoints in storage: see `workflows.policy.checkpoints`."""
 
@@ -246,6 +258,8 @@ class CheckpointState(Message):
     """The newest one."""
     orders: int = 0
     """The number of checkpoints that were requested."""
+    orders_done: int = 0
+    """The newest of these requests that a durable checkpoint answers."""
     problem: ShortText = ""
     """Why the last one could not be stored; empty since one was."""
     problem_since: datetime | None = None
@@ -254,9 +268,41 @@ class CheckpointState(Message):
     restored_generation: int = 0
     """The newest generation that reported with which step it continued."""
     restored_again: int | None = None
+    loaded: LoadedCheckpoint | None = None
+    failed_at: int = -1
+    """The highest reported step at which the job failed by itself."""
+    distrusted: tuple[str, ...] = ()
+    """Folders of checkpoints that are not loaded any more: see `workflows.policy.checkpoint_trust`."""
 
     def replace(self, **fields: object) -> Self:
         return self.model_copy(update=fields)
+
+
+class PostponedChange(Message):
+    """A change that waits until a checkpoint is durable: see `workflows.policy.planned_changes`."""
+
+    title: str
+    """What follows, in words."""
+    order: int
+    """The number of the requested checkpoint."""
+    since: datetime
+    until: datetime
+    """When the change is carried out without it."""
+    generation: int
+    """The generation that makes the checkpoint."""
+    suspend: SuspendRequested | None = None
+    relaunches: tuple[RelaunchRequested, ...] = ()
+
+    @property
+    def requested(self) -> bool:
+        """Whether a user's request waits; otherwise only the next world does."""
+        return self.suspend is not None or bool(self.relaunches)
+
+    def with_request(self, request: SuspendRequested | RelaunchRequested) -> Self:
+        if isinstance(request, SuspendRequested):
+            return self.model_copy(update={"suspend": request})
+        others = (one for one in self.relaunches if one.rank != request.rank)
+        return self.model_copy(update={"relaunches": (*others, request)})
 
 
 class JobState(Message):
@@ -333,6 +379,7 @@ class JobState(Message):
     """The messages of each group that were processed in this ownership epoch."""
     outcome: Outcome | None = None
     checkpoints: CheckpointState = CheckpointState()
+    postponed: PostponedChange | None = None
     dropped_events: int = 0
     """Events that could not be decided on: a defect of this release, or a malformed message."""
     last_dropped: str = ""

@@ -24,6 +24,8 @@ def next_deadline(state: JobState, job: JobSpec, now: datetime) -> datetime | No
     times: list[datetime | None] = []
     if job.limits.active_deadline is not None:
         times.append(state.started_at + job.limits.active_deadline)
+    if state.postponed is not None:
+        times.append(state.postponed.until)
     if not state.suspended:
         times += _deadlines_of_the_world(state, job)
         times += [node.until for node in state.leaving]

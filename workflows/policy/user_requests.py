@@ -11,7 +11,7 @@ from datetime import datetime
 
 from perdure.spec.job import JobSpec
 from workflows.messages import EvidenceSource, JobPhase, NodePhase, World
-from workflows.policy import hold_on_failure, incidents, succession
+from workflows.policy import hold_on_failure, incidents, planned_changes, succession
 from workflows.policy.events import (
     CancelRequested,
     Event,
@@ -32,7 +32,10 @@ def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobStat
         case ScaleRequested():
             return _scale(state, event)
         case SuspendRequested():
-            return _suspend(state, f"suspended by a user{_because(event.reason)}", now)
+            return planned_changes.postpone(state, event, job, now) or _suspend(state, event, now)
+        case ResumeRequested() if not state.suspended:
+            # Its suspension still waits for a checkpoint.
+            return planned_changes.withdraw_suspension(state)
         case ResumeRequested():
             text = f"resumed by a user{_because(event.reason)}"
             state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.USER, text=text)
@@ -40,7 +43,7 @@ def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobStat
         case RestartRequested():
             return request(state, f"restart requested by a user{_because(event.reason)}", now)
         case RelaunchRequested():
-            return _relaunch(state, event, job, now)
+            return planned_changes.postpone(state, event, job, now) or _relaunch(state, event, job, now)
         case CancelRequested():
             if state.outcome is not None:
                 return hold_on_failure.release(state)
@@ -48,6 +51,20 @@ def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobStat
             return state.stop(Outcome(phase=JobPhase.CANCELLED, exit_code=4, reason=reason, decided_at=now))
         case _:
             return state
+
+
+def apply_postponed(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """Carries out the requests that have waited for a checkpoint, once nothing is waited for any longer."""
+    postponed = state.postponed
+    if postponed is None or not postponed.requested or state.outcome is not None:
+        return state
+    if not planned_changes.is_due(state, now):
+        return state
+    for relaunch in postponed.relaunches:
+        state = _relaunch(state, relaunch, job, now)
+    if postponed.suspend is not None:
+        state = _suspend(state, postponed.suspend, now)
+    return planned_changes.settle(state, now)
 
 
 def request(state: JobState, text: str, now: datetime, *, by_user: bool = True) -> JobState:
@@ -90,8 +107,9 @@ def _scale(state: JobState, event: ScaleRequested) -> JobState:
     )
 
 
-def _suspend(state: JobState, text: str, now: datetime) -> JobState:
+def _suspend(state: JobState, event: SuspendRequested, now: datetime) -> JobState:
     """Suspends the job. One incident lasts from here until the resumed job steps: the cost of the suspension."""
+    text = f"suspended by a user{_because(event.reason)}"
     state = incidents.abandon(state, now, text)
     state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.USER, text=text)
     state = incidents.record_decision(
@@ -102,7 +120,7 @@ def _suspend(state: JobState, text: str, now: datetime) -> JobState:
 
 def _relaunch(state: JobState, event: RelaunchRequested, job: JobSpec, now: datetime) -> JobState:
     node = state.nodes.get(event.rank)
-    if node is None or not node.alive:
+    if node is None or not node.alive or event.incarnation not in (0, node.incarnation):
         return state
     text = f"replacement of node {event.rank} requested by a user{_because(event.reason)}"
     if state.is_member(node):

@@ -1,0 +1,67 @@
+"""What a node has stored of the newest checkpoints. It is kept in a file: of a checkpoint whose agent is started again
+between two ranks' parts, the next agent stores only the parts that are left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from agent.checkpoint.records import FileRecord
+from agent.files import KeptFile
+from perdure_launcher.layout import CHECKPOINT_PROGRESS
+
+logger = logging.getLogger(__name__)
+
+
+class Progress(BaseModel):
+    """What is known of one checkpoint on this node."""
+
+    begun: float
+    """The monotonic time of the first request."""
+    parts: dict[str, FileRecord] = Field(default={})
+    sizes: dict[str, int] = Field(default={})
+    """The sizes of the ranks' parts."""
+    order: int = 0
+    """The newest request for a checkpoint that it answers."""
+    committed: bool = False
+    given_up: str = ""
+    problem: str = ""
+    """The problem that was reported last."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of all parts."""
+        return sum(self.sizes.values())
+
+
+_CONTENT = TypeAdapter(dict[str, Progress])
+
+
+class ProgressFile:
+    """The file, in the node's run directory."""
+
+    def __init__(self, run_directory: Path) -> None:
+        """Creates the object.
+
+        Args:
+            run_directory: The folder of the node.
+        """
+        self._file = KeptFile(run_directory / CHECKPOINT_PROGRESS)
+
+    def read(self) -> dict[str, Progress]:
+        """Returns the progress by folder; none where nothing usable is kept."""
+        content = self._file.read()
+        if content is None:
+            return {}
+        try:
+            return _CONTENT.validate_json(content)
+        except ValidationError as error:
+            logger.warning("what was stored of checkpoints is not known any more: %s", error)
+            return {}
+
+    def write(self, progress: Mapping[str, Progress]) -> None:
+        """Replaces the content. An error is logged."""
+        self._file.write(_CONTENT.dump_json(dict(progress)))

@@ -1,0 +1,103 @@
+"""A stored checkpoint after whose restore the job fails again is not loaded again; a storage that fails is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.policy.scenario import Scenario, counted, reported
+from tests.policy.test_checkpoints_policy import committed, scenario, status, stored
+from workflows.messages import CheckpointFacts, Progress, RestoreSource, TransitionKind
+from workflows.policy.group_desire import desires_of
+
+FOLDER = "step-100-run-1"
+
+
+def loaded(job: Scenario, step: int = 100, *, source: RestoreSource = RestoreSource.STORAGE) -> Scenario:
+    """The ranks of the present world continue from there."""
+    folder = f"step-{step}-run-1" if source is RestoreSource.STORAGE else ""
+    facts = CheckpointFacts(step=step, source=source, folder=folder)
+    return job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=job.generation, checkpoint=facts)
+
+
+def failed(job: Scenario, progress: Progress) -> Scenario:
+    return job.rank_raised(1, progress=progress).peer_failed(0).steps()
+
+
+def distrusted(job: Scenario) -> tuple[str, ...]:
+    return desires_of(job.state)[0].distrusted_checkpoints
+
+
+def test_a_checkpoint_is_distrusted_when_the_job_does_not_come_further_than_before():
+    job = failed(scenario(), reported(105))
+    assert distrusted(loaded(job)) == ()
+    failed(job, reported(103))
+    assert distrusted(job) == (FOLDER,)
+    texts = [one.text for one in job.incident.evidence]
+    assert any("the checkpoint of step 100 in storage is not loaded again" in text for text in texts)
+    loaded(job, 80)
+    failed(job, reported(105))
+    assert distrusted(job) == (FOLDER, "step-80-run-1")
+
+
+def test_it_stays_trusted_where_the_job_came_further():
+    job = failed(scenario(), reported(105))
+    failed(loaded(job), reported(106))
+    assert distrusted(job) == ()
+
+
+def test_snapshots_in_memory_between_do_not_hide_it():
+    job = failed(scenario(), reported(105))
+    loaded(loaded(job), 104, source=RestoreSource.MEMORY)
+    failed(job, reported(104))
+    assert distrusted(job) == (FOLDER,)
+
+
+def test_a_loss_that_is_no_number_is_enough():
+    job = loaded(scenario())
+    failed(job, reported(110).model_copy(update={"diverged": True}))
+    assert distrusted(job) == (FOLDER,)
+
+
+def test_counted_steps_are_compared_with_those_after_the_same_checkpoint():
+    job = failed(scenario(), counted(400))
+    failed(loaded(job), counted(5))
+    assert distrusted(job) == ()
+    failed(loaded(job), counted(7))
+    assert distrusted(job) == ()
+    failed(loaded(job), counted(7))
+    assert distrusted(job) == (FOLDER,)
+
+
+@pytest.mark.parametrize("how", ["lost", "killed by the machine"])
+def test_the_loss_of_a_machine_says_nothing_about_a_state(how: str):
+    job = failed(scenario(), reported(105))
+    loaded(job)
+    if how == "lost":
+        job.lost(1).removed(1).ready(1).steps()
+    else:
+        job.ended_from_outside(1, progress=reported(101)).lost(1)
+    assert distrusted(job) == ()
+
+
+def test_a_storage_that_fails_is_an_entry_with_its_time_and_the_newest_checkpoint():
+    job = scenario()
+    stored(stored(job, 0), 1)
+    committed(job)
+    job.wait(60)
+    for _ in range(3):
+        stored(job, 0, step=9, problem="s3://ckpt: away")
+        job.wait(20)
+    [entry] = job.state.incidents
+    assert (entry.title, entry.over_at is None) == ("no checkpoint can be stored; training continued", False)
+    assert [one.text for one in entry.evidence] == [
+        "s3://ckpt: away",
+        "the newest durable checkpoint of this run was that of step 7, of 00:00:00 UTC",
+    ]
+    assert job.state.open_incident is None
+    stored(stored(job, 0, step=9), 1, step=9)
+    committed(job)
+    [entry] = job.state.incidents
+    assert entry.title == "no checkpoint could be stored for 1m; training continued"
+    assert status(job).warnings == ()
+    stored(job, 0, step=11, problem="s3://ckpt: away")
+    assert len(job.state.incidents) == 2

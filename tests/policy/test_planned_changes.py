@@ -1,0 +1,180 @@
+"""Changes that are planned wait for a checkpoint, for a bounded time; failures and jobs without a storage do not."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tests.policy.scenario import Scenario
+from tests.policy.test_checkpoints_policy import committed, decision, scenario, stored
+from workflows.messages import JobPhase, NodePhase
+from workflows.policy.events import (
+    CancelRequested,
+    CheckpointRequested,
+    Event,
+    RelaunchRequested,
+    ResumeRequested,
+    ScaleRequested,
+    SuspendRequested,
+)
+from workflows.policy.group_desire import desires_of
+from workflows.policy.projections import next_action
+
+SUSPEND = SuspendRequested(reason="making room")
+
+
+def order(job: Scenario) -> int:
+    return desires_of(job.state)[0].checkpoint_orders
+
+
+def make_durable(job: Scenario, *, step: int = 30, **facts: object) -> Scenario:
+    assert job.state.world is not None
+    for rank in job.state.world.members:
+        stored(job, rank, step=step, **facts)
+    commit = decision(job)
+    assert commit is not None
+    return committed(job)
+
+
+def test_a_job_is_suspended_once_its_checkpoint_is_durable():
+    job = scenario().take(SUSPEND)
+    assert (job.state.phase, order(job)) == (JobPhase.RUNNING, 1)
+    assert "a checkpoint, then the job is suspended, at " in next_action(job.state)
+    make_durable(job, order=1)
+    assert job.state.phase is JobPhase.SUSPENDED
+    assert order(job) == 0
+    texts = [one.text for one in job.incident.evidence]
+    assert any("the checkpoint of step 30, requested at" in text for text in texts)
+    assert "suspended by a user: making room" in texts
+
+
+def test_a_scheduled_checkpoint_that_was_on_its_way_is_not_enough():
+    job = scenario().take(SUSPEND)
+    make_durable(job, step=10, order=0)
+    assert job.state.phase is JobPhase.RUNNING
+    make_durable(job, step=12, order=1)
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+@pytest.mark.parametrize("problem", ["", "s3://ckpt: away"])
+def test_a_change_does_not_wait_longer_than_it_is_told(problem: str):
+    job = scenario(save_timeout="40s").take(SUSPEND)
+    if problem:
+        stored(job, 0, problem=problem)
+    job.wait(39)
+    assert job.state.phase is JobPhase.RUNNING
+    job.wait(2)
+    assert job.state.phase is JobPhase.SUSPENDED
+    [text] = [one.text for one in job.incident.evidence if "not durable in time" in one.text]
+    assert text.endswith(problem or "the ranks reported none")
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Scenario("2").running(),
+        scenario(save_timeout="0s"),
+        Scenario("2", checkpoint={"storage": "file:///ckpt"}).ready(0, 1),
+    ],
+    ids=["no storage", "switched off", "no step yet"],
+)
+def test_where_nothing_is_saved_nothing_waits(job: Scenario):
+    job.take(SUSPEND)
+    assert job.state.phase is JobPhase.SUSPENDED
+    assert order(job) == 0
+
+
+def test_a_broken_world_is_not_waited_for():
+    job = scenario().rank_killed(1)
+    job.take(SUSPEND)
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+def test_a_failure_while_it_waits_costs_no_request():
+    job = scenario().take(SUSPEND)
+    job.rank_killed(1).peer_failed(0)
+    assert job.generation == 2
+    assert order(job) == 1
+    job.steps()
+    make_durable(job, order=1)
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+def test_a_job_whose_nodes_are_all_lost_meanwhile_is_suspended():
+    job = scenario().take(SUSPEND)
+    job.lost_together(0, 1)
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+def test_a_resume_withdraws_what_still_waits():
+    job = scenario().take(SUSPEND)
+    job.take(ResumeRequested())
+    make_durable(job, order=1)
+    job.wait(300)
+    assert job.state.phase is JobPhase.RUNNING
+    assert job.generation == 1
+
+
+def test_a_cancelled_job_does_not_wait():
+    job = scenario().take(SUSPEND)
+    job.take(CancelRequested())
+    assert job.state.outcome is not None
+
+
+def test_a_node_is_replaced_once_the_checkpoint_is_durable():
+    job = scenario()
+    job.take(RelaunchRequested(rank=1))
+    job.take(RelaunchRequested(rank=1))
+    assert job.node(1).incarnation == 1
+    make_durable(job, order=1)
+    assert job.node(1).incarnation == 2
+    assert order(job) == 0
+
+
+def test_a_node_that_was_replaced_meanwhile_is_not_replaced_again():
+    job = scenario()
+    job.take(RelaunchRequested(rank=1))
+    job.lost(1)
+    assert job.node(1).incarnation == 2
+    job.removed(1).ready(1).steps()
+    job.wait(120)
+    assert job.node(1).incarnation == 2
+    assert job.state.postponed is None
+
+
+@pytest.mark.parametrize(
+    ("event", "size"), [(ScaleRequested(minimum=2, maximum=2), 2), (ScaleRequested(minimum=2, maximum=4), 4)]
+)
+def test_a_world_grows_and_shrinks_after_its_checkpoint(event: Event, size: int):
+    job = scenario("3").take(event)
+    if size == 4:
+        assert order(job) == 0, "there is no node to grow with yet"
+        job.ready(3)
+    assert (order(job), job.generation) == (1, 1)
+    make_durable(job, order=1)
+    job.those_that_leave_end()
+    assert job.state.world is not None
+    assert (job.generation, job.state.world.nodes) == (2, size)
+    assert job.state.postponed is None
+    assert any("requested at" in one.text for one in job.incident.evidence)
+    job.steps().wait(timedelta(hours=1))
+    assert job.generation == 2
+
+
+def test_a_world_that_has_nothing_to_grow_with_any_more_waits_for_nothing():
+    job = scenario("2").take(ScaleRequested(minimum=2, maximum=3)).ready(2)
+    assert job.state.postponed is not None
+    job.lost(2)
+    assert job.state.postponed is None
+    assert job.node(2).phase is NodePhase.REQUESTED
+
+
+def test_requests_of_users_count_together():
+    job = scenario()
+    job.take(CheckpointRequested())
+    job.take(SUSPEND)
+    make_durable(job, order=1)
+    assert job.state.phase is JobPhase.RUNNING
+    make_durable(job, order=2, step=40)
+    assert job.state.phase is JobPhase.SUSPENDED
