@@ -26,6 +26,7 @@ from workflows.messages import (
     NodeCredentials,
     OrderCheckpoint,
     ReadLog,
+    ReleaseNode,
     RestartCommand,
     StopNode,
     StoreChanged,
@@ -50,6 +51,7 @@ class Commands:
             self.check_connection,
             self.complete_generation,
             self.restart_command,
+            self.release_node,
             self.stop_node,
             self.read_log,
             self.store_changed,
@@ -96,6 +98,11 @@ class Commands:
     async def restart_command(self, command: RestartCommand) -> CommandAnswer:
         """Restarts the command if it has ended."""
         return self._refusal_answer(command.node) or self._node.restart_command(command.number)
+
+    @activity.defn(name="release_node")
+    async def release_node(self, command: ReleaseNode) -> CommandAnswer:
+        """Lets a node that is being ended from outside end its command."""
+        return self._refusal_answer(command.node) or self._node.release()
 
     @activity.defn(name="stop_node")
     async def stop_node(self, command: StopNode) -> CommandAnswer:

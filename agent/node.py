@@ -43,6 +43,7 @@ from workflows.messages import (
     Failure,
     FailureKind,
     Finished,
+    Leaving,
     NodeCredentials,
     Progress,
     RankExit,
@@ -151,6 +152,12 @@ class Node:
             self._keep(command_restarts=number, attempt=state.attempt + ended, run=True)
         return CommandAnswer(accepted=state.leaving is None, generation=state.generation)
 
+    def release(self) -> CommandAnswer:
+        """Lets the launcher end the command, if the node is being ended from outside."""
+        if self.state.ended_by:
+            self._keep(released=True)
+        return CommandAnswer(accepted=True, generation=self.state.generation)
+
     def leave(self, reason: str, *, grace: timedelta | None = None) -> CommandAnswer:
         """Ends the command for good.
 
@@ -197,8 +204,8 @@ class Node:
             attempt=state.attempt,
             stop_generation=max(state.generation - 1, 0),
             world=self._world,
-            exit=state.leaving is not None,
-            exit_grace_s=state.leaving_grace,
+            exit=state.leaving is not None or state.released,
+            exit_grace_s=state.leaving_grace if state.leaving is not None else None,
             reason=state.leaving or "",
         )
 
@@ -359,6 +366,11 @@ class Node:
         reason = body.reason or "its launcher is being ended"
         logger.warning("this node is being ended: %s", reason)
         self._keep(ended_by=reason)
+        if self.config.checkpoint is None or not self.config.checkpoint.save_timeout or self.state.leaving is not None:
+            return
+        # The launcher waits for `released`, for some time.
+        leaving = Leaving(**envelope(self.config.node), generation=self.state.generation, reason=reason)
+        self._to_group.put(leaving, first=True)
 
     def on_exited(self, body: CommandExit) -> None:
         """Handles the end of the command. The launcher continues to run, and restarts the command on request.

@@ -32,6 +32,7 @@ from workflows.messages import (
     Heartbeat,
     Joined,
     LeaseTaken,
+    Leaving,
     Metrics,
     NodeCredentials,
     Ready,
@@ -54,6 +55,7 @@ SIGNALS: Final[dict[type[AgentMessage], str]] = {
     StoreNeeded: "store_needed",
     CheckpointStored: "checkpoint_stored",
     CheckpointRestored: "checkpoint_restored",
+    Leaving: "leaving",
     Failure: "failure",
     Finished: "finished",
     GroupMissing: "group_missing",
@@ -71,6 +73,7 @@ _ONLY_NEWEST = frozenset(
         "group_missing",
         "store_needed",
         "checkpoint_restored",
+        "leaving",
     }
 )
 _NOT_JOURNALED = frozenset({"heartbeat", "metrics", "group_missing", "store_needed"})

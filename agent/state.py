@@ -78,6 +78,8 @@ class AgentState(BaseModel):
     ended_by: str = ""
     """The party that ends the node from outside; empty if none. From then on the end of its processes is no news about
     the training."""
+    released: bool = False
+    """A node that is ended from outside need not wait for a checkpoint any longer."""
     leaving: str | None = None
     """Why the command must end for good; None while it may run."""
     leaving_grace: float = 0.0

@@ -24,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
         LeaseRequest,
         NodeCredentials,
         OrderCheckpoint,
+        ReleaseNode,
         RestartCommand,
         StopNode,
         TransitionKind,
@@ -241,8 +242,20 @@ async def order_checkpoint(table: NodeTable, node: NodeCredentials, number: int)
         table.put(record.replace(checkpoint_orders=number))
 
 
+async def release(table: NodeTable, node: NodeCredentials) -> None:
+    """Lets a node end that is being ended from outside. One that cannot be reached ends by itself soon."""
+    await _took(table, "release_node", ReleaseNode(node=node), summary="need not wait for a checkpoint any longer")
+    record = table.current(node)
+    if record is not None:
+        table.put(record.replace(released=True))
+
+
 async def _took(
-    table: NodeTable, name: str, command: CompleteGeneration | RestartCommand | OrderCheckpoint, *, summary: str
+    table: NodeTable,
+    name: str,
+    command: CompleteGeneration | RestartCommand | OrderCheckpoint | ReleaseNode,
+    *,
+    summary: str,
 ) -> bool:
     """Whether the agent has taken a command; it has little time for that."""
     try:

@@ -32,6 +32,7 @@ with workflow.unsafe.imports_passed_through():
         Heartbeat,
         Joined,
         LeaseTaken,
+        Leaving,
         Metrics,
         NodeCredentials,
         NodeEvents,
@@ -158,6 +159,12 @@ class NodeGroup:
     def checkpoint_restored(self, message: CheckpointRestored) -> None:
         self._table.checkpoint_restored(message)
 
+    @workflow.signal(description="A node is being ended from outside, and waits for a checkpoint")
+    def leaving(self, message: Leaving) -> None:
+        if self._table.leaving(message):
+            node = message.sender
+            self._start(("release", node.rank, node.incarnation), agent_calls.release(self._table, node))
+
     @workflow.signal(description="Facts from the backend's watch")
     def node_events(self, message: NodeEvents) -> None:
         for gone in self._table.take_watch_events(message):
@@ -225,6 +232,8 @@ class NodeGroup:
         restarts = want.command_restarts if want is not None and want.incarnation == node.incarnation else 0
         if record.joined and restarts > record.command_restarts:
             self._start(("command", node.rank, restarts), agent_calls.restart_command(table, node, restarts))
+        if want is not None and want.incarnation == node.incarnation and want.released and not record.released:
+            self._start(("release", *node.key), agent_calls.release(table, node))
         self._command_checkpoints(record)
 
     def _command_checkpoints(self, record: NodeRecord) -> None:

@@ -72,6 +72,8 @@ class NodeRecord(Message):
     """The newest commit of a checkpoint that its agent has carried out, or cannot."""
     checkpoint_orders: int = 0
     """The newest request for a checkpoint that its agent has passed on."""
+    released: bool = False
+    """Its agent knows that it need not wait for a checkpoint any longer before it ends."""
     stepping: int = 0
     """The newest generation that it runs or steps in."""
     stepped: int = 0

@@ -25,6 +25,7 @@ from workflows.messages import (
     Incarnation,
     Joined,
     LeaseTaken,
+    Leaving,
     Metrics,
     NodeCredentials,
     NodeEvent,
@@ -329,6 +330,22 @@ class NodeTable:
                     **message.model_dump(include={"step", "source", "folder", "again", "distrusted"})
                 ),
             )
+
+    def leaving(self, message: Leaving) -> bool:
+        """Takes in that a node is being ended from outside; returns whether the job itself ends it, so that there is
+        nothing to wait for."""
+        sender = message.sender
+        record = self.records.get(sender.rank)
+        if record is None or record.node != sender:
+            retired = self.retiring.get(sender.key)
+            return retired is not None and retired.node == sender
+        if self.winding_down:
+            return True
+        if self._accept_message("leaving", message) is not None:
+            self.transition(
+                record, TransitionKind.ENDING, message.time, generation=message.generation, detail=message.reason
+            )
+        return False
 
     def is_outdated(self, sender: NodeCredentials) -> bool:
         """Whether a newer incarnation has taken the sender's place, or the place no longer exists."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def launcher_configuration(request: NodeRequest, *, address: str, workdir: str |
     """
     spec = request.spec
     role = spec.roles[request.node.role]
+    grace = spec.limits.termination_grace_period
+    saves = min(spec.checkpoint.save_timeout, grace / 2) if spec.checkpoint else timedelta()
     return {
         "command": list(role.command),
         "workdir": workdir,
@@ -72,6 +75,7 @@ def launcher_configuration(request: NodeRequest, *, address: str, workdir: str |
         "store_ports": spec.network.store_ports,
         "stop_grace_s": spec.timing.processes.stop_grace.total_seconds(),
         "warm_starts": spec.recovery.warm_starts,
-        "termination_grace_s": spec.limits.termination_grace_period.total_seconds(),
+        "termination_grace_s": grace.total_seconds(),
+        "save_grace_s": saves.total_seconds(),
         "log_max_bytes": spec.timing.processes.log_max_bytes,
     }

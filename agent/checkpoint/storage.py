@@ -129,7 +129,8 @@ class Storage:
         if self._opened is None:
             # Imported late: with its backends it is a large part of an agent's memory.
             fsspec: Any = importlib.import_module("fsspec.core")
-            files, root = fsspec.url_to_fs(self.url)
+            # Nodes write to the same folder, so listings are never kept.
+            files, root = fsspec.url_to_fs(self.url, use_listings_cache=False)
             self._opened = files, str(root).rstrip("/")
         return self._opened
 

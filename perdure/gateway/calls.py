@@ -57,7 +57,7 @@ JOB_SIGNALS: Final = frozenset({"failure", "finished", "group_missing"})
 """What agents report to their job."""
 GROUP_SIGNALS: Final = frozenset(
     {"joined", "ready", "stepping", "stall", "lease_taken", "heartbeat", "metrics", "dataset_needed", "store_needed"}
-    | {"checkpoint_stored", "checkpoint_restored"}
+    | {"checkpoint_stored", "checkpoint_restored", "leaving"}
 )
 """What agents report to their group."""
 

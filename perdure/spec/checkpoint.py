@@ -59,7 +59,8 @@ class Checkpoint(Section):
     a checkpoint takes and the failures so far, between 30 s and 1 h."""
     save_timeout: Duration = timedelta(minutes=1)
     """The longest time that a planned change (suspend, scale, replace a node) waits until a checkpoint is durable,
-    which is made before it; 0: none is made."""
+    which is made before it; 0: none is made. A node that is ended by a signal waits, too, for half of
+    `limits.termination_grace_period` at most."""
     keep_last: Integer = Field(default=3, ge=1)
     """The number of the newest checkpoints that are kept."""
     keep_every: Integer | None = Field(default=None, ge=1)

@@ -131,6 +131,8 @@ class Launcher:
         self._scanner = in_node.ProcessScanner(torchrun=self._mode.name == "torchrun", several=config.max_nodes > 1)
         self._leaving: Leaving | None = None
         self._leaving_grace = config.termination_grace
+        self._terminate_at = 0.0
+        """The monotonic time until which a command that is to end may train on."""
         self._stopped_generation = 0
         self._stop_at: float | None = None
         self._done = threading.Event()
@@ -171,7 +173,8 @@ class Launcher:
 
     def _wait(self) -> None:
         """Sleeps until an event arrives or an action is due."""
-        due = [moment for moment in (self._tree.next_step, self._stop_at) if moment is not None]
+        saving = self._terminate_at if self._terminate_at > time.monotonic() else None
+        due = [moment for moment in (self._tree.next_step, self._stop_at, saving) if moment is not None]
         timeout = max(0.0, min(due) - time.monotonic()) if due else None
         with contextlib.suppress(queue.Empty):
             event = self._events.get(timeout=timeout)
@@ -187,6 +190,9 @@ class Launcher:
         elif isinstance(event, _Signal) and event.number != signal.SIGCHLD and self._leaving is None:
             name = signal.Signals(event.number).name
             self._leaving = Leaving(128 + event.number, f"the launcher received {name}", event.number)
+            saves = min(self._config.save_grace, self._config.termination_grace)
+            self._terminate_at = time.monotonic() + saves.total_seconds()
+            self._leaving_grace = self._config.termination_grace - saves
             # Every process that ends from now on ends because its node does.
             self._outbox.post("/v1/launcher/leaving", LeavingReport(reason=self._leaving.reason))
 
@@ -194,6 +200,7 @@ class Launcher:
         self._desired = desired
         if desired.exit:
             self._leaving = self._leaving or Leaving(0, desired.reason or "the agent requested it")
+            self._terminate_at = 0.0
             if desired.exit_grace_s is not None:
                 self._leaving_grace = timedelta(seconds=desired.exit_grace_s)
         if desired.stop_generation > self._stopped_generation:
@@ -212,7 +219,7 @@ class Launcher:
             self._stop_at = time.monotonic() + _KILL_AGAIN.total_seconds() if left else None
         if self._tree.empty:
             self._mode.settle()
-        if self._leaving is not None:
+        if self._leaving is not None and time.monotonic() >= self._terminate_at:
             self._tree.terminate(self._leaving_grace)
         else:
             self._mode.follow(self._desired)

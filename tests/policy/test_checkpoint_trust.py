@@ -20,7 +20,7 @@ def loaded(job: Scenario, step: int = 100, *, source: RestoreSource = RestoreSou
 
 
 def failed(job: Scenario, progress: Progress) -> Scenario:
-    return job.rank_raised(1, progress=progress).peer_failed(0).steps()
+    return job.rank_raised(1, progress=progress).steps()
 
 
 def distrusted(job: Scenario) -> tuple[str, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from tests.policy.scenario import Scenario
 from tests.policy.test_checkpoints_policy import committed, decision, scenario, stored
-from workflows.messages import JobPhase, NodePhase
+from workflows.messages import JobPhase, NodePhase, TransitionKind
 from workflows.policy.events import (
     CancelRequested,
     CheckpointRequested,
@@ -28,7 +29,7 @@ def order(job: Scenario) -> int:
     return desires_of(job.state)[0].checkpoint_orders
 
 
-def make_durable(job: Scenario, *, step: int = 30, **facts: object) -> Scenario:
+def make_durable(job: Scenario, *, step: int = 30, **facts: Any) -> Scenario:
     assert job.state.world is not None
     for rank in job.state.world.members:
         stored(job, rank, step=step, **facts)
@@ -168,6 +169,41 @@ def test_a_world_that_has_nothing_to_grow_with_any_more_waits_for_nothing():
     job.lost(2)
     assert job.state.postponed is None
     assert job.node(2).phase is NodePhase.REQUESTED
+
+
+def ending(job: Scenario, rank: int) -> Scenario:
+    return job.transition(rank, TransitionKind.ENDING, generation=job.generation, detail="the launcher got SIGTERM")
+
+
+def released(job: Scenario) -> list[int]:
+    return [rank for rank, node in desires_of(job.state)[0].nodes.items() if node.released]
+
+
+def test_a_node_that_another_party_ends_is_released_once_its_checkpoint_is_durable():
+    job = ending(ending(scenario("3"), 1), 2)
+    assert (released(job), order(job)) == ([], 1)
+    assert "node 1 ends, as the launcher got SIGTERM" in next_action(job.state)
+    make_durable(job, order=1)
+    assert released(job) == [1, 2]
+    job.ended_from_outside(1).lost_together(1, 2)
+    assert released(job) == []
+    assert job.node(1).incarnation == 2
+
+
+def test_a_node_that_cannot_save_is_released_at_once():
+    assert released(ending(Scenario("2").running(), 1)) == [1]
+    assert released(ending(scenario(save_timeout="0s"), 0)) == [0]
+    assert released(ending(scenario().take(SUSPEND).take(CancelRequested()), 0)) == []
+
+
+def test_a_node_that_ended_before_its_checkpoint_was_durable_changes_nothing_else():
+    job = ending(scenario(), 1)
+    job.ended_from_outside(1).lost(1)
+    assert job.node(1).incarnation == 2
+    job.removed(1).ready(1).steps()
+    make_durable(job, order=1)
+    assert released(job) == []
+    assert job.state.phase is JobPhase.RUNNING
 
 
 def test_requests_of_users_count_together():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -54,11 +55,13 @@ async def test_a_job_that_has_lost_all_nodes_continues_from_storage(site: Site, 
     )
     assert answer.returncode == 0, answer.stderr
     assert int(answer.stdout.split()[1]) >= requested
+    reached = steps(job, 0)[-1]
     await site.client.suspend(job.name)
     await job.until(lambda status: status.phase is JobPhase.SUSPENDED)
-    await job.ended()
     durable = (await job.status()).checkpoint.step
     assert durable is not None
+    assert durable > reached, "it is saved before it is suspended"
+    await job.ended()
     made = len(steps(job, 0))
     await site.client.resume(job.name)
     known = await job.until(lambda status: status.checkpoint.restored_generation > 1)
@@ -76,15 +79,35 @@ async def test_a_job_that_has_lost_all_nodes_continues_from_storage(site: Site, 
 
 
 @pytest.mark.long("survival")
+async def test_nodes_that_are_ended_from_outside_save_first(site: Site, tmp_path: Path):
+    out, storage = tmp_path / "out", tmp_path / "storage"
+    job = await site.submit(
+        command=["torchrun", str(EXAMPLE), "--steps", "100000", "--out", str(out)],
+        checkpoint={"storage": f"file://{storage}", "every": 1_000_000},
+        limits={"termination_grace_period": "60s"},
+    )
+    job.out = out
+    await job.running(nodes=2)
+    await eventually(lambda: steps(job, 0)[10:], within=PATIENCE)
+    reached = steps(job, 0)[-1]
+    for node in (0, 1):
+        job.signal(node, "launcher", signal.SIGTERM)
+    known = await job.until(lambda status: status.checkpoint.restored_generation > 1)
+    assert known.checkpoint.restored_from is RestoreSource.STORAGE
+    assert (known.checkpoint.restored_step or 0) > reached
+    await site.client.cancel(job.name)
+    await job.ended()
+
+
+@pytest.mark.long("survival")
 @pytest.mark.parametrize("ranks", [2, 3])
 async def test_a_model_split_over_four_ranks_is_loaded_by_another_number_with_torch_alone(
     site: Site, tmp_path: Path, ranks: int
 ):
-    storage = tmp_path / "storage"
+    storage, whole = tmp_path / "storage", str(tmp_path / "whole.pt")
+    save = ["torchrun", str(SHARDS), "save", whole]
     job = await site.submit(
-        command=["torchrun", str(SHARDS), "save"],
-        nodes="2",
-        roles={"worker": {"nodes": "2", "nproc_per_node": 2, "command": ["torchrun", str(SHARDS), "save"]}},
+        roles={"worker": {"nodes": "2", "nproc_per_node": 2, "command": save}},
         checkpoint={"storage": f"file://{storage}"},
     )
     assert (await job.client.wait(job.name)).phase is JobPhase.SUCCEEDED
@@ -92,7 +115,11 @@ async def test_a_model_split_over_four_ranks_is_loaded_by_another_number_with_to
     assert len(list(metadata.parent.glob("*.distcp"))) == 4
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(SHARDS)]
     run = await asyncio.to_thread(
-        subprocess.run, [*command, "load", str(metadata.parent)], capture_output=True, text=True, timeout=PATIENCE
+        subprocess.run,
+        [*command, "load", whole, str(metadata.parent)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert sorted(run.stdout.split()) == [f"rank-{rank}:same" for rank in range(ranks)]

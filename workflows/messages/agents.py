@@ -61,6 +61,14 @@ class Joined(AgentMessage):
     lasts."""
 
 
+class Leaving(AgentMessage):
+    """The node is being ended by another party than the job, and waits for a checkpoint before its ranks end. To the
+    NodeGroup."""
+
+    generation: int
+    reason: ShortText = ""
+
+
 class Ready(AgentMessage):
     """The node's command waits for a world. To the NodeGroup."""
 

@@ -67,6 +67,12 @@ class CompleteGeneration(Message):
     """The number of the command's torchruns that the job has finished, including this generation's."""
 
 
+class ReleaseNode(Message):
+    """Argument of `release_node`: a node that is being ended from outside need not wait for a checkpoint any longer."""
+
+    node: NodeCredentials
+
+
 class RestartCommand(Message):
     """Argument of `restart_command`: start a command that ended between two worlds again on its node."""
 

@@ -40,6 +40,8 @@ class TransitionKind(Vocabulary):
     """The node has carried out the job's decision that a checkpoint is complete, or cannot."""
     CHECKPOINT_RESTORED = "CHECKPOINT_RESTORED"
     """The world continues with a saved step."""
+    ENDING = "ENDING"
+    """The node is being ended from outside, and waits for a checkpoint."""
     UNKNOWN = "UNKNOWN"
     """A kind that only a newer group knows; its other fields count."""
 
@@ -108,6 +110,8 @@ class DesiredNode(Message):
     """Machines that the node should avoid."""
     command_restarts: int = 0
     """The number of restarts of its command between two worlds that the job has requested."""
+    released: bool = False
+    """It is being ended from outside, and need not wait for a checkpoint any longer."""
 
 
 class Member(Message):

@@ -66,6 +66,7 @@ def _desired_nodes(state: JobState, nodes: Mapping[int, NodeState]) -> dict[int,
             token=node.token,
             avoids=node.avoids,
             command_restarts=node.command_restarts,
+            released=node.released,
         )
         for rank, node in sorted(nodes.items())
         # A group that winds down desires nothing, and is not sent that again whenever a node has gone.

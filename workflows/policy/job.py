@@ -50,7 +50,7 @@ def apply_event(state: JobState, event: Event, job: JobSpec, now: datetime) -> J
     """Takes in an event. `advance` must follow: after the last event, if several arrive at once."""
     state = joining.accept_machine(reduce(state, event, now), event, job, now)
     state = joining.apply_ticket(state, event, now)
-    state = checkpoints.apply(state, event, job, now)
+    state = planned_changes.end_node(checkpoints.apply(state, event, job, now), event, job, now)
     return user_requests.apply(state, event, job, now)
 
 

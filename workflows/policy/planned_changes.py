@@ -5,18 +5,22 @@ size. So a job that stores checkpoints makes one before it is suspended, before 
 before its world grows or shrinks while it trains. The ranks train on until the checkpoint is durable: the change costs
 the steps since that checkpoint.
 
+The same holds for a node that another party ends: a preemption, a drain, a SIGTERM. Its ranks train on until the job
+releases it, for half of the grace period at most.
+
 The change waits for `checkpoint.save_timeout` at most, and not at all where there is nothing to save: no steps were
 made yet, a failure has stopped the world, or the job ends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from perdure.spec.job import JobSpec
-from workflows.messages import EvidenceSource
+from workflows.messages import EvidenceSource, Incarnation, NodeTransition, TransitionKind
 from workflows.policy import checkpoints, incidents
-from workflows.policy.events import RelaunchRequested, SuspendRequested
+from workflows.policy.events import Event, RelaunchRequested, SuspendRequested
 from workflows.policy.state import JobState, PostponedChange
 
 
@@ -30,6 +34,32 @@ def postpone(
     if isinstance(request, RelaunchRequested):
         request = request.model_copy(update={"incarnation": state.nodes[request.rank].incarnation})
     return waits.replace(postponed=waits.postponed.with_request(request))
+
+
+def end_node(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+    """Has a checkpoint made before a node ends that another party ends, or releases the node at once."""
+    if not isinstance(event, NodeTransition) or event.kind is not TransitionKind.ENDING:
+        return state
+    node = state.nodes.get(event.rank)
+    if node is None or node.incarnation != event.incarnation or not node.alive or node.released:
+        return state
+    waits = (
+        _begin(state, job, now, title=f"node {node.rank} ends, as {event.detail}") if state.is_member(node) else None
+    )
+    if waits is None or waits.postponed is None:
+        return state.with_node(node.replace(released=True))
+    ending = Incarnation(rank=node.rank, incarnation=node.incarnation)
+    others = (one for one in waits.postponed.endings if one.key != ending.key)
+    return waits.replace(postponed=waits.postponed.model_copy(update={"endings": (*others, ending)}))
+
+
+def release_nodes(state: JobState, endings: Iterable[Incarnation]) -> JobState:
+    """Lets nodes end that have waited for a checkpoint."""
+    for ending in endings:
+        node = state.nodes.get(ending.rank)
+        if node is not None and node.incarnation == ending.incarnation and node.alive:
+            state = state.with_node(node.replace(released=True))
+    return state
 
 
 def hold_world(state: JobState, job: JobSpec, now: datetime) -> JobState | None:
@@ -48,7 +78,7 @@ def forget_world(state: JobState) -> JobState:
 def withdraw_suspension(state: JobState) -> JobState:
     """The job is to be resumed before it was suspended."""
     postponed = state.postponed
-    if postponed is None or not postponed.relaunches:
+    if postponed is None or not (postponed.relaunches or postponed.endings):
         return state.replace(postponed=None)
     return state.replace(postponed=postponed.model_copy(update={"suspend": None}))
 

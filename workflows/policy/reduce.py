@@ -227,9 +227,12 @@ def _(transition: NodeTransition, state: JobState, now: datetime) -> JobState:
         case TransitionKind.STORE_PORTS | TransitionKind.UNKNOWN:
             pass
         case (
-            TransitionKind.CHECKPOINT_STORED | TransitionKind.CHECKPOINT_COMMITTED | TransitionKind.CHECKPOINT_RESTORED
+            TransitionKind.CHECKPOINT_STORED
+            | TransitionKind.CHECKPOINT_COMMITTED
+            | TransitionKind.CHECKPOINT_RESTORED
+            | TransitionKind.ENDING
         ):
-            # See `workflows.policy.checkpoints`.
+            # See `workflows.policy.checkpoints` and `workflows.policy.planned_changes`.
             pass
     return state.with_node(_facts(node, transition))
 

@@ -95,6 +95,8 @@ class NodeState(Incarnation):
     """Its command runs, and has not started its torchrun yet."""
     command_restarts: int = 0
     """The number of restarts of its command between two worlds that were requested."""
+    released: bool = False
+    """It is being ended from outside, and need not wait for a checkpoint any longer."""
     failed_between: int = 0
     """The number of failures of its command since the newest stage was complete."""
     stalled_in: int = 0
@@ -292,11 +294,13 @@ class PostponedChange(Message):
     """The generation that makes the checkpoint."""
     suspend: SuspendRequested | None = None
     relaunches: tuple[RelaunchRequested, ...] = ()
+    endings: tuple[Incarnation, ...] = ()
+    """Nodes that are being ended from outside."""
 
     @property
     def requested(self) -> bool:
-        """Whether a user's request waits; otherwise only the next world does."""
-        return self.suspend is not None or bool(self.relaunches)
+        """Whether a request or the end of a node waits; otherwise only the next world does."""
+        return self.suspend is not None or bool(self.relaunches) or bool(self.endings)
 
     def with_request(self, request: SuspendRequested | RelaunchRequested) -> Self:
         if isinstance(request, SuspendRequested):

@@ -60,6 +60,7 @@ def apply_postponed(state: JobState, job: JobSpec, now: datetime) -> JobState:
         return state
     if not planned_changes.is_due(state, now):
         return state
+    state = planned_changes.release_nodes(state, postponed.endings)
     for relaunch in postponed.relaunches:
         state = _relaunch(state, relaunch, job, now)
     if postponed.suspend is not None:
