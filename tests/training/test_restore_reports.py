@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES
+from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import checkpoint_agent
 from tests.training.one_rank import World
 from workflows.messages import CheckpointRestored, RestoreSource
@@ -31,7 +32,7 @@ def test_a_restore_reports_the_steps_that_are_made_again_and_those_that_are_dist
         checkpointer.flush()
         for _ in range(TRUSTED_RESTORES + 1):
             begin()
-        reports = agent.of(CheckpointRestored)
+        reports = wait_for(lambda: (found := agent.of(CheckpointRestored))[TRUSTED_RESTORES:] and found)
         assert {report.source for report in reports} == {RestoreSource.MEMORY}
         assert [report.step for report in reports] == [6] * TRUSTED_RESTORES + [4]
         # Step 7 was made and not saved. Nothing was made between the failures after it.
