@@ -59,8 +59,7 @@ def logs(
     """Print the nodes' output in the order of time: from files here, from running nodes' agents, or from the copies at
     outputs.logs.
 
-    [dim]perdure logs llama-8b-sft --node 3 --tail 50 · perdure logs llama-8b-sft -f --rank 8 ·
-    perdure logs llama-8b-sft --since 10m --grep 'NCCL|Error' -t[/]
+    [dim]perdure logs llama-8b-sft -f --rank 8 · perdure logs llama-8b-sft --since 10m --grep NCCL -t[/]
     """
     here = session(namespace=namespace, output=output, address=address)
     ranks = None if rank is None else _ranks(rank)
