@@ -76,6 +76,10 @@ class AgentConfig(BaseModel):
     """Unset: the agent connects to Temporal itself."""
     checkpoint: Checkpoint | None = None
     """Checkpoints in storage; None where the job has none."""
+    labels: dict[str, str] = {}
+    """The job's labels, for metrics."""
+    metrics_port: int | None = None
+    """The port at which Prometheus reads the node's metrics; unset: only processes that reach the run directory do."""
     outputs_logs: str | None = None
     """URL of a folder, in fsspec's format, to which the node's log is copied."""
 

@@ -108,6 +108,10 @@ class Datasets:
         finally:
             one.answer.cancel()
 
+    def waiting(self) -> dict[str, int]:
+        """Returns how many ranks wait for an answer, by dataset."""
+        return {name: sum(not one.answer.done() for one in ranks.values()) for name, ranks in self._waiting.items()}
+
     def _read(self, name: str, content: bytes) -> RankRequest | None:
         """Returns the request; None for one of an older world."""
         if not re.fullmatch(DATASET_NAME, name):

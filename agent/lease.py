@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from datetime import datetime
 
@@ -66,6 +67,23 @@ class Lease:
         self._turn = 0
         """Number of leases taken, by which each holder detects that it is not the newest any more."""
         self._ask_now = False
+        self._taken_at: float | None = None
+        """When the newest lease was taken, on the monotonic clock."""
+
+    @property
+    def held(self) -> bool:
+        """Whether a lease is held."""
+        return self._holders > 0
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since the newest lease was taken; None while none is held."""
+        return time.monotonic() - self._taken_at if self.held and self._taken_at is not None else None
+
+    @property
+    def taken(self) -> int:
+        """The number of leases taken."""
+        return self._turn
 
     async def hold(self, request: LeaseRequest) -> None:
         """Holds the lease until it is cancelled or another one is taken."""
@@ -76,6 +94,7 @@ class Lease:
         turn = self._turn
         self._epoch, self._run_id = request.epoch, run_id
         self._holders += 1
+        self._taken_at = time.monotonic()
         self._changed.fire()
         logger.info("holding lease %d", request.epoch)
         self._node.events.lease_taken(epoch=request.epoch)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from agent.protocol import time_or_arrival
-from perdure.events import AgentEvents
+from perdure.events import AgentEvents, AsyncExporter
 from perdure_launcher.protocol import CommandExit, World
 from workflows.messages import Failure, FailureKind
 
@@ -11,7 +13,14 @@ _WITH_EXITS = (FailureKind.RANKS, FailureKind.COMMAND)
 
 
 class NodeEvents(AgentEvents):
-    """The events of one node."""
+    """The events of one node, and how many of some kinds there were."""
+
+    def __init__(self, *exporters: AsyncExporter) -> None:
+        super().__init__(*exporters)
+        self.failures = Counter[str]()
+        """Failures that were reported to the job, by their kind."""
+        self.rank_exits = 0
+        """Ranks that ended before the training did."""
 
     def on_world(self, world: World) -> None:
         self.world(
@@ -35,6 +44,7 @@ class NodeEvents(AgentEvents):
     def on_failure(self, failure: Failure) -> None:
         """Emits a failure that is reported to the job, and the exits of ranks that it consists of."""
         for rank in failure.ranks if failure.kind in _WITH_EXITS else ():
+            self.rank_exits += 1
             self.rank_exited(
                 generation=failure.generation,
                 time=rank.time.timestamp() if rank.time else None,
@@ -45,4 +55,5 @@ class NodeEvents(AgentEvents):
                 signal=rank.signal,
                 error=rank.error,
             )
+        self.failures[failure.kind.value] += 1
         self.fault_detected(generation=failure.generation, kind=failure.kind, message=failure.message)

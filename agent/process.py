@@ -8,9 +8,9 @@ import logging
 import os
 import signal
 from collections.abc import AsyncGenerator, Coroutine
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.checkpoint.keeper import Checkpoints
 from agent.commands import Commands
@@ -28,10 +28,13 @@ from agent.state import StateFile
 from agent.store import StoreCalls
 from agent.telemetry import Telemetry
 from agent.transport import ControlPlane, Destination
-from perdure.events import AsyncExporter, FileExporter
+from perdure.events import AsyncExporter, EventEmitter, FileExporter
 from perdure_launcher import layout
 from perdure_launcher.protocol import LauncherHello
 from workflows.messages import GroupMissing, Joined
+
+if TYPE_CHECKING:
+    from agent.metrics import NodeMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +44,9 @@ _JOIN_AGAIN = 60.0
 """Seconds without a lease after which the agent joins again: a group that continues as new needs less."""
 _MISSING_AGAIN = 60.0
 """Seconds before the agent reports a missing group again: its other nodes do the same."""
+_METRICS_INTERVAL = timedelta(minutes=1)
+"""The time between two events with the machine's figures: a few megabytes a week."""
+_METRICS_MAX = 2 * 1024 * 1024
 _BEYOND_GRACE = 15.0
 """Seconds after the command's grace period within which its launcher must have ended."""
 
@@ -101,12 +107,30 @@ class Agent:
             to_group=self._to_group.put,
         )
         self._checkpoints = Checkpoints(config, state=lambda: self.node.state, to_group=self._to_group.put)
+        self._metrics: NodeMetrics | None = None
+        self._make_metrics = partial(
+            _node_metrics,
+            config,
+            node=self.node,
+            telemetry=self._telemetry,
+            lease=self._lease,
+            outboxes={"job": self._to_job, "group": self._to_group},
+            checkpoints=self._checkpoints,
+            datasets=datasets,
+            events=self._events,
+            progress=lambda: ranks.newest,
+            stall=lambda: ranks.save_stall,
+        )
+        self._machine = AsyncExporter(
+            FileExporter(config.private_dir / layout.EVENTS / layout.AGENT_METRICS, max_bytes=_METRICS_MAX, kept=1)
+        )
         self._server = NodeServer(
             self.node,
             self._telemetry,
             config.run_dir,
             datasets=datasets,
             store=self._store,
+            metrics=self._read_metrics,
             on_hello=self._follow_launcher,
         )
         self._shipper = (
@@ -169,18 +193,45 @@ class Agent:
         self._checkpoints.start()
         self._join()
         logger.info("serving %s", self._config.task_queue)
-        async with _together(
-            self._to_job.run(),
-            self._to_group.run(),
-            self._control.serve(Commands(self.node, self._lease, self._store, self._checkpoints).activities),
-            self._telemetry.run(),
-            self._lease.watch_owner(),
-            *([self._shipper.run()] if self._shipper else []),
+        async with (
+            self._serving_metrics(),
+            _together(
+                self._to_job.run(),
+                self._to_group.run(),
+                self._control.serve(Commands(self.node, self._lease, self._store, self._checkpoints).activities),
+                self._telemetry.run(),
+                self._lease.watch_owner(),
+                self._report_machine(),
+                *([self._shipper.run()] if self._shipper else []),
+            ),
         ):
             await self._until_leave_is_requested()
             self.node.events.exit(reason=self.node.state.leaving)
             await self._report_shutdown()
             await asyncio.to_thread(self._events.close)
+            await asyncio.to_thread(self._machine.close)
+
+    async def _read_metrics(self) -> bytes:
+        self._metrics = self._metrics or self._make_metrics()
+        return await self._metrics.text()
+
+    @contextlib.asynccontextmanager
+    async def _serving_metrics(self) -> AsyncGenerator[None]:
+        if self._config.metrics_port is None:
+            yield
+            return
+        from perdure.metrics.endpoint import serving_metrics
+
+        async with serving_metrics(self._read_metrics, self._config.metrics_port, required=False):
+            yield
+
+    async def _report_machine(self) -> None:
+        await asyncio.sleep(_METRICS_INTERVAL.total_seconds())
+        from agent.metrics import machine_monitors
+        from perdure.metrics.reports import MetricsToEvents
+
+        emitter = EventEmitter("agent", self._machine)
+        await MetricsToEvents(machine_monitors(self._config), emitter, interval=_METRICS_INTERVAL).run()
 
     async def _until_leave_is_requested(self) -> None:
         stopped = asyncio.create_task(self._stop.wait())
@@ -242,6 +293,13 @@ class Agent:
             asyncio.get_running_loop().remove_reader(self._followed.descriptor)
             os.close(self._followed.descriptor)
             self._followed = None
+
+
+def _node_metrics(config: AgentConfig, **sources: Any) -> NodeMetrics:
+    # What it imports takes megabytes and a moment, which only agents need that are scraped.
+    from agent.metrics import NodeMetrics
+
+    return NodeMetrics(config, **sources)
 
 
 def _belongs_here(pid: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,6 +28,27 @@ def _has_stepped(rank: RankProgress) -> bool:
     return rank.time > 0 if rank.reported else rank.step > 0
 
 
+class SaveStalls:
+    """Adds up the time for which saves stopped each rank, over the processes that it has had."""
+
+    def __init__(self) -> None:
+        self._totals: dict[int, float] = {}
+        self._known: dict[int, tuple[int, float]] = {}
+
+    @property
+    def most(self) -> float:
+        """Seconds of the rank with the most."""
+        return max(self._totals.values(), default=0.0)
+
+    def follow(self, ranks: Sequence[RankProgress]) -> None:
+        """Takes in what the local ranks have reported, in their order."""
+        for local, rank in enumerate(ranks):
+            pid, before = self._known.get(local, (0, 0.0))
+            grown = rank.save_stall - (before if pid == rank.pid else 0.0)
+            self._known[local] = (rank.pid, rank.save_stall)
+            self._totals[local] = self._totals.get(local, 0.0) + max(grown, 0.0)
+
+
 class ProgressReader:
     """Follows the progress of one node's ranks across generations; the slowest rank counts."""
 
@@ -42,6 +64,12 @@ class ProgressReader:
         """The progress at the last sample; None before all ranks have stepped."""
         self.all_stepped = False
         """Whether every local rank has made a step in the generation last sampled."""
+        self._save_stalls = SaveStalls()
+
+    @property
+    def save_stall(self) -> float:
+        """Seconds for which saves have stopped the training, of the rank with the most."""
+        return self._save_stalls.most
 
     def starts(self, *, generation: int, processes: int) -> RankStarts | None:
         """Returns how the node's ranks were started for a generation; None if no rank has a record of it."""
@@ -69,6 +97,7 @@ class ProgressReader:
             self.all_stepped = False
         files = (read_progress(progress_path(self._folder, base_rank + local)) for local in range(processes))
         ranks = [rank for rank in files if rank is not None and rank.generation == generation]
+        self._save_stalls.follow(ranks)
         stepped = [rank for rank in ranks if _has_stepped(rank)]
         self.all_stepped = len(stepped) == processes
         self.stall_detector.follow(tuple(rank.step for rank in stepped), now)

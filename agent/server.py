@@ -72,11 +72,13 @@ class NodeServer:
         *,
         datasets: Datasets,
         store: StoreCalls,
+        metrics: Callable[[], Awaitable[bytes]] | None = None,
         on_hello: Callable[[LauncherHello], None],
     ) -> None:
         self._node = node
         self._datasets = datasets
         self._store = store
+        self._metrics = metrics
         self._path = run_dir / AGENT_SOCKET
 
         def launcher_hello(body: LauncherHello) -> HelloAnswer:
@@ -121,6 +123,7 @@ class NodeServer:
                 web.post("/v1/rendezvous/superseded", _post(SupersededReport, node.on_superseded)),
                 web.post("/v1/datasets/{name}", self._exchange),
                 web.post("/v1/store", self._call_store),
+                web.get("/metrics", self._read_metrics),
             ]
         )
         _SERVER_LOG.addFilter(_is_no_client_error)
@@ -164,6 +167,11 @@ class NodeServer:
             within=_wait(request),
         )
         return _json(self._node.world_for(stage))
+
+    async def _read_metrics(self, _: web.Request) -> web.Response:
+        if self._metrics is None:
+            raise web.HTTPNotFound
+        return web.Response(body=await self._metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def _exchange(self, request: web.Request) -> web.Response:
         return await _answer_rank(self._datasets.exchange(request.match_info["name"], await request.read()))

@@ -65,6 +65,11 @@ class Telemetry:
         """Stores the launcher's newest usage for the next `metrics`."""
         self._usage = usage
 
+    @property
+    def newest_usage(self) -> UsageReport | None:
+        """The launcher's newest usage; None before its first report."""
+        return self._usage
+
     def view(self, epoch: int) -> LeaseView:
         """Returns the details of the lease's heartbeat, which are recent and add no events to the history."""
         return LeaseView(

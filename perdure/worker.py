@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from temporalio.client import Client as TemporalClient
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.datasets import DatasetActivities
+from activities.job_metrics import JobMetrics
 from activities.nodes.activities import NodeActivities
 from activities.nodes.backend import NodeBackend, TidyingBackend
 from activities.nodes.joined import JoinedBackend
@@ -40,12 +41,14 @@ from perdure.encryption.codec import PayloadEncryption
 from perdure.encryption.keys import KEYS_FILE_VARIABLE
 from perdure.errors import Refused
 from perdure.events import AsyncExporter, ConsoleExporter, EventType, FileExporter, JobEvents, json_line
-from perdure.metrics import worker_runtime
+from perdure.metrics.endpoint import serving_metrics
+from perdure.metrics.sdk import SdkRuntime, worker_runtime
+from perdure.metrics.series import merge
 from perdure.services import answering
 from perdure.spec.job import Backend
 from perdure.ui_front import ui_front
 from workflows.dataset import Dataset
-from workflows.event_sink import set_sink
+from workflows.event_sink import Sink, set_dataset_sink, set_sink
 from workflows.messages import GatewayFacts, SiteFacts
 from workflows.names import watch_task_queue
 from workflows.node_group import NodeGroup
@@ -170,20 +173,44 @@ def _kubernetes_backend(client: TemporalClient) -> NodeBackend:
 
 
 @asynccontextmanager
-async def exporting_events(path: Path | None) -> AsyncGenerator[None]:
+async def exporting_events(
+    path: Path | None, metrics: JobMetrics | None = None
+) -> AsyncGenerator[AsyncExporter | None]:
     """Exports the events of the jobs that this process decides while the context is open.
 
     Args:
         path: The file; `-` for standard output, None for nowhere.
+        metrics: What counts the events, if anything does.
+
+    Yields:
+        The exporter of the file.
     """
+    exporter, to_file = _to_file(path)
+    sinks = [sink for sink in (to_file, metrics and metrics.on_event) if sink is not None]
+
+    def sink(job: JobState, event: JobEvent) -> None:
+        for one in sinks:
+            one(job, event)
+
+    set_sink(sink if sinks else None)
+    set_dataset_sink(metrics and metrics.on_dataset)
+    try:
+        yield exporter
+    finally:
+        set_sink(None)
+        set_dataset_sink(None)
+        if exporter is not None:
+            await asyncio.to_thread(exporter.close)
+
+
+def _to_file(path: Path | None) -> tuple[AsyncExporter | None, Sink | None]:
     if path is None:
-        yield
-        return
+        return None, None
     to_stdout = str(path) == "-"
     exporter = AsyncExporter(ConsoleExporter(descriptor=1, format=json_line) if to_stdout else FileExporter(path))
     emitter = JobEvents(exporter)
 
-    def sink(job: JobState, event: JobEvent) -> None:
+    def export(job: JobState, event: JobEvent) -> None:
         emitter.emit(
             event.span,
             event.name,
@@ -194,12 +221,31 @@ async def exporting_events(path: Path | None) -> AsyncGenerator[None]:
             {"job": f"{job.namespace}/{job.name}", "uid": job.uid, **event.attributes},
         )
 
-    set_sink(sink)
-    try:
-        yield
-    finally:
-        set_sink(None)
-        await asyncio.to_thread(exporter.close)
+    return exporter, export
+
+
+class _WorkerMetrics:
+    """All that a worker exports at its port: its jobs, the SDK, and the nodes of this machine."""
+
+    def __init__(self, jobs: JobMetrics, sdk: SdkRuntime, backends: Sequence[NodeBackend]) -> None:
+        self._jobs = jobs
+        self._sdk = sdk
+        self._local = [backend for backend in backends if isinstance(backend, LocalBackend)]
+        self.events: AsyncExporter | None = None
+
+    async def text(self) -> bytes:
+        """Returns all metrics in Prometheus' text format."""
+        series = self._jobs.series
+        if self.events is not None:
+            series.set("perdure_events_lost_total", self.events.dropped, reason="dropped")
+            series.set("perdure_events_lost_total", self.events.refused, reason="refused")
+        sdk, nodes = await asyncio.gather(
+            self._sdk.text(), asyncio.gather(*(backend.metrics() for backend in self._local))
+        )
+        for _, failures in nodes:
+            series.count("perdure_node_scrape_failures_total", failures)
+        of_nodes = (text for texts, _ in nodes for text in texts)
+        return merge((await self._jobs.text(), sdk, *of_nodes))
 
 
 async def serve(
@@ -214,7 +260,7 @@ async def serve(
 
     Args:
         address: The Temporal server; by default as the environment configures it.
-        metrics_port: The port that serves Prometheus metrics.
+        metrics_port: The port that serves Prometheus metrics of jobs, of Temporal's SDK, and of this machine's nodes.
         health_port: The port that answers `GET /healthz` for as long as both task queues are served.
         backends: Sources of nodes, in addition to nodes that join by themselves.
         events: The file for the events of jobs; `-` for standard output.
@@ -231,19 +277,23 @@ async def serve(
     except ValueError as error:
         raise Refused(str(error), remedy="See docs/gateway.md.") from error
     endpoint = find_endpoint(address)
-    client = await connect(
-        endpoint, identity=worker_identity(os.getpid()), runtime=worker_runtime(metrics_port), patient=True
-    )
+    sdk = worker_runtime(with_metrics=metrics_port is not None)
+    client = await connect(endpoint, identity=worker_identity(os.getpid()), runtime=sdk.runtime, patient=True)
     make = {Backend.LOCAL: _local_backend, Backend.KUBERNETES: _kubernetes_backend}
     # Places for nodes that join by themselves cost nothing.
     served = [*(make[backend](client) for backend in dict.fromkeys(backends)), JoinedBackend()]
+    jobs = JobMetrics(client) if metrics_port else None
+    metrics = _WorkerMetrics(jobs, sdk, served) if jobs is not None else None
     async with (
+        exporting_events(events, jobs) as exporter,
+        serving_metrics(metrics.text, metrics_port) if metrics is not None else nullcontext(),
         running_worker(client, backends=served, task_queue=endpoint.task_queue, gateway=gateway) as facts,
         answering(health_port),
-        exporting_events(events),
         ui_front(os.environ.get(UI_VARIABLE, ""), os.environ.get(UI_BACKEND_VARIABLE, "")),
         asyncio.TaskGroup() as beside,
     ):
+        if metrics is not None:
+            metrics.events = exporter
         tidying = [beside.create_task(one.keep_tidy(client)) for one in served if isinstance(one, TidyingBackend)]
         logger.info(
             "serving %s and %s at %s, namespace %s; backends: %s",

@@ -36,6 +36,8 @@ TORCHRUN_EVENTS: Final = "torchrun.jsonl"
 """Events of the node's torchruns, in `events`."""
 AGENT_EVENTS: Final = "agent.jsonl"
 """Events of the agent, in a folder `events` of its own."""
+AGENT_METRICS: Final = "metrics.jsonl"
+"""Metrics of its machine, as events, beside them."""
 
 ERRORS: Final = "errors"
 """A folder with error files of ranks."""

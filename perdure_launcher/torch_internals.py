@@ -169,7 +169,7 @@ def hear_events(handler: logging.Handler) -> None:
 
     The level that `LOGLEVEL` names stays in force for torch's handlers, and not for this one.
 
-    `torch.distributed.elastic.events._get_or_create_logger` and `handlers._log_handlers`; read in torch 2.8 and 2.15.
+    `torch.distributed.elastic.events._get_or_create_logger` and `handlers._log_handlers`; read in torch 2.15 only.
 
     Raises:
         AttributeError: if one is missing. The events then reach only the handler that the command names.

@@ -17,6 +17,7 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from workflows import event_sink
     from workflows.carrying import Packed, pack, unpack
     from workflows.companion import JobOwner, accompany, owner_of, start_companion
     from workflows.messages import DatasetAnswer, DatasetNeeded, DatasetRequest, DatasetView, Message, ShardAnswer
@@ -55,6 +56,8 @@ class Dataset:
         for one in request.ranks:
             self._state, answer = exchange(self._state, request.parameters, request.term, one)
             answers.append(answer)
+        if not workflow.unsafe.is_replaying():
+            event_sink.send_dataset(self._input.owner.job_id, self._input.name, self._state)
         return DatasetAnswer(ranks=tuple(answers))
 
     @exchange.validator

@@ -41,6 +41,12 @@ def job_workflow_id(namespace: str, name: str) -> str:
     return f"job/{namespace}/{name}"
 
 
+def job_of(workflow_id: str) -> tuple[str, str]:
+    """Returns the namespace and the name of a job, from its workflow ID."""
+    namespace, _, name = workflow_id.removeprefix("job/").partition("/")
+    return namespace, name
+
+
 def workdir_workflow_id(namespace: str, archive: str) -> str:
     """The workflow ID of the upload of one submission's code."""
     return f"workdir/{namespace}/{archive}"

@@ -18,6 +18,7 @@ def agent_configuration(
     run_dir: Path,
     state_dir: Path | None = None,
     gateway: GatewayConnection | None = None,
+    metrics_port: int | None = None,
 ) -> AgentConfig:
     """Returns the agent's configuration.
 
@@ -28,6 +29,7 @@ def agent_configuration(
         run_dir: the run directory that it shares with the launcher.
         state_dir: a folder of its own, where the launcher runs as another user.
         gateway: how it reaches the control plane; None where it connects to Temporal itself.
+        metrics_port: where Prometheus reads its metrics; None for no port.
     """
     spec = request.spec
     role = spec.roles[request.node.role]
@@ -46,6 +48,8 @@ def agent_configuration(
         timing=spec.timing,
         termination_grace=spec.limits.termination_grace_period.total_seconds(),
         outputs_logs=spec.outputs.logs,
+        labels=dict(spec.labels),
+        metrics_port=metrics_port,
         checkpoint=spec.checkpoint,
     )
 

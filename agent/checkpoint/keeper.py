@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
@@ -58,6 +59,19 @@ _LESS_URGENT = 10
 """Nice value of threads that copy: training comes first."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class NewestPart:
+    """This node's part of a checkpoint, which is durable."""
+
+    step: int
+    time: float
+    """When it was, in seconds since the epoch."""
+    took: float
+    """Seconds."""
+    size: int
+    """Bytes."""
+
+
 class Checkpoints:
     """The checkpoints of one node.
 
@@ -93,6 +107,10 @@ class Checkpoints:
         self._writing = threading.BoundedSemaphore(_AT_ONCE)
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.newest: NewestPart | None = None
+        """What was stored last."""
+        self.failures = 0
+        """Checkpoints whose part could not be stored at once."""
 
     def start(self) -> None:
         """Starts to answer ranks. Called in the event loop."""
@@ -319,6 +337,7 @@ class Checkpoints:
         with self._changed:
             progress = self._of(saved.folder)
         took = time.monotonic() - progress.begun
+        self.newest = NewestPart(step=request.step, time=time.time(), took=took, size=progress.size)
         logger.info("%s: stored %s bytes in %.1f s", saved.folder, f"{progress.size:,}", took)
         self._send(
             CheckpointStored(
@@ -337,6 +356,7 @@ class Checkpoints:
         with self._changed:
             progress = self._of(saved.folder)
             known, progress.problem = progress.problem, problem
+            self.failures += not known
             if final:
                 progress.given_up = problem
                 self._changed.notify_all()

@@ -22,6 +22,8 @@ from prometheus_client import (
     generate_latest,
 )
 
+from perdure.metrics import endpoint
+
 _SECONDS: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Bounds of the histogram: a call takes Temporal's few milliseconds, and at most as long as its caller waits."""
 
@@ -128,21 +130,9 @@ class GatewayMetrics:
 @asynccontextmanager
 async def serving_metrics(metrics: GatewayMetrics, port: int | None) -> AsyncGenerator[None]:
     """Answers `GET /metrics` on a port, if one is given, while the context is open."""
-    if port is None:
-        yield
-        return
-    from aiohttp import web
-    from prometheus_client import CONTENT_TYPE_LATEST
 
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def collect() -> bytes:
+        return metrics.text()
 
-    application = web.Application()
-    application.router.add_get("/metrics", answer)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, port=port).start()
+    async with endpoint.serving_metrics(collect, port):
         yield
-    finally:
-        await runner.cleanup()

@@ -21,7 +21,7 @@ COUNTED = 0
 REPORTED = 1
 
 _APART = "apart"
-_LAYOUT = struct.Struct("<IIQQQQdd8x")
+_LAYOUT = struct.Struct("<IIQQQQddd")
 _SOURCE = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _REAL = struct.Struct("<d")
@@ -45,6 +45,8 @@ class RankProgress:
     loss: float | None
     time: float
     """The time of the last step."""
+    save_stall: float = 0.0
+    """Seconds for which saves of the process have stopped it."""
 
     @property
     def reported(self) -> bool:
@@ -64,7 +66,7 @@ def read_progress(path: Path) -> RankProgress | None:
         return None
     if len(content) < SIZE:
         return None
-    magic, source, generation, pid, step, total, loss, time = _LAYOUT.unpack_from(content)
+    magic, source, generation, pid, step, total, loss, time, save_stall = _LAYOUT.unpack_from(content)
     if magic != MAGIC or not 0 <= time < _LATEST or max(step, total) > _LARGEST:
         return None
     return RankProgress(
@@ -75,6 +77,7 @@ def read_progress(path: Path) -> RankProgress | None:
         total=total or None,
         loss=None if math.isnan(loss) else loss,
         time=time,
+        save_stall=save_stall if 0 <= save_stall < _LATEST else 0.0,
     )
 
 
@@ -123,7 +126,7 @@ class ProgressWriter:
         if (magic, generation_before, pid_before) == (MAGIC, generation, pid):
             self.source = max(source, source_before)
         else:
-            self._map[:SIZE] = _LAYOUT.pack(MAGIC, source, generation, pid, 0, 0, math.nan, 0.0)
+            self._map[:SIZE] = _LAYOUT.pack(MAGIC, source, generation, pid, 0, 0, math.nan, 0.0, 0.0)
 
     @property
     def source(self) -> int:

@@ -22,6 +22,8 @@ class Measured:
 
     every: int | None = None
     """The number of steps between two saves, once it is known."""
+    seconds: float = 0.0
+    """How long the save took."""
 
 
 class Cadence:
@@ -72,6 +74,7 @@ class Cadence:
         yield result
         now = self._clock()
         self._last = (step, now)
+        result.seconds = now - begun
         self._stalls.append(now - begun)
         if self._every is None and len(self._stalls) == _ALLOCATING + _MEASURED:
             share = statistics.median(self._stalls[_ALLOCATING:]) / max(statistics.median(self._steps), 1e-9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import queue
 import re
 import threading
@@ -25,6 +26,7 @@ from perdure_training.checkpoint.staging import Layout, meshes_of
 from perdure_training.checkpoint.transfer import exchange
 from perdure_training.checkpoint.values import capture, load_snapshot, put_into
 from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, own_identity
+from perdure_training.progress_file import SaveStall
 from perdure_training.snapshots.agreement import Decision, Holding, decide
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot, checksum, is_intact
 from perdure_training.snapshots.copies import yield_to_training
@@ -85,6 +87,7 @@ class Checkpointer:
         self._name = name
         self._storage = storage
         self._restored = False
+        self._save_stall = SaveStall(os.environ)
 
     def restore(self, state: MutableMapping[str, Any]) -> int | None:
         """Loads the newest step that all ranks have in memory, else the newest checkpoint in the job's storage. Call it
@@ -155,6 +158,7 @@ class Checkpointer:
             return False
         with self._cadence.measure(step) as measured:
             saved = world.save(step, lambda: Layout(capture(state)), replicated=self._replicated, durable=durable)
+        self._save_stall.add(measured.seconds)
         world.announce(step, every=self._cadence.every(agreed=world.cadence_agreed))
         if saved and world.own.rank == 0 and measured.every is not None:
             world.agree_on_cadence(measured.every)

@@ -147,6 +147,10 @@ class AgentEvents(EventEmitter):
         """All ranks of the node ended with 0, or its command did."""
         self.instant("finished", generation=generation, **attributes)
 
+    def metrics(self, **attributes: Any) -> None:
+        """Figures of the node's machine, each minute, in the file `metrics.jsonl` beside the others."""
+        self.instant("metrics", **attributes)
+
     def leaving(self, *, reason: str, **attributes: Any) -> None:
         """The node leaves the job: its command is ended for good."""
         self.instant("leaving", reason=reason, **attributes)
@@ -190,6 +194,10 @@ class JobEvents(EventEmitter):
     def relaunch(self, *, node: int, incarnation: int, **attributes: Any) -> None:
         """A node is replaced."""
         self.instant("relaunch", node=node, incarnation=incarnation, **attributes)
+
+    def checkpoint(self, *, step: int, **attributes: Any) -> None:
+        """A checkpoint became durable."""
+        self.instant("checkpoint", step=step, **attributes)
 
     def outcome(self, *, phase: str, exit_code: int, **attributes: Any) -> None:
         """The job's end is decided: it succeeded, failed or was cancelled."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.docs import command_line, python_api, site_policy, specification
+from scripts.docs import command_line, metrics, python_api, site_policy, specification
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs"
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "cli.md": command_line.reference,
+    "metrics.md": metrics.reference,
     "python-api.md": python_api.reference,
     "site-policy.md": site_policy.reference,
     "spec.md": specification.reference,

@@ -16,7 +16,7 @@ from perdure.cli.inspect import _failing, _jobs_table
 from perdure.client.client import Client
 from perdure.client.views import JobSummary
 from perdure.errors import NoWorker, WorkflowTaskFails
-from perdure.metrics import worker_runtime
+from perdure.metrics.sdk import worker_runtime
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
 from tests.workflows.fleet import job_spec, running_fleet, submit
@@ -41,7 +41,9 @@ class OtherJob:
 async def own_client(temporal_server: DevServer) -> TemporalClient:
     """A connection whose log lines go where those of a worker go."""
     return await TemporalClient.connect(
-        temporal_server.address, data_converter=pydantic_data_converter, runtime=worker_runtime(None)
+        temporal_server.address,
+        data_converter=pydantic_data_converter,
+        runtime=worker_runtime(with_metrics=False).runtime,
     )
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import sys
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,10 @@ from pydantic import BaseModel
 from temporalio.common import SearchAttributeKey
 
 import workflows.search_attributes as attributes
+from perdure.metrics.table import METRICS
 from tests.docs.pages import ROOT
-from tests.support.temporal_server import DevServer, free_port
+from tests.support.exporting_worker import PERDURE, scrape, start_worker
+from tests.support.temporal_server import DevServer
 from workflows.messages import Metrics, Progress
 from workflows.messages.agents import AgentMessage, DeviceUsage
 
@@ -50,9 +51,10 @@ def rows(first: str, text: str = PAGE) -> Iterator[list[str]]:
 def told() -> dict[str, Row]:
     found = (
         Row(cells[0].strip("`"), cells[1].partition(",")[0], frozenset(re.findall(r"`(\w+)`", cells[2])))
-        for cells in rows(r"temporal_\w+")
+        for cells in rows(r"(temporal|perdure)_\w+")
     )
-    return {row.name: row for row in found}
+    own = {metric.name: frozenset(metric.all_labels) for metric in METRICS.values()}
+    return {row.name: Row(row.name, row.kind, own.get(row.name, row.labels)) for row in found}
 
 
 def scraped(text: str) -> dict[str, Row]:
@@ -77,49 +79,28 @@ async def test_what_a_worker_exports_while_it_serves_a_job_is_told(temporal_serv
     role = {"nodes": 1, "nproc_per_node": 1, "command": command, "rendezvous": "env"}
     name = f"metrics-{uuid4().hex[:8]}"
     job.write_text(json.dumps({"name": name, "roles": {"worker": role}, "workdir": {"path": str(tmp_path)}}))
-    perdure = Path(sys.executable).with_name("perdure")
-    worker, metrics = await start_worker(perdure, environment)
+    worker, port = await start_worker(environment)
     try:
         async with asyncio.timeout(120):
-            submit = await asyncio.create_subprocess_exec(perdure, "submit", "--wait", job, env=environment)
+            submit = await asyncio.create_subprocess_exec(PERDURE, "submit", "--wait", job, env=environment)
             assert await submit.wait() == 0
-        exported = scraped(await asyncio.to_thread(scrape, metrics))
+        exported = scraped(await asyncio.to_thread(scrape, port))
     finally:
         worker.terminate()
         await worker.wait()
     page = told()
     assert {"temporal_workflow_completed", "temporal_activity_task_received"} <= exported.keys()
+    assert "perdure_job_generation" in exported
     assert sorted(exported.keys() - page.keys()) == []
     assert {name: row.kind for name, row in exported.items()} == {name: page[name].kind for name in exported}
     assert [row for name, row in exported.items() if not row.labels <= page[name].labels] == []
 
 
-async def start_worker(perdure: Path, environment: dict[str, str]) -> tuple[asyncio.subprocess.Process, str]:
-    """A worker, and where its metrics are; another process may take a port that is free between two moments."""
-    async with asyncio.timeout(120):
-        while True:
-            port = free_port()
-            worker = await asyncio.create_subprocess_exec(
-                *(perdure, "worker", "--metrics-port", str(port)), env=environment, stderr=asyncio.subprocess.PIPE
-            )
-            assert worker.stderr is not None
-            async for line in worker.stderr:
-                if b"serving" in line:
-                    return worker, f"http://127.0.0.1:{port}/metrics"
-            await worker.wait()
-
-
-def scrape(address: str) -> str:
-    with urllib.request.urlopen(address, timeout=10) as answer:
-        return answer.read().decode()
-
-
 def test_all_that_is_told_is_in_the_sdk():
     """Tests that metrics that a short job does not produce, such as failures, occur in the SDK's native library."""
     library = Path(str(bridge.__file__)).read_bytes()
-    names = {name.removeprefix("temporal_") for name in told()} | {
-        label for row in told().values() for label in row.labels
-    }
+    of_sdk = [row for row in told().values() if row.name.startswith("temporal_")]
+    names = {row.name.removeprefix("temporal_") for row in of_sdk} | {label for row in of_sdk for label in row.labels}
     assert [name for name in names if name.encode() not in library] == []
 
 

@@ -16,6 +16,7 @@ import yaml
 
 from activities.nodes.kubernetes.api import KubernetesApi, Removed
 from activities.nodes.kubernetes.merge import merge
+from activities.nodes.kubernetes.pod import METRICS_PORT
 from activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
@@ -48,12 +49,37 @@ async def test_it_is_without_fault_to_the_linter(helm: Path) -> None:
         ({"temporal": {"adress": "temporal:7233"}}, "'/temporal': additional properties 'adress' not allowed"),
         ({"temporal": {"address": "temporal"}}, "'/temporal/address': 'temporal' does not match pattern"),
         ({"jobNamespaces": "nlp"}, "'/jobNamespaces': got string, want array"),
+        ({"agentMetrics": {"port": 9465}}, "set networkPolicy.metricsFrom"),
+        ({"agentMetrics": {"port": 80}}, "'/agentMetrics/port'"),
         ({"jobNamespaces": ["nlp"], "allNamespaces": True}, "leave jobNamespaces empty, or allNamespaces false"),
     ],
 )
 async def test_a_wrong_value_is_refused_by_name(helm: Path, values: dict[str, Any], complaint: str) -> None:
     with pytest.raises(HelmFailed, match=re.escape(complaint)):
         await rendered(helm, **values)
+
+
+async def test_prometheus_finds_all_parts_and_reaches_agents_where_the_values_say(helm: Path) -> None:
+    prometheus = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    values = {
+        "jobNamespaces": ["nlp"],
+        "agentMetrics": {"port": 9465},
+        "networkPolicy": {"metricsFrom": prometheus},
+        "podMonitors": {"enabled": True, "labels": {"release": "kps"}},
+    }
+    objects = await rendered(helm, **values)
+    monitors = {one["metadata"]["name"]: one for one in objects if one["kind"] == "PodMonitor"}
+    assert monitors.keys() == {"perdure-worker", "perdure-gateway", "perdure-agents"}
+    assert {one["metadata"]["labels"]["release"] for one in monitors.values()} == {"kps"}
+    assert monitors["perdure-agents"]["spec"]["namespaceSelector"] == {"matchNames": ["nlp"]}
+    assert [one["port"] for one in monitors["perdure-agents"]["spec"]["podMetricsEndpoints"]] == [METRICS_PORT]
+    [policy] = [one for one in objects if one["kind"] == "NetworkPolicy" and one["metadata"].get("namespace") == "nlp"]
+    assert {"ports": [{"port": 9465}], "from": prometheus} in policy["spec"]["ingress"]
+    [worker] = [one for one in objects if one["kind"] == "Deployment" and is_of(one, "worker")]
+    [container] = worker["spec"]["template"]["spec"]["containers"]
+    assert {"name": "PERDURE_KUBERNETES_AGENT_METRICS_PORT", "value": "9465"} in container["env"]
+    assert "--events=-" in container["command"]
+    assert not any(one["kind"] == "PodMonitor" for one in await rendered(helm))
 
 
 async def test_its_site_policy_is_the_models_and_reaches_the_worker(helm: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from activities.nodes.kubernetes.facts import WAITING, event_of, is_repeated, ma
 from activities.nodes.kubernetes.merge import merge
 from activities.nodes.kubernetes.objects import Pod
 from activities.nodes.kubernetes.pod import INCARNATION, RANK, pod_of
+from activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.spec.job import JobSpec
 from workflows.messages import LossCause, NodeCredentials, NodeEvent, NodeEventKind, NodeRequest
 from workflows.names import node_name
@@ -85,6 +88,29 @@ def test_what_a_secret_holds_stands_in_no_manifest():
         KubernetesSettings.from_environment(
             {"PERDURE_KUBERNETES_AGENT_IMAGE": "perdure:1", "TEMPORAL_TLS_CLIENT_KEY_PATH": "/key.pem"}
         )
+
+
+def test_agents_open_a_port_for_metrics_only_where_the_site_and_the_network_allow_it():
+    environment = {"PERDURE_KUBERNETES_AGENT_IMAGE": "perdure:1", "TEMPORAL_ADDRESS": "temporal:7233"}
+    port = {"PERDURE_KUBERNETES_AGENT_METRICS_PORT": "9465"}
+    closed = KubernetesSettings.from_environment(environment)
+    opened = KubernetesSettings.from_environment(environment | port)
+    on_host = {"pod_template": {"spec": {"hostNetwork": True}}}
+
+    opened = replace(opened, policy=SitePolicy(host_namespaces=("network",)))
+
+    def ports(settings: KubernetesSettings, role: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        pod = pod_of(request(role, labels={"team": "nlp"}), settings)
+        config = json.loads(env(pod, "perdure-prepare")["PERDURE_PREPARE_AGENT_CONFIG"])
+        assert config["labels"] == {"team": "nlp"}
+        return container(pod, "perdure-agent").get("ports"), config["metrics_port"]
+
+    assert ports(closed) == (None, None)
+    assert ports(opened) == ([{"name": "perdure-metrics", "containerPort": 9465}], 9465)
+    assert ports(opened, on_host) == (None, None)
+    for wrong in ("80", "metrics", "70000"):
+        with pytest.raises(ValueError, match="expected a port from 1024"):
+            KubernetesSettings.from_environment(environment | {"PERDURE_KUBERNETES_AGENT_METRICS_PORT": wrong})
 
 
 def test_fields_become_what_kubernetes_calls_them():

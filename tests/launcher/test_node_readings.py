@@ -15,6 +15,7 @@ from perdure_launcher.system.nvml import Devices
 from perdure_launcher.system.processes import all_processes, descendants, environment_of, read_process, resident_bytes
 from perdure_launcher.system.usage import UsageMeter, processes_per_node
 from perdure_launcher.unmanaged_training.in_node import ProcessScanner
+from tests.support.nvml import compiled_driver
 from tests.support.waiting import wait_for
 
 
@@ -78,36 +79,8 @@ def test_no_memory_controller_at_all(tmp_path: Path) -> None:
     assert (controller.limit_bytes, controller.out_of_memory_kills) == (None, 0)
 
 
-NVML = """
-typedef struct { unsigned long long total, free, used; } memory_t;
-typedef struct { unsigned gpu, memory; } utilization_t;
-int nvmlInit_v2(void) { return %(init)d; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
-  *device = (void *)(0x7f0000000000UL + index); return 0; }
-static unsigned index_of(void *device) { return (unsigned)((unsigned long)device - 0x7f0000000000UL); }
-int nvmlDeviceGetName(void *device, char *name, unsigned length) {
-  const char *text = "NVIDIA H100"; for (unsigned i = 0; i < length && (name[i] = text[i]); i++); return 0; }
-int nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) {
-  memory->total = 80000000000ULL; memory->used = 1000 + index_of(device); memory->free = 0; return 0; }
-int nvmlDeviceGetUtilizationRates(void *device, utilization_t *rates) { rates->gpu = 97; rates->memory = 1; return 0; }
-int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *temperature) {
-  if (index_of(device)) return 3; *temperature = 61; return 0; }
-"""
-
-
-def compiled_driver(tmp_path: Path, *, init: int) -> str:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if not compiler:
-        pytest.skip("no C compiler for a stand-in of the driver's library")
-    source, library = tmp_path / "nvml.c", tmp_path / "libnvidia-ml.so.1"
-    source.write_text(NVML % {"init": init})
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
-    return str(library)
-
-
 def test_gpus_are_read_through_the_drivers_library(tmp_path: Path) -> None:
-    devices = Devices(compiled_driver(tmp_path, init=0))
+    devices = Devices(str(compiled_driver(tmp_path)))
     assert devices.count == 2
     first, second = devices.usage()
     assert (first.index, first.name, first.utilization_percent) == (0, "NVIDIA H100", 97.0)
@@ -127,7 +100,7 @@ def test_gpus_are_read_through_the_drivers_library(tmp_path: Path) -> None:
 def test_nodes_without_gpus_have_none(tmp_path: Path, kind: str) -> None:
     library = {
         "missing": lambda: str(tmp_path / "libnvidia-ml.so.1"),
-        "driverless": lambda: compiled_driver(tmp_path, init=9),
+        "driverless": lambda: str(compiled_driver(tmp_path, init=9)),
         "not a driver": lambda: "libc.so.6",
     }[kind]()
     devices = Devices(library)

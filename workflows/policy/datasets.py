@@ -131,13 +131,17 @@ def exchange(
     )
 
 
+def samples_done(state: DatasetState) -> int:
+    """The samples that ranks have processed, of all epochs."""
+    aside = size(intersection(state.aside, ((0, state.next),) if state.next else ()))
+    return state.next - size(state.leased) - size(state.free) - aside
+
+
 def view(state: DatasetState) -> DatasetView:
     """What users see of a dataset."""
-    leased = size(state.leased)
-    aside = size(intersection(state.aside, ((0, state.next),) if state.next else ()))
     return DatasetView(
-        done=state.next - leased - size(state.free) - aside,
-        leased=leased,
+        done=samples_done(state),
+        leased=size(state.leased),
         total=state.parameters.end,
         set_aside_samples=size(state.aside),
         set_aside=state.details,

@@ -39,6 +39,10 @@ def events_between(before: JobState, after: JobState) -> Iterator[JobEvent]:
     if world is not None and (before.world is None or world.generation > before.world.generation):
         attributes = {"world_generation": world.generation, "nodes": world.nodes, "world_size": world.processes}
         yield JobEvent(name="world", attributes=attributes)
+    durable = after.checkpoints.durable
+    if durable is not None and durable != before.checkpoints.durable:
+        attributes = {"step": durable.step, "size": durable.size, "duration_s": durable.took.total_seconds()}
+        yield JobEvent(name="checkpoint", time=durable.committed_at, attributes=attributes)
     if after.phase is not before.phase:
         attributes = {"phase": after.phase.value, "before": before.phase.value, "reason": after.reason}
         yield JobEvent(name="phase", attributes=attributes)

@@ -33,6 +33,8 @@ from workflows.messages import NodeRequest
 from workflows.names import group_index
 
 AGENT = "perdure-agent"
+METRICS_PORT = "perdure-metrics"
+"""The name of the port at which agents serve metrics; users' containers may have one called `metrics`."""
 PREPARE = "perdure-prepare"
 
 PRIVATE = "/perdure-agent"
@@ -296,6 +298,8 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
         ],
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
     }
+    if (port := _metrics_port(request, settings)) is not None:
+        agent["ports"] = [{"name": METRICS_PORT, "containerPort": port}]
     agent["volumeMounts"] = [*agent["volumeMounts"], *_storage_mounts(request)]
     if settings.gateway:
         agent["volumeMounts"] = [*agent["volumeMounts"], dict(TOKEN_MOUNT)]
@@ -338,6 +342,17 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
     }
 
 
+def _metrics_port(request: NodeRequest, settings: KubernetesSettings) -> int | None:
+    """Returns the port of the agent's metrics.
+
+    A pod on its machine's network has none: no network policy protects it, and a second pod with a port of the same
+    number would never be scheduled.
+    """
+    spec = request.spec.roles[request.node.role].pod_template.get("spec")
+    on_host = isinstance(spec, dict) and bool(spec.get("hostNetwork"))
+    return None if on_host else settings.agent_metrics_port
+
+
 def _storage_mounts(request: NodeRequest) -> list[dict[str, Any]]:
     """Returns the mount of the volume that checkpoints are stored in, if it is one of the job's."""
     spec = request.spec
@@ -357,6 +372,7 @@ def _agent_configuration(request: NodeRequest, settings: KubernetesSettings) -> 
         run_dir=Path(RUN_DIRECTORY),
         state_dir=Path(PRIVATE),
         gateway=settings.gateway.connection(request) if settings.gateway else None,
+        metrics_port=_metrics_port(request, settings),
     )
     return config.model_dump_json()
 

@@ -45,6 +45,8 @@ class KubernetesSettings:
     """The number of concurrent requests for pods."""
     gangs: GangAdapter = field(default_factory=OneByOne)
     """The adapter of the site's gang system; by default each pod is admitted by itself."""
+    agent_metrics_port: int | None = None
+    """The port at which agents serve metrics, in every pod of a job; None for no port."""
     policy: SitePolicy = field(default_factory=SitePolicy)
     """The site's policy: the limits on the pods of jobs."""
 
@@ -56,8 +58,8 @@ class KubernetesSettings:
         refer to local files.
 
         Raises:
-            ValueError: if the agent's image is not set, if agents could not authenticate, or if the gang system is
-                unknown.
+            ValueError: if the agent's image is not set, if agents could not authenticate, if the gang system is
+                unknown, or if the port for metrics is none.
         """
         image = environment.get(f"{VARIABLES}AGENT_IMAGE")
         if not image:
@@ -74,6 +76,7 @@ class KubernetesSettings:
             connection_secret=secret,
             presets_namespace=environment.get(f"{VARIABLES}PRESETS_NAMESPACE") or own_namespace(),
             gangs=_gangs(environment),
+            agent_metrics_port=_port(environment, f"{VARIABLES}AGENT_METRICS_PORT"),
             policy=_policy(environment),
         )
 
@@ -106,6 +109,15 @@ def _policy(environment: Mapping[str, str]) -> SitePolicy:
         return SitePolicy.parse(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{VARIABLES}POLICY_FILE: {error}") from error
+
+
+def _port(environment: Mapping[str, str], variable: str) -> int | None:
+    text = environment.get(variable, "")
+    if not text:
+        return None
+    if not text.isdecimal() or not 1024 <= int(text) <= 65535:
+        raise ValueError(f"{variable} is {text!r}; expected a port from 1024 to 65535")
+    return int(text)
 
 
 def _gangs(environment: Mapping[str, str]) -> GangAdapter:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 
 from temporalio.client import Client
@@ -16,6 +16,7 @@ from temporalio.client import Client
 from activities.nodes.local import launch, retention
 from activities.nodes.local.folders import NodeFolders, now
 from activities.nodes.local.keeper import NodeKeeper
+from activities.nodes.local.scrape import node_metrics
 from activities.nodes.local.watch import GroupWatch, gone_event, node_event
 from perdure.state_folder import default_path
 from workflows.messages import CreatedNode, NodeEvent, NodeEventKind, NodeRef, NodeRequest, WatchRequest
@@ -36,6 +37,10 @@ class LocalBackend:
         self._folders = NodeFolders(state or default_path())
         self._keeper = NodeKeeper(self._folders, dict(connection or {}))
         self._watches: set[GroupWatch] = set()
+
+    async def metrics(self) -> tuple[Sequence[bytes], int]:
+        """Returns the metrics of this machine's running nodes, and the number of those that did not answer."""
+        return await node_metrics(self._folders)
 
     async def create(self, request: NodeRequest) -> CreatedNode:
         """Starts the node's launcher and agent, unless they were started before."""

@@ -216,6 +216,12 @@ class NodeFolders:
                 jobs[match[1]].append(NodeFolder(self._nodes / name))
         return jobs
 
+    def running(self) -> list[NodeFolder]:
+        """Returns the nodes that run on this machine, of all jobs."""
+        folders = (NodeFolder(self._nodes / name) for name in self._names())
+        live = (folder for folder in folders if not (folder.path / "ended.json").exists())
+        return [folder for folder in live if (launcher := folder.launcher) is not None and launcher.alive]
+
     def remove(self, nodes: Iterable[NodeFolder]) -> None:
         """Deletes nodes with everything in their folders, and what an earlier call left unfinished."""
         leaving = self._state / "deleting"
@@ -223,12 +229,6 @@ class NodeFolders:
         for node in nodes:
             node.move_to(leaving)
         shutil.rmtree(leaving, ignore_errors=True)
-
-    def running(self) -> int:
-        """Returns the number of running nodes on this machine, over all jobs."""
-        folders = (NodeFolder(self._nodes / name) for name in self._names())
-        launchers = (folder.launcher for folder in folders if not (folder.path / "ended.json").exists())
-        return sum(launcher is not None and launcher.alive for launcher in launchers)
 
     @property
     def capacity(self) -> int | None:

@@ -54,7 +54,7 @@ class NodeKeeper:
     def why_pending(self) -> str:
         """Returns why no further node can run now; empty if one can."""
         capacity = self._folders.capacity
-        if capacity is None or (running := self._folders.running()) < capacity:
+        if capacity is None or (running := len(self._folders.running())) < capacity:
             return ""
         return f"no free slot: {running} of {capacity} in use"
 

@@ -1,0 +1,399 @@
+"""The table of all metrics of Perdure's own, from which both the exported series and docs/metrics.md are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Kind(StrEnum):
+    """The type of a metric, as Prometheus names it."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Source(StrEnum):
+    """The process that exports a metric."""
+
+    WORKER = "worker"
+    AGENT = "agent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One metric."""
+
+    name: str
+    """With the unit, and `_total` for counters."""
+    kind: Kind
+    source: Source
+    unit: str
+    labels: tuple[str, ...] = ()
+    """Labels besides those that all metrics of agents have (`NODE_LABELS`)."""
+    meaning: str
+    alert: str = ""
+    """What to alert on; empty for metrics that are read when something else is wrong."""
+    buckets: tuple[float, ...] = ()
+    """Bounds of a histogram."""
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """The names of its labels."""
+        return (*NODE_LABELS, *self.labels) if self.source is Source.AGENT else self.labels
+
+
+NODE_LABELS: Final = ("job_namespace", "job_name", "role", "node")
+"""Labels of all metrics of an agent."""
+
+LABELS: Final[Mapping[str, str]] = {
+    "job_namespace": "The job's namespace.",
+    "job_name": "The job's name. Prometheus itself uses `job` and `namespace`.",
+    "role": "The node's role.",
+    "node": "The node's rank (slot) in its role; it outlives incarnations.",
+    "backend": "`local`, `kubernetes` or `joined`.",
+    "phase": "A phase of jobs, such as `RUNNING`.",
+    "cause": "The class of failure that began the incident, such as `NODE_LOST`; `REQUESTED` if a user began it.",
+    "kind": "What failed, as agents report it, such as `RANKS`; of memory errors `corrected` or `uncorrected`.",
+    "dataset": "The dataset's name.",
+    "destination": "`job` or `group`.",
+    "gpu": "The driver's number of the GPU.",
+    "product": "The GPU's product name.",
+    "reason": "Why: of slow clocks `thermal`, `power` or `hardware`, of lost events `dropped` or `refused`.",
+    "metric": "The name of another metric.",
+    "folder": "`run` (the node's run directory) or `shm` (shared memory).",
+    "uid": "The uid of the job's run.",
+    "incarnation": "The node's incarnation.",
+    "host": "The machine's name.",
+}
+"""The meaning of each label."""
+
+_NOTICE = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Bounds for what takes a tenth of a second if an agent reports it, and ten seconds if a lease has to lapse."""
+_REPAIR = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
+"""Bounds for what takes a second in place, minutes with a new machine, and longer if the cluster is full."""
+
+_JOB = ("job_namespace", "job_name")
+
+
+def _worker(name: str, kind: Kind, unit: str, labels: tuple[str, ...], meaning: str, alert: str = "") -> Metric:
+    return Metric(name=name, kind=kind, source=Source.WORKER, unit=unit, labels=labels, meaning=meaning, alert=alert)
+
+
+def _agent(name: str, kind: Kind, unit: str, meaning: str, alert: str = "", labels: tuple[str, ...] = ()) -> Metric:
+    return Metric(name=name, kind=kind, source=Source.AGENT, unit=unit, labels=labels, meaning=meaning, alert=alert)
+
+
+WORKER_METRICS: Final = (
+    _worker(
+        "perdure_jobs",
+        Kind.GAUGE,
+        "jobs",
+        ("job_namespace", "backend", "phase"),
+        "Open jobs, as the server lists them. Every worker exports the same: take the maximum over workers.",
+    ),
+    _worker(
+        "perdure_job_phase",
+        Kind.GAUGE,
+        "1",
+        (*_JOB, "phase"),
+        "1 for the phase that an open job is in, as the server lists it; every worker exports the same.",
+        "`WAITING` or `RECOVERING` for longer than repairs usually take",
+    ),
+    _worker(
+        "perdure_job_world_size",
+        Kind.GAUGE,
+        "ranks",
+        _JOB,
+        "Ranks of the job's world, as the server lists it; 0 before the first world.",
+        "fewer than the job needs, for a long time",
+    ),
+    _worker(
+        "perdure_job_generation",
+        Kind.GAUGE,
+        "number",
+        _JOB,
+        "The newest generation that this worker has decided. It only grows: take the maximum over workers.",
+    ),
+    _worker(
+        "perdure_job_restarts_total",
+        Kind.COUNTER,
+        "restarts",
+        (*_JOB, "cause"),
+        "Restarts that failures cost, as this worker decided them.",
+        "many within the window of the job's budget",
+    ),
+    _worker(
+        "perdure_job_relaunches_total",
+        Kind.COUNTER,
+        "nodes",
+        _JOB,
+        "Nodes that were replaced.",
+    ),
+    Metric(
+        name="perdure_job_notice_seconds",
+        kind=Kind.HISTOGRAM,
+        source=Source.WORKER,
+        unit="s",
+        labels=("cause",),
+        meaning="From the first sign of an incident, by the clock of the machine where it happened, until the job "
+        "learned of it.",
+        alert="the 95th percentile above 15 s",
+        buckets=_NOTICE,
+    ),
+    Metric(
+        name="perdure_job_repair_seconds",
+        kind=Kind.HISTOGRAM,
+        source=Source.WORKER,
+        unit="s",
+        labels=("cause",),
+        meaning="From when the job learned of an incident until all ranks ran again.",
+        alert="the 95th percentile above what your jobs can afford",
+        buckets=_REPAIR,
+    ),
+    _worker(
+        "perdure_jobs_ended_total",
+        Kind.COUNTER,
+        "jobs",
+        ("job_namespace", "phase"),
+        "Jobs whose end this worker has decided: `SUCCEEDED`, `FAILED` or `CANCELLED`.",
+        "`FAILED` grows",
+    ),
+    _worker(
+        "perdure_job_checkpoint_step",
+        Kind.GAUGE,
+        "step",
+        _JOB,
+        "The step of the newest durable checkpoint. It only grows, but after a restore from an older one.",
+    ),
+    _worker(
+        "perdure_job_checkpoint_time_seconds",
+        Kind.GAUGE,
+        "Unix time",
+        _JOB,
+        "When the newest checkpoint became durable; its age is `time()` less this.",
+        "an age of several intervals of `checkpoint.every`",
+    ),
+    _worker(
+        "perdure_job_checkpoint_write_seconds",
+        Kind.GAUGE,
+        "s",
+        _JOB,
+        "The longest time that a node took to copy the newest durable checkpoint to storage.",
+    ),
+    _worker(
+        "perdure_dataset_samples_done",
+        Kind.GAUGE,
+        "samples",
+        (*_JOB, "dataset"),
+        "Samples that ranks have processed, of all epochs.",
+    ),
+    _worker(
+        "perdure_dataset_samples_left",
+        Kind.GAUGE,
+        "samples",
+        (*_JOB, "dataset"),
+        "Samples that no rank has processed yet: the backlog of shards. None for a dataset without an end.",
+    ),
+    _worker(
+        "perdure_listing_failures_total",
+        Kind.COUNTER,
+        "calls",
+        (),
+        "Listings of the open jobs that failed: the metrics that come from them are missing meanwhile.",
+        "above 0",
+    ),
+    _worker(
+        "perdure_node_scrape_failures_total",
+        Kind.COUNTER,
+        "calls",
+        (),
+        "Agents of this machine whose metrics the worker could not read.",
+    ),
+)
+
+BOTH: Final = (
+    _worker(
+        "perdure_events_lost_total",
+        Kind.COUNTER,
+        "events",
+        ("reason",),
+        "Events of this process that did not reach their destination: `dropped` because too many waited, `refused` by "
+        "the destination.",
+        "above 0",
+    ),
+    _worker(
+        "perdure_metrics_overflow_total",
+        Kind.COUNTER,
+        "samples",
+        ("metric",),
+        "Samples whose labels would have made one series too many: counters and histograms count them under `other`, "
+        "gauges leave them out.",
+        "above 0",
+    ),
+)
+"""Metrics that workers and agents export; those of agents have an agent's labels as well."""
+
+AGENT_METRICS: Final = (
+    _agent(
+        "perdure_node_info",
+        Kind.GAUGE,
+        "1",
+        "Always 1. It also has the job's labels, as `label_NAME`: join them by `job_namespace` and `job_name`.",
+        labels=("uid", "incarnation", "host"),
+    ),
+    _agent("perdure_node_generation", Kind.GAUGE, "number", "The newest generation that the node has entered."),
+    _agent("perdure_node_ranks", Kind.GAUGE, "ranks", "Ranks of the node in the world that it has entered."),
+    _agent(
+        "perdure_node_step",
+        Kind.GAUGE,
+        "step",
+        "The newest step of the node's slowest rank.",
+        "no growth while the job is `RUNNING`",
+    ),
+    _agent("perdure_node_total_steps", Kind.GAUGE, "steps", "The planned number of steps, if the script reports it."),
+    _agent(
+        "perdure_node_steps_per_second",
+        Kind.GAUGE,
+        "1/s",
+        "Throughput over the last minute, or since the generation began.",
+        "half of the usual",
+    ),
+    _agent("perdure_node_loss", Kind.GAUGE, "number", "The last loss that the script reported.", "NaN, or it grows"),
+    _agent(
+        "perdure_node_last_step_time_seconds",
+        Kind.GAUGE,
+        "Unix time",
+        "When the slowest rank made its last step.",
+    ),
+    _agent("perdure_node_stalled", Kind.GAUGE, "0 or 1", "1 while the ranks are stalled.", "1"),
+    _agent(
+        "perdure_node_lease_held",
+        Kind.GAUGE,
+        "0 or 1",
+        "1 while the agent holds its lease: the control plane reaches the node.",
+        "0 for longer than a minute",
+    ),
+    _agent("perdure_node_lease_age_seconds", Kind.GAUGE, "s", "How long the agent has held its newest lease."),
+    _agent("perdure_node_leases_total", Kind.COUNTER, "leases", "Leases that the agent has taken since it started."),
+    _agent(
+        "perdure_node_outbox_messages",
+        Kind.GAUGE,
+        "messages",
+        "Reports that have not reached their workflow yet.",
+        "above 0 for longer than a minute",
+        ("destination",),
+    ),
+    _agent(
+        "perdure_node_failures_total",
+        Kind.COUNTER,
+        "failures",
+        "Failures that the agent has reported to the job since it started.",
+        labels=("kind",),
+    ),
+    _agent("perdure_node_rank_exits_total", Kind.COUNTER, "ranks", "Ranks that ended before the training did."),
+    _agent(
+        "perdure_node_checkpoint_step",
+        Kind.GAUGE,
+        "step",
+        "The step of the newest checkpoint of which this node has stored its part.",
+    ),
+    _agent(
+        "perdure_node_checkpoint_time_seconds",
+        Kind.GAUGE,
+        "Unix time",
+        "When this node had stored that part.",
+    ),
+    _agent("perdure_node_checkpoint_write_seconds", Kind.GAUGE, "s", "How long it took to store that part."),
+    _agent("perdure_node_checkpoint_bytes", Kind.GAUGE, "bytes", "The size of that part."),
+    _agent(
+        "perdure_node_checkpoint_failures_total",
+        Kind.COUNTER,
+        "checkpoints",
+        "Checkpoints of which this node could not store its part at once.",
+        "above 0",
+    ),
+    _agent(
+        "perdure_node_checkpoint_stall_seconds_total",
+        Kind.COUNTER,
+        "s",
+        "Time for which saves by `perdure_training.checkpoint` have stopped the training; of the rank with the most.",
+        "more than the share of the training time that you allow",
+    ),
+    _agent(
+        "perdure_node_shard_requests",
+        Kind.GAUGE,
+        "ranks",
+        "Ranks that wait for an answer of their dataset.",
+        labels=("dataset",),
+    ),
+    _agent("perdure_node_cpu_cores", Kind.GAUGE, "cores", "Processor time that the command's processes take a second."),
+    _agent("perdure_node_memory_bytes", Kind.GAUGE, "bytes", "Memory of these processes."),
+    _agent(
+        "perdure_node_memory_limit_bytes",
+        Kind.GAUGE,
+        "bytes",
+        "The limit of their control group, if there is one.",
+        "memory above 95 % of it",
+    ),
+    _agent("perdure_gpu_info", Kind.GAUGE, "1", "Always 1.", labels=("gpu", "product")),
+    _agent(
+        "perdure_gpu_utilization_ratio",
+        Kind.GAUGE,
+        "0 to 1",
+        "Share of the time in which something ran on the GPU.",
+        "near 0 while the job is `RUNNING`",
+        ("gpu",),
+    ),
+    _agent("perdure_gpu_memory_used_bytes", Kind.GAUGE, "bytes", "Memory in use, by any process.", labels=("gpu",)),
+    _agent("perdure_gpu_memory_total_bytes", Kind.GAUGE, "bytes", "Memory of the GPU.", labels=("gpu",)),
+    _agent("perdure_gpu_temperature_celsius", Kind.GAUGE, "°C", "Temperature of the GPU.", "above 85", ("gpu",)),
+    _agent("perdure_gpu_power_watts", Kind.GAUGE, "W", "Power of the GPU.", labels=("gpu",)),
+    _agent(
+        "perdure_gpu_slowed",
+        Kind.GAUGE,
+        "0 or 1",
+        "1 while the GPU's clocks are reduced for this reason.",
+        "`thermal` or `hardware` is 1",
+        ("gpu", "reason"),
+    ),
+    _agent(
+        "perdure_gpu_memory_errors_total",
+        Kind.COUNTER,
+        "errors",
+        "Memory errors since the driver was loaded.",
+        "`uncorrected` grows",
+        ("gpu", "kind"),
+    ),
+    _agent("perdure_host_cpu_ratio", Kind.GAUGE, "0 to 1", "Use of the machine's processors since the last scrape."),
+    _agent("perdure_host_load1", Kind.GAUGE, "processes", "Load average over a minute."),
+    _agent("perdure_host_memory_total_bytes", Kind.GAUGE, "bytes", "Memory of the machine."),
+    _agent(
+        "perdure_host_memory_available_bytes",
+        Kind.GAUGE,
+        "bytes",
+        "Memory that processes of the machine can still get.",
+        "below 5 % of the total",
+    ),
+    _agent(
+        "perdure_host_disk_free_bytes",
+        Kind.GAUGE,
+        "bytes",
+        "Free space of the file system with this folder.",
+        "below what a checkpoint needs",
+        ("folder",),
+    ),
+    _agent(
+        "perdure_host_clock_steps_total",
+        Kind.COUNTER,
+        "steps",
+        "Times that the machine's clock was set by more than a second between two scrapes, in either direction.",
+        "above 0: times in events and incidents of this machine are wrong",
+    ),
+)
+
+METRICS: Final[Mapping[str, Metric]] = {metric.name: metric for metric in (*WORKER_METRICS, *BOTH, *AGENT_METRICS)}
+"""All metrics by their names."""

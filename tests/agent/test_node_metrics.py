@@ -1,0 +1,148 @@
+"""Tests of the metrics of a node, as a real agent process exports them."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.progress import SaveStalls
+from perdure.metrics.table import AGENT_METRICS, BOTH
+from perdure_launcher.rank_plugins.progress import REPORTED, ProgressWriter, RankProgress, progress_path, read_progress
+from perdure_training.progress_file import SaveStall
+from tests.agent.harness import RunningAgent, Workflows, rank_exit, running_agent
+from tests.support.temporal_server import DevServer, free_port
+from tests.support.waiting import eventually
+
+SECRET = "hunter2"
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short: sockets live in it."""
+    return tmp_path_factory.mktemp("n")
+
+
+async def scrape(agent: RunningAgent, port: int | None = None) -> tuple[str, dict[tuple[str, ...], float]]:
+    """The text, and the values by name and the metric's own labels."""
+    connector = aiohttp.UnixConnector(str(agent.run_dir / "agent.sock")) if port is None else None
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.get(f"http://127.0.0.1:{port or 80}/metrics") as answer,
+    ):
+        assert answer.status == 200
+        text = await answer.text()
+    found: dict[tuple[str, ...], float] = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            labels = dict(one.labels)
+            namespace, name, role, node = (labels.pop(key) for key in ("job_namespace", "job_name", "role", "node"))
+            assert (f"job/{namespace}/{name}", role, node) == (agent.config.job_id, "worker", "0")
+            found[(one.name, *labels.values())] = one.value
+    return text, found
+
+
+async def test_a_node_exports_its_training_its_lease_and_its_machine(
+    temporal_server: DevServer, workflows: Workflows, folder: Path
+) -> None:
+    port = free_port()
+    labels = {"cost-center": "4711"}
+    async with running_agent(temporal_server, workflows, folder, labels=labels, metrics_port=port) as agent:
+        await workflows.expect(workflows.group, "joined")
+        await agent.launcher_hello()
+        await agent.handler_hello()
+        await agent.ready(0)
+        await agent.command("apply_world", agent.world(1))
+        await agent.enter(1)
+        path = progress_path(agent.run_dir / "progress", 0)
+        writer = ProgressWriter(path, generation=1, pid=4712, source=REPORTED)
+        writer.total(1000)
+        writer.loss(0.5)
+        writer.step(40, time=time.time())
+        environment = {"PERDURE_PROGRESS_DIR": str(path.parent), "RANK": "0", "PERDURE_GENERATION": "1"}
+        SaveStall(environment).add(2.5)
+        await workflows.expect(workflows.group, "stepping")
+        device = {"index": 0, "name": "NVIDIA H100", "utilization_percent": 97.0, "temperature_celsius": 61.0}
+        await agent.post("/v1/launcher/usage", cpu_cores=1.5, memory_bytes=1000, devices=[device])
+
+        async def stepped() -> bool:
+            return ("perdure_node_step",) in (await scrape(agent))[1]
+
+        await eventually(stepped)
+        text, found = await scrape(agent)
+        assert found[("perdure_node_step",)] == 40
+        assert found[("perdure_node_total_steps",)] == 1000
+        assert found[("perdure_node_loss",)] == 0.5
+        assert found[("perdure_node_generation",)] == 1
+        assert found[("perdure_node_checkpoint_stall_seconds_total",)] == 2.5
+        assert found[("perdure_node_lease_held",)] == 0
+        assert found[("perdure_node_cpu_cores",)] == 1.5
+        assert found["perdure_gpu_utilization_ratio", "0"] == 0.97
+        assert found[("perdure_host_memory_total_bytes",)] > 0
+        assert 'label_cost_center="4711"' in text
+        known = {metric.name for metric in (*AGENT_METRICS, *BOTH)}
+        assert {name for name, *_ in found} <= known
+
+        failed = rank_exit(error=f"RuntimeError: password={SECRET}")
+        await agent.ready(1, [failed])
+        await workflows.expect(workflows.job, "failure")
+
+        async def counted() -> bool:
+            return (await scrape(agent, port))[1].get(("perdure_node_failures_total", "RANKS")) == 1
+
+        await eventually(counted)
+        text, found = await scrape(agent, port)
+        assert found[("perdure_node_rank_exits_total",)] == 1
+        assert SECRET not in text
+        assert agent.node.token not in text
+
+
+async def test_a_port_that_is_taken_does_not_end_the_agent(
+    temporal_server: DevServer, workflows: Workflows, folder: Path
+) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with running_agent(temporal_server, workflows, folder, metrics_port=port) as agent:
+            await workflows.expect(workflows.group, "joined")
+            assert (await scrape(agent))[1][("perdure_node_lease_held",)] == 0
+
+
+def test_the_stall_of_saves_grows_over_processes_and_survives_nonsense(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0"
+    environment = {"PERDURE_PROGRESS_DIR": str(tmp_path), "RANK": "0", "PERDURE_GENERATION": "1"}
+    stalls = SaveStalls()
+
+    def process(pid: int, *seconds: float) -> None:
+        ProgressWriter(path, generation=1, pid=pid, source=REPORTED)
+        stall = SaveStall(environment)
+        for one in seconds:
+            stall.add(one)
+        read = read_progress(path)
+        assert read
+        stalls.follow([read])
+        stalls.follow([read])
+
+    process(1, 1.0, 2.0)
+    assert stalls.most == 3.0
+    process(2, 0.5)
+    assert stalls.most == 3.5
+    other = RankProgress(source=0, generation=1, pid=9, step=1, total=None, loss=None, time=0.0, save_stall=9.0)
+    read = read_progress(path)
+    assert read
+    stalls.follow([read, other])
+    assert stalls.most == 9.0
+    with path.open("r+b") as file:
+        file.seek(56)
+        file.write(b"\xff" * 8)
+    broken = read_progress(path)
+    assert broken
+    assert broken.save_stall == 0.0
+
+
+def test_a_process_outside_of_a_job_keeps_no_stall() -> None:
+    SaveStall({}).add(1.0)
+    SaveStall({"PERDURE_PROGRESS_DIR": "/nonexistent", "RANK": "0"}).add(1.0)

@@ -1,0 +1,72 @@
+"""Tests of metrics on the event bus: from any endpoint, as events, and as lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from perdure.events import AsyncExporter, EventEmitter, EventType, FileExporter
+from perdure.events import Event as BusEvent
+from perdure.metrics.endpoint import serving_metrics
+from perdure.metrics.reports import MetricsToEvents, PrometheusMonitor, report_line
+from perdure.metrics.samples import Sample
+from tests.training.events.collected import lines
+
+DCGM = b"""# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).
+# TYPE DCGM_FI_DEV_GPU_TEMP gauge
+DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} 61
+# TYPE DCGM_FI_DEV_XID_ERRORS gauge
+DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-1"} 0
+# TYPE go_goroutines gauge
+go_goroutines 12
+"""
+
+
+async def exported() -> bytes:
+    return DCGM
+
+
+class Raising:
+    name = "raising"
+
+    def read(self) -> Sequence[Sample]:
+        raise RuntimeError("gone")
+
+
+async def test_what_an_exporter_says_becomes_an_event(tmp_path: Path) -> None:
+    exporter = AsyncExporter(FileExporter(tmp_path / "metrics.jsonl"))
+    async with serving_metrics(exported, 0) as port:
+        monitor = PrometheusMonitor(f"http://127.0.0.1:{port}/metrics", prefixes=("DCGM_FI_DEV_",))
+        reports = MetricsToEvents([monitor, Raising()], EventEmitter("gpu", exporter), interval=timedelta(minutes=1))
+        await reports.emit()
+    exporter.close()
+    [event] = lines(tmp_path / "metrics.jsonl")
+    assert (event["target"], event["name"], event["type"]) == ("gpu", "metrics", "instant")
+    assert event["attributes"] == {
+        'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"}': 61.0,
+        'DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-1"}': 0.0,
+    }
+
+
+async def test_without_samples_there_is_no_event(tmp_path: Path) -> None:
+    exporter = AsyncExporter(FileExporter(tmp_path / "metrics.jsonl"))
+    await MetricsToEvents([Raising()], EventEmitter("gpu", exporter), interval=timedelta(minutes=1)).emit()
+    exporter.close()
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("address", ["file:///etc/passwd", "/etc/passwd", "ftp://host/x"])
+def test_only_http_is_read(address: str) -> None:
+    with pytest.raises(ValueError, match="expected http"):
+        PrometheusMonitor(address)
+
+
+def test_a_line_for_people_is_short_and_has_no_control_characters() -> None:
+    attributes = {"perdure_host_load1": 3.14159, "x\x1b[31m": 2, "text": "left out"}
+    event = BusEvent("1-1", 0.0, "agent", "metrics", EventType.INSTANT, attributes, 1)
+    assert report_line(event) == b"00:00:00 agent: host_load1 3.142, x?[31m 2\n"
+    other = BusEvent("1-2", 0.0, "agent", "exit", EventType.INSTANT, {}, 1)
+    assert report_line(other) == b"00:00:00 agent: exit instant\n"
