@@ -92,8 +92,9 @@ cluster-down: setup  ## End the cluster and undo every change to the machine
 cluster-binaries: setup  ## Build or find the cluster's programs, without starting anything
 	@$(BIN)/python -m scripts.cluster binaries
 
-docs: setup  ## Write the generated pages of docs: spec.md, cli.md, python-api.md
+docs: setup  ## Write the generated pages of docs, such as spec.md and cli.md, and the dashboards in deploy/grafana
 	@$(BIN)/python -m scripts.docs
+	@$(BIN)/python -m scripts.dashboards
 
 kustomize: setup  ## Write the bases below deploy/kustomize from the Helm chart
 	@$(BIN)/python -m scripts.kustomize

@@ -1,14 +1,19 @@
-"""Generates the tables of Perdure's own metrics in `docs/metrics.md`; the rest of the page is written by hand."""
+"""Generates the tables of Perdure's own metrics and alerts in `docs/metrics.md`; the rest of the page is written by
+hand."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from perdure.metrics.table import AGENT_METRICS, BOTH, LABELS, METRICS, WORKER_METRICS, Metric
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+_RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "rules.yaml"
 _TABLE = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -31,6 +36,22 @@ def _labels() -> str:
     return _table("label | meaning", (f"| `{name}` | {text} |" for name, text in LABELS.items() if name in used))
 
 
+def _alerts() -> str:
+    groups: list[dict[str, Any]] = yaml.safe_load(_RULES.read_text(encoding="utf-8"))["groups"]
+    rows = (
+        f"| `{rule['alert']}` | {rule['labels']['severity']} | {_condition(rule['expr'])} | {rule.get('for', '')} |"
+        for group in groups
+        for rule in group["rules"]
+        if "alert" in rule
+    )
+    return _table("alert | severity | condition | for", rows)
+
+
+def _condition(expression: str) -> str:
+    # A bar would end the cell.
+    return f"`{expression}`".replace("|", "\\|")
+
+
 def _names(labels: Sequence[str]) -> str:
     return ", ".join(f"`{label}`" for label in labels)
 
@@ -44,5 +65,6 @@ _TABLES: Mapping[str, Callable[[], str]] = {
     "worker": lambda: _metrics(WORKER_METRICS),
     "both": lambda: _metrics(BOTH),
     "agent": lambda: _metrics(AGENT_METRICS),
+    "alerts": _alerts,
     "labels": _labels,
 }

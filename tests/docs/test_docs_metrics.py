@@ -27,6 +27,7 @@ from workflows.messages.agents import AgentMessage, DeviceUsage
 
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 NODES = PAGE.partition("## Node figures")[2].partition("## Job attributes")[0]
+ATTRIBUTES = PAGE.partition("## Job attributes")[2]
 ALWAYS = {"service_name", "namespace", "le"}
 """Labels that the page tells once for all, and the bounds of histograms."""
 
@@ -115,6 +116,6 @@ def test_the_figures_of_nodes_are_told():
 
 
 def test_search_attributes_are_told():
-    told_of = {cells[0].strip("`"): cells[1] for cells in rows(r"[A-Z]\w+")}
+    told_of = {cells[0].strip("`"): cells[1] for cells in rows(r"[A-Z]\w+", ATTRIBUTES)}
     keys = [key for key in vars(attributes).values() if isinstance(key, SearchAttributeKey)]
     assert told_of == {key.name: "keyword" if key.value_type is str else "number" for key in keys}
