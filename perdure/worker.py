@@ -22,8 +22,8 @@ from activities.datasets import DatasetActivities
 from activities.job_metrics import JobMetrics
 from activities.nodes.activities import NodeActivities
 from activities.nodes.backend import NodeBackend, TidyingBackend
-from activities.nodes.joined import JoinedBackend
-from activities.nodes.local import LocalBackend
+from activities.nodes.joined.backend import JoinedBackend
+from activities.nodes.local.backend import LocalBackend
 from activities.runtime import RuntimeActivities
 from activities.signals import SignalActivities
 from activities.site import SiteActivities, gateway_facts

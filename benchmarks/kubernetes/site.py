@@ -7,7 +7,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -124,11 +124,13 @@ async def site(report: Callable[[str], None]) -> AsyncGenerator[Site]:
             async with Client(endpoint=endpoint, namespace=namespace) as client:
                 yield Site(cluster, pods, api, control_plane, client, namespace, gateway)
         finally:
-            await gateway.close()
-            await control_plane.stop_worker()
-            await control_plane.stop_server()
-            await api.delete(f"/api/v1/namespaces/{namespace}")
-            await api.close()
+            async with AsyncExitStack() as ends:
+                # The server and the worker are processes of their own: they end although the cluster does not answer.
+                ends.push_async_callback(control_plane.stop_server)
+                ends.push_async_callback(control_plane.stop_worker)
+                ends.push_async_callback(api.close)
+                ends.push_async_callback(api.delete, f"/api/v1/namespaces/{namespace}")
+                ends.push_async_callback(gateway.close)
 
 
 async def eventually(

@@ -15,12 +15,11 @@ from pathlib import Path
 import psutil
 
 from activities.nodes.containers import SHELL, TRAINING
-from activities.nodes.joined import JoinedBackend
 from activities.nodes.joined.machine import joined_nodes
-from activities.nodes.local import LocalBackend
 from activities.nodes.local.folders import NodeFolder, NodeFolders
 from activities.nodes.local.launch import program
 from perdure.errors import PerdureError, Refused
+from perdure.spec.job import Backend
 from perdure.state_folder import default_path
 from workflows.messages import JobStatus, NodeId, NodePhase, NodeView
 from workflows.names import node_name
@@ -76,9 +75,9 @@ def shell_command(status: JobStatus, node: NodeView, command: Sequence[str], *, 
     Raises:
         PerdureError: if the node is on another machine.
     """
-    if status.backend == LocalBackend.name:
+    if status.backend == Backend.LOCAL:
         return _on_this_machine(NodeFolders(default_path()), status, node, command)
-    if status.backend == JoinedBackend.name:
+    if status.backend == Backend.JOINED:
         return _on_this_machine(joined_nodes(), status, node, command)
     return _in_its_pod(status, node, command, terminal=terminal)
 

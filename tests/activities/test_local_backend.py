@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from activities.nodes.backend import NodeRefused
-from activities.nodes.local import LocalBackend
 from activities.nodes.local import launch as launching
+from activities.nodes.local.backend import LocalBackend
 from activities.nodes.local.folders import NodeFolder
 from perdure.state_folder import default_path
 from tests.activities.local_nodes import NOWHERE, LocalJob, nothing_left, run_at_once
@@ -179,7 +179,7 @@ async def test_nodes_outlive_the_worker_that_created_them(backend: LocalBackend,
     program = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
-        "from activities.nodes.local import LocalBackend\n"
+        "from activities.nodes.local.backend import LocalBackend\n"
         "from workflows.messages import NodeRequest\n"
         "request = NodeRequest.model_validate_json(sys.stdin.read())\n"
         f"asyncio.run(LocalBackend(Path({str(state)!r}), connection={NOWHERE!r}).create(request))\n"

@@ -22,7 +22,7 @@ from temporalio.worker import Worker
 with workflow.unsafe.imports_passed_through():
     from activities.nodes import activities as node_activities
     from activities.nodes.activities import NodeActivities
-    from activities.nodes.local import LocalBackend
+    from activities.nodes.local.backend import LocalBackend
     from agent.job_liveness import JobLiveness, query_job_liveness
     from perdure.spec.data import Workdir
     from perdure.spec.job import Backend

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client, WorkflowHandle
 
-from activities.nodes.local import LocalBackend
+from activities.nodes.local.backend import LocalBackend
 from activities.nodes.local.folders import NodeFolders
 from activities.nodes.local.retention import delete_old_nodes, keep_tidy
 from tests.activities.local_nodes import NOWHERE, LocalJob, nothing_left

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from activities.nodes.local import LocalBackend
+from activities.nodes.local.backend import LocalBackend
 from activities.nodes.local.folders import NodeFolder
 from tests.activities.local_nodes import LocalJob, nothing_left, run_at_once
 from tests.agent.harness import QUICK, recording

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.nodes.local import LocalBackend
+from activities.nodes.local.backend import LocalBackend
 from perdure.spec.timing import RendezvousTiming
 from tests.activities.local_nodes import LocalJob, nothing_left, run_at_once
 from tests.agent.harness import QUICK, RunningAgent, Workflows, running_agent

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from activities.nodes.local import LocalBackend
+from activities.nodes.local.backend import LocalBackend
 from tests.activities.local_nodes import LocalJob, nothing_left
 from tests.agent.harness import QUICK, Workflows, recording
 from tests.agent.recorder import Call, Recorder

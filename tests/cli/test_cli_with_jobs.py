@@ -52,12 +52,14 @@ def finish(command_line: CommandLine) -> None:
 
 SPEAK_IN_TURN = """
 wait_for() { while sleep 0.1; [ ! -e $1 ]; do :; done; }
+say() { echo $1; until grep -q $1 $PERDURE_PROGRESS_DIR/../logs/output.log; do sleep 0.1; done; touch said-$1; }
 if [ $RANK = 1 ]; then
-    echo one; touch said-one; wait_for said-two; echo three
+    say one; wait_for said-two; say three
 else
-    wait_for said-one; echo two; touch said-two
+    wait_for said-one; say two
 fi
 """
+"""Lines have the times at which they are read from the command: each is in the log before the next is printed."""
 
 
 def test_run_shows_a_job_to_its_end_on_a_pipe(command_line: CommandLine, job_name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from activities.nodes.joined import JoinedBackend
+from activities.nodes.joined.backend import JoinedBackend
 from activities.nodes.kubernetes.merge import merge
 from perdure.client.client import Client
 from perdure.worker import running_worker

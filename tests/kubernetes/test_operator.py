@@ -20,7 +20,7 @@ import yaml
 from temporalio.client import Client as TemporalClient
 
 from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed, Removed
-from activities.nodes.local import LocalBackend
+from activities.nodes.local.backend import LocalBackend
 from perdure.client.client import Client
 from perdure.operator.resource import TrainingJobResource, collection
 from perdure.worker import running_worker

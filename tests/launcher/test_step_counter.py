@@ -74,6 +74,7 @@ def test_steps_are_counted_once_however_many_optimizers_there_are(tmp_path: Path
     }
 
 
+@pytest.mark.long("frameworks")
 def test_an_optimizer_is_saved_and_loaded_as_ever(tmp_path: Path) -> None:
     script = (
         "import copy, pickle\na = optimizer()\na.step()\nassert set(a.state_dict()) == {'state', 'param_groups'}\n"

@@ -123,6 +123,7 @@ async def test_a_node_in_the_exit_barrier_starts_again_when_a_peer_dies_before_i
         await all_step(nodes, 2)
 
 
+@pytest.mark.long("launchers")
 async def test_a_failing_script_is_reported_with_its_exception_although_it_does_not_record_it() -> None:
     node = Node([*TORCHRUN, "fails.py"])
     async with running(node):

@@ -226,6 +226,7 @@ def warm_ranks(node: Node, generation: int) -> dict[int, int]:
     return {rank: start.pid for rank, start in zip(node.ranks(generation), starts, strict=True) if start.warm}
 
 
+@pytest.mark.long("warm-starts")
 async def test_the_ranks_of_a_torchrun_are_forked_and_a_killed_one_is_forked_again() -> None:
     nodes = pair()
     async with running(*nodes):

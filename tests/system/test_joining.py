@@ -198,6 +198,7 @@ async def test_a_node_that_is_not_wanted_any_more_goes_home(site: Site, here: Ma
     await job.running(nodes=1, after=1)
 
 
+@pytest.mark.long("joining")
 async def test_what_is_wrong_is_said(site: Site, here: Machines):
     unknown = here.join("no-such-job", "a")
     assert await unknown.leave() == 2

@@ -18,13 +18,8 @@ SIZE = 120
 DIES_AT = 7
 
 
-@pytest.mark.parametrize(
-    "checkpoints",
-    [
-        pytest.param((), marks=pytest.mark.long("survival"), id="file"),
-        pytest.param(("--in-memory",), id="memory"),
-    ],
-)
+@pytest.mark.long("survival")
+@pytest.mark.parametrize("checkpoints", [(), ("--in-memory",)], ids=["file", "memory"])
 async def test_the_samples_of_committed_steps_are_exactly_the_dataset_when_a_rank_and_an_agent_are_killed(
     site: Site, checkpoints: tuple[str, ...]
 ):

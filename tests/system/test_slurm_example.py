@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.nodes.joined import JoinedBackend
+from activities.nodes.joined.backend import JoinedBackend
 from perdure.client.client import Client
 from perdure.worker import running_worker
 from tests.support.allocation import REPOSITORY, Allocation, allocation

@@ -171,6 +171,7 @@ async def test_a_node_killed_while_a_world_is_handed_out(site: Site):
     await job.running(nodes=3, after=2)
 
 
+@pytest.mark.long("survival")
 async def test_a_script_that_fails_every_time_stops_with_its_error(site: Site):
     job = await site.submit("--fail-at", "3", script=WALK)
     result = await site.client.wait(job.name)

@@ -92,6 +92,7 @@ def test_ranks_restore_their_parts_of_a_model_that_fsdp_splits(tmp_path: Path):
     assert sorted(run.stdout.split()) == ["rank-0:True", "rank-1:True"]
 
 
+@pytest.mark.long("survival")
 def test_a_rank_without_room_makes_all_load_an_older_step_or_none(tmp_path: Path):
     run = run_two_ranks("receives_without_room.py", tmp_path)
     assert sorted(run.stdout.splitlines()) == ["rank 0: 7, 6, None", "rank 1: 7, 6, None"]

@@ -52,7 +52,7 @@ async def continued(job: WorkflowHandle[Any, Any]) -> None:
     await continued_as_new(job, first_run)
 
 
-@pytest.mark.parametrize("nodes", [MAX_NODES, 5_000])
+@pytest.mark.parametrize("nodes", [MAX_NODES, pytest.param(5_000, marks=pytest.mark.long("workflows"))])
 async def test_a_large_job_with_long_incidents_continues_as_new_and_knows_the_same(
     monkeypatch: pytest.MonkeyPatch, nodes: int
 ):

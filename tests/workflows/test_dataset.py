@@ -76,6 +76,7 @@ async def begin(handle: WorkflowHandle[Any, Any], played: PlayedNode) -> None:
     await played.to_group("dataset_needed", DatasetNeeded, name="train", parameters=PARAMETERS)
 
 
+@pytest.mark.long("workflows")
 @pytest.mark.parametrize("fleet", [0], indirect=True, ids=["replay of each task"])
 async def test_ranks_of_two_nodes_read_every_sample_once_and_the_dataset_ends_with_its_job(fleet: Fleet):
     handle = await submit(fleet, job_spec("2", timing=QUICK_END))

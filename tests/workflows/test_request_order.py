@@ -38,6 +38,7 @@ async def _until_it_ends_with(handle: WorkflowHandle[Any, Any], *events: EventTy
     return await eventually(length, within=30)
 
 
+@pytest.mark.long("workflows")
 @pytest.mark.parametrize("fleet", [0], ids=["replayed"], indirect=True)
 async def test_a_request_after_a_task_without_commands_replays_on_a_worker_that_had_to_replay_the_job(fleet: Fleet):
     """Such a worker is given both tasks at once, and the request first; in a later replay the request comes second."""

@@ -161,6 +161,7 @@ async def test_a_stall_is_shown_by_group_and_job_until_it_is_over(fleet: Fleet):
     assert pause.observation.stalled == (1,)
 
 
+@pytest.mark.long("workflows")
 @also_replayed
 async def test_scale_suspend_resume_restart_relaunch(fleet: Fleet):
     handle = await submit(fleet, job_spec("3"))

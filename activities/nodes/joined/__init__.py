@@ -1,5 +1,1 @@
 """Nodes that a user or a scheduler started and that join with `perdure join`; the backend only provides node slots."""
-
-from activities.nodes.joined.backend import JoinedBackend
-
-__all__ = ["JoinedBackend"]

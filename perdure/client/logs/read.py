@@ -12,9 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from activities.nodes.joined import JoinedBackend
 from activities.nodes.joined.machine import joined_nodes
-from activities.nodes.local import LocalBackend
 from activities.nodes.local.folders import NodeFolders
 from perdure.client.logs.agents import AgentLog, Ask, ask_agent
 from perdure.client.logs.copies import CopiedLog
@@ -23,6 +21,7 @@ from perdure.client.logs.lines import PrintedLine
 from perdure.client.logs.order import merged
 from perdure.client.views import FINAL_PHASES, View
 from perdure.errors import ControlPlaneUnreachable, LogsUnavailable, PerdureError
+from perdure.spec.job import Backend
 from perdure.state_folder import default_path
 from workflows.messages import JobStatus, NodeId, NodePhase, NodeView
 from workflows.names import job_workflow_id
@@ -211,8 +210,8 @@ class _Finder:
 def _logs_here(status: JobStatus) -> dict[tuple[int, int], Path]:
     """The logs of nodes of this machine, which are kept after the nodes are gone; by rank and incarnation."""
     folders: dict[str, Callable[[], NodeFolders]] = {
-        LocalBackend.name: lambda: NodeFolders(default_path()),
-        JoinedBackend.name: joined_nodes,
+        Backend.LOCAL: lambda: NodeFolders(default_path()),
+        Backend.JOINED: joined_nodes,
     }
     if status.backend not in folders:
         return {}
@@ -221,7 +220,7 @@ def _logs_here(status: JobStatus) -> dict[tuple[int, int], Path]:
 
 
 def _unavailable(status: JobStatus, missing: list[str]) -> LogsUnavailable:
-    if status.backend == LocalBackend.name:
+    if status.backend == Backend.LOCAL:
         return LogsUnavailable(
             f"no log of {status.name} is on this machine, {socket.gethostname()}",
             remedy="They are kept where the nodes ran, for the state folder's retention after the job's end. "

@@ -95,6 +95,7 @@ async def test_a_name_leads_to_no_other_object(backend: KubernetesBackend, job: 
     assert await stands(job, job.anchors_path, kept)
 
 
+@pytest.mark.long("cluster-faults")
 async def test_a_foreign_config_map_is_no_upload(backend: KubernetesBackend, job: PodJob) -> None:
     kept = await config_map(job, ARCHIVE.name)
     request = WorkdirRequest(
