@@ -38,7 +38,17 @@ _LONGEST = ("tests/workflows/", "tests/cli/", "tests/agent/", "tests/security/",
 _CORES_PER_RANKS = 2
 """Processes with ranks beside each other: one for so many cores."""
 
-LONG = ("launchers", "frameworks", "warm-starts", "joining", "survival", "cluster-faults", "workflows", "commands")
+LONG = (
+    "launchers",
+    "frameworks",
+    "warm-starts",
+    "joining",
+    "survival",
+    "cluster-faults",
+    "storage",
+    "workflows",
+    "commands",
+)
 """Groups of tests that are too long for each run. `.ci/run` adds one by turn."""
 
 

@@ -149,6 +149,16 @@ TEMPORAL_SERVER_SOURCE = Source(
 )
 """Used only to test credentials, which the dev server cannot require. The version is the dev server's."""
 
+OBJECT_STORE_SOURCE = Source(
+    name="versitygw",
+    module="github.com/versity/versitygw",
+    version="1.8.0",
+    packages={"versitygw": "cmd/versitygw"},
+    takes="2 to 4 minutes",
+    stamp="-X main.Version=v1.8.0",
+)
+"""An S3 server, used only to test checkpoints in an object store."""
+
 
 def ensure(report: Report, sources: tuple[Source, ...] = SOURCES) -> dict[str, Path]:
     """Returns every program by its name. Builds missing programs, and installs the Debian packages that the cluster

@@ -1,61 +1,36 @@
-"""Fixtures of programs that attacks need, which are made before the first test: that takes longer than a test may."""
+"""Fixtures of programs that attacks need."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from scripts.browser import ensure_browser
 from scripts.cluster import binaries
-from scripts.cluster.binaries import BinariesMissing
+from tests.support.programs import Programs, report
 
-
-def _report(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-_PROGRAMS: dict[str, Callable[[], Path]] = {
-    "browser": lambda: ensure_browser(_report),
-    "temporal_program": lambda: binaries.ensure(_report, (binaries.TEMPORAL_SERVER_SOURCE,))["temporal-server"],
-}
-"""Provides the programs, by the names of their fixtures."""
-
-_MISSING = pytest.StashKey[dict[str, str]]()
+_PROGRAMS = Programs(
+    {
+        "browser": lambda: ensure_browser(report),
+        "temporal_program": lambda: binaries.ensure(report, (binaries.TEMPORAL_SERVER_SOURCE,))["temporal-server"],
+    }
+)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Makes the programs that the tests ask for which are left."""
-    asked = {name for item in items for name in getattr(item, "fixturenames", ())}
-    capture: Any = config.pluginmanager.getplugin("capturemanager")
-    config.stash[_MISSING] = {}
-    # Of several processes that run tests one makes them; none has a terminal but its standard error.
-    with capture.global_and_fixture_disabled():
-        for name in asked & _PROGRAMS.keys():
-            try:
-                _PROGRAMS[name]()
-            except BinariesMissing as missing:
-                config.stash[_MISSING][name] = str(missing)
+    _PROGRAMS.make(config, items)
 
 
 @pytest.fixture(scope="session")
-def browser(pytestconfig: pytest.Config) -> Path:
+def browser() -> Path:
     """A real browser."""
-    return _program("browser", pytestconfig)
+    return _PROGRAMS.path("browser")
 
 
 @pytest.fixture(scope="session")
-def temporal_program(pytestconfig: pytest.Config) -> Path:
+def temporal_program() -> Path:
     """Temporal's server, which can ask for credentials; the dev server cannot."""
-    return _program("temporal_program", pytestconfig)
-
-
-def _program(name: str, config: pytest.Config) -> Path:
-    """A program; the test fails where there is none, since no other test shows what it shows."""
-    if reason := config.stash[_MISSING].get(name):
-        pytest.fail(reason, pytrace=False)
-    return _PROGRAMS[name]()
+    return _PROGRAMS.path("temporal_program")

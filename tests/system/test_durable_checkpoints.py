@@ -36,7 +36,7 @@ async def until_durable(job: Job, *, after: int = 0) -> int:
     return known.checkpoint.step
 
 
-@pytest.mark.long("survival")
+@pytest.mark.long("storage")
 async def test_a_job_that_has_lost_all_nodes_continues_from_storage(site: Site, tmp_path: Path):
     out, storage = tmp_path / "out", tmp_path / "storage"
     job = await site.submit(
@@ -79,7 +79,7 @@ async def test_a_job_that_has_lost_all_nodes_continues_from_storage(site: Site, 
     assert not known.warnings
 
 
-@pytest.mark.long("survival")
+@pytest.mark.long("storage")
 async def test_nodes_that_are_ended_from_outside_save_first(site: Site, tmp_path: Path):
     out, storage = tmp_path / "out", tmp_path / "storage"
     job = await site.submit(
@@ -100,7 +100,7 @@ async def test_nodes_that_are_ended_from_outside_save_first(site: Site, tmp_path
     await job.ended()
 
 
-@pytest.mark.long("survival")
+@pytest.mark.long("storage")
 @pytest.mark.parametrize("ranks", [2, 3])
 async def test_a_model_split_over_four_ranks_is_loaded_by_another_number_with_torch_alone(
     site: Site, tmp_path: Path, ranks: int
@@ -126,7 +126,7 @@ async def test_a_model_split_over_four_ranks_is_loaded_by_another_number_with_to
     assert sorted(run.stdout.split()) == [f"rank-{rank}:same" for rank in range(ranks)]
 
 
-@pytest.mark.long("survival")
+@pytest.mark.long("storage")
 async def test_a_kill_between_the_last_part_and_the_commit_leaves_a_whole_checkpoint(site: Site, tmp_path: Path):
     out, storage = tmp_path / "out", tmp_path / "storage"
     job = await site.submit(
@@ -163,7 +163,7 @@ async def test_a_kill_between_the_last_part_and_the_commit_leaves_a_whole_checkp
     assert any(storage.glob(f"step-{known.checkpoint.restored_step}-*/.metadata"))
 
 
-@pytest.mark.long("survival")
+@pytest.mark.long("storage")
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 async def test_a_full_storage_is_a_warning_and_stores_again_when_there_is_room(site: Site, tmp_path: Path):
     out, storage = tmp_path / "out", tmp_path / "storage"
