@@ -15,6 +15,7 @@ from agent.lease import Lease
 from agent.node import Node
 from agent.outbox import Outbox
 from agent.telemetry import Telemetry
+from agent.torch_events import TorchEvents
 from perdure.events import AsyncExporter
 from perdure.metrics.machine import GpuMonitor, HostMonitor
 from perdure.metrics.monitors import Reading
@@ -74,7 +75,7 @@ class NodeMetrics:
         self._events = events
         self._progress = progress
         self._stall = stall
-        self._readings = [Reading(monitor) for monitor in machine_monitors(config)]
+        self._readings = [Reading(monitor) for monitor in (*machine_monitors(config), TorchEvents(config.run_dir))]
         identity = config.node
         namespace, name = job_of(config.job_id)
         self._labels = {

@@ -48,7 +48,7 @@ FLEET: Final = Dashboard(
         Panel(title="Ranks", queries={"": "sum(perdure:job_world_size) or vector(0)"}, kind="stat"),
         Panel(
             title="Nodes without a lease",
-            queries={"": "count(perdure_node_lease_held == 0) or vector(0)"},
+            queries={"": "sum(1 - perdure_node_lease_held) or vector(0)"},
             kind="stat",
         ),
         Panel(
@@ -193,6 +193,10 @@ NODE: Final = Dashboard(
         Panel(
             title="Ranks that ended",
             queries={"node {{node}}": f"perdure_node_rank_exits_total{{{_NODE}}}"},
+        ),
+        Panel(
+            title="torch's own events",
+            queries={"node {{node}}: {{event}} ({{source}})": f"perdure_node_torch_events_total{{{_NODE}}}"},
         ),
         Panel(
             title="Processors of the command",

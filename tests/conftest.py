@@ -48,6 +48,7 @@ LONG = (
     "storage",
     "workflows",
     "commands",
+    "metrics",
 )
 """Groups of tests that are too long for each run. `.ci/run` adds one by turn."""
 

@@ -128,6 +128,19 @@ HELM_SOURCE = Source(
 )
 """Used only to test the chart."""
 
+PROMETHEUS_SOURCE = Source(
+    name="prometheus",
+    module="github.com/prometheus/prometheus",
+    # The module's version of Prometheus 3.11.3.
+    version="0.311.3",
+    packages={name: f"cmd/{name}" for name in ("prometheus", "promtool")},
+    takes="15 minutes beside other work",
+    # Without the discovery of targets in clouds, whose clients are most of the program.
+    tags="remove_all_sd",
+    any_version=True,
+)
+"""Used only to test metrics, rules and dashboards."""
+
 KUBECTL_SOURCE = Source(
     name="kubectl",
     module="k8s.io/kubernetes",

@@ -82,6 +82,19 @@ async def test_prometheus_finds_all_parts_and_reaches_agents_where_the_values_sa
     assert not any(one["kind"] == "PodMonitor" for one in await rendered(helm))
 
 
+async def test_rules_and_dashboards_are_those_of_the_repository(helm: Path) -> None:
+    switched_on = {"prometheusRules": {"enabled": True, "labels": {"release": "kps"}}, "dashboards": {"enabled": True}}
+    objects = await rendered(helm, **switched_on)
+    [rules] = [one for one in objects if one["kind"] == "PrometheusRule"]
+    assert rules["metadata"]["labels"]["release"] == "kps"
+    assert rules["spec"] == yaml.safe_load((REPOSITORY / "deploy" / "prometheus" / "rules.yaml").read_text())
+    found = [one for one in objects if one["metadata"].get("labels", {}).get("grafana_dashboard") == "1"]
+    content = {name: text for one in found for name, text in one["data"].items()}
+    files = (REPOSITORY / "deploy" / "grafana").glob("*.json")
+    assert content == {f"perdure-{path.name}": path.read_text() for path in files}
+    assert not {"PrometheusRule"} & {one["kind"] for one in await rendered(helm)}
+
+
 async def test_its_site_policy_is_the_models_and_reaches_the_worker(helm: Path) -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["sitePolicy"]
     assert schema["properties"].keys() == SitePolicy.model_fields.keys()

@@ -1,14 +1,46 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perdure.local.control_plane import LocalControlPlane
 from perdure.state_folder import StateFolder
+from scripts.cluster import binaries
+from scripts.cluster.binaries import BinariesMissing
 from tests.system.site import Site
+
+_MISSING = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Builds Prometheus before the first test where a test that is left needs it: that takes longer than a test may."""
+    if not any("prometheus_programs" in getattr(item, "fixturenames", ()) for item in items):
+        return
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
+    try:
+        # Of several processes that run tests one builds it; none has a terminal but its standard error.
+        with capture.global_and_fixture_disabled():
+            _prometheus()
+    except BinariesMissing as missing:
+        config.stash[_MISSING] = str(missing)
+
+
+def _prometheus() -> dict[str, Path]:
+    return binaries.ensure(lambda line: print(line, file=sys.stderr, flush=True), (binaries.PROMETHEUS_SOURCE,))
+
+
+@pytest.fixture(scope="session")
+def prometheus_programs(pytestconfig: pytest.Config) -> dict[str, Path]:
+    """`prometheus` and `promtool`; the test fails where there are none, since no other test shows what it shows."""
+    if reason := pytestconfig.stash.get(_MISSING, ""):
+        pytest.fail(reason, pytrace=False)
+    return _prometheus()
 
 
 @pytest.fixture
