@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -48,7 +48,7 @@ class NodeMetrics:
         outboxes: Mapping[str, Outbox],
         checkpoints: Checkpoints,
         datasets: Datasets,
-        events: AsyncExporter,
+        events: Sequence[AsyncExporter],
         progress: Callable[[], Progress | None],
         stall: Callable[[], float],
     ) -> None:
@@ -62,7 +62,7 @@ class NodeMetrics:
             outboxes: What has not been delivered, by destination.
             checkpoints: The node's checkpoints.
             datasets: The node's exchanges with datasets.
-            events: Exports the agent's events.
+            events: Export the agent's events.
             progress: Returns the node's newest progress.
             stall: Returns the seconds for which saves have stopped the training.
         """
@@ -119,7 +119,8 @@ class NodeMetrics:
         yield Sample("perdure_node_rank_exits_total", self._node.events.rank_exits)
         for dataset, waiting in self._datasets.waiting().items():
             yield Sample("perdure_node_shard_requests", waiting, {"dataset": dataset})
-        for reason, count in (("dropped", self._events.dropped), ("refused", self._events.refused)):
+        dropped, refused = sum(one.dropped for one in self._events), sum(one.refused for one in self._events)
+        for reason, count in (("dropped", dropped), ("refused", refused)):
             yield Sample("perdure_events_lost_total", count, {"reason": reason})
         yield from self._training()
         yield from self._storing()

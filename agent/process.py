@@ -28,7 +28,7 @@ from agent.state import StateFile
 from agent.store import StoreCalls
 from agent.telemetry import Telemetry
 from agent.transport import ControlPlane, Destination
-from perdure.events import AsyncExporter, EventEmitter, FileExporter
+from perdure.events import AsyncExporter, EventEmitter, FileExporter, to_collector
 from perdure_launcher import layout
 from perdure_launcher.protocol import LauncherHello
 from workflows.messages import GroupMissing, Joined
@@ -75,7 +75,7 @@ class Agent:
         self._missing_reported: float | None = None
         self._to_job = self._outbox(Destination.JOB)
         self._to_group = self._outbox(Destination.GROUP)
-        self._events = AsyncExporter(FileExporter(config.private_dir / layout.EVENTS / layout.AGENT_EVENTS))
+        self._events = _event_exporters(config)
         ranks = ProgressReader(config.run_dir)
         self.node = Node(
             config,
@@ -83,7 +83,7 @@ class Agent:
             to_job=self._to_job,
             to_group=self._to_group,
             progress=lambda: ranks.newest,
-            events=NodeEvents(self._events),
+            events=NodeEvents(*self._events),
         )
         self._telemetry = Telemetry(
             self.node, ranks, to_group=self._to_group, on_preparing=partial(self._join, preparing=True)
@@ -208,7 +208,7 @@ class Agent:
             await self._until_leave_is_requested()
             self.node.events.exit(reason=self.node.state.leaving)
             await self._report_shutdown()
-            await asyncio.to_thread(self._events.close)
+            await asyncio.gather(*(asyncio.to_thread(exporter.close) for exporter in self._events))
             await asyncio.to_thread(self._machine.close)
 
     async def _read_metrics(self) -> bytes:
@@ -293,6 +293,13 @@ class Agent:
             asyncio.get_running_loop().remove_reader(self._followed.descriptor)
             os.close(self._followed.descriptor)
             self._followed = None
+
+
+def _event_exporters(config: AgentConfig) -> tuple[AsyncExporter, ...]:
+    """The destinations of the agent's events: its file, and the collector that OpenTelemetry's variables name."""
+    to_file = AsyncExporter(FileExporter(config.private_dir / layout.EVENTS / layout.AGENT_EVENTS))
+    collector = to_collector(resource={"perdure.job": config.job_id, "perdure.node": config.node.path})
+    return (to_file,) if collector is None else (to_file, collector)
 
 
 def _node_metrics(config: AgentConfig, **sources: Any) -> NodeMetrics:

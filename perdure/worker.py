@@ -40,7 +40,7 @@ from perdure.client.workers import worker_identity
 from perdure.encryption.codec import PayloadEncryption
 from perdure.encryption.keys import KEYS_FILE_VARIABLE
 from perdure.errors import Refused
-from perdure.events import AsyncExporter, ConsoleExporter, EventType, FileExporter, JobEvents, json_line
+from perdure.events import AsyncExporter, ConsoleExporter, EventType, FileExporter, JobEvents, json_line, to_collector
 from perdure.metrics.endpoint import serving_metrics
 from perdure.metrics.sdk import SdkRuntime, worker_runtime
 from perdure.metrics.series import merge
@@ -175,7 +175,7 @@ def _kubernetes_backend(client: TemporalClient) -> NodeBackend:
 @asynccontextmanager
 async def exporting_events(
     path: Path | None, metrics: JobMetrics | None = None
-) -> AsyncGenerator[AsyncExporter | None]:
+) -> AsyncGenerator[Sequence[AsyncExporter]]:
     """Exports the events of the jobs that this process decides while the context is open.
 
     Args:
@@ -183,10 +183,11 @@ async def exporting_events(
         metrics: What counts the events, if anything does.
 
     Yields:
-        The exporter of the file.
+        The exporters: to the file, and to the collector that OpenTelemetry's variables name.
     """
-    exporter, to_file = _to_file(path)
-    sinks = [sink for sink in (to_file, metrics and metrics.on_event) if sink is not None]
+    exporters = [exporter for exporter in (_to_file(path), to_collector()) if exporter is not None]
+    to_exporters = _to_exporters(exporters) if exporters else None
+    sinks = [sink for sink in (to_exporters, metrics and metrics.on_event) if sink is not None]
 
     def sink(job: JobState, event: JobEvent) -> None:
         for one in sinks:
@@ -195,20 +196,22 @@ async def exporting_events(
     set_sink(sink if sinks else None)
     set_dataset_sink(metrics and metrics.on_dataset)
     try:
-        yield exporter
+        yield exporters
     finally:
         set_sink(None)
         set_dataset_sink(None)
-        if exporter is not None:
-            await asyncio.to_thread(exporter.close)
+        await asyncio.gather(*(asyncio.to_thread(exporter.close) for exporter in exporters))
 
 
-def _to_file(path: Path | None) -> tuple[AsyncExporter | None, Sink | None]:
+def _to_file(path: Path | None) -> AsyncExporter | None:
     if path is None:
-        return None, None
+        return None
     to_stdout = str(path) == "-"
-    exporter = AsyncExporter(ConsoleExporter(descriptor=1, format=json_line) if to_stdout else FileExporter(path))
-    emitter = JobEvents(exporter)
+    return AsyncExporter(ConsoleExporter(descriptor=1, format=json_line) if to_stdout else FileExporter(path))
+
+
+def _to_exporters(exporters: Sequence[AsyncExporter]) -> Sink:
+    emitter = JobEvents(*exporters)
 
     def export(job: JobState, event: JobEvent) -> None:
         emitter.emit(
@@ -221,7 +224,7 @@ def _to_file(path: Path | None) -> tuple[AsyncExporter | None, Sink | None]:
             {"job": f"{job.namespace}/{job.name}", "uid": job.uid, **event.attributes},
         )
 
-    return exporter, export
+    return export
 
 
 class _WorkerMetrics:
@@ -231,14 +234,15 @@ class _WorkerMetrics:
         self._jobs = jobs
         self._sdk = sdk
         self._local = [backend for backend in backends if isinstance(backend, LocalBackend)]
-        self.events: AsyncExporter | None = None
+        self.events: Sequence[AsyncExporter] = ()
 
     async def text(self) -> bytes:
         """Returns all metrics in Prometheus' text format."""
         series = self._jobs.series
-        if self.events is not None:
-            series.set("perdure_events_lost_total", self.events.dropped, reason="dropped")
-            series.set("perdure_events_lost_total", self.events.refused, reason="refused")
+        if self.events:
+            dropped, refused = sum(one.dropped for one in self.events), sum(one.refused for one in self.events)
+            series.set("perdure_events_lost_total", dropped, reason="dropped")
+            series.set("perdure_events_lost_total", refused, reason="refused")
         sdk, nodes = await asyncio.gather(
             self._sdk.text(), asyncio.gather(*(backend.metrics() for backend in self._local))
         )
@@ -285,7 +289,7 @@ async def serve(
     jobs = JobMetrics(client) if metrics_port else None
     metrics = _WorkerMetrics(jobs, sdk, served) if jobs is not None else None
     async with (
-        exporting_events(events, jobs) as exporter,
+        exporting_events(events, jobs) as exporters,
         serving_metrics(metrics.text, metrics_port) if metrics is not None else nullcontext(),
         running_worker(client, backends=served, task_queue=endpoint.task_queue, gateway=gateway) as facts,
         answering(health_port),
@@ -293,7 +297,7 @@ async def serve(
         asyncio.TaskGroup() as beside,
     ):
         if metrics is not None:
-            metrics.events = exporter
+            metrics.events = exporters
         tidying = [beside.create_task(one.keep_tidy(client)) for one in served if isinstance(one, TidyingBackend)]
         logger.info(
             "serving %s and %s at %s, namespace %s; backends: %s",

@@ -36,11 +36,11 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perd
 PROGRESS_INTERVAL = 15.0
 """Seconds between two progress lines of a step."""
 
-LOCKED_EXTRAS = ("kubernetes", "torch", "frameworks", "dev")
+LOCKED_EXTRAS = ("kubernetes", "otlp", "torch", "frameworks", "dev")
 
 IMAGE_LOCK = ROOT / "deploy" / "images" / "requirements.lock"
 """Lock of the image of worker and agents, with the same versions."""
-IMAGE_EXTRAS = ("kubernetes",)
+IMAGE_EXTRAS = ("kubernetes", "otlp")
 
 
 class SetupFailed(Exception):

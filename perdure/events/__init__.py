@@ -17,6 +17,7 @@ from perdure_training.events import (
     TrainerEvents,
     json_line,
     text_line,
+    to_collector,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "TrainerEvents",
     "json_line",
     "text_line",
+    "to_collector",
 ]

@@ -18,6 +18,7 @@ from perdure_training.events.event import Event, EventType
 from perdure_training.events.exporter import ConsoleExporter, EventsLost, Exporter
 from perdure_training.events.files import FileExporter
 from perdure_training.events.formats import json_line, text_line
+from perdure_training.events.process import to_collector
 from perdure_training.events.redaction import Redaction
 from perdure_training.events.vocabulary import AgentEvents, JobEvents, TrainerEvents
 
@@ -38,4 +39,5 @@ __all__ = [
     "TrainerEvents",
     "json_line",
     "text_line",
+    "to_collector",
 ]

@@ -15,9 +15,13 @@ from perdure_training.events.files import FileExporter
 logger = logging.getLogger(__name__)
 
 VARIABLE = "PERDURE_EVENTS"
-"""Where ranks write their events: `file` (the default), `console`, or `off`."""
+"""Where ranks write their events: `file` (the default), `console`, `otlp`, several with commas between them, or
+`off`."""
 FOLDER = "events"
 """The folder of event files, in the node's run directory."""
+
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,45 @@ def find_place(environment: Mapping[str, str] = os.environ) -> Place:
     if not directory or not rank.isdecimal() or not is_own or place == "off":
         return Place()
     generation = environment.get("PERDURE_GENERATION", "")
-    if place not in ("file", "console"):
-        logger.warning("%s=%s: expected file, console or off; events are written to files", VARIABLE, place)
     local_rank = environment.get("LOCAL_RANK", "")
     path = rank_file(Path(directory).parent, int(local_rank) if local_rank.isdecimal() else 0)
-    exporter = ConsoleExporter() if place == "console" else FileExporter(path)
-    return Place((AsyncExporter(exporter),), int(rank), int(generation) if generation.isdecimal() else None)
+    exporters = (_exporter(one.strip(), path, environment) for one in place.split(","))
+    found = tuple(exporter for exporter in exporters if exporter is not None)
+    return Place(found, int(rank), int(generation) if generation.isdecimal() else None)
+
+
+def _exporter(name: str, path: Path, environment: Mapping[str, str]) -> AsyncExporter | None:
+    match name:
+        case "console":
+            return AsyncExporter(ConsoleExporter())
+        case "otlp":
+            collector = to_collector(environment, resource={"perdure.job.uid": environment.get("PERDURE_RUN_ID", "")})
+            if collector is None:
+                logger.warning("%s=otlp: OTEL_EXPORTER_OTLP_ENDPOINT names no collector that can be used", VARIABLE)
+            return collector
+        case _:
+            if name != "file":
+                known = "file, console, otlp or off"
+                logger.warning("%s=%s: expected %s; events are written to files", VARIABLE, name, known)
+            return AsyncExporter(FileExporter(path))
+
+
+def to_collector(
+    environment: Mapping[str, str] = os.environ, *, resource: Mapping[str, str] | None = None
+) -> AsyncExporter | None:
+    """Returns an exporter to the collector that OpenTelemetry's variables name; None if they name none, or cannot be
+    used, which is logged.
+
+    Args:
+        environment: The variables.
+        resource: Attributes of what sends the events.
+    """
+    if not any(environment.get(name) for name in _ENDPOINTS):
+        return None
+    # What it imports takes a moment, in every rank.
+    from perdure_training.events.otlp import exporter_to_collector
+
+    return exporter_to_collector(environment, resource=resource)
 
 
 class _Own:

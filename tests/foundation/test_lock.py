@@ -40,7 +40,9 @@ def test_pins_and_hashes_every_package(lock: str):
     assert unhashed == []
 
 
-@pytest.mark.parametrize(("lock", "extras"), [(WHOLE, ("kubernetes", "torch", "dev")), (IMAGE, ("kubernetes",))])
+@pytest.mark.parametrize(
+    ("lock", "extras"), [(WHOLE, ("kubernetes", "otlp", "torch", "dev")), (IMAGE, ("kubernetes", "otlp"))]
+)
 def test_covers_what_pyproject_asks_for(lock: str, extras: tuple[str, ...]):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     optional = project["optional-dependencies"]

@@ -90,6 +90,23 @@ def test_what_a_secret_holds_stands_in_no_manifest():
         )
 
 
+def test_agents_get_the_address_of_a_collector_and_no_credential_for_it():
+    settings = KubernetesSettings.from_environment(
+        {
+            "PERDURE_KUBERNETES_AGENT_IMAGE": "perdure:1",
+            "TEMPORAL_ADDRESS": "temporal:7233",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
+            "OTEL_EXPORTER_OTLP_HEADERS": "authorization=swordfish",
+            "OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY": "/key.pem",
+            "OTEL_SERVICE_NAME": "the worker",
+        }
+    )
+    pod = pod_of(request(), settings)
+    found = {name: value for name, value in env(pod, "perdure-agent").items() if name.startswith("OTEL_")}
+    assert found == {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
+    assert not any(name.startswith("OTEL_") for name in env(pod, "training"))
+
+
 def test_agents_open_a_port_for_metrics_only_where_the_site_and_the_network_allow_it():
     environment = {"PERDURE_KUBERNETES_AGENT_IMAGE": "perdure:1", "TEMPORAL_ADDRESS": "temporal:7233"}
     port = {"PERDURE_KUBERNETES_AGENT_METRICS_PORT": "9465"}

@@ -294,7 +294,10 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
         # Without PERDURE_NODE: the launcher's PID names another process in this container.
         "env": [
             {"name": "PERDURE_AGENT_CONFIG", "value": f"{PRIVATE}/agent.json"},
-            *({"name": name, "value": value} for name, value in sorted(settings.connection.items())),
+            *(
+                {"name": name, "value": value}
+                for name, value in sorted({**settings.collector, **settings.connection}.items())
+            ),
         ],
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
     }
