@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from agent.config import AgentConfig, ConfigError
-from agent.process import serve
+from agent.process import LogPlaces, serve
 from agent.transport import TemporalControlPlane
+from perdure.log_format import configured_format, formatter_of
 from perdure_launcher import layout
 
 logger = logging.getLogger("agent")
@@ -25,7 +26,7 @@ _EXIT_ALREADY_RUNS = 75
 """EX_TEMPFAIL: another agent serves this node; trying again later may succeed."""
 
 
-def _log_to(private_dir: Path) -> None:
+def _log_to(private_dir: Path, places: LogPlaces) -> None:
     """Logs to a bounded file: an outage must not fill a disk, nor an unread pipe block the agent."""
     folder = private_dir / layout.LOGS
     # A full disk loses log lines, and has no other effect.
@@ -35,7 +36,7 @@ def _log_to(private_dir: Path) -> None:
         handler: logging.Handler = RotatingFileHandler(folder / layout.AGENT_LOG, maxBytes=_LOG_MAX, backupCount=2)
     except OSError:
         handler = logging.NullHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(formatter_of(configured_format(), context=places))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     # The SDK warns about each lease that ends, which is normal.
     logging.getLogger("temporalio").setLevel(logging.ERROR)
@@ -66,16 +67,17 @@ def _run() -> int:
     except OSError as error:
         sys.stderr.write(f"agent: its folder is {config.private_dir}, which cannot be used: {error.strerror}\n")
         return _EXIT_CONFIG
-    _log_to(config.private_dir)
-    asyncio.run(_serve(config))
+    places = LogPlaces(config)
+    _log_to(config.private_dir, places)
+    asyncio.run(_serve(config, places))
     return 0
 
 
-async def _serve(config: AgentConfig) -> None:
+async def _serve(config: AgentConfig, places: LogPlaces) -> None:
     """Serves, and ends the process from inside the loop: the SDK's worker would first contact a server that may be
     away."""
     try:
-        await serve(config, TemporalControlPlane(config))
+        await serve(config, TemporalControlPlane(config), places)
     except BaseException:
         logger.exception("ended by an error")
         _leave(_EXIT_FAILED)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +32,7 @@ from perdure.events import AsyncExporter, EventEmitter, FileExporter, to_collect
 from perdure_launcher import layout
 from perdure_launcher.protocol import LauncherHello
 from workflows.messages import GroupMissing, Joined
+from workflows.names import job_of
 
 if TYPE_CHECKING:
     from agent.metrics import NodeMetrics
@@ -347,9 +348,23 @@ async def _together(*tasks: Coroutine[None, None, None]) -> AsyncGenerator[None]
             task.cancel()
 
 
-async def serve(config: AgentConfig, control: ControlPlane) -> None:
+class LogPlaces:
+    """The job, node and generation of the agent's log lines."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        node = config.node
+        self._fixed = {"job": "/".join(job_of(config.job_id)), "node": f"{node.role}-{node.rank}/{node.incarnation}"}
+        self.generation: Callable[[], int] | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        return self._fixed | ({"generation": self.generation()} if self.generation else {})
+
+
+async def serve(config: AgentConfig, control: ControlPlane, places: LogPlaces | None = None) -> None:
     """Runs an agent until SIGTERM or SIGINT, or until its node has left the job."""
     agent = Agent(config, control)
+    if places is not None:
+        places.generation = lambda: agent.node.state.generation
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)

@@ -12,23 +12,31 @@ from pathlib import Path
 from typing import NoReturn
 
 from perdure.errors import ExitCode, PerdureError
+from perdure.log_format import LogFormat, configured_format, formatter_of
 
 LOG_BYTES = 10 * 1024 * 1024
 LOG_FILES = 3
 
 
-def run_service(service: Coroutine[None, None, None], *, logger: logging.Logger, log_file: Path | None) -> ExitCode:
+def run_service(
+    service: Coroutine[None, None, None],
+    *,
+    logger: logging.Logger,
+    log_file: Path | None = None,
+    log_format: LogFormat | None = None,
+) -> ExitCode:
     """Runs a service until it ends, and logs errors that keep it from running.
 
     Args:
         service: Returns when the service was stopped.
         logger: The service's own logger.
         log_file: A file that is rotated; the default is stderr.
+        log_format: The format of its lines; the default is that of the environment.
 
     Returns:
         The exit code of the process.
     """
-    log_to(log_file)
+    log_to(log_file, log_format or configured_format())
     try:
         asyncio.run(service)
     except PerdureError as error:
@@ -62,7 +70,7 @@ async def answering(port: int | None) -> AsyncGenerator[None]:
         await runner.cleanup()
 
 
-def log_to(path: Path | None) -> None:
+def log_to(path: Path | None, format: LogFormat = LogFormat.TEXT) -> None:
     """Logs to a file that is rotated, else to stderr."""
     from logging.handlers import RotatingFileHandler
 
@@ -71,9 +79,8 @@ def log_to(path: Path | None) -> None:
         if path
         else logging.StreamHandler(sys.stderr)
     )
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler]
-    )
+    handler.setFormatter(formatter_of(format))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def leave(code: int) -> NoReturn:

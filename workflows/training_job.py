@@ -318,6 +318,14 @@ class TrainingJob:
     def incidents(self) -> list[IncidentView]:
         return list(self._known_state().incidents)
 
+    @property
+    def log_places(self) -> dict[str, int]:
+        """The generation, and the number of the open incident, for log lines and traces."""
+        if self._spec_error:
+            return {}
+        incident = self._state.open_incident
+        return {"generation": self._state.generation} | ({"incident": incident.number} if incident else {})
+
     # Decisions and their effects
 
     def _take_all(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perdure.cli.common import AddressOption, OutputOption, local_endpoint_only, out, run_async, say, session
+from perdure.log_format import FORMAT_VARIABLE, LogFormat
 from perdure.operator.ownership import Ownership
 
 if TYPE_CHECKING:
@@ -27,6 +28,16 @@ HealthPortOption = Annotated[
     ),
 ]
 
+
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        envvar=FORMAT_VARIABLE,
+        show_envvar=False,
+        help=f"How log lines are written; {FORMAT_VARIABLE} sets it, too, and agents get that of their worker.",
+    ),
+]
 
 MetricsPortOption = Annotated[
     int | None,
@@ -53,6 +64,7 @@ def worker(
     log_file: Annotated[
         Path | None, typer.Option("--log-file", help="Log to this file, with rotation.", show_default="standard error")
     ] = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
     events: Annotated[
         Path | None,
         typer.Option(
@@ -83,7 +95,7 @@ def worker(
     service = worker.serve(
         address=address, metrics_port=metrics_port, health_port=health_port, backends=backends, events=events
     )
-    raise typer.Exit(run_service(service, logger=worker.logger, log_file=log_file))
+    raise typer.Exit(run_service(service, logger=worker.logger, log_file=log_file, log_format=log_format))
 
 
 def _backends(names: Sequence[str]) -> list[Backend]:
@@ -134,6 +146,7 @@ def gateway(
         typer.Option("--tls-key", metavar="FILE", help="Its private key.", show_default=False),
     ] = None,
     health_port: HealthPortOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
     address: AddressOption = None,
 ) -> None:
     """Run a gateway, through which agents in pods and on machines reach the control plane, and no more of Temporal.
@@ -162,7 +175,7 @@ def gateway(
         health_port=health_port,
         metrics_port=metrics_port,
     )
-    raise typer.Exit(run_service(service, logger=serve.logger, log_file=None))
+    raise typer.Exit(run_service(service, logger=serve.logger, log_format=log_format))
 
 
 def operator(
@@ -183,6 +196,7 @@ def operator(
             "check that the owner may use what the job names; accept objects without one unchecked; or ignore owners.",
         ),
     ] = Ownership.REQUIRE,
+    log_format: LogFormatOption = LogFormat.TEXT,
     address: AddressOption = None,
 ) -> None:
     """Run the operator, which starts a job for each TrainingJob object of a cluster and mirrors its status there.
@@ -195,7 +209,7 @@ def operator(
     from perdure.services import run_service
 
     service = serve.serve(address=address, namespaces=namespaces or (), ownership=owners)
-    raise typer.Exit(run_service(service, logger=serve.logger, log_file=None))
+    raise typer.Exit(run_service(service, logger=serve.logger, log_format=log_format))
 
 
 async def _detach() -> None:

@@ -134,7 +134,11 @@ class Machines:
 
     def _grant(self, node: NodeRequest, session: str) -> Grant:
         place = node.node
-        logger.info("%s has the place %s/%s-%d/%d", node.job_id, place.uid, place.role, place.rank, place.incarnation)
+        logger.info(
+            "%s has the place %s/%s-%d/%d",
+            *(node.job_id, place.uid, place.role, place.rank, place.incarnation),
+            extra={"job": node.job_id.removeprefix("job/"), "node": f"{place.role}-{place.rank}/{place.incarnation}"},
+        )
         return Grant(
             temporal_namespace=self._temporal.namespace,
             job_id=node.job_id,

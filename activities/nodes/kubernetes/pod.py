@@ -296,7 +296,7 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
             {"name": "PERDURE_AGENT_CONFIG", "value": f"{PRIVATE}/agent.json"},
             *(
                 {"name": name, "value": value}
-                for name, value in sorted({**settings.collector, **settings.connection}.items())
+                for name, value in sorted({**settings.reporting, **settings.connection}.items())
             ),
         ],
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},

@@ -11,6 +11,7 @@ from pathlib import Path
 from activities.nodes.kubernetes.gangs import GangAdapter, OneByOne, adapter_of
 from activities.nodes.kubernetes.gateway import GatewayAccess, gateway_of
 from activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.log_format import FORMAT_VARIABLE
 
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -25,8 +26,10 @@ _FILES = re.compile(r"TEMPORAL_(CONFIG_FILE|PROFILE|TLS_\w+_PATH)")
 """Temporal's variables that refer to files of the worker's machine."""
 
 
-_COLLECTOR = re.compile(r"OTEL_(?!\w*(HEADERS|CERTIFICATE|CLIENT_KEY|SERVICE_NAME|RESOURCE_ATTRIBUTES))\w+")
-"""OpenTelemetry's variables that agents in pods get from the worker: no credentials, no files, and no identity."""
+_REPORTING = re.compile(
+    rf"{FORMAT_VARIABLE}|OTEL_(?!\w*(HEADERS|CERTIFICATE|CLIENT_KEY|SERVICE_NAME|RESOURCE_ATTRIBUTES))\w+"
+)
+"""Variables that agents in pods get from the worker: no credentials, no files, and no identity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +46,8 @@ class KubernetesSettings:
     namespace, and all other settings that are not secret."""
     connection_secret: str | None = None
     """A Secret in the job's namespace whose keys are Temporal's environment variables, such as `TEMPORAL_API_KEY`."""
-    collector: Mapping[str, str] = field(default_factory=dict[str, str])
-    """OpenTelemetry's environment variables for agents, without credentials: pods of jobs get none."""
+    reporting: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Environment variables for agents: the format of logs, and OpenTelemetry's without credentials."""
     presets_namespace: str = "default"
     """The namespace of the presets that `runtime` names. Users with write access to it decide about all jobs."""
     creates_at_once: int = 64
@@ -80,7 +83,7 @@ class KubernetesSettings:
             gateway=gateway,
             connection=connection,
             connection_secret=secret,
-            collector={name: value for name, value in environment.items() if _COLLECTOR.fullmatch(name)},
+            reporting={name: value for name, value in environment.items() if _REPORTING.fullmatch(name)},
             presets_namespace=environment.get(f"{VARIABLES}PRESETS_NAMESPACE") or own_namespace(),
             gangs=_gangs(environment),
             agent_metrics_port=_port(environment, f"{VARIABLES}AGENT_METRICS_PORT"),

@@ -18,6 +18,7 @@ from activities.nodes.local.folders import FolderOwner, NodeFolder
 from agent.config import CONFIG_VARIABLE as AGENT_CONFIG_VARIABLE
 from perdure.backoff import Backoff
 from perdure.errors import SecretUnavailable
+from perdure.log_format import FORMAT_VARIABLE, configured_format
 from perdure.secret_store import SecretStore
 from workflows.messages import NodeRequest
 
@@ -145,6 +146,7 @@ def agent_environment(folder: NodeFolder, record: FolderOwner, connection: Mappi
     """Returns the agent's environment, with `connection` overriding this process's Temporal variables."""
     environment = common_environment(folder, record) | dict(connection)
     environment[AGENT_CONFIG_VARIABLE] = str(folder.path / "agent.json")
+    environment[FORMAT_VARIABLE] = configured_format()
     # Perdure's packages come before packages of the same names on a user's PYTHONPATH.
     home = str(Path(next(iter(agent.__path__))).parent)
     inherited = environment.get("PYTHONPATH")

@@ -43,6 +43,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 - {name: TEMPORAL_ADDRESS, value: {{ .Values.temporal.address | quote }}}
 - {name: TEMPORAL_NAMESPACE, value: {{ .Values.temporal.namespace | quote }}}
 - {name: PERDURE_TASK_QUEUE, value: {{ .Values.temporal.taskQueue | quote }}}
+- {name: PERDURE_LOG_FORMAT, value: {{ .Values.logFormat | quote }}}
 {{- if .Values.temporal.tls.enabled }}
 - {name: TEMPORAL_TLS, value: "true"}
 {{- end }}
