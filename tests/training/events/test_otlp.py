@@ -15,6 +15,9 @@ from perdure_training.events.otlp import OtlpSettings
 from tests.support.collector import Collector, attributes, collecting
 from tests.training.events.collected import run
 
+SOON = timedelta(seconds=60)
+"""The time after which a test gives up."""
+
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
@@ -40,11 +43,11 @@ def test_events_arrive_as_log_records_with_their_times_and_values(collector: Col
         OTEL_RESOURCE_ATTRIBUTES="deployment.environment=test,service.name=other",
         OTEL_SERVICE_NAME="training",
     )
-    emitter = EventEmitter("mine", exporter(environment), rank=3, generation=7)
+    emitter = EventEmitter("mine", made := exporter(environment), rank=3, generation=7)
     with pytest.raises(ValueError, match="disk"), emitter.span("save", step=2**40, tries=[1, {"a": None}]) as span:
         raise ValueError("disk \ud800")
     emitter.instant("loss", time=1795464123.180702, loss=0.5, fine=True)
-    assert emitter.flush()
+    assert made.flush(SOON)
     begin, end, loss = collector.records
     [headers] = collector.headers
     assert (headers["authorization"], headers["x-tenant"]) == ("Bearer abc", "nlp")
@@ -63,10 +66,10 @@ def test_events_arrive_as_log_records_with_their_times_and_values(collector: Col
 
 
 def test_many_events_are_sent_in_several_requests(collector: Collector):
-    emitter = EventEmitter("mine", exporter(variables(collector)))
+    emitter = EventEmitter("mine", made := exporter(variables(collector)))
     for number in range(300):
         emitter.instant("x", number=number, text="x" * 10_000)
-    assert emitter.flush()
+    assert made.flush(SOON)
     assert [attributes(record.attributes)["number"] for record in collector.records] == list(range(300))
     assert len(collector.requests) >= 3
 
@@ -74,7 +77,7 @@ def test_many_events_are_sent_in_several_requests(collector: Collector):
 def test_secrets_are_replaced_before_they_are_sent(collector: Collector):
     environment = variables(collector, MY_TOKEN="swordfish-12")
     EventEmitter("mine", made := exporter(environment)).instant("x", text="401 for swordfish-12")
-    assert made.flush()
+    assert made.flush(SOON)
     assert attributes(collector.records[0].attributes)["text"] == "401 for [redacted]"
 
 
@@ -85,10 +88,11 @@ def test_a_collector_that_answers_500_loses_events_that_are_counted_and_told_to_
     emitter = EventEmitter("mine", made := exporter(variables(collector)))
     collector.status = 500
     emitter.instant("lost")
-    assert emitter.flush()
+    assert made.flush(SOON)
     assert made.refused == 1
     collector.status = 200
     emitter.instant("kept")
+    assert made.flush(SOON)
     made.close()
     kept, lost = collector.records
     assert (kept.event_name, lost.event_name) == ("mine.kept", "events.lost")
@@ -105,6 +109,7 @@ def test_a_busy_collector_is_sent_the_same_again(collector: Collector):
     collector.reached.wait()
     collector.gate.set()
     collector.status = 200
+    assert made.flush(SOON)
     made.close()
     assert [record.event_name for record in collector.records] == ["mine.kept"]
     assert made.refused == 0
@@ -115,7 +120,7 @@ def test_what_a_collector_rejects_is_counted(collector: Collector):
     collector.answer = {"partialSuccess": {"rejectedLogRecords": "2", "errorMessage": "too old"}}
     for _ in range(3):
         emitter.instant("x")
-    assert made.flush()
+    assert made.flush(SOON)
     assert made.refused == 2
 
 
@@ -123,7 +128,7 @@ def test_a_redirect_is_not_followed_with_the_credential(collector: Collector):
     emitter = EventEmitter("mine", made := exporter(variables(collector)))
     collector.status, collector.answer_headers = 307, {"Location": "http://127.0.0.1:1/v1/logs"}
     emitter.instant("x")
-    assert made.flush()
+    assert made.flush(SOON)
     assert made.refused == 1
 
 
@@ -132,7 +137,7 @@ def test_no_collector_loses_what_is_counted():
         port = free.getsockname()[1]
     made = exporter({"OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": f"http://u:swordfish@127.0.0.1:{port}/v1/logs"})
     EventEmitter("mine", made).instant("x")
-    assert made.flush()
+    assert made.flush(SOON)
     assert made.refused == 1
 
 
