@@ -2,6 +2,7 @@
 
 Two ranks over gloo have the same state, as with DistributedDataParallel. Every way saves it several times in one run;
 the medians of rank 0 count. Snapshots are in memory (/dev/shm), the others' files on the disk of the temporary folder.
+Durable checkpoints are copied there by an agent, which syncs them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tests.training.checkpoint_agent import checkpoint_agent
+
 RANK = Path(__file__).with_name("rank.py")
 MEMORY = Path("/dev/shm")
 
@@ -30,10 +33,18 @@ def main(
     """Saves the same state in several ways, and prints the stall of each."""
     console = Console(highlight=False)
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=MEMORY) as memory:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(dir=MEMORY) as memory,
+        checkpoint_agent(Path(folder) / "storage", ranks=2, keep_last=1) as agent,
+    ):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(RANK)]
         options = ["--gigabytes", str(gigabytes / 10 if quick else gigabytes), "--saves", str(saves)]
-        environment = os.environ | {"PERDURE_MEMORY_DIR": memory, "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "PERDURE_MEMORY_DIR": memory,
+            "BENCH_AGENT": agent.environment["PERDURE_PROGRESS_DIR"],
+            "OMP_NUM_THREADS": "1",
+        }
         with subprocess.Popen([*command, folder, *options], env=environment, stdout=subprocess.PIPE, text=True) as run:
             assert run.stdout is not None
             for line in run.stdout:
@@ -66,6 +77,7 @@ def report(found: dict[str, Any], console: Console) -> None:
     result = {
         "stall_vs_memcpy": round(ways["perdure"]["stall"] / copy, 3),
         "stall_vs_torch_save": round(ways["perdure"]["stall"] / ways["torch.save"]["stall"], 3),
+        "durable_s": round(ways["perdure, durable"]["finished"], 2),
         "memory_restore_vs_disk": round(restore["memory"] / restore["disk"], 3),
         "overhead_auto_pct": round(found["overhead auto"], 2),
     }

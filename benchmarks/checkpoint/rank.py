@@ -61,12 +61,31 @@ class Measurement:
         self.times("perdure", partial(self.save, checkpointer), after=checkpointer.flush)
         checkpointer.close()
         del checkpointer
+        self.store_durably()
         self.alone("torch.save", lambda step: torch.save(self.dictionaries(), self.folder / "saved.pt"))
         self.times("dcp.save", lambda step: state_dict_saver.save(self.dictionaries(), checkpoint_id=self.fresh("dcp")))
         for kind in (AsyncCheckpointerType.THREAD, AsyncCheckpointerType.PROCESS):
             self.asynchronous(kind)
         self.restores()
         self.overhead()
+
+    def store_durably(self) -> None:
+        """Saves into storage through an agent, and waits until each checkpoint is committed."""
+        self.forget_memory()
+        os.environ["PERDURE_PROGRESS_DIR"] = os.environ["BENCH_AGENT"]
+        checkpointer = self.checkpointer(every=1)
+        self.times(
+            "perdure, durable",
+            lambda step: checkpointer.save(step, self.state, durable=True),
+            after=lambda: checkpointer.wait_until_durable(600),
+        )
+        checkpointer.close()
+        del os.environ["PERDURE_PROGRESS_DIR"]
+        self.forget_memory()
+        # The restores are those of a snapshot in memory.
+        checkpointer = self.checkpointer(every=1)
+        checkpointer.save(1, self.state)
+        checkpointer.close()
 
     def dictionaries(self) -> dict[str, Any]:
         return {name: value.state_dict() for name, value in self.state.items()}
