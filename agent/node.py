@@ -303,8 +303,15 @@ class Node:
                     counted=counted,
                     entered_at=self.state.entered_at,
                     starts=starts if first else None,
+                    # Without a step the ranks may still be on their way to where they begin to save.
+                    saves=self.state.saving >= generation if counted and self.config.checkpoint else None,
                 )
             )
+
+    def on_saving(self, generation: int) -> None:
+        """Records that a rank of this generation saves into the job's storage."""
+        if generation > self.state.saving:
+            self._keep(saving=generation)
 
     @property
     def trains(self) -> bool:

@@ -107,7 +107,9 @@ class Agent:
             changed=self.node.changed,
             to_group=self._to_group.put,
         )
-        self._checkpoints = Checkpoints(config, state=lambda: self.node.state, to_group=self._to_group.put)
+        self._checkpoints = Checkpoints(
+            config, state=lambda: self.node.state, saving=self.node.on_saving, to_group=self._to_group.put
+        )
         self._metrics: NodeMetrics | None = None
         self._make_metrics = partial(
             _node_metrics,

@@ -69,6 +69,8 @@ class AgentState(BaseModel):
     """The newest generation that was reported to run or to step."""
     stepped: int = 0
     """The newest generation in which steps were detected and reported."""
+    saving: int = 0
+    """The newest generation in which a rank began to save into the job's storage."""
     stalled: int = 0
     """The generation that was reported as stalled; 0 once it was reported to step again."""
     finished: int = 0

@@ -274,6 +274,7 @@ class NodeTable:
             entered_at=message.entered_at,
             counted=message.counted,
             starts=message.starts,
+            saves=message.saves,
         )
 
     def stall(self, message: Stall) -> None:

@@ -85,6 +85,7 @@ class Checkpoints:
         config: AgentConfig,
         *,
         state: Callable[[], AgentState],
+        saving: Callable[[int], None],
         to_group: Callable[[AgentMessage], None],
     ) -> None:
         """Creates the object.
@@ -92,10 +93,12 @@ class Checkpoints:
         Args:
             config: The agent's configuration.
             state: Returns the node's present state.
+            saving: Takes the generation of a rank that begins to save; called in the event loop.
             to_group: Sends a message to the node's group; called in the event loop.
         """
         self._config = config
         self._state = state
+        self._saving = saving
         self._to_group = to_group
         self._spec = config.checkpoint
         self._storage = Storage(config.checkpoint.storage) if config.checkpoint else None
@@ -186,7 +189,7 @@ class Checkpoints:
     def _handle(self, request: Json, files: Sequence[int]) -> Answer:
         kind = request.get("request")
         if kind == "hello":
-            return self._hello()
+            return self._hello(request)
         if kind == "restored":
             return self._restored(request)
         storage = self._storage
@@ -226,9 +229,12 @@ class Checkpoints:
             "distrusted": [one.step for one in committed if one not in trusted],
         }
 
-    def _hello(self) -> Json:
+    def _hello(self, request: Json) -> Json:
         if self._spec is None:
             return {"stores": False}
+        if self._loop is not None and request.get("saves", True):
+            generation = int(request.get("generation", self._state().generation))
+            self._loop.call_soon_threadsafe(self._saving, generation)
         every = self._spec.every
         return {
             "stores": True,

@@ -415,7 +415,8 @@ def connect_storage(
     if link is None:
         return None
     try:
-        hello = link.insist({"request": "hello"}, patience=_RESTORE_PATIENCE if required else _AGENT_PATIENCE)
+        request: Json = {"request": "hello", "generation": own.generation, "saves": stored}
+        hello = link.insist(request, patience=_RESTORE_PATIENCE if required else _AGENT_PATIENCE)
     except StorageAway as error:
         if required:
             raise

@@ -7,10 +7,13 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from agent.progress import ProgressReader
 from agent.telemetry import Telemetry
+from perdure.spec.checkpoint import Checkpoint
 from perdure_launcher import layout
-from perdure_launcher.protocol import EnteredReport
+from perdure_launcher.protocol import EnteredReport, LauncherHello
 from perdure_launcher.rank_plugins.progress import COUNTED, ProgressWriter, progress_path
 from tests.agent.test_agent_node import Bench
 from tests.support.waiting import eventually
@@ -45,3 +48,28 @@ async def test_a_first_step_that_comes_soon_is_all_that_is_reported(tmp_path: Pa
     for counted in (True, True, False):
         bench.node.report_stepping(1, counted=counted, starts=None)
     assert [message.counted for message in bench.group.of(Stepping)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("storage", "saving", "counted", "expected"),
+    [
+        (True, 1, True, True),
+        (True, 0, True, False),
+        (True, 0, False, None),
+        (False, 0, True, None),
+    ],
+    ids=["it saves", "it does not", "it may begin yet", "no storage"],
+)
+async def test_the_first_step_tells_whether_the_ranks_save_into_the_storage(
+    tmp_path: Path, storage: bool, saving: int, counted: bool, expected: bool | None
+):
+    bench = Bench(tmp_path)
+    if storage:
+        bench.config = bench.config.model_copy(update={"checkpoint": Checkpoint(storage="file:///ckpt")})
+    bench.start().on_launcher_hello(LauncherHello(pid=1, attempt=1, processes=1))
+    bench.apply(1)
+    bench.node.on_saving(saving)
+    # What a rank did before an agent was started again is known.
+    bench.start()
+    bench.node.report_stepping(1, counted=counted, starts=None)
+    assert [message.saves for message in bench.group.of(Stepping)] == [expected]

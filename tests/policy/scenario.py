@@ -91,12 +91,12 @@ class Scenario:
             )
         return self
 
-    def steps(self, *ranks: int) -> Scenario:
+    def steps(self, *ranks: int, saves: bool | None = None) -> Scenario:
         """The given members, or all, step in the current world."""
         assert self.state.world is not None
         for rank in ranks or tuple(self.state.world.members):
             self.transition(rank, TransitionKind.COMMANDED, generation=self.generation)
-            self.transition(rank, TransitionKind.STEPPING, generation=self.generation)
+            self.transition(rank, TransitionKind.STEPPING, generation=self.generation, saves=saves)
         return self
 
     def runs(self, *ranks: int) -> Scenario:

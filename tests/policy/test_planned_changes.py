@@ -20,7 +20,7 @@ from workflows.policy.events import (
     SuspendRequested,
 )
 from workflows.policy.group_desire import desires_of
-from workflows.policy.projections import next_action
+from workflows.policy.projections import next_action, warnings_of
 
 SUSPEND = SuspendRequested(reason="making room")
 
@@ -84,6 +84,31 @@ def test_where_nothing_is_saved_nothing_waits(job: Scenario):
     job.take(SUSPEND)
     assert job.state.phase is JobPhase.SUSPENDED
     assert order(job) == 0
+
+
+def test_a_script_that_uses_no_checkpointer_is_not_waited_for():
+    job = scenario().steps(saves=False)
+    assert any("use a Checkpointer" in warning for warning in warnings_of(job.state))
+    job.take(SUSPEND)
+    assert job.state.phase is JobPhase.SUSPENDED
+    assert order(job) == 0
+
+
+@pytest.mark.parametrize("how", ["it saves", "it saves later", "an older agent", "an older world"])
+def test_a_script_that_may_save_is_waited_for(how: str):
+    match how:
+        case "it saves":
+            job = scenario().steps(saves=True)
+        case "it saves later":
+            job = scenario().steps(saves=False)
+            make_durable(job)
+        case "an older agent":
+            job = scenario().steps()
+        case _:
+            job = scenario().steps(saves=False).rank_killed(1).steps(saves=True)
+    assert not warnings_of(job.state)
+    job.take(SUSPEND)
+    assert (job.state.phase, order(job)) == (JobPhase.RUNNING, 1)
 
 
 def test_a_broken_world_is_not_waited_for():

@@ -80,6 +80,17 @@ async def test_a_job_that_has_lost_all_nodes_continues_from_storage(site: Site, 
 
 
 @pytest.mark.long("storage")
+async def test_a_script_without_a_checkpointer_is_suspended_at_once_and_named(site: Site, tmp_path: Path):
+    job = await site.submit(checkpoint={"storage": f"file://{tmp_path / 'storage'}", "save_timeout": "1h"})
+    await job.stepping(generation=1, ranks=2)
+    [warning] = (await job.until(lambda status: bool(status.warnings))).warnings
+    assert "the script saves none there: use a Checkpointer" in warning
+    await site.client.suspend(job.name)
+    await job.until(lambda status: status.phase is JobPhase.SUSPENDED)
+    await job.ended()
+
+
+@pytest.mark.long("storage")
 async def test_nodes_that_are_ended_from_outside_save_first(site: Site, tmp_path: Path):
     out, storage = tmp_path / "out", tmp_path / "storage"
     job = await site.submit(

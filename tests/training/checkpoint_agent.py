@@ -29,6 +29,8 @@ class CheckpointAgent:
         self.commits = True
         self.messages: list[AgentMessage] = []
         self.generation = 0
+        self.saving: list[int] = []
+        """The generations of ranks that have begun to save."""
         self._checkpoint = Checkpoint(storage=storage, **checkpoint)
         self._loop = asyncio.new_event_loop()
         self._commands: set[asyncio.Task[Any]] = set()
@@ -49,7 +51,7 @@ class CheckpointAgent:
             run_dir=self.run_dir,
             checkpoint=self._checkpoint,
         )
-        self.checkpoints = Checkpoints(config, state=self._state, to_group=self._take)
+        self.checkpoints = Checkpoints(config, state=self._state, saving=self.saving.append, to_group=self._take)
 
         async def start() -> None:
             self.checkpoints.start()

@@ -133,6 +133,7 @@ def test_a_checkpoint_is_loaded_after_memory_was_lost_as_if_nothing_had_happened
             assert torch.equal(found["state"][number][name], value), name
     [report] = wait_for(lambda: site.agent.of(CheckpointRestored))
     assert (report.step, report.source) == (3, RestoreSource.STORAGE)
+    assert site.agent.saving == [1, 2]
 
 
 def test_memory_comes_before_storage(site: Site):

@@ -119,6 +119,9 @@ class Stepping(AgentMessage):
     """When the node's rendezvous handler returned the world. The time after that is process start."""
     starts: RankStarts | None = None
     """Starts of the node's ranks; None where warm starts are turned off or not supported."""
+    saves: bool | None = None
+    """Whether a rank of the node had begun to save into the job's storage before its first step; None where the job has
+    no storage, no step was seen yet, or the agent does not know."""
 
 
 class Stall(AgentMessage):

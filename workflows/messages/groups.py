@@ -70,6 +70,8 @@ class NodeTransition(Incarnation):
     counted: bool = True
     """Set with STEPPING only, as in `Stepping`."""
     starts: RankStarts | None = None
+    saves: bool | None = None
+    """Set with STEPPING only, as in `Stepping`."""
     store_ports: tuple[int, ...] | None = None
     processes: int | None = None
     address: str | None = None

@@ -60,6 +60,12 @@ def open_order(state: JobState) -> int:
     return known.orders if known.orders > known.orders_done else 0
 
 
+def saves_nothing(state: JobState) -> bool:
+    """Whether no checkpoint of the current world can become durable: it needs the parts of all nodes, and the ranks of
+    one of them have trained without a `Checkpointer`."""
+    return any(0 < state.generation == node.without_checkpoints for node in state.members)
+
+
 def commit_of(state: JobState) -> Commit | None:
     """The commit that groups are told, with the node that carries it out: one whose agent can be reached."""
     commit = state.checkpoints.commit
@@ -122,6 +128,8 @@ def _stored(
     current = world is not None and transition.generation == world.generation and state.is_member(node)
     if world is None or not current or job.checkpoint is None or state.outcome is not None:
         return state
+    # The script may begin to save after its first steps.
+    state = state.with_node(node.replace(without_checkpoints=0))
     if facts.problem:
         return _failing(state, facts.problem, transition.time, now)
     if known.commit is not None and known.commit.folder == facts.folder:

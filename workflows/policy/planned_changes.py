@@ -9,7 +9,7 @@ The same holds for a node that another party ends: a preemption, a drain, a SIGT
 releases it, for half of the grace period at most.
 
 The change waits for `checkpoint.save_timeout` at most, and not at all where there is nothing to save: no steps were
-made yet, a failure has stopped the world, or the job ends.
+made yet, the script saves nothing into the storage, a failure has stopped the world, or the job ends.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _begin(state: JobState, job: JobSpec, now: datetime, *, title: str) -> JobSt
     if state.postponed is not None and not is_due(state, now):
         return state
     trains = state.stepping and state.interruption is None and not state.between_stages and state.outcome is None
-    if job.checkpoint is None or not job.checkpoint.save_timeout or not trains:
+    if job.checkpoint is None or not job.checkpoint.save_timeout or not trains or checkpoints.saves_nothing(state):
         return None
     state = checkpoints.request(state)
     return state.replace(

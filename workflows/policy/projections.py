@@ -85,9 +85,14 @@ def warnings_of(state: JobState) -> tuple[str, ...]:
         if known.problem and known.problem_since
         else ""
     )
+    unused = (
+        "the job has a storage for checkpoints, and the script saves none there: use a Checkpointer "
+        "(docs/checkpoints.md), or leave out `checkpoint`"
+    )
     return (
         *((dropped,) if state.dropped_events else ()),
         *((failing,) if failing else ()),
+        *((unused,) if checkpoints.saves_nothing(state) else ()),
         *cut_off,
         *(
             f"the command asks for {_node_count(*counts)} (--nnodes, or --num_machines of accelerate) and the job for "

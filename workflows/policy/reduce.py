@@ -187,6 +187,7 @@ def _(transition: NodeTransition, state: JobState, now: datetime) -> JobState:
             node = node.replace(
                 stepping=max(node.stepping, transition.generation),
                 stepped=max(node.stepped, transition.generation) if transition.counted else node.stepped,
+                without_checkpoints=transition.generation if transition.saves is False else node.without_checkpoints,
                 reachable=True,
                 missed_worlds=0,
             )

@@ -78,6 +78,8 @@ class NodeState(Incarnation):
     """The newest generation that it runs in: its ranks have stepped there, or stayed alive for a while."""
     stepped: int = 0
     """The newest generation that it was seen to step in."""
+    without_checkpoints: int = 0
+    """The newest generation in which its ranks stepped and had not begun to save into the job's storage."""
     finished: int = 0
     """The newest generation that all its ranks finished."""
     stage: int = 0
