@@ -112,11 +112,11 @@ class CheckpointSocket:
             if not isinstance(request, dict):
                 raise Refused("expected an object")
             answer = self._handle(cast("Json", request), files)
-        except (Refused, ValueError, KeyError, TypeError) as error:
+        except (Refused, ValueError, KeyError, TypeError, FileNotFoundError) as error:
             answer = {"problem": str(error) or type(error).__name__}
         except Exception as error:
-            # The libraries of storages raise errors of their own.
-            answer = {"problem": f"{type(error).__name__}: {error}"}
+            # The libraries of storages raise errors of their own. They say nothing about what is stored.
+            answer = {"problem": f"{type(error).__name__}: {error}", "retry": True}
         if not isinstance(answer, Content):
             connection.sendall(json.dumps(answer).encode() + b"\n")
             return

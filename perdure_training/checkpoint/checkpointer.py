@@ -103,7 +103,8 @@ class Checkpointer:
         Raises:
             RuntimeError: if several ranks have no process group yet, or if it was called before.
             KeyError: if the snapshot or the checkpoint has other names than `state`.
-            StorageAway: if the node's agent, which reads checkpoints, did not answer within ten minutes.
+            StorageAway: if the node's agent, which reads checkpoints, did not answer or could not reach the storage
+                within ten minutes.
             StorageProblem: if the storage cannot be read.
         """
         if self._restored:

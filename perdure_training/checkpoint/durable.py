@@ -47,7 +47,7 @@ _LOOK = 5.0
 _AGENT_RESTARTS = 120.0
 """Seconds for which a part is offered to an agent that is away."""
 _RESTORE_PATIENCE = 600.0
-"""Seconds for which a restore waits for its agent: to begin anew would cost the whole training."""
+"""Seconds for which a restore waits for its agent and the storage: to begin anew would cost the whole training."""
 _AGENT_PATIENCE = 60.0
 """Seconds for which a world waits to learn whether its job stores checkpoints."""
 _QUEUED = 1
@@ -304,7 +304,7 @@ class DurableCheckpoints:
             The step, the checkpoint's folder, and the state; None if there is no checkpoint.
 
         Raises:
-            StorageAway: if the agent did not answer for long.
+            StorageAway: if the agent did not answer for long, or could not reach the storage.
             StorageProblem: if the storage cannot be read.
             KeyError: if the checkpoint has another state.
         """
@@ -359,9 +359,10 @@ class DurableCheckpoints:
     def _load(self, folder: str, state: dict[str, Any]) -> dict[str, Any]:
         def read(name: str, offset: int, length: int) -> bytearray:
             request = {"request": "read", "folder": folder, "name": name, "offset": offset, "length": length}
-            return self._link.read(request, within=None)
+            return self._link.read(request, patience=_RESTORE_PATIENCE)
 
-        metadata = bytes(self._link.read({"request": "read", "folder": folder, "name": METADATA}, within=None))
+        request = {"request": "read", "folder": folder, "name": METADATA}
+        metadata = bytes(self._link.read(request, patience=_RESTORE_PATIENCE))
         saved = names_in(metadata)
         if saved.keys() != state.keys():
             raise KeyError(f"the checkpoint has {sorted(saved)}, the state has {sorted(state)}: restore what was saved")

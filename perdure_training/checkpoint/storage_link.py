@@ -29,7 +29,7 @@ _LONGEST_LINE = 1 << 20
 
 
 class StorageAway(Exception):
-    """The agent did not answer; the same request can be sent again."""
+    """The agent did not answer, or could not reach the storage; the same request can be sent again."""
 
 
 class StorageProblem(Exception):
@@ -77,26 +77,29 @@ class StorageLink:
         """
         return self._exchange(request, files, within)[0]
 
-    def read(self, request: Json, *, within: float | None) -> bytearray:
-        """Sends a request whose answer is bytes, and returns them. Raises as `ask` does."""
-        return self._exchange(request, (), within)[1]
+    def read(self, request: Json, *, patience: float) -> bytearray:
+        """Sends a request whose answer is bytes, and returns them. Insists and raises as `insist` does."""
+        return self._insist(request, patience)[1]
 
     def insist(self, request: Json, *, patience: float) -> Json:
-        """Sends a request until the agent answers: it may be starting again.
+        """Sends a request until the agent answers it: it may be starting again, or the storage be away.
 
         Raises:
             StorageAway: if it did not answer within `patience` seconds.
             StorageProblem: if the agent cannot do it.
         """
+        return self._insist(request, patience)[0]
+
+    def _insist(self, request: Json, patience: float) -> tuple[Json, bytearray]:
         until, warned = time.monotonic() + patience, False
         while True:
             try:
-                return self.ask(request, within=None)
+                return self._exchange(request, (), None)
             except StorageAway as error:
                 if time.monotonic() >= until:
                     raise
                 if not warned:
-                    logger.warning("perdure: waits for the node's agent, which reads checkpoints: %s", error)
+                    logger.warning("perdure: waits for the storage of checkpoints: %s", error)
                 warned = True
                 time.sleep(_PAUSE)
 
@@ -123,7 +126,7 @@ class StorageLink:
             except (OSError, ValueError) as error:
                 raise StorageAway(f"the agent does not answer: {error}") from error
         if problem := answer.get("problem"):
-            raise StorageProblem(str(problem))
+            raise (StorageAway if answer.get("retry") else StorageProblem)(str(problem))
         return answer, content
 
 

@@ -64,7 +64,7 @@ def test_pieces_of_the_snapshot_and_others_become_one_file(link: StorageLink, tm
     assert link.ask({"request": "list", "place": ""}, within=30)["checkpoints"] == [{"folder": FOLDER, "step": 5}]
     assert link.ask({"request": "verify", "folder": FOLDER, "share": [0, 1]}, within=30) == {"damage": ""}
     read = {"request": "read", "folder": FOLDER, "name": "__0_0.distcp", "offset": 2, "length": 2}
-    assert link.read(read, within=30) == b"c" + snapshot[100:101]
+    assert link.read(read, patience=0) == b"c" + snapshot[100:101]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,6 +63,19 @@ class ObjectStore:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+
+    @contextmanager
+    def restarted_when(self, condition: Callable[[], bool]) -> Iterator[None]:
+        """Starts the server from another thread as soon as a condition holds."""
+
+        def restart() -> None:
+            wait_for(condition, within=300)
+            self.start()
+
+        thread = threading.Thread(target=restart)
+        thread.start()
+        yield
+        thread.join()
 
     def _listens(self) -> bool:
         try:

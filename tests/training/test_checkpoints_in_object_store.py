@@ -51,7 +51,9 @@ def committed(store: ObjectStore) -> list[str]:
     return sorted(path.parent.name for path in store.folder.glob(f"{FOLDER}/*/.metadata"))
 
 
-def test_a_server_that_is_killed_in_the_middle_of_an_upload_gets_it_again(store: ObjectStore, site: Site):
+def test_a_server_that_is_killed_in_the_middle_of_an_upload_gets_it_again(
+    store: ObjectStore, site: Site, caplog: pytest.LogCaptureFixture
+):
     state = filled(1.0)
     checkpointer, step = site.begin(state)
     assert step is None
@@ -72,7 +74,9 @@ def test_a_server_that_is_killed_in_the_middle_of_an_upload_gets_it_again(store:
     assert checkpointer.wait_until_durable(WITHIN)
     assert committed(store) == ["step-1-run-1", "step-2-run-1"]
     again = filled(0.0)
-    assert site.begin(again, lose_memory=True)[1] == 2
+    store.kill()
+    with store.restarted_when(lambda: "waits for the storage" in caplog.text):
+        assert site.begin(again, lose_memory=True)[1] == 2
     assert again["model"].weight.eq(2.0).all()
     alone = filled(0.0)["model"].state_dict()
     state_dict_loader.load({"model": alone}, checkpoint_id=store.folder / FOLDER / "step-2-run-1")

@@ -185,6 +185,27 @@ def test_a_torn_checkpoint_is_passed_over(site: Site, caplog: pytest.LogCaptureF
     assert "1,000 bytes" in caplog.text
 
 
+@pytest.mark.parametrize("method", ["names", "checksum", "pieces"])
+def test_a_storage_that_is_away_while_it_is_read_is_waited_for(
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, method: str
+):
+    state = trained(steps=1)
+    checkpointer, _ = site.begin(state)
+    for step in (1, 2):
+        assert durable(checkpointer, step, state)
+    works, calls = getattr(Storage, method), iter(range(100))
+
+    def fails_at_first(storage: Storage, *arguments: Any, **options: Any) -> Any:
+        # Old checkpoints are deleted by another thread.
+        if threading.current_thread().name == "checkpoint" and next(calls) == 0:
+            raise ConnectionError("the storage is away")
+        return works(storage, *arguments, **options)
+
+    monkeypatch.setattr(Storage, method, fails_at_first)
+    assert site.begin(trained(), lose_memory=True)[1] == 2
+    assert "waits for the storage of checkpoints: ConnectionError: the storage is away" in caplog.text
+
+
 def test_what_was_never_committed_is_no_checkpoint(site: Site):
     state = trained(steps=1)
     checkpointer, _ = site.begin(state)
