@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +53,17 @@ def join(
             show_default="its address towards the server",
         ),
     ] = "",
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            envvar="PERDURE_METRICS_PORT",
+            min=1,
+            max=65535,
+            help="Serve Prometheus metrics of the node on it, on all interfaces.",
+            show_default="none",
+        ),
+    ] = None,
     gateway: Annotated[
         str,
         typer.Option(
@@ -100,27 +112,35 @@ def join(
     options = JoinOptions(
         job=name, namespace=namespace, command=tuple(command) if command else None, create=create, wait=wait
     )
+    settings = _Settings(node_id=node_id, node_address=node_address, metrics_port=metrics_port)
     if ticket:
-        joining = _join_by_ticket(options, ticket, gateway, node_id=node_id, node_address=node_address)
+        joining = _join_by_ticket(options, settings, ticket, gateway)
     else:
-        joining = _join(options, node_id=node_id, node_address=node_address, address=address)
+        joining = _join(options, settings, address)
     raise typer.Exit(run_async(joining))
 
 
-async def _join(options: JoinOptions, *, node_id: str, node_address: str, address: str | None) -> int:
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """The user's settings for this machine."""
+
+    node_id: str
+    node_address: str
+    metrics_port: int | None
+
+
+async def _join(options: JoinOptions, settings: _Settings, address: str | None) -> int:
     from perdure.client.client import Client
     from perdure.client.joining import DirectJobConnection
     from perdure.join.machine import MachineInJob
 
     client = Client(address=address, namespace=options.namespace)
-    machine = _machine(client.endpoint.address, "TEMPORAL_ADDRESS", node_id=node_id, node_address=node_address)
+    machine = _machine(client.endpoint.address, "TEMPORAL_ADDRESS", settings)
     connection = DirectJobConnection(client, options.job, options.namespace)
     return await MachineInJob(connection, machine, options, say=say).run()
 
 
-async def _join_by_ticket(
-    options: JoinOptions, ticket_path: Path, gateway: str, *, node_id: str, node_address: str
-) -> int:
+async def _join_by_ticket(options: JoinOptions, settings: _Settings, ticket_path: Path, gateway: str) -> int:
     from perdure.errors import PerdureError
     from perdure.join.gateway import GatewayJobConnection
     from perdure.join.machine import MachineInJob
@@ -133,7 +153,7 @@ async def _join_by_ticket(
             remedy=f"Join that job, or have a ticket made: perdure ticket {options.job}",
         )
     address = gateway_address(gateway or ticket.gateway)
-    machine = _machine(address, "--gateway", node_id=node_id, node_address=node_address)
+    machine = _machine(address, "--gateway", settings)
     connection = GatewayJobConnection(address, ticket)
     try:
         return await MachineInJob(connection, machine, options, say=say).run()
@@ -141,16 +161,21 @@ async def _join_by_ticket(
         await connection.close()
 
 
-def _machine(server: str, setting: str, *, node_id: str, node_address: str) -> Machine:
+def _machine(server: str, source: str, settings: _Settings) -> Machine:
     from activities.nodes.joined.machine import this_machine
     from perdure.errors import PerdureError
 
     try:
-        return this_machine(server, node_id=node_id, address=node_address)
+        return this_machine(
+            server,
+            node_id=settings.node_id,
+            address=settings.node_address,
+            metrics_port=settings.metrics_port,
+        )
     except OSError as error:
         raise PerdureError(
             f"this machine has no route to {server}: {error}",
-            remedy=f"Check {setting}; --node-address sets the address at which other nodes reach this machine.",
+            remedy=f"Check {source}; --node-address sets the address at which other nodes reach this machine.",
         ) from error
 
 

@@ -17,6 +17,7 @@ EXAMPLES = REPOSITORY / "examples"
 def test_wrong_options_are_named(command_line: CommandLine) -> None:
     for options, words in (
         (["--nodes", "2"], "needs the job's command"),
+        (["--metrics-port", "0"], "Input should be greater than or equal to 1"),
         (["--nproc-per-node", "2"], "is for jobs that --nodes starts"),
         (["--nodes", "many", "--", "true"], "expected a number of nodes such as 4"),
     ):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,6 +17,8 @@ import pytest
 
 from perdure.client.connection import payload_encryption
 from tests.support.command_line import PERDURE
+from tests.support.exporting_worker import scrape
+from tests.support.temporal_server import free_port
 from tests.support.waiting import eventually
 from tests.system.joined import Machines, Process, machines
 from tests.system.site import SCRIPT, WALK, Job, Site
@@ -86,12 +91,26 @@ async def test_a_launcher_killed_has_its_machine_ask_for_a_place_again(site: Sit
 @pytest.mark.long("joining")
 async def test_an_agent_killed_comes_back_unnoticed(site: Site, here: Machines):
     job = await submitted(site)
-    for name in ("a", "b"):
-        here.join(job.name, name)
+    ports = {name: free_port() for name in ("a", "b")}
+    for name, port in ports.items():
+        here.join(job.name, name, "--metrics-port", str(port))
     await job.running(nodes=2)
+    nodes = {await eventually(partial(served_node, port, job)) for port in ports.values()}
+    assert nodes == {"0", "1"}
     job.signal(1, "agent")
     await job.undisturbed(ranks=2, seconds=4)
     assert not await job.incidents()
+    # An agent that has come back has its port again.
+    assert {await eventually(partial(served_node, port, job)) for port in ports.values()} == nodes
+
+
+async def served_node(port: int, job: Job) -> str | None:
+    """The rank of the node whose metrics are served at a port."""
+    with suppress(OSError):
+        for line in (await asyncio.to_thread(scrape, port)).splitlines():
+            if line.startswith("perdure_node_step{") and f'job_name="{job.name}"' in line:
+                return re.findall(r'node="(\d+)"', line)[0]
+    return None
 
 
 @pytest.mark.long("joining")

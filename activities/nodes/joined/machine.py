@@ -28,10 +28,17 @@ class Machine:
     host: str
     address: str
     """The address at which other nodes reach it."""
+    metrics_port: int | None = None
+    """The port at which the agent of its node serves metrics; None for none."""
 
 
 def this_machine(
-    server: str, *, node_id: str = "", address: str = "", environment: Mapping[str, str] = os.environ
+    server: str,
+    *,
+    node_id: str = "",
+    address: str = "",
+    metrics_port: int | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> Machine:
     """Describes the machine that this process runs on.
 
@@ -39,6 +46,7 @@ def this_machine(
         server: the Temporal server's address.
         node_id: overrides the ID derived from the scheduler's variables.
         address: overrides this machine's address on the route to the server.
+        metrics_port: the port at which the agent serves metrics.
         environment: the environment that holds the scheduler's variables.
 
     Raises:
@@ -51,6 +59,7 @@ def this_machine(
         place=place,
         host=host,
         address=address or address_towards(server),
+        metrics_port=metrics_port,
     )
 
 

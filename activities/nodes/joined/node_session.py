@@ -138,7 +138,12 @@ class NodeSession:
         folder.make()
         folder.log.parent.mkdir(parents=True, exist_ok=True)
         agent = agent_configuration(
-            request, address=machine.address, host=machine.host, run_dir=folder.run_dir, gateway=self._gateway()
+            request,
+            address=machine.address,
+            host=machine.host,
+            run_dir=folder.run_dir,
+            gateway=self._gateway(),
+            metrics_port=machine.metrics_port,
         )
         folder.write("agent.json", agent.model_copy(update={"log_path": str(folder.log)}).model_dump_json(indent=1))
         place = (workdir.path if workdir else None) or os.getcwd()
