@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from perdure_training.checkpoint.storage_link import StorageLink, StorageProblem
+from tests.agent.test_agent_checkpoints import opened, recipe, request
 from tests.support.allocation import REPOSITORY
 from tests.support.command_line import PERDURE
 from tests.support.waiting import eventually
@@ -172,6 +174,50 @@ async def test_a_kill_between_the_last_part_and_the_commit_leaves_a_whole_checkp
     # Its parts are durable: it is committed if all reports have reached the job, else the one before counts.
     assert known.checkpoint.restored_step <= int(torn[0].name.split("-")[1])
     assert any(storage.glob(f"step-{known.checkpoint.restored_step}-*/.metadata"))
+
+
+@pytest.mark.long("storage")
+async def test_ranks_of_a_world_that_is_over_commit_nothing_while_the_next_one_saves(site: Site, tmp_path: Path):
+    out, storage = tmp_path / "out", tmp_path / "storage"
+    job = await site.submit(
+        command=["torchrun", str(EXAMPLE), "--steps", "100000", "--out", str(out)],
+        checkpoint={"storage": f"file://{storage}", "every": 20},
+    )
+    job.out = out
+    await until_durable(job)
+    environments = [job.processes(node, kind="rank")[0].environ() for node in (0, 1)]
+    folder = f"step-10000000-{environments[0]['PERDURE_RUN_ID']}-1"
+
+    async def store_as_old_rank(rank: int) -> None:
+        """Does what a rank of the first world does that no one has ended."""
+        content = bytes(1000)
+        files = [opened(tmp_path, "snapshot", content), opened(tmp_path, "recipe", recipe([(1, 0, len(content))]))]
+        fields = {"folder": folder, "step": 10_000_000, "rank": rank, "ranks": 2, "name": f"__{rank}_0.distcp"}
+        link = StorageLink(Path(environments[rank]["PERDURE_PROGRESS_DIR"]).parent)
+        try:
+            await asyncio.to_thread(link.ask, request(content, **fields), files=files, within=PATIENCE)
+        finally:
+            for file in files:
+                os.close(file)
+
+    # One part is durable, and reported, before the world is over.
+    await store_as_old_rank(0)
+    assert (storage / folder / "__0_0.distcp").exists()
+    job.signal(1, "rank")
+    await job.running(nodes=2, after=1)
+    saved = asyncio.create_task(until_durable(job, after=(await job.status()).checkpoint.step or 0))
+    tries = 0
+    while not saved.done() or not tries:
+        for rank in (0, 1):
+            with pytest.raises(StorageProblem, match="generation 1 is over: this node is in generation 2"):
+                await store_as_old_rank(rank)
+        tries += 1
+    assert await saved < 10_000_000
+    known = (await job.status()).checkpoint
+    assert known.folder.endswith("-2")
+    assert (storage / known.folder / ".metadata").exists()
+    assert not (storage / folder / "__1_0.distcp").exists()
+    assert not (storage / folder / ".metadata").exists()
 
 
 @pytest.mark.long("storage")

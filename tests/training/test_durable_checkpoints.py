@@ -226,6 +226,22 @@ def test_the_last_ones_are_kept(site: Site):
     wait_for(lambda: sorted(path.name for path in site.storage.iterdir()) == ["step-3-run-1", "step-4-run-1"])
 
 
+def test_a_hundred_saves_in_a_row_are_more_than_the_storage_takes_and_what_it_took_is_whole(site: Site):
+    state = trained(steps=1)
+    checkpointer, _ = site.begin(state)
+    for step in range(1, 101):
+        state["step"] = step
+        checkpointer.save(step, state, durable=True)
+    checkpointer.flush()
+    checkpointer.wait_until_durable(WITHIN)
+    assert not site.agent.problems
+    again = trained(seed=2)
+    newest = site.begin(again, lose_memory=True)[1]
+    assert newest is not None
+    assert again["step"] == newest
+    assert len(site.folders) <= 2
+
+
 def test_a_snapshot_that_is_damaged_in_memory_is_not_stored(site: Site, monkeypatch: pytest.MonkeyPatch):
     state = trained(steps=1)
     checkpointer, _ = site.begin(state)
