@@ -14,6 +14,7 @@ from typing import NoReturn
 from agent.config import AgentConfig, ConfigError
 from agent.process import LogPlaces, serve
 from agent.transport import TemporalControlPlane
+from perdure import tracing
 from perdure.log_format import configured_format, formatter_of
 from perdure_launcher import layout
 
@@ -87,6 +88,7 @@ async def _serve(config: AgentConfig, places: LogPlaces) -> None:
 def _leave(code: int) -> NoReturn:
     """Ends the process without finalizing the interpreter, which the SDK's threads may crash."""
     logging.shutdown()
+    tracing.end()
     sys.stderr.flush()
     os._exit(code)
 

@@ -29,6 +29,7 @@ from agent.store import StoreCalls
 from agent.telemetry import Telemetry
 from agent.transport import ControlPlane, Destination
 from perdure.events import AsyncExporter, EventEmitter, FileExporter, to_collector
+from perdure.tracing import tracing_of
 from perdure_launcher import layout
 from perdure_launcher.protocol import LauncherHello
 from workflows.messages import GroupMissing, Joined
@@ -302,7 +303,17 @@ def _event_exporters(config: AgentConfig) -> tuple[AsyncExporter, ...]:
     """The destinations of the agent's events: its file, and the collector that OpenTelemetry's variables name."""
     to_file = AsyncExporter(FileExporter(config.private_dir / layout.EVENTS / layout.AGENT_EVENTS))
     collector = to_collector(resource={"perdure.job": config.job_id, "perdure.node": config.node.path})
-    return (to_file,) if collector is None else (to_file, collector)
+    return tuple(one for one in (to_file, collector, _to_traces(config)) if one is not None)
+
+
+def _to_traces(config: AgentConfig) -> AsyncExporter | None:
+    tracing = tracing_of("agent")
+    if tracing is None:
+        return None
+    from agent.node_spans import NodeSpans
+
+    node = config.node
+    return AsyncExporter(NodeSpans(tracing, job=config.job_id, node=f"{node.role}-{node.rank}/{node.incarnation}"))
 
 
 def _node_metrics(config: AgentConfig, **sources: Any) -> NodeMetrics:

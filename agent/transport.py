@@ -30,6 +30,7 @@ from agent.outbox import ControlPlaneBusy, DestinationNotFound
 from perdure.backoff import Backoff
 from perdure.credentials.names import GRANT_HEADER
 from perdure.encryption.codec import PayloadEncryption
+from perdure.tracing import interceptors
 from workflows.messages import AgentMessage, DatasetAnswer, DatasetRequest, Message, StoreAnswers, StoreRequest
 from workflows.names import dataset_workflow_id, store_workflow_id
 
@@ -209,6 +210,7 @@ class TemporalControlPlane:
                     identity=f"{node.role}-{node.rank}/{node.incarnation}@{self._config.host}",
                     runtime=shared_runtime(),
                     connect_timeout=_CALL_TIMEOUT,
+                    interceptors=interceptors("agent"),
                 )
                 encryption.use(self._client)
             return self._client

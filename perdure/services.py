@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
+from perdure import tracing
 from perdure.errors import ExitCode, PerdureError
 from perdure.log_format import LogFormat, configured_format, formatter_of
 
@@ -86,6 +87,7 @@ def log_to(path: Path | None, format: LogFormat = LogFormat.TEXT) -> None:
 def leave(code: int) -> NoReturn:
     """Ends the process at once: the SDK's native threads sometimes crash the interpreter's finalization."""
     logging.shutdown()
+    tracing.end()
     flush()
     os._exit(code)
 

@@ -46,6 +46,7 @@ from perdure.metrics.sdk import SdkRuntime, worker_runtime
 from perdure.metrics.series import merge
 from perdure.services import answering
 from perdure.spec.job import Backend
+from perdure.tracing import tracing_of
 from perdure.ui_front import ui_front
 from workflows.dataset import Dataset
 from workflows.event_sink import Sink, set_dataset_sink, set_sink
@@ -187,7 +188,7 @@ async def exporting_events(
     """
     exporters = [exporter for exporter in (_to_file(path), to_collector()) if exporter is not None]
     to_exporters = _to_exporters(exporters) if exporters else None
-    sinks = [sink for sink in (to_exporters, metrics and metrics.on_event) if sink is not None]
+    sinks = [sink for sink in (to_exporters, metrics and metrics.on_event, _to_traces()) if sink is not None]
 
     def sink(job: JobState, event: JobEvent) -> None:
         for one in sinks:
@@ -208,6 +209,15 @@ def _to_file(path: Path | None) -> AsyncExporter | None:
         return None
     to_stdout = str(path) == "-"
     return AsyncExporter(ConsoleExporter(descriptor=1, format=json_line) if to_stdout else FileExporter(path))
+
+
+def _to_traces() -> Sink | None:
+    tracing = tracing_of("worker")
+    if tracing is None:
+        return None
+    from activities.job_spans import JobSpans
+
+    return JobSpans(tracing).on_event
 
 
 def _to_exporters(exporters: Sequence[AsyncExporter]) -> Sink:
@@ -282,7 +292,9 @@ async def serve(
         raise Refused(str(error), remedy="See docs/gateway.md.") from error
     endpoint = find_endpoint(address)
     sdk = worker_runtime(with_metrics=metrics_port is not None)
-    client = await connect(endpoint, identity=worker_identity(os.getpid()), runtime=sdk.runtime, patient=True)
+    client = await connect(
+        endpoint, identity=worker_identity(os.getpid()), runtime=sdk.runtime, patient=True, part="worker"
+    )
     make = {Backend.LOCAL: _local_backend, Backend.KUBERNETES: _kubernetes_backend}
     # Places for nodes that join by themselves cost nothing.
     served = [*(make[backend](client) for backend in dict.fromkeys(backends)), JoinedBackend()]

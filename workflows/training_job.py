@@ -326,6 +326,15 @@ class TrainingJob:
         incident = self._state.open_incident
         return {"generation": self._state.generation} | ({"incident": incident.number} if incident else {})
 
+    @property
+    def traced(self) -> tuple[str, bool]:
+        """The open incident, as its event's id, or an empty text; and whether the job has not trained yet."""
+        if self._spec_error:
+            return "", False
+        state, incident = self._state, self._state.open_incident
+        starts = state.generation <= 1 and state.phase in (JobPhase.STARTING, JobPhase.RENDEZVOUS)
+        return (f"{state.uid}-{incident.number}" if incident else ""), starts
+
     # Decisions and their effects
 
     def _take_all(self) -> None:

@@ -23,6 +23,7 @@ from perdure.encryption.keys import PayloadKeys
 from perdure.errors import ControlPlaneUnreachable
 from perdure.files import read_record
 from perdure.state_folder import StateFolder
+from perdure.tracing import interceptors
 from workflows.names import WORKER_TASK_QUEUE
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
@@ -139,7 +140,12 @@ def load_profile() -> ClientConfigProfile:
 
 
 async def connect(
-    endpoint: Endpoint, *, identity: str | None = None, runtime: Runtime | None = None, patient: bool = False
+    endpoint: Endpoint,
+    *,
+    identity: str | None = None,
+    runtime: Runtime | None = None,
+    patient: bool = False,
+    part: str = "client",
 ) -> TemporalClient:
     """Connects to Temporal.
 
@@ -148,6 +154,7 @@ async def connect(
         identity: The name in Temporal; the default names process and host.
         runtime: The SDK's runtime; the default one logs errors only.
         patient: For a worker: calls are retried for as long as the SDK would by itself.
+        part: The part of Perdure that this process is, for traces.
 
     Raises:
         ControlPlaneUnreachable: if the server does not answer.
@@ -166,6 +173,7 @@ async def connect(
                 **config,  # pyright: ignore[reportArgumentType]  # The SDK's own keys and types, by its TypedDict.
                 data_converter=encryption.data_converter,
                 runtime=runtime or quiet_runtime(),
+                interceptors=interceptors(part),
             )
     except TimeoutError as error:
         raise unreachable(endpoint, "no answer in time") from error

@@ -62,7 +62,9 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     endpoint = find_endpoint(address)
-    temporal = await connect(endpoint, identity=f"perdure-gateway@{socket.gethostname()}:{os.getpid()}", patient=True)
+    temporal = await connect(
+        endpoint, identity=f"perdure-gateway@{socket.gethostname()}:{os.getpid()}", patient=True, part="gateway"
+    )
     api = None if keyring else await KubernetesApi.connect()
     try:
         if api is None:

@@ -29,7 +29,9 @@ async def serve(*, address: str | None, namespaces: Sequence[str], ownership: Ow
         Refused: if the API server does not permit watching the objects.
     """
     endpoint = find_endpoint(address)
-    temporal = await connect(endpoint, identity=f"perdure-operator@{socket.gethostname()}:{os.getpid()}")
+    temporal = await connect(
+        endpoint, identity=f"perdure-operator@{socket.gethostname()}:{os.getpid()}", part="operator"
+    )
     api = await KubernetesApi.connect()
     operator = asyncio.create_task(
         Operator(api, Client(endpoint=endpoint, temporal=temporal), namespaces=namespaces, ownership=ownership).run()
