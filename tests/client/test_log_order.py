@@ -81,3 +81,15 @@ async def test_lines_in_files_have_the_times_of_their_beginnings(tmp_path: Path)
     again = FileLog(tmp_path / "output.log")
     assert [line.text async for line in again.old_lines(2, None)] == ["three", "four"]
     again.close()
+
+
+async def test_a_line_of_10_mb_and_bytes_that_are_no_text_lose_no_other_line(tmp_path: Path) -> None:
+    now = START.timestamp()
+    writer = RotatingFile(tmp_path / "output.log", max_bytes=1 << 24, clock=lambda: now)
+    long = b"x" * 10_000_000
+    for piece in (b"before\n", long[:5], b"\xff\xc3" + long[5:] + b"\n", b"\xe2\x82\nafter \x1b[2J\n"):
+        writer.write(piece)
+    log = FileLog(tmp_path / "output.log")
+    found = [line.text async for line in log.old_lines(None, None)]
+    log.close()
+    assert found == ["before", "xxxxx\ufffd\ufffd" + "x" * 9_999_995, "\ufffd", "after \x1b[2J"]
