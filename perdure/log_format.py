@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perdure_training.events.redaction import Redaction
+if TYPE_CHECKING:
+    from perdure_training.events.redaction import Redaction
 
 FORMAT_VARIABLE = "PERDURE_LOG_FORMAT"
 """The format of logs: `text` or `json`."""
@@ -52,7 +53,7 @@ def formatter_of(format: LogFormat, *, context: Context | None = None) -> loggin
 class _TextLines(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
-        self._redaction = Redaction()
+        self._redaction = _redaction()
 
     def format(self, record: logging.LogRecord) -> str:
         return _readable(super().format(record), self._redaction)
@@ -62,7 +63,7 @@ class _JsonLines(logging.Formatter):
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._context = context
-        self._redaction = Redaction()
+        self._redaction = _redaction()
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -87,6 +88,13 @@ class _JsonLines(logging.Formatter):
             known = {}
         known |= {name: value for name in PLACES if (value := getattr(record, name, None)) is not None}
         return known
+
+
+def _redaction() -> Redaction:
+    # Commands import this module and log nothing: what it imports takes a moment.
+    from perdure_training.events.redaction import Redaction
+
+    return Redaction()
 
 
 def _readable(text: str, redaction: Redaction) -> str:
