@@ -13,17 +13,28 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
+
 from temporalio import workflow
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, TemporalError
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import event_sink
+    from workflows import event_sink, options
     from workflows.carrying import Packed, pack, unpack
     from workflows.companion import JobOwner, accompany, owner_of, start_companion
-    from workflows.messages import DatasetAnswer, DatasetNeeded, DatasetRequest, DatasetView, Message, ShardAnswer
+    from workflows.messages import (
+        DatasetAnswer,
+        DatasetNeeded,
+        DatasetRequest,
+        DatasetView,
+        Message,
+        ShardAnswer,
+        ShardsSetAside,
+    )
     from workflows.names import DATASET, dataset_workflow_id
     from workflows.node_record import GroupInput
-    from workflows.policy.datasets import DatasetState, exchange, view
+    from workflows.policy.datasets import MOST_NAMED, DatasetState, exchange, unprocessed, view
+    from workflows.policy.spans import size
 
 
 class DatasetInput(Message):
@@ -33,6 +44,8 @@ class DatasetInput(Message):
     uid: str
     name: str
     state: DatasetState
+    told: int = 0
+    """The samples set aside that the job knows of."""
 
 
 @workflow.defn(name=DATASET)
@@ -43,11 +56,16 @@ class Dataset:
     def __init__(self, dataset: DatasetInput | Packed) -> None:
         self._input = unpack(dataset, DatasetInput)
         self._state = self._input.state
+        self._told = self._input.told
 
     @workflow.run
     async def run(self, dataset: DatasetInput | Packed) -> DatasetView:
-        if not await accompany(self._input.owner):
-            workflow.continue_as_new(pack(self._input.model_copy(update={"state": self._state})))
+        telling = asyncio.create_task(self._tell_job())
+        ended = await accompany(self._input.owner)
+        telling.cancel()
+        if not ended:
+            carried = {"state": self._state, "told": self._told}
+            workflow.continue_as_new(pack(self._input.model_copy(update=carried)))
         return view(self._state)
 
     @workflow.update(description="What ranks have done, for what they need next")
@@ -68,6 +86,23 @@ class Dataset:
     @workflow.query(description="What is done, leased and set aside")
     def progress(self) -> DatasetView:
         return view(self._state)
+
+    async def _tell_job(self) -> None:
+        """Tells the job what was set aside, with all of it each time, so that a lost or repeated signal does no harm.
+
+        The job does not signal datasets, so that a signal by command locks nothing that waits for this workflow.
+        """
+        job = workflow.get_external_workflow_handle(self._input.owner.job_id)
+        while True:
+            await workflow.wait_condition(lambda: size(self._state.aside) != self._told)
+            known = unprocessed(self._state, self._input.name)
+            try:
+                await job.signal("shards_set_aside", ShardsSetAside(uid=self._input.uid, unprocessed=known))
+            except TemporalError as error:
+                workflow.logger.warning("the job was not told what was set aside: %s", error)
+            self._told = known.samples
+            if len(self._state.details) > MOST_NAMED:
+                await workflow.sleep(options.UNPROCESSED_INTERVAL, summary="the job is told of more then")
 
 
 async def start_dataset(group: GroupInput, needed: DatasetNeeded) -> None:

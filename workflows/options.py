@@ -37,6 +37,9 @@ BACKEND_RETRY = RetryPolicy(
 CREATE_CANCELLATION = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 """A node that is no longer desired is deleted only once its creation has ended: never before it is created."""
 
+UNPROCESSED_INTERVAL = timedelta(seconds=10)
+"""Pause between two signals of a dataset with many shards that failed: a storage that is away fails them all."""
+
 WATCH_ONCE = RetryPolicy(maximum_attempts=1)
 """The group itself begins a failed watch again, because it knows which nodes exist by then."""
 

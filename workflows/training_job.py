@@ -47,6 +47,7 @@ with workflow.unsafe.imports_passed_through():
         ReasonRequest,
         RelaunchRequest,
         ScaleRequest,
+        ShardsSetAside,
         SiteFacts,
         Ticket,
         TicketRef,
@@ -166,6 +167,11 @@ class TrainingJob:
     @workflow.signal(description="All ranks of a node ended with 0")
     def finished(self, message: Finished) -> None:
         self._events.append(message)
+
+    @workflow.signal(description="A dataset has set shards aside that failed repeatedly")
+    def shards_set_aside(self, message: ShardsSetAside) -> None:
+        if not self._spec_error and message.uid == self._state.uid:
+            self._events.append(message)
 
     @workflow.signal(description="An agent finds no open group")
     def group_missing(self, message: GroupMissing) -> None:

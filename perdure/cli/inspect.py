@@ -174,11 +174,16 @@ def _facts(
             ("SAVED", text.checkpoint(status.checkpoint)),
             ("CODE", f"{status.workdir_digest[:19]}, uploaded with the job" if status.workdir_digest else ""),
             ("CONTROL", control if not status.finished_at else "" if status.protected else text.protection(status)),
-            *(("WARNING", words) for words in status.warnings if not status.finished_at),
+            *(("WARNING", words) for words in _warnings(status)),
             ("NEXT", "" if status.finished_at else status.next_action),
         )
         if words
     ]
+
+
+def _warnings(status: JobStatus) -> tuple[str, ...]:
+    """The warnings; of a job that has ended, what it has not processed."""
+    return tuple(one.summary for one in status.unprocessed) if status.finished_at else status.warnings
 
 
 def _next_commands(status: JobStatus, flag: str) -> list[str]:
@@ -248,7 +253,8 @@ def explain(
     from perdure.errors import PerdureError
 
     here = session(namespace=namespace, output=output, address=address)
-    incidents, waiting = here.run(lambda client: _story(client, name))
+    incidents, status = here.run(lambda client: _story(client, name))
+    waiting = status.reason if status.phase in ("STARTING", "WAITING") else ""
     chosen = [incident for incident in incidents if number is None or incident.number == number]
     if number is not None and not chosen:
         known = ", ".join(str(incident.number) for incident in incidents) or "none"
@@ -258,7 +264,7 @@ def explain(
         return
     if not incidents:
         out.print(f"{name} was never interrupted")
-        _tell_wait(waiting)
+        _tell_rest(waiting, status)
         here.hint(f"perdure status {name}{here.flag}")
         return
     if number is None:
@@ -266,20 +272,21 @@ def explain(
             out.print(table_line(incident), markup=False)
     out.print(explanation(chosen[-1], job=name, flag=here.flag))
     if number is None:
-        _tell_wait(waiting)
+        _tell_rest(waiting, status)
     others = [incident.number for incident in incidents if incident.number != chosen[-1].number]
     here.hint(
         *([f"perdure explain {name} {others[-1]}{here.flag}"] if others else []), f"perdure status {name}{here.flag}"
     )
 
 
-async def _story(client: Client, name: str) -> tuple[list[IncidentView], str]:
-    """The job's interruptions, and a description of what it waits for now; empty if it does not wait."""
-    incidents = await client.incidents(name)
-    status = await client.status(name)
-    return incidents, status.reason if status.phase in ("STARTING", "WAITING") else ""
+async def _story(client: Client, name: str) -> tuple[list[IncidentView], JobStatus]:
+    """The job's interruptions, and its status."""
+    return await client.incidents(name), await client.status(name)
 
 
-def _tell_wait(words: str) -> None:
-    if words:
-        out.print(f"[bold]{'NOW':<6}[/]waits: {escape(words)}")
+def _tell_rest(waits: str, status: JobStatus) -> None:
+    """Prints what the job waits for now, and which samples no rank will process."""
+    if waits:
+        out.print(f"[bold]{'NOW':<6}[/]waits: {escape(waits)}")
+    for one in status.unprocessed:
+        out.print(f"[bold]{'DATA':<6}[/]{escape(one.summary)}")

@@ -349,6 +349,8 @@ def tell_result(here: Session, name: str, result: JobResult, words: list[str], *
     counts = f"{text.count(result.generations, 'generation')}, {text.count(result.restarts, 'restart')}"
     at = "" if result.step is None else f", at step {result.step:,}"
     out.print(f"[bold]{escape(name)}[/]  {text.phase(result.phase)} after {took}{at}; {counts}")
+    for unprocessed in result.unprocessed:
+        out.print(Text.assemble(("WARNING ", "bold yellow"), unprocessed.summary))
     if result.phase == "SUCCEEDED":
         here.hint(f"perdure logs {name}{here.flag}", f"perdure status {name}{here.flag}")
         return

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from workflows.messages import DatasetParameters, FailedShard, Position, ShardAnswer, ShardRequest, Term
+from workflows.messages import DatasetParameters, FailedShard, Position, SetAside, ShardAnswer, ShardRequest, Term
 from workflows.messages.datasets import Span, Spans
-from workflows.policy.datasets import MOST_FRAGMENTS, MOST_TRIES, DatasetState, Shards, exchange, view
+from workflows.policy.datasets import MOST_FRAGMENTS, MOST_TRIES, DatasetState, Shards, exchange, unprocessed, view
 from workflows.policy.spans import difference, intersection, size, union
 
 RANKS = 3
@@ -210,6 +210,16 @@ def test_a_shard_is_set_aside_after_its_last_try_and_named():
     assert answer.granted == ((8, 16),)
     (named,) = view(state).set_aside
     assert (named.epoch, named.first, named.end, named.error) == (0, 0, 8, "bad header")
+
+
+def test_the_job_is_told_of_the_first_shards_and_counts_the_others():
+    parameters = DatasetParameters(size=100, shard_size=10)
+    state = DatasetState(parameters=parameters, aside=((0, 70),))
+    details = tuple(SetAside(epoch=0, first=10 * n, end=10 * n + 10, error="x" * 500) for n in range(7))
+    told = unprocessed(state.model_copy(update={"details": details}), "train")
+    assert told.summary.startswith("70 samples of dataset train were set aside, as each try failed: epoch 0, 0 to 9 (x")
+    assert told.summary.endswith("; and 20 more samples")
+    assert len(told.model_dump_json()) < 5_000, "a job carries it"
 
 
 def test_a_rewind_does_not_bring_back_what_was_set_aside():

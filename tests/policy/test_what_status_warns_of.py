@@ -7,7 +7,7 @@ import pytest
 from perdure.cli import text
 from perdure.cli.inspect import _facts
 from tests.policy.scenario import Scenario
-from workflows.messages import FailureKind, JobStatus, TransitionKind
+from workflows.messages import FailureKind, JobStatus, SetAside, ShardsSetAside, TransitionKind, UnprocessedSamples
 from workflows.policy.projections import status_of
 
 
@@ -34,6 +34,17 @@ def test_a_commands_own_number_of_nodes_is_a_warning(nodes: str, asked: str | No
     if warning is not None:
         assert warning in warnings[0]
         assert ("WARNING", warnings[0]) in _facts(status(job), None, (), [])
+
+
+def test_samples_that_no_rank_will_process_are_a_warning_also_when_the_job_has_ended():
+    job = Scenario("2").running()
+    lost = UnprocessedSamples(dataset="train", samples=2, shards=(SetAside(epoch=0, first=4, end=6, error="KeyError"),))
+    job.take(ShardsSetAside(uid=job.state.uid, unprocessed=lost))
+    known = status(job)
+    assert known.unprocessed == (lost,)
+    assert known.warnings == (lost.summary,)
+    ended = known.model_copy(update={"finished_at": job.now})
+    assert ("WARNING", lost.summary) in _facts(ended, None, (), [])
 
 
 def test_a_warning_goes_when_the_job_is_scaled_to_what_the_command_asks_for():

@@ -20,12 +20,16 @@ from workflows.messages import (
     DatasetParameters,
     DatasetRequest,
     DatasetView,
+    FailedShard,
+    JobResult,
+    JobStatus,
     ShardAnswer,
     ShardRequest,
     Term,
 )
 from workflows.messages.datasets import Spans
 from workflows.names import dataset_workflow_id
+from workflows.policy.datasets import MOST_NAMED, MOST_TRIES
 from workflows.policy.spans import difference, size, union
 
 PARAMETERS = DatasetParameters(size=1000, shard_size=10, epochs=2)
@@ -43,10 +47,12 @@ class Reader:
         self.holds: Spans = ()
         self.consumed: Spans = ()
 
-    async def exchange(self, *, shards: int = 0, done: Spans = (), **changes: Any) -> ShardAnswer:
+    async def exchange(
+        self, *, shards: int = 0, done: Spans = (), failed: tuple[FailedShard, ...] = (), **changes: Any
+    ) -> ShardAnswer:
         """Sends one request, and again when its run of the workflow ended before it was handled."""
-        self.holds = difference(self.holds, done)
-        one = ShardRequest(rank=self._rank, world_size=2, holds=self.holds, done=done, shards=shards)
+        self.holds = difference(self.holds, union(done, [one.span for one in failed]))
+        one = ShardRequest(rank=self._rank, world_size=2, holds=self.holds, done=done, failed=failed, shards=shards)
         request = DatasetRequest(
             sender=self._played.request.node, parameters=PARAMETERS, term=self._term, ranks=(one,)
         ).model_copy(update=changes)
@@ -125,6 +131,32 @@ async def test_no_lease_is_lost_or_given_twice_while_runs_end():
         described = await fleet.client.get_workflow_handle(name).describe()
         first = described.raw_description.workflow_execution_info.first_run_id
         assert described.run_id != first, "it has continued as new"
+
+
+async def test_a_job_names_shards_that_were_set_aside_in_its_status_and_its_result(fleet: Fleet):
+    handle = await submit(fleet, job_spec("1", timing=QUICK_END))
+    await running(handle, nodes=1)
+    played = await node(fleet, handle, 0)
+    await begin(handle, played)
+    reader = Reader(fleet, handle.id, played, 0)
+    for _ in range(MOST_TRIES * (MOST_NAMED + 2)):
+        (first, end), *_ = (await reader.exchange(shards=1)).granted
+        await reader.exchange(failed=(FailedShard(span=(first, end), error=f"OSError: no block {first}"),))
+
+    async def named() -> JobStatus | None:
+        known = await handle.query("status", result_type=JobStatus)
+        return known if known.unprocessed and len(known.unprocessed[0].shards) == MOST_NAMED else None
+
+    status = await eventually(named)
+    (warning,) = status.warnings
+    assert "dataset train" in warning
+    assert "epoch 0, 0 to 9 (OSError: no block 0)" in warning
+    # A dataset with many shards set aside tells its job of further ones from time to time.
+    await played.finish()
+    result = JobResult.model_validate(await handle.result())
+    (unprocessed,) = result.unprocessed
+    assert unprocessed.shards == status.unprocessed[0].shards
+    assert unprocessed.samples >= MOST_NAMED * PARAMETERS.shard_size
 
 
 async def test_what_it_cannot_read_and_what_a_stranger_sends_changes_nothing(fleet: Fleet):

@@ -90,7 +90,9 @@ from workflows.messages.datasets import (
     SetAside,
     ShardAnswer,
     ShardRequest,
+    ShardsSetAside,
     Term,
+    UnprocessedSamples,
 )
 from workflows.messages.groups import (
     Adopt,
@@ -237,6 +239,7 @@ __all__ = [
     "SetAside",
     "ShardAnswer",
     "ShardRequest",
+    "ShardsSetAside",
     "SiteFacts",
     "SiteReport",
     "Stall",
@@ -255,6 +258,7 @@ __all__ = [
     "TicketRef",
     "TicketRequest",
     "TransitionKind",
+    "UnprocessedSamples",
     "WatchRequest",
     "WorkdirRequest",
     "World",

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from workflows.messages.agents import AgentMessage
-from workflows.messages.base import Message, ShortText
+from workflows.messages.base import Message, ShortText, shorten
 from workflows.messages.identity import NodeCredentials
 
 DATASET_NAME = r"^[a-zA-Z][a-zA-Z0-9._-]{0,62}$"
@@ -22,6 +22,9 @@ MOST_SPANS = 256
 """Spans of one list in a message."""
 MOST_SHARDS = 1_000_000
 """Shards that a rank can request at once."""
+
+_LONGEST_REASON = 200
+"""Characters of an error in a sentence that names several."""
 
 Span = tuple[int, int]
 """The positions from the first number, included, to the second, excluded."""
@@ -156,6 +159,36 @@ class SetAside(Message):
     """The first sample's position in the epoch."""
     end: int
     error: ShortText = ""
+
+    @property
+    def summary(self) -> str:
+        """What it is and why, for users."""
+        error = f" ({shorten(self.error, _LONGEST_REASON)})" if self.error else ""
+        return f"epoch {self.epoch}, {self.first:,} to {self.end - 1:,}{error}"
+
+
+class UnprocessedSamples(Message):
+    """What no rank of a job will process of one dataset."""
+
+    dataset: str
+    samples: int
+    shards: tuple[SetAside, ...] = ()
+    """The first of them."""
+
+    @property
+    def summary(self) -> str:
+        """A sentence for users."""
+        named = "; ".join(one.summary for one in self.shards)
+        rest = self.samples - sum(one.end - one.first for one in self.shards)
+        more = f"; and {rest:,} more samples" if rest > 0 else ""
+        return f"{self.samples:,} samples of dataset {self.dataset} were set aside, as each try failed: {named}{more}"
+
+
+class ShardsSetAside(Message):
+    """A dataset has set shards aside. Signal `shards_set_aside` to its job, with all of them so far."""
+
+    uid: str
+    unprocessed: UnprocessedSamples
 
 
 class DatasetView(Message):

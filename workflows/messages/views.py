@@ -8,6 +8,7 @@ from perdure.spec.durations import Duration
 from workflows.messages.agents import Metrics, Progress, RankStarts
 from workflows.messages.base import Message, ShortText, Time
 from workflows.messages.checkpoints import CheckpointView, RestoreSource
+from workflows.messages.datasets import UnprocessedSamples
 from workflows.messages.identity import Incarnation
 from workflows.messages.logs import LogPosition
 from workflows.messages.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase
@@ -174,7 +175,9 @@ class JobStatus(Message):
     protected: bool = True
     """False once the job has found ranks that did not use Perdure's rendezvous."""
     warnings: tuple[str, ...] = ()
-    """Settings that are probably not intended, each with its remedy."""
+    """Settings that are probably not intended, each with its remedy; samples that no rank will process."""
+    unprocessed: tuple[UnprocessedSamples, ...] = ()
+    """Shards that were set aside after repeated failures, by dataset."""
     last_incident: IncidentView | None = None
     next_action: str = ""
     checkpoint: CheckpointView = CheckpointView()
@@ -194,5 +197,7 @@ class JobResult(Message):
     restarts: int
     """Restarts that failures caused since the job began."""
     step: int | None = None
+    unprocessed: tuple[UnprocessedSamples, ...] = ()
+    """Shards that were set aside after repeated failures, by dataset."""
     started_at: Time
     finished_at: Time

@@ -27,6 +27,7 @@ from workflows.messages.datasets import (
     Span,
     Spans,
     Term,
+    UnprocessedSamples,
 )
 from workflows.policy.spans import difference, intersection, size, union
 
@@ -40,6 +41,8 @@ MOST_FAILURES = 1_000
 """Shards whose tries are counted; a further one is set aside at its first failure."""
 MOST_DETAILS = 100
 """Shards set aside whose errors are kept; further ones are counted."""
+MOST_NAMED = 5
+"""Shards set aside that the job names; it counts the samples of further ones."""
 SHARE_OF_REST = 2
 """A rank is granted at most this fraction (1/n) of an equal share of what is left, so that all ranks end together."""
 
@@ -135,6 +138,11 @@ def samples_done(state: DatasetState) -> int:
     """The samples that ranks have processed, of all epochs."""
     aside = size(intersection(state.aside, ((0, state.next),) if state.next else ()))
     return state.next - size(state.leased) - size(state.free) - aside
+
+
+def unprocessed(state: DatasetState, name: str) -> UnprocessedSamples:
+    """What the job is told about the shards that were set aside."""
+    return UnprocessedSamples(dataset=name, samples=size(state.aside), shards=state.details[:MOST_NAMED])
 
 
 def view(state: DatasetState) -> DatasetView:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from workflows.messages import Failure, Finished, JoinRequest, Message, NodeTransition, NodeView, Ticket
+from workflows.messages import (
+    Failure,
+    Finished,
+    JoinRequest,
+    Message,
+    NodeTransition,
+    NodeView,
+    ShardsSetAside,
+    Ticket,
+)
 
 
 class GroupAdopted(Message):
@@ -83,5 +92,6 @@ Event = (
     | TicketIssued
     | TicketRevoked
     | CheckpointRequested
+    | ShardsSetAside
     | CancelRequested
 )

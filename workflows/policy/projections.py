@@ -57,6 +57,7 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
         lost=tuple(node.rank for node in state.nodes.values() if node.phase is NodePhase.LOST),
         protected=state.last_incident is None or state.last_incident.failure is not FailureClass.UNPROTECTED,
         warnings=warnings_of(state),
+        unprocessed=tuple(state.unprocessed.values()),
         last_incident=state.last_incident,
         next_action=next_action(state),
         checkpoint=checkpoints.view(state, job),
@@ -65,7 +66,7 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
 
 
 def warnings_of(state: JobState) -> tuple[str, ...]:
-    """Warnings about settings of the job that are probably not intended."""
+    """Warnings about settings of the job that are probably not intended, and about what is lost."""
     desired = (str(state.nodes_min), str(state.nodes_max))
     requested = {
         node.command_nodes.partition(":")[::2] for node in state.nodes.values() if node.alive and node.command_nodes
@@ -93,6 +94,7 @@ def warnings_of(state: JobState) -> tuple[str, ...]:
         *((dropped,) if state.dropped_events else ()),
         *((failing,) if failing else ()),
         *((unused,) if checkpoints.saves_nothing(state) else ()),
+        *(one.summary for one in state.unprocessed.values()),
         *cut_off,
         *(
             f"the command asks for {_node_count(*counts)} (--nnodes, or --num_machines of accelerate) and the job for "
@@ -185,6 +187,7 @@ def result_of(state: JobState, now: datetime) -> JobResult:
         generations=state.generation,
         restarts=state.all_restarts,
         step=progress.step if progress is not None and progress.source is ProgressSource.REPORTED else None,
+        unprocessed=tuple(state.unprocessed.values()),
         started_at=state.started_at,
         finished_at=now,
     )

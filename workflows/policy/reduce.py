@@ -21,6 +21,7 @@ from workflows.messages import (
     NodeTransition,
     Progress,
     ProgressSource,
+    ShardsSetAside,
     TransitionKind,
 )
 from workflows.policy import incidents, observations, succession
@@ -37,6 +38,9 @@ CONTROL_LAG_GRACE = timedelta(seconds=15)
 """The time that agents may then take to poll again: the SDK's backoff grows to about 10 s."""
 
 _REMEMBERED_SEQUENCES = 32
+
+_MOST_DATASETS = 32
+"""Datasets whose failed shards the job names."""
 
 _PREPARES = "its command runs and has not started its torchrun yet; only limits.active_deadline ends that"
 
@@ -404,6 +408,14 @@ def _accept_message(state: JobState, message: AgentMessage, now: datetime) -> tu
     if now - message.time > CONTROL_LAG:
         state = state.replace(control_lag_until=now + CONTROL_LAG_GRACE)
     return state, node
+
+
+@_observe.register
+def _(aside: ShardsSetAside, state: JobState, now: datetime) -> JobState:
+    known, told = state.unprocessed, aside.unprocessed
+    if told.dataset not in known and len(known) >= _MOST_DATASETS:
+        return state
+    return state.replace(unprocessed={**known, told.dataset: told})
 
 
 def _facts(node: NodeState, transition: NodeTransition) -> NodeState:

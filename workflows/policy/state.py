@@ -24,6 +24,7 @@ from workflows.messages import (
     Progress,
     RestoreSource,
     Ticket,
+    UnprocessedSamples,
     World,
 )
 from workflows.messages.base import LogTail, ShortText
@@ -385,6 +386,8 @@ class JobState(Message):
     """The messages of each group that were processed in this ownership epoch."""
     outcome: Outcome | None = None
     checkpoints: CheckpointState = CheckpointState()
+    unprocessed: dict[str, UnprocessedSamples] = Field(default={})
+    """What was set aside, by dataset."""
     postponed: PostponedChange | None = None
     dropped_events: int = 0
     """Events that could not be decided on: a defect of this release, or a malformed message."""
