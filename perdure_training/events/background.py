@@ -7,20 +7,20 @@ import contextlib
 import logging
 import operator
 import os
-import queue
 import signal
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable
 from datetime import timedelta
 from enum import Enum
 from itertools import repeat
 from types import FrameType
 from typing import Any
 
-from perdure_training.events.event import Event, EventType, new_id
+from perdure_training.events.event import Draft, EventType, finish, new_id
 from perdure_training.events.exporter import EventsLost, Exporter
 from perdure_training.events.redaction import Redaction
 
@@ -31,6 +31,10 @@ CAPACITY = 16_384
 LINGER = timedelta(milliseconds=50)
 """Time for which events are collected before they are exported together. A process that is killed loses the events of
 this time; a shorter one wakes the thread more often, which takes the interpreter's lock from the training."""
+_RESTS_AFTER = 1.0
+"""Seconds without an event after which the thread waits for the next one, which has to wake it. Until then it looks
+every `LINGER`: waking a thread costs the training several times as much as the event itself. A process that emits
+nothing is not woken by that."""
 CLOSE_WITHIN = timedelta(seconds=2)
 """Time for which the end of the process waits for events that are not exported yet."""
 _BATCH = 1_000
@@ -82,7 +86,7 @@ class AsyncExporter:
     """Hands events to another exporter from a background thread.
 
     Invariants:
-        - `export` never waits and never raises, whatever the other exporter does.
+        - `put` never waits and never raises, whatever the other exporter does.
         - Every event is exported or counted as lost; the destination gets the counts as an event `lost` of the target
           `events` as soon as it accepts events again.
         - A forked child exports its own events only, through a thread of its own.
@@ -128,11 +132,14 @@ class AsyncExporter:
             self._flush_on(number)
 
     def _begin(self) -> None:
-        self._queue: queue.SimpleQueue[Event | _Marker] = queue.SimpleQueue()
+        self._waiting: deque[Draft | _Marker] = deque()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        self._hurry = threading.Lock()
-        self._hurry.acquire()
+        self._resting = True
+        """Whether an event has to wake the thread, or to start it."""
+        self._wakes = threading.Lock()
+        self._wakes.acquire()
+        self._hurried = False
         self._dropped = _Counter()
         self._refused = 0
         self._reported = (0, 0)
@@ -149,28 +156,34 @@ class AsyncExporter:
         """Events that were lost because the destination did not accept them."""
         return self._refused
 
-    def export(self, events: Sequence[Event]) -> None:
-        """Queues events, and drops some if too many wait. May be called by any thread, and by signal handlers."""
-        for event in events:
-            if self._closed or not self._has_room():
-                self._dropped.add()
-            else:
-                self._queue.put(event)
-        if self._thread is None and not self._closed:
-            self._start()
+    def put(self, draft: Draft) -> None:
+        """Queues an event; drops one if too many wait. May be called by any thread, and by signal handlers."""
+        if self._closed or (len(self._waiting) >= self._capacity and not self._make_room()):
+            self._dropped.add()
+        else:
+            self._waiting.append(draft)
+        if self._resting:
+            self._wake()
 
-    def _has_room(self) -> bool:
-        if self._queue.qsize() < self._capacity:
-            return True
+    def _make_room(self) -> bool:
         if self._drop is Drop.NEWEST:
             return False
-        with contextlib.suppress(queue.Empty):
-            oldest = self._queue.get_nowait()
+        with contextlib.suppress(IndexError):
+            oldest = self._waiting.popleft()
             if isinstance(oldest, _Marker):
-                self._queue.put(oldest)
+                self._waiting.append(oldest)
             else:
                 self._dropped.add()
         return True
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            if not self._closed:
+                self._start()
+            return
+        # It is awake already, or will look before it rests.
+        with contextlib.suppress(RuntimeError):
+            self._wakes.release()
 
     def flush(self, timeout: timedelta = CLOSE_WITHIN) -> bool:
         """Waits until all events that were exported before have reached the destination.
@@ -197,10 +210,9 @@ class AsyncExporter:
             return True
         if not thread.is_alive():
             return False
-        self._queue.put(marker)
-        with contextlib.suppress(RuntimeError):
-            # The thread is not lingering.
-            self._hurry.release()
+        self._waiting.append(marker)
+        self._hurried = True
+        self._wake()
         return marker.wait(timeout)
 
     def _start(self) -> None:
@@ -235,35 +247,54 @@ class AsyncExporter:
     def _run(self) -> None:
         # Signals go to threads that act on them; SIGPIPE would end the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FATAL)
-        waiting, redaction = self._queue, self._redaction or Redaction()
+        redaction, newest = self._redaction or Redaction(), time.monotonic()
+        self._resting = False
         while True:
-            item = waiting.get()
-            if isinstance(item, Event):
-                # Collects more events, unless a marker hurries it.
-                self._hurry.acquire(timeout=self._linger)
-            batch: list[Event] = []
-            with contextlib.suppress(queue.Empty):
-                while isinstance(item, Event):
-                    batch.append(item)
-                    if len(batch) == _BATCH:
-                        break
-                    item = waiting.get_nowait()
-            self._hand_over(batch, redaction)
-            if isinstance(item, _Marker):
-                self._finish(item)
-                if item.last:
+            if not self._linger or time.monotonic() - newest >= _RESTS_AFTER:
+                self._rest()
+            if not self._hurried:
+                # Collects events, unless a marker hurries it.
+                self._wakes.acquire(timeout=self._linger)
+            self._hurried = False
+            if self._waiting:
+                if self._drain(redaction):
                     return
+                newest = time.monotonic()
 
-    def _hand_over(self, batch: list[Event], redaction: Redaction) -> None:
+    def _rest(self) -> None:
+        self._resting = True
+        if not self._waiting:
+            self._wakes.acquire()
+        self._resting = False
+
+    def _drain(self, redaction: Redaction) -> bool:
+        """Exports what waits; returns whether the last marker was among it."""
+        while self._waiting:
+            marker, batch = None, list[Draft]()
+            with contextlib.suppress(IndexError):
+                while marker is None and len(batch) < _BATCH:
+                    item = self._waiting.popleft()
+                    if isinstance(item, _Marker):
+                        marker = item
+                    else:
+                        batch.append(item)
+            self._hand_over(batch, redaction)
+            if marker is not None:
+                self._finish(marker)
+                if marker.last:
+                    return True
+        return False
+
+    def _hand_over(self, batch: list[Draft], redaction: Redaction) -> None:
         accepted = not batch or self._export(batch, redaction)
         counts = self._dropped.value, self._refused
         if accepted and counts != self._reported and self._export([self._lost(counts)], redaction, counted=False):
             self._reported = counts
 
-    def _export(self, batch: list[Event], redaction: Redaction, *, counted: bool = True) -> bool:
+    def _export(self, batch: list[Draft], redaction: Redaction, *, counted: bool = True) -> bool:
         """Has the destination export events; returns whether it exported all of them."""
         try:
-            self._exporter.export([redaction.event(event) for event in batch])
+            self._exporter.export([redaction.event(finish(draft)) for draft in batch])
         except BaseException as error:
             if counted:
                 self._refused += min(error.count, len(batch)) if isinstance(error, EventsLost) else len(batch)
@@ -276,10 +307,10 @@ class AsyncExporter:
         self._failing = False
         return True
 
-    def _lost(self, counts: tuple[int, int]) -> Event:
+    def _lost(self, counts: tuple[int, int]) -> Draft:
         dropped, refused = (now - before for now, before in zip(counts, self._reported, strict=True))
         attributes: dict[str, Any] = {"dropped": dropped, "refused": refused, "total": sum(counts)}
-        return Event(new_id(), time.time(), TARGET, "lost", EventType.INSTANT, attributes, os.getpid())
+        return new_id(), time.time(), TARGET, "lost", EventType.INSTANT, attributes, None, None
 
     def _finish(self, marker: _Marker) -> None:
         with contextlib.suppress(Exception):

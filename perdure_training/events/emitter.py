@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import time as clock
 from types import TracebackType
 from typing import Any
 
 from perdure_training.events.background import AsyncExporter
-from perdure_training.events.event import Event, EventType, new_id
-from perdure_training.events.plain import describe_error, make_plain
+from perdure_training.events.event import EventType, Id, id_text, ids, new_id
+from perdure_training.events.plain import IMMUTABLE, LONGEST_TEXT, describe_error, plain
 from perdure_training.events.process import Place, own_place
 
 logger = logging.getLogger(__name__)
@@ -84,9 +83,9 @@ class EventEmitter:
 
     def emit(
         self,
-        id: str | None,
+        id: Id | str | None,
         name: str,
-        type: EventType,
+        type_: EventType,
         time: float | None,
         rank: int | None,
         generation: int | None,
@@ -99,7 +98,7 @@ class EventEmitter:
         Args:
             id: The id; None for a new one.
             name: What happened.
-            type: The part of it that the event reports.
+            type_: The part of it that the event reports.
             time: Seconds since the epoch; None for now.
             rank: The rank that it is about; None for this process's.
             generation: Its generation; None for this process's.
@@ -110,19 +109,23 @@ class EventEmitter:
             place = self._place or own_place()
             if not place.exporters:
                 return
-            event = Event(
-                id or new_id(),
+            for attribute, value in attributes.items():
+                kind = type(value)  # pyright: ignore[reportUnknownVariableType] - a cast would be a call
+                if kind not in IMMUTABLE and (kind is not str or len(value) > LONGEST_TEXT):
+                    attributes[attribute] = plain(value)
+            # Everything else is made of it in the threads of exporters: this one belongs to the training.
+            draft = (
+                id or (ids.prefix, next(ids.numbers)),
                 time if time is not None and 0 <= time < _LATEST else clock.time(),
                 target or self.target,
                 name,
-                type,
-                make_plain(attributes),
-                os.getpid(),
+                type_,
+                attributes,
                 place.rank if rank is None else rank,
                 place.generation if generation is None else generation,
             )
             for exporter in place.exporters:
-                exporter.export((event,))
+                exporter.put(draft)
         except Exception as error:
             if not self._failed:
                 self._failed = True
@@ -151,7 +154,12 @@ class Span:
         self._attributes = attributes
         self._began: float | None = None
         self._ended = False
-        self.id = new_id()
+        self._id = new_id()
+
+    @property
+    def id(self) -> str:
+        """The id of its events."""
+        return id_text(self._id)
 
     def begin(self) -> Span:
         """Begins the span, if it has not begun; returns it."""
@@ -208,5 +216,5 @@ class Span:
         duration = round(clock.monotonic() - self._began, 6)
         self._emit(EventType.END, {**self._attributes, "duration_s": duration, **attributes})
 
-    def _emit(self, type: EventType, attributes: dict[str, Any]) -> None:
-        self._emitter.emit(self.id, self._name, type, None, self._rank, self._generation, attributes)
+    def _emit(self, type_: EventType, attributes: dict[str, Any]) -> None:
+        self._emitter.emit(self._id, self._name, type_, None, self._rank, self._generation, attributes)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from perdure_training.events.plain import bounded
+
 
 class EventType(StrEnum):
     """The part of an occurrence that an event reports."""
@@ -43,6 +45,10 @@ class Event(NamedTuple):
     """The generation of the world; None outside of one."""
 
 
+Id = tuple[str, int]
+"""The process and the number of an event in it: what its identifier is made of."""
+
+
 class _Ids:
     """Identifiers, unique among all processes of a job."""
 
@@ -51,17 +57,35 @@ class _Ids:
 
     def begin(self) -> None:
         """Begins a process's own identifiers."""
-        self._prefix = os.urandom(6).hex()
-        self._numbers = itertools.count(1)
-
-    def next(self) -> str:
-        return f"{self._prefix}-{next(self._numbers):x}"
+        self.prefix = os.urandom(6).hex()
+        self.numbers = itertools.count(1)
 
 
-_ids = _Ids()
-os.register_at_fork(after_in_child=_ids.begin)
+ids = _Ids()
+"""The identifiers of this process."""
+os.register_at_fork(after_in_child=ids.begin)
 
 
-def new_id() -> str:
+def new_id() -> Id:
     """Returns an identifier that no other event has."""
-    return _ids.next()
+    return ids.prefix, next(ids.numbers)
+
+
+def id_text(id: Id) -> str:
+    """Returns the identifier as events have it."""
+    prefix, number = id
+    return f"{prefix}-{number:x}"
+
+
+Draft = tuple[Id | str, float, str, str, EventType, dict[str, Any], int | None, int | None]
+"""What an emitter hands to exporters: an event, but for what can be made of it later, in their threads.
+
+The fields are those of `Event` without the process. No value of the attributes can change any more.
+"""
+
+
+def finish(draft: Draft) -> Event:
+    """Makes the event of a draft; called in the process that made the draft."""
+    id, time, target, name, type, attributes, rank, generation = draft
+    text = id if isinstance(id, str) else id_text(id)
+    return Event(text, time, target, name, type, bounded(attributes), os.getpid(), rank, generation)

@@ -1,4 +1,4 @@
-"""Converts attributes to values that JSON has, when an event is emitted: what it was given may change afterwards.
+"""Converts attributes to values that JSON has. What can change is converted when an event is emitted.
 
 Objects of unknown classes are only named: a `repr` of a tensor would make the program wait for a GPU.
 """
@@ -24,22 +24,13 @@ _LARGEST = 2**63
 """Integers beyond are written as texts: readers of JSON would round or refuse them."""
 
 
-def make_plain(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Converts the values in place, and returns the same mapping."""
-    for name, value in attributes.items():
-        kind = cast("object", type(value))
-        if kind is str:
-            if len(value) > LONGEST_TEXT:
-                attributes[name] = shorten(value)
-        elif kind is int:
-            if not -_LARGEST <= value < _LARGEST:
-                attributes[name] = _large(value)
-        elif kind is float:
-            if not math.isfinite(value):
-                attributes[name] = str(value)
-        elif kind is not bool and value is not None:
-            attributes[name] = plain(value)
-    return attributes
+IMMUTABLE = frozenset({int, float, bool, type(None)})
+"""Classes of values that cannot change, so that `bounded` may convert them later."""
+
+
+def bounded(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns attributes that are texts, numbers or `plain` with the numbers that JSON has."""
+    return {name: _number(value) if type(value) in _NUMBERS else value for name, value in attributes.items()}
 
 
 def plain(value: Any) -> Any:
@@ -76,9 +67,9 @@ class _Conversion:
             case str():
                 return shorten(value)
             case int():
-                return int(value) if -_LARGEST <= value < _LARGEST else _large(value)
+                return _number(int(value))
             case float():
-                return float(value) if math.isfinite(value) else str(float(value))
+                return _number(float(value))
             case BaseException():
                 return describe_error(value)
             case timedelta():
@@ -117,6 +108,15 @@ class _Conversion:
         if isinstance(value, numbers.Real):
             return self.value(float(value), depth)
         return f"<{type(value).__name__}>"
+
+
+_NUMBERS = frozenset({int, float})
+
+
+def _number(value: float) -> Any:
+    if isinstance(value, int):
+        return value if -_LARGEST <= value < _LARGEST else _large(value)
+    return value if math.isfinite(value) else str(value)
 
 
 def _large(value: int) -> str:

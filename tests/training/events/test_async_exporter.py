@@ -20,6 +20,7 @@ from perdure_training.events import (
     EventEmitter,
     EventsLost,
 )
+from tests.support.waiting import wait_for
 from tests.training.events.collected import Collected, lines, run
 
 NO_LINGER = timedelta(0)
@@ -115,6 +116,22 @@ def test_events_after_flush_are_exported_and_those_after_close_counted():
     emitter.instant("third")
     assert exporter.flush(timedelta(0)) is False
     assert (collected.names, exporter.dropped) == (["first", "second"], 1)
+
+
+def test_events_are_exported_after_a_rest_and_before_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("perdure_training.events.background._RESTS_AFTER", 0.05)
+    exporter = AsyncExporter(collected := Collected(), linger=timedelta(milliseconds=1))
+    emitter = EventEmitter("test", exporter)
+    for _ in range(3):
+        collected.entered.clear()
+        emitter.instant("first")
+        assert collected.entered.wait(30)
+        collected.entered.clear()
+        emitter.instant("soon")
+        assert collected.entered.wait(30)
+        wait_for(lambda: exporter._resting)
+    exporter.close()
+    assert collected.names == ["first", "soon"] * 3
 
 
 class Reenters(Collected):
