@@ -19,21 +19,19 @@ from datetime import datetime
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ApplicationError, ChildWorkflowError, TemporalError, WorkflowAlreadyStartedError
+from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from perdure.spec.accepted import read_accepted
     from perdure.spec.job import JobSpec
     from workflows import job_check, options, preset, requests
     from workflows.carrying import Packed, pack, unpack
-    from workflows.delivery import Delivery, deliver
     from workflows.event_sink import send_events
+    from workflows.job_groups import JobGroups
     from workflows.messages import (
         Accepted,
-        Adopt,
         Failure,
         Finished,
-        GroupDesire,
         GroupMissing,
         GroupTransitions,
         IncidentView,
@@ -56,15 +54,13 @@ with workflow.unsafe.imports_passed_through():
     from workflows.names import (
         TRAINING_JOB,
         group_index,
-        group_workflow_id,
         uid_of,
     )
-    from workflows.node_record import GroupInput
     from workflows.patching import behavior_of_this_run, newer_behavior_begins
     from workflows.policy import group_desire, joining, projections
     from workflows.policy.batch import decide_all
     from workflows.policy.behavior import Behavior
-    from workflows.policy.deduplication import accept, begin_ownership_epoch
+    from workflows.policy.deduplication import accept
     from workflows.policy.events import (
         CancelRequested,
         CheckpointRequested,
@@ -94,12 +90,7 @@ class TrainingJob:
     def __init__(self, spec: Any, carried: JobState | Packed | None = None) -> None:
         behavior = behavior_of_this_run()
         self._spec_error = ""
-        self._events: deque[Event] = deque()
-        self._sent: dict[int, GroupDesire] = {}
-        self._unsent: dict[int, None] = {}
-        """Groups whose desired state has changed since `_start_senders` was last called, in that order."""
-        self._senders: dict[int, asyncio.Task[None]] = {}
-        self._followers: dict[int, asyncio.Task[None]] = {}
+        self.events: deque[Event] = deque()
         self._shown: dict[str, str | int] = {}
         self._facts = SiteFacts(search_attributes=False)
         self._closed: JobPhase | None = None
@@ -109,15 +100,15 @@ class TrainingJob:
         self._unchecked = carried is None and behavior >= Behavior.RELEASE_0_2
         """The specification is not checked yet. Requests are accepted meanwhile; nothing is sent."""
         try:
-            self._job = read_accepted(spec)
-            state = unpack(carried, JobState) if carried else _new_state(self._job)
+            self.job = read_accepted(spec)
+            state = unpack(carried, JobState) if carried else _new_state(self.job)
         except ValueError as error:
             self._spec_error = str(error)
             return
         # After the check, the preset is part of the specification that is carried on.
-        self._resolved = carried is not None or self._job.runtime is None
-        self._state = self._told = state.replace(behavior=behavior)
-        self._started_groups: set[int] = set(group_desire.groups_of(self._state)) if carried else set()
+        self._resolved = carried is not None or self.job.runtime is None
+        self.state = self._told = state.replace(behavior=behavior)
+        self._groups = JobGroups(self, carried=carried is not None)
 
     @workflow.run
     async def run(self, spec: Any, carried: JobState | Packed | None = None) -> JobResult:
@@ -125,7 +116,7 @@ class TrainingJob:
             await self._begin(spec)
             if not self._resolved:
                 spec = await preset.laid_under(spec)
-                self._job, self._resolved = read_accepted(spec), True
+                self.job, self._resolved = read_accepted(spec), True
             self._take(TimePassed())
             while not self._is_over():
                 await self._wait()
@@ -162,52 +153,52 @@ class TrainingJob:
 
     @workflow.signal(description="A failure on a node")
     def failure(self, message: Failure) -> None:
-        self._events.append(message)
+        self.events.append(message)
 
     @workflow.signal(description="All ranks of a node ended with 0")
     def finished(self, message: Finished) -> None:
-        self._events.append(message)
+        self.events.append(message)
 
     @workflow.signal(description="A dataset has set shards aside that failed repeatedly")
     def shards_set_aside(self, message: ShardsSetAside) -> None:
-        if not self._spec_error and message.uid == self._state.uid:
-            self._events.append(message)
+        if not self._spec_error and message.uid == self.state.uid:
+            self.events.append(message)
 
     @workflow.signal(description="An agent finds no open group")
     def group_missing(self, message: GroupMissing) -> None:
-        if not self._spec_error and self._state.is_current(message.sender):
+        if not self._spec_error and self.state.is_current(message.sender):
             # If the group runs after all, it is sent its desired state once more.
-            self._reach_group_again(group_index(message.sender.rank))
+            self._groups.reach_again(group_index(message.sender.rank))
 
     @workflow.signal(name="edges", description="Changes of nodes, as their group saw them")
     def transitions(self, message: GroupTransitions) -> None:
-        if self._spec_error or message.uid != self._state.uid:
+        if self._spec_error or message.uid != self.state.uid:
             return
-        ownership_epoch = self._state.ownership_epochs.get(message.group)
-        unproven = message.ownership_epoch == "" and ownership_epoch and self._state.behavior >= Behavior.RELEASE_0_2
+        ownership_epoch = self.state.ownership_epochs.get(message.group)
+        unproven = message.ownership_epoch == "" and ownership_epoch and self.state.behavior >= Behavior.RELEASE_0_2
         if unproven or message.ownership_epoch not in ("", ownership_epoch):
             # This message was sent to an earlier run, and a reset delivers it to this one: the nodes have changed
             # since.
             return
-        self._state, fresh = accept(self._state, message)
+        self.state, fresh = accept(self.state, message)
         if fresh is None:
             return
         if message.adopted is not None:
             # The group has lost the desired state that it was sent last.
-            self._sent.pop(message.group, None)
-            self._events.append(GroupAdopted(group=message.group, nodes=message.adopted))
-        self._events.extend(transition for transition in fresh)
+            self._groups.forget_sent(message.group)
+            self.events.append(GroupAdopted(group=message.group, nodes=message.adopted))
+        self.events.extend(transition for transition in fresh)
         if message.wound_down:
-            if self._state.outcome is None:
+            if self.state.outcome is None:
                 # The group was winding down for an earlier run when this one adopted it, and must be started again.
-                self._sent.pop(message.group, None)
-            self._events.append(GroupWoundDown(group=message.group))
+                self._groups.forget_sent(message.group)
+            self.events.append(GroupWoundDown(group=message.group))
 
     @workflow.update(description="Change the number of nodes: 4, or 2:8 for min and max")
     def scale(self, request: ScaleRequest) -> Accepted:
-        count = requests.node_count(request.nodes, self._state.unit)
+        count = requests.node_count(request.nodes, self.state.unit)
         self._take_request(ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason))
-        return Accepted(message=f"{self._state.name} changes to {count} nodes; {projections.next_action(self._state)}")
+        return Accepted(message=f"{self.state.name} changes to {count} nodes; {projections.next_action(self.state)}")
 
     @scale.validator
     def _scale_is_valid(self, request: ScaleRequest) -> None:
@@ -216,9 +207,9 @@ class TrainingJob:
     @workflow.update(description="Release all nodes; the job keeps its history and can be resumed")
     def suspend(self, request: ReasonRequest) -> Accepted:
         self._take_request(SuspendRequested(reason=request.reason))
-        if self._state.suspended:
-            return Accepted(message=f"{self._state.name} is suspended; its nodes are being removed")
-        return Accepted(message=f"{self._state.name} first makes a checkpoint: {projections.next_action(self._state)}")
+        if self.state.suspended:
+            return Accepted(message=f"{self.state.name} is suspended; its nodes are being removed")
+        return Accepted(message=f"{self.state.name} first makes a checkpoint: {projections.next_action(self.state)}")
 
     @suspend.validator
     def _suspend_is_valid(self, request: ReasonRequest) -> None:
@@ -227,9 +218,9 @@ class TrainingJob:
     @workflow.update(description="Request nodes again after a suspend")
     def resume(self, request: ReasonRequest) -> Accepted:
         self._take_request(ResumeRequested(reason=request.reason))
-        if self._state.world is not None:
-            return Accepted(message=f"{self._state.name} is not suspended, and trains on")
-        return Accepted(message=f"{self._state.name} requests {self._state.nodes_max} nodes")
+        if self.state.world is not None:
+            return Accepted(message=f"{self.state.name} is not suspended, and trains on")
+        return Accepted(message=f"{self.state.name} requests {self.state.nodes_max} nodes")
 
     @resume.validator
     def _resume_is_valid(self, request: ReasonRequest) -> None:
@@ -238,7 +229,7 @@ class TrainingJob:
     @workflow.update(description="Restart all ranks in place")
     def restart(self, request: ReasonRequest) -> Accepted:
         self._take_request(RestartRequested(reason=request.reason))
-        return Accepted(message=f"{self._state.name} restarts its ranks as generation {self._state.generation}")
+        return Accepted(message=f"{self.state.name} restarts its ranks as generation {self.state.generation}")
 
     @restart.validator
     def _restart_is_valid(self, request: ReasonRequest) -> None:
@@ -247,9 +238,9 @@ class TrainingJob:
     @workflow.update(description="Replace one node by a new one")
     def relaunch_node(self, request: RelaunchRequest) -> Accepted:
         self._take_request(RelaunchRequested(rank=request.rank, reason=request.reason))
-        if self._state.postponed is not None:
-            return Accepted(message=f"before node {request.rank} is replaced: {projections.next_action(self._state)}")
-        return Accepted(message=f"node {request.rank} is being replaced; {projections.next_action(self._state)}")
+        if self.state.postponed is not None:
+            return Accepted(message=f"before node {request.rank} is replaced: {projections.next_action(self.state)}")
+        return Accepted(message=f"node {request.rank} is being replaced; {projections.next_action(self.state)}")
 
     @relaunch_node.validator
     def _relaunch_is_valid(self, request: RelaunchRequest) -> None:
@@ -259,29 +250,29 @@ class TrainingJob:
     def save_checkpoint(self, request: ReasonRequest) -> Accepted:
         self._take_request(CheckpointRequested())
         return Accepted(
-            message=f"{self._state.name} makes a checkpoint; `perdure status` shows when it is durable",
-            order=self._state.checkpoints.orders,
+            message=f"{self.state.name} makes a checkpoint; `perdure status` shows when it is durable",
+            order=self.state.checkpoints.orders,
         )
 
     @save_checkpoint.validator
     def _checkpoint_is_valid(self, request: ReasonRequest) -> None:
-        requests.check_checkpoint(self._running_state(), self._job)
+        requests.check_checkpoint(self._running_state(), self.job)
 
     @workflow.update(description="Give a place among the nodes to a machine that a user or a scheduler started")
     def join(self, request: JoinRequest) -> JoinAnswer:
         self._take_request(request)
-        node = joining.place_of(self._state, request)
+        node = joining.place_of(self.state, request)
         if node is None:
-            return JoinAnswer(reason=joining.describe_wait(self._state, request))
+            return JoinAnswer(reason=joining.describe_wait(self.state, request))
         return JoinAnswer(
             node=requests.node_request(
-                self._state, node, self._job, workflow.info(), group_id=self._group_id(group_index(node.rank))
+                self.state, node, self.job, workflow.info(), group_id=self._groups.id_of(group_index(node.rank))
             )
         )
 
     @join.validator
     def _join_is_valid(self, request: JoinRequest) -> None:
-        refusal = joining.refusal(self._known_state(), request, self._job, workflow.now())
+        refusal = joining.refusal(self._known_state(), request, self.job, workflow.now())
         if refusal is not None:
             raise ApplicationError(refusal.text, type=refusal.kind)
 
@@ -294,12 +285,12 @@ class TrainingJob:
 
     @issue_ticket.validator
     def _ticket_is_valid(self, request: TicketRequest) -> None:
-        requests.check_ticket(self._running_state(), self._job, request)
+        requests.check_ticket(self._running_state(), self.job, request)
 
     @workflow.update(description="Withdraw a ticket, and the places of the machines that joined with it")
     def revoke_ticket(self, request: TicketRef) -> Accepted:
         self._take_request(TicketRevoked(id=request.id))
-        return Accepted(message=f"the ticket {request.id} is revoked; {projections.next_action(self._state)}")
+        return Accepted(message=f"the ticket {request.id} is revoked; {projections.next_action(self.state)}")
 
     @revoke_ticket.validator
     def _revocation_is_valid(self, request: TicketRef) -> None:
@@ -313,7 +304,7 @@ class TrainingJob:
     def status(self) -> JobStatus:
         state = self._known_state()
         return projections.status_of(
-            state, self._job, groups=self._group_ids(), phase=self._phase(), now=workflow.now()
+            state, self.job, groups=self._groups.ids(), phase=self._phase(), now=workflow.now()
         )
 
     @workflow.query(description="The job's nodes, or those of one group; their groups know progress and metrics")
@@ -329,15 +320,15 @@ class TrainingJob:
         """The generation, and the number of the open incident, for log lines and traces."""
         if self._spec_error:
             return {}
-        incident = self._state.open_incident
-        return {"generation": self._state.generation} | ({"incident": incident.number} if incident else {})
+        incident = self.state.open_incident
+        return {"generation": self.state.generation} | ({"incident": incident.number} if incident else {})
 
     @property
     def traced(self) -> tuple[str, bool]:
         """The open incident, as its event's id, or an empty text; and whether the job has not trained yet."""
         if self._spec_error:
             return "", False
-        state, incident = self._state, self._state.open_incident
+        state, incident = self.state, self.state.open_incident
         starts = state.generation <= 1 and state.phase in (JobPhase.STARTING, JobPhase.RENDEZVOUS)
         return (f"{state.uid}-{incident.number}" if incident else ""), starts
 
@@ -347,13 +338,13 @@ class TrainingJob:
         """Decides on all events that have arrived, and sends what follows from all of them."""
         self._decide_all()
         self._publish()
-        self._start_senders()
+        self._groups.start_senders()
 
     def _take(self, event: Event) -> None:
         """Decides on one event, and sends what follows from it."""
         self._decide(event)
         self._publish()
-        self._start_senders()
+        self._groups.start_senders()
 
     def _take_request(self, event: Event) -> None:
         """Decides on a user's request; the main loop sends what follows from it.
@@ -364,168 +355,70 @@ class TrainingJob:
         those of the request, then the main loop's timer, then what is sent to groups, whether or not the group's sender
         is still busy when the request arrives.
         """
-        if self._state.behavior < Behavior.RELEASE_0_2:
+        if self.state.behavior < Behavior.RELEASE_0_2:
             self._take(event)
             return
-        if self._events:
+        if self.events:
             self._decide_all()
         self._decide(event)
         self._publish()
 
     def _decide_all(self) -> None:
-        events = tuple(self._events)
-        self._events.clear()
-        self._state = decide_all(
-            self._state,
+        events = tuple(self.events)
+        self.events.clear()
+        self.state = decide_all(
+            self.state,
             events,
-            self._job,
+            self.job,
             workflow.now(),
             new_token=workflow.uuid4,
             dropped=lambda event: workflow.logger.error("an event was left out of the decisions: %s", event),
         )
 
     def _decide(self, event: Event) -> None:
-        self._state = decide(self._state, event, self._job, workflow.now(), new_token=workflow.uuid4)
+        self.state = decide(self.state, event, self.job, workflow.now(), new_token=workflow.uuid4)
 
     def _publish(self) -> None:
-        """Updates users, and what groups are to be sent. This looks at every node, and a thousand report at once."""
-        before, self._told = self._told, self._state
+        """Shows users the new state, and notes what groups are to be sent."""
+        before, self._told = self._told, self.state
         if not workflow.unsafe.is_replaying():
-            send_events(before, self._state)
+            send_events(before, self.state)
         if self._unchecked:
             return
-        for group, desire in group_desire.desires_of(self._state).items():
-            if self._sent.get(group) != desire and group not in self._state.wound_down_groups:
-                self._sent[group] = desire
-                self._state = self._state.replace(desire_version=self._state.desire_version + 1)
-                self._unsent[group] = None
+        self._groups.note_changes()
         self._show()
 
-    def _start_senders(self) -> None:
-        """Starts to bring the groups up to date whose desired state has changed; a busy sender does it by itself."""
-        for group in self._unsent:
-            if group not in self._senders:
-                self._senders[group] = asyncio.create_task(self._send(group))
-        self._unsent.clear()
-
-    async def _send(self, group: int) -> None:
-        """Brings one group up to date; a newer desired state replaces those that still wait."""
-        sent: GroupDesire | None = None
-        try:
-            while (desire := self._sent.get(group)) is not None and desire != sent:
-                self._unsent.pop(group, None)
-                versioned = desire.model_copy(update={"version": self._state.desire_version})
-                if await self._tell(group, versioned):
-                    sent = desire
-                else:
-                    await workflow.sleep(options.LOST_SIGNAL_RETRY)
-        finally:
-            del self._senders[group]
-        self._see_whether_outdated()
-
-    async def _tell(self, group: int, desire: GroupDesire) -> bool:
-        group_id = self._group_id(group)
-        if group in self._started_groups:
-            delivery = await deliver(group_id, "desire", desire, behavior=self._state.behavior)
-            if delivery is not Delivery.CLOSED:
-                return delivery is Delivery.TAKEN
-            # It was terminated from outside; a new group adopts its nodes by their names.
-            self._started_groups.discard(group)
-        return await self._start_group(group, group_id, desire)
-
-    async def _start_group(self, group: int, group_id: str, desire: GroupDesire) -> bool:
-        info = workflow.info()
-        ownership_epoch = self._new_ownership_epoch(desire)
-        self._state = begin_ownership_epoch(self._state, group, ownership_epoch)
-        try:
-            child = await workflow.start_child_workflow(
-                "NodeGroup",
-                GroupInput(
-                    job_id=info.workflow_id,
-                    job_first_run_id=info.first_execution_run_id,
-                    uid=self._state.uid,
-                    group=group,
-                    role=self._state.role,
-                    spec=self._job,
-                    desire=desire,
-                    ownership_epoch=ownership_epoch,
-                ),
-                id=group_id,
-                parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-                cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
-                static_summary=f"nodes of {self._state.name}, role {self._state.role}, group {group}",
-            )
-        except WorkflowAlreadyStartedError:
-            # This job was reset, or has lost its knowledge of the group: the group's table is the truth.
-            return await self._adopt_group(
-                group, group_id, Adopt(job_run_id=info.run_id, ownership_epoch=ownership_epoch)
-            )
-        except (ChildWorkflowError, TemporalError) as error:
-            workflow.logger.warning("group %s could not be started: %s", group, error)
-            return False
-        self._started_groups.add(group)
-        if self._state.behavior >= Behavior.RELEASE_0_2:
-            self._followers[group] = asyncio.create_task(self._follow_group(group, ownership_epoch, child))
-        return True
-
-    async def _follow_group(
-        self, group: int, ownership_epoch: str, child: workflow.ChildWorkflowHandle[Any, Any]
-    ) -> None:
-        """Starts a group again that has ended; a group that winds down has reported it before."""
-        with suppress(ChildWorkflowError):
-            await child
-        if group not in self._state.wound_down_groups:
-            # A group that ends as soon as it begins must not fill the job's history.
-            await workflow.sleep(options.LOST_SIGNAL_RETRY, summary=f"start group {group} again")
-        if self._state.ownership_epochs.get(group) == ownership_epoch:
-            self._events.append(GroupWoundDown(group=group))
-            self._reach_group_again(group)
-
-    def _reach_group_again(self, group: int) -> None:
-        """Sends the group its desired state; a group that has closed is started again by that."""
-        self._sent.pop(group, None)
-        self._events.append(TimePassed())
-
-    def _new_ownership_epoch(self, desire: GroupDesire) -> str:
-        """A name for a start or an adoption of a group: a run that was reset makes another one when it is replayed."""
-        if self._state.behavior >= Behavior.RELEASE_0_2:
-            return workflow.uuid4().hex
-        return next((node.token for node in desire.nodes.values()), "")
-
-    async def _adopt_group(self, group: int, group_id: str, adopt: Adopt) -> bool:
-        if await deliver(group_id, "adopt", adopt, behavior=self._state.behavior) is not Delivery.TAKEN:
-            return False
-        self._started_groups.add(group)
-        return True
-
     async def _wait(self) -> None:
-        state, deadline = self._state, self._next_deadline()
+        state, deadline = self.state, self._next_deadline()
         with suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: (
-                    bool(self._events)
-                    or bool(self._unsent)
+                    bool(self.events)
+                    or self._groups.have_unsent
                     or self._is_over()
                     or self._may_continue()
                     # An update decides by itself, and may change the deadline. Finding it takes a look at all nodes.
-                    or (self._state is not state and self._next_deadline() != deadline)
+                    or (self.state is not state and self._next_deadline() != deadline)
                 ),
                 timeout=deadline - workflow.now() if deadline is not None else None,
                 timeout_summary="next deadline of the job",
             )
 
     def _next_deadline(self) -> datetime | None:
-        return next_deadline(self._state, self._job, workflow.now())
+        return next_deadline(self.state, self.job, workflow.now())
 
     def _continue_if_due(self, spec: Any) -> None:
-        self._see_whether_outdated()
-        if self._may_continue() and not self._events:
-            workflow.continue_as_new(args=[spec, pack(self._state)])
+        self._end_outdated_run()
+        if self._may_continue() and not self.events:
+            workflow.continue_as_new(args=[spec, pack(self.state)])
 
-    def _see_whether_outdated(self) -> None:
+    def on_delivered(self) -> None:
+        self._end_outdated_run()
+
+    def _end_outdated_run(self) -> None:
         """Ends a run of an older behavior at its first quiet moment under a newer worker."""
-        if not self._outdated and not self._events and self._is_quiet():
-            self._outdated = newer_behavior_begins(self._state.behavior)
+        if not self._outdated and not self.events and self._is_quiet():
+            self._outdated = newer_behavior_begins(self.state.behavior)
 
     def _may_continue(self) -> bool:
         due = self._outdated or workflow.info().is_continue_as_new_suggested()
@@ -534,11 +427,11 @@ class TrainingJob:
         return (due and self._is_quiet()) or (full and workflow.all_handlers_finished())
 
     def _is_quiet(self) -> bool:
-        settled = self._state.outcome is None and (self._state.open_incident is None or self._state.suspended)
-        return settled and not self._senders and not self._unsent and workflow.all_handlers_finished()
+        settled = self.state.outcome is None and (self.state.open_incident is None or self.state.suspended)
+        return settled and self._groups.are_settled and workflow.all_handlers_finished()
 
     async def _close(self) -> JobResult:
-        result = projections.result_of(self._state, workflow.now())
+        result = projections.result_of(self.state, workflow.now())
         self._closed = result.phase
         self._show()
         await workflow.wait_condition(workflow.all_handlers_finished)
@@ -549,33 +442,27 @@ class TrainingJob:
         return result
 
     def _is_over(self) -> bool:
-        return group_desire.is_over(self._state) and not self._events
+        return group_desire.is_over(self.state) and not self.events
 
     # Views
 
     def _show(self) -> None:
         """Updates search attributes and the page's details; only changes add to the history."""
-        state, phase = self._state, self._phase()
+        state, phase = self.state, self._phase()
         workflow.set_current_details(projections.details_of(state, phase))
         if not self._facts.search_attributes:
             return
-        updates = changed_attributes(state, phase, self._job.backend, shown=self._shown)
+        updates = changed_attributes(state, phase, self.job.backend, shown=self._shown)
         if updates:
             workflow.upsert_search_attributes(updates)  # pyright: ignore[reportUnknownMemberType]
 
     def _phase(self) -> JobPhase:
-        return self._closed or self._state.phase
-
-    def _group_id(self, group: int) -> str:
-        return group_workflow_id(workflow.info().workflow_id, self._state.uid, self._state.role, group)
-
-    def _group_ids(self) -> tuple[str, ...]:
-        return tuple(self._group_id(group) for group in group_desire.groups_of(self._state))
+        return self._closed or self.state.phase
 
     def _known_state(self) -> JobState:
         if self._spec_error:
             raise ApplicationError(self._spec_error, type="InvalidSpec")
-        return self._state
+        return self.state
 
     def _running_state(self) -> JobState:
         """The state of a job that takes requests.
@@ -587,7 +474,7 @@ class TrainingJob:
         if state.outcome is not None:
             raise ApplicationError(f"the job is ending: {state.outcome.reason}")
         if not self._resolved:
-            raise ApplicationError(f"the job waits for its preset {self._job.runtime}; try again")
+            raise ApplicationError(f"the job waits for its preset {self.job.runtime}; try again")
         return state
 
 

@@ -1,0 +1,183 @@
+"""The groups of one job: starts or adopts each, sends it its desired state, and notices its end.
+
+Invariants:
+    - The newest desired state of a group is enough: one that still waits is replaced, never sent after it.
+    - A group that cannot be reached is tried again until it has closed; one that has closed is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from typing import Any, Protocol
+
+from temporalio import workflow
+from temporalio.exceptions import ChildWorkflowError, TemporalError, WorkflowAlreadyStartedError
+
+with workflow.unsafe.imports_passed_through():
+    from perdure.spec.job import JobSpec
+    from workflows import options
+    from workflows.delivery import Delivery, deliver
+    from workflows.messages import Adopt, GroupDesire
+    from workflows.names import group_workflow_id
+    from workflows.node_record import GroupInput
+    from workflows.policy import group_desire
+    from workflows.policy.behavior import Behavior
+    from workflows.policy.deduplication import begin_ownership_epoch
+    from workflows.policy.events import Event, GroupWoundDown, TimePassed
+    from workflows.policy.state import JobState
+
+
+class GroupOwner(Protocol):
+    """The job, as its groups need it."""
+
+    state: JobState
+    job: JobSpec
+    events: deque[Event]
+
+    def on_delivered(self) -> None:
+        """Called when a group has its newest desired state."""
+        ...
+
+
+class JobGroups:
+    """What a job has sent to its groups, and what it still has to send; see the module."""
+
+    def __init__(self, owner: GroupOwner, *, carried: bool) -> None:
+        """Creates the table.
+
+        Args:
+            owner: The job.
+            carried: Whether an earlier run of the job has started the groups of its state.
+        """
+        self._owner = owner
+        self._started: set[int] = set(group_desire.groups_of(owner.state)) if carried else set()
+        self._sent: dict[int, GroupDesire] = {}
+        self._unsent: dict[int, None] = {}
+        """Groups whose desired state has changed since `start_senders` was last called, in that order."""
+        self._senders: dict[int, asyncio.Task[None]] = {}
+        self._followers: dict[int, asyncio.Task[None]] = {}
+
+    @property
+    def have_unsent(self) -> bool:
+        """Whether a desired state has changed since `start_senders` was last called."""
+        return bool(self._unsent)
+
+    @property
+    def are_settled(self) -> bool:
+        """Whether every group has its newest desired state."""
+        return not self._senders and not self._unsent
+
+    def ids(self) -> tuple[str, ...]:
+        """Returns the workflow IDs of all groups."""
+        return tuple(self.id_of(group) for group in group_desire.groups_of(self._owner.state))
+
+    def id_of(self, group: int) -> str:
+        state = self._owner.state
+        return group_workflow_id(workflow.info().workflow_id, state.uid, state.role, group)
+
+    def note_changes(self) -> None:
+        """Notes which desired states have changed. This looks at every node, and a thousand report at once."""
+        for group, desire in group_desire.desires_of(self._owner.state).items():
+            if self._sent.get(group) != desire and group not in self._owner.state.wound_down_groups:
+                self._sent[group] = desire
+                self._owner.state = self._owner.state.replace(desire_version=self._owner.state.desire_version + 1)
+                self._unsent[group] = None
+
+    def start_senders(self) -> None:
+        """Starts to bring the groups up to date whose desired state has changed; a busy sender does it by itself."""
+        for group in self._unsent:
+            if group not in self._senders:
+                self._senders[group] = asyncio.create_task(self._send(group))
+        self._unsent.clear()
+
+    def forget_sent(self, group: int) -> None:
+        """Has the group's desired state sent again: the group has lost it."""
+        self._sent.pop(group, None)
+
+    def reach_again(self, group: int) -> None:
+        """Sends the group its desired state; a group that has closed is started again by that."""
+        self.forget_sent(group)
+        self._owner.events.append(TimePassed())
+
+    async def _send(self, group: int) -> None:
+        """Brings one group up to date; a newer desired state replaces those that still wait."""
+        sent: GroupDesire | None = None
+        try:
+            while (desire := self._sent.get(group)) is not None and desire != sent:
+                self._unsent.pop(group, None)
+                versioned = desire.model_copy(update={"version": self._owner.state.desire_version})
+                if await self._deliver(group, versioned):
+                    sent = desire
+                else:
+                    await workflow.sleep(options.LOST_SIGNAL_RETRY)
+        finally:
+            del self._senders[group]
+        self._owner.on_delivered()
+
+    async def _deliver(self, group: int, desire: GroupDesire) -> bool:
+        group_id = self.id_of(group)
+        if group in self._started:
+            delivery = await deliver(group_id, "desire", desire, behavior=self._owner.state.behavior)
+            if delivery is not Delivery.CLOSED:
+                return delivery is Delivery.TAKEN
+            # It was terminated from outside; a new group adopts its nodes by their names.
+            self._started.discard(group)
+        return await self._start(group, group_id, desire)
+
+    async def _start(self, group: int, group_id: str, desire: GroupDesire) -> bool:
+        owner, info = self._owner, workflow.info()
+        ownership_epoch = self._new_ownership_epoch(desire)
+        owner.state = begin_ownership_epoch(owner.state, group, ownership_epoch)
+        try:
+            child = await workflow.start_child_workflow(
+                "NodeGroup",
+                GroupInput(
+                    job_id=info.workflow_id,
+                    job_first_run_id=info.first_execution_run_id,
+                    uid=owner.state.uid,
+                    group=group,
+                    role=owner.state.role,
+                    spec=owner.job,
+                    desire=desire,
+                    ownership_epoch=ownership_epoch,
+                ),
+                id=group_id,
+                parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+                cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
+                static_summary=f"nodes of {owner.state.name}, role {owner.state.role}, group {group}",
+            )
+        except WorkflowAlreadyStartedError:
+            # This job was reset, or has lost its knowledge of the group: the group's table is the truth.
+            return await self._adopt(group, group_id, Adopt(job_run_id=info.run_id, ownership_epoch=ownership_epoch))
+        except (ChildWorkflowError, TemporalError) as error:
+            workflow.logger.warning("group %s could not be started: %s", group, error)
+            return False
+        self._started.add(group)
+        if owner.state.behavior >= Behavior.RELEASE_0_2:
+            self._followers[group] = asyncio.create_task(self._follow(group, ownership_epoch, child))
+        return True
+
+    async def _follow(self, group: int, ownership_epoch: str, child: workflow.ChildWorkflowHandle[Any, Any]) -> None:
+        """Starts a group again that has ended; a group that winds down has reported it before."""
+        with suppress(ChildWorkflowError):
+            await child
+        if group not in self._owner.state.wound_down_groups:
+            # A group that ends as soon as it begins must not fill the job's history.
+            await workflow.sleep(options.LOST_SIGNAL_RETRY, summary=f"start group {group} again")
+        if self._owner.state.ownership_epochs.get(group) == ownership_epoch:
+            self._owner.events.append(GroupWoundDown(group=group))
+            self.reach_again(group)
+
+    def _new_ownership_epoch(self, desire: GroupDesire) -> str:
+        """A name for a start or an adoption of a group: a run that was reset makes another one when it is replayed."""
+        if self._owner.state.behavior >= Behavior.RELEASE_0_2:
+            return workflow.uuid4().hex
+        return next((node.token for node in desire.nodes.values()), "")
+
+    async def _adopt(self, group: int, group_id: str, adopt: Adopt) -> bool:
+        if await deliver(group_id, "adopt", adopt, behavior=self._owner.state.behavior) is not Delivery.TAKEN:
+            return False
+        self._started.add(group)
+        return True
