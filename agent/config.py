@@ -80,6 +80,8 @@ class AgentConfig(BaseModel):
     """The job's labels, for metrics."""
     metrics_port: int | None = None
     """The port at which Prometheus reads the node's metrics; unset: only processes that reach the run directory do."""
+    monitors: tuple[str, ...] = ()
+    """Endpoints for Prometheus whose samples the agent writes to its event files: URLs, with prefixes after `#`."""
     outputs_logs: str | None = None
     """URL of a folder, in fsspec's format, to which the node's log is copied."""
 

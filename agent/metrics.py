@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +17,10 @@ from agent.node import Node
 from agent.outbox import Outbox
 from agent.telemetry import Telemetry
 from agent.torch_events import TorchEvents
-from perdure.events import AsyncExporter
+from perdure.events import AsyncExporter, EventEmitter
 from perdure.metrics.machine import GpuMonitor, HostMonitor
 from perdure.metrics.monitors import Reading
+from perdure.metrics.reports import MetricsToEvents, endpoint_monitors
 from perdure.metrics.samples import Monitor, Sample
 from perdure.metrics.series import CurrentSamples, job_labels, text_of
 from perdure_launcher.protocol import DeviceUsage
@@ -33,6 +35,18 @@ _SHARED_MEMORY: Final = Path("/dev/shm")
 def machine_monitors(config: AgentConfig) -> tuple[Monitor, ...]:
     """Returns monitors of the machine of a node."""
     return HostMonitor({"run": config.run_dir, "shm": _SHARED_MEMORY}), GpuMonitor()
+
+
+def machine_reports(config: AgentConfig, exporter: AsyncExporter, *, interval: timedelta) -> MetricsToEvents:
+    """Returns what emits the figures of a node's machine, and of the endpoints that its configuration names, as events.
+
+    Args:
+        config: The agent's configuration.
+        exporter: The destination of the events.
+        interval: The time between two events.
+    """
+    monitors = (*machine_monitors(config), *endpoint_monitors(config.monitors))
+    return MetricsToEvents(monitors, EventEmitter("agent", exporter), interval=interval)
 
 
 class NodeMetrics:
@@ -133,6 +147,7 @@ class NodeMetrics:
             yield from _known("perdure_node_total_steps", progress.total_steps)
             yield from _known("perdure_node_steps_per_second", progress.steps_per_second)
             yield from _known("perdure_node_loss", progress.loss)
+            yield from _known("perdure_node_mfu_ratio", progress.mfu)
             if progress.last_step_at is not None:
                 yield Sample("perdure_node_last_step_time_seconds", progress.last_step_at.timestamp())
         yield Sample("perdure_node_checkpoint_stall_seconds_total", self._stall())

@@ -28,7 +28,7 @@ from agent.state import StateFile
 from agent.store import StoreCalls
 from agent.telemetry import Telemetry
 from agent.transport import ControlPlane, Destination
-from perdure.events import AsyncExporter, EventEmitter, FileExporter, to_collector
+from perdure.events import AsyncExporter, FileExporter, to_collector
 from perdure.tracing import tracing_of
 from perdure_launcher import layout
 from perdure_launcher.protocol import LauncherHello
@@ -231,11 +231,9 @@ class Agent:
 
     async def _report_machine(self) -> None:
         await asyncio.sleep(_METRICS_INTERVAL.total_seconds())
-        from agent.metrics import machine_monitors
-        from perdure.metrics.reports import MetricsToEvents
+        from agent.metrics import machine_reports
 
-        emitter = EventEmitter("agent", self._machine)
-        await MetricsToEvents(machine_monitors(self._config), emitter, interval=_METRICS_INTERVAL).run()
+        await machine_reports(self._config, self._machine, interval=_METRICS_INTERVAL).run()
 
     async def _until_leave_is_requested(self) -> None:
         stopped = asyncio.create_task(self._stop.wait())

@@ -127,6 +127,7 @@ class ProgressReader:
             steps_per_second=(slowest.step - earliest) / (now - since) if now - since >= _RATE_SAMPLE else None,
             loss=slowest.loss if not diverged else None,
             diverged=diverged,
+            mfu=slowest.mfu,
             source=ProgressSource.REPORTED if slowest.reported else ProgressSource.COUNTED,
             generation_steps=slowest.step - self._first_step,
             last_step_at=datetime.fromtimestamp(slowest.time, UTC) if slowest.time > 0 else None,

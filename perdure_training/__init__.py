@@ -36,13 +36,13 @@ class _Reporter:
         self._warned = False
         os.register_at_fork(after_in_child=self._forget)
 
-    def report(self, step: int, total: int | None, loss: float | None) -> None:
+    def report(self, step: int, total: int | None, loss: float | None, mfu: float | None) -> None:
         with self._lock:
             if not self._opened:
                 self._opened = True
                 self._file = self._open()
             if self._file is not None:
-                self._file.write(step=step, total=total, loss=loss)
+                self._file.write(step=step, total=total, loss=loss, mfu=mfu)
 
     def number(self, loss: SupportsFloat) -> float | None:
         """The loss as a number; None if reading it would make the program wait for a GPU."""
@@ -73,7 +73,13 @@ class _Reporter:
 _reporter = _Reporter()
 
 
-def report(*, step: SupportsIndex, total: SupportsIndex | None = None, loss: SupportsFloat | None = None) -> None:
+def report(
+    *,
+    step: SupportsIndex,
+    total: SupportsIndex | None = None,
+    loss: SupportsFloat | None = None,
+    mfu: float | None = None,
+) -> None:
     """Reports this rank's progress. Call it once per step, on every rank: the slowest one counts.
 
     May be called by any thread. Never fails because of the disk or of Perdure.
@@ -83,10 +89,12 @@ def report(*, step: SupportsIndex, total: SupportsIndex | None = None, loss: Sup
         total: The planned number of steps, once known; kept until another one is given.
         loss: A number, or a tensor in main memory; kept until another one is given. A tensor on a GPU is ignored, since
             reading it would make the program wait for the GPU.
+        mfu: The model FLOPs utilization, as the script computes it: its floating point operations per second as a share
+            of what the GPUs could do, such as 0.4. Kept until another one is given.
 
     Raises:
-        TypeError: if `step` or `total` is not a whole number, or `loss` not a number.
-        ValueError: if `step` is negative or `total` less than 1.
+        TypeError: if `step` or `total` is not a whole number, or `loss` or `mfu` not a number.
+        ValueError: if `step` or `mfu` is negative or `total` less than 1.
     """
     step_number = operator.index(step)
     total_number = None if total is None else operator.index(total)
@@ -94,4 +102,7 @@ def report(*, step: SupportsIndex, total: SupportsIndex | None = None, loss: Sup
         raise ValueError(f"step: expected 0 or more, found {step_number}")
     if total_number is not None and total_number < 1:
         raise ValueError(f"total: expected at least 1, found {total_number}; leave it out while it is unknown")
-    _reporter.report(step_number, total_number, None if loss is None else _reporter.number(loss))
+    share = None if mfu is None else float(mfu)
+    if share is not None and share < 0:
+        raise ValueError(f"mfu: expected a share such as 0.4, found {mfu}")
+    _reporter.report(step_number, total_number, None if loss is None else _reporter.number(loss), share)

@@ -1,4 +1,4 @@
-"""The file through which a rank reports progress to its node's agent: 64 bytes, written through a memory map.
+"""The file through which a rank reports progress to its node's agent: 72 bytes, written through a memory map.
 
 The layout is described in docs/node-protocol.md. It is defined here once more, because this package is installed with
 the user's script and must work beside a launcher of another release.
@@ -17,10 +17,10 @@ from pathlib import Path
 MAGIC = 0x50524431
 REPORTED = 1
 
-_LAYOUT = struct.Struct("<IIQQQQddd")
+_LAYOUT = struct.Struct("<IIQQQQdddd")
 _NUMBER = struct.Struct("<Q")
 _REAL = struct.Struct("<d")
-_GENERATION_AT, _STEP_AT, _TOTAL_AT, _LOSS_AT, _TIME_AT, _SAVE_STALL_AT = 8, 24, 32, 40, 48, 56
+_GENERATION_AT, _STEP_AT, _TOTAL_AT, _LOSS_AT, _TIME_AT, _SAVE_STALL_AT, _MFU_AT = 8, 24, 32, 40, 48, 56, 64
 
 
 class ProgressFile:
@@ -36,20 +36,24 @@ class ProgressFile:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             # Written, not truncated: a mapped hole on a full disk would end the process with SIGBUS.
-            if os.fstat(descriptor).st_size < _LAYOUT.size:
-                os.pwrite(descriptor, bytes(_LAYOUT.size), 0)
+            size = os.fstat(descriptor).st_size
+            if size < _LAYOUT.size:
+                os.pwrite(descriptor, bytes(_LAYOUT.size - size), size)
             self._map = mmap.mmap(descriptor, _LAYOUT.size)
         finally:
             os.close(descriptor)
-        self._map[: _LAYOUT.size] = _LAYOUT.pack(MAGIC, REPORTED, generation, os.getpid(), 0, 0, math.nan, 0.0, 0.0)
+        empty = _LAYOUT.pack(MAGIC, REPORTED, generation, os.getpid(), 0, 0, math.nan, 0.0, 0.0, 0.0)
+        self._map[: _LAYOUT.size] = empty
 
-    def write(self, *, step: int, total: int | None, loss: float | None) -> None:
+    def write(self, *, step: int, total: int | None, loss: float | None, mfu: float | None) -> None:
         """Writes a step. It writes the time first, so that a reader never sees a step with an older time."""
         if total is not None:
             _NUMBER.pack_into(self._map, _TOTAL_AT, total)
         if loss is not None:
             # NaN means that no loss was given.
             _REAL.pack_into(self._map, _LOSS_AT, math.inf if math.isnan(loss) else loss)
+        if mfu is not None:
+            _REAL.pack_into(self._map, _MFU_AT, mfu)
         _REAL.pack_into(self._map, _TIME_AT, time.time())
         _NUMBER.pack_into(self._map, _STEP_AT, step)
 
@@ -79,7 +83,7 @@ class SaveStall:
     @staticmethod
     def _open(path: Path) -> mmap.mmap:
         with path.open("r+b") as file:
-            return mmap.mmap(file.fileno(), _LAYOUT.size)
+            return mmap.mmap(file.fileno(), _SAVE_STALL_AT + _REAL.size)
 
 
 def own_progress_file(environment: Mapping[str, str]) -> ProgressFile | None:

@@ -131,6 +131,12 @@ JOB: Final = Dashboard(
         ),
         Panel(title="Steps per second", queries={"slowest node": f"perdure:job_steps_per_second{{{_JOB}}}"}),
         Panel(title="Loss", queries={"node {{node}}": f"perdure_node_loss{{{_JOB}}}"}),
+        Panel(
+            title="Model FLOPs utilization",
+            queries={"node {{node}}": f"perdure_node_mfu_ratio{{{_JOB}}}"},
+            unit="percentunit",
+            help="What scripts report by `report(mfu=…)`.",
+        ),
         Panel(title="Steps of nodes", queries={"node {{node}}": f"perdure_node_step{{{_JOB}}}"}),
         Panel(
             title="Restarts by cause",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from agent.config import AgentConfig, GatewayConnection
 from workflows.messages import NodeRequest
+
+MONITORS_VARIABLE = "PERDURE_MONITORS"
+"""Where the worker or `perdure join` finds the endpoints that agents read: URLs with spaces between them."""
 
 
 def agent_configuration(
@@ -50,6 +54,7 @@ def agent_configuration(
         outputs_logs=spec.outputs.logs,
         labels=dict(spec.labels),
         metrics_port=metrics_port,
+        monitors=tuple(os.environ.get(MONITORS_VARIABLE, "").split()),
         checkpoint=spec.checkpoint,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import urllib.request
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from perdure.events import Event, EventEmitter
 from perdure.metrics.monitors import Reading
 from perdure.metrics.samples import Monitor, Sample
+
+logger = logging.getLogger(__name__)
 
 NAME: Final = "metrics"
 """The name of the events."""
@@ -62,6 +65,22 @@ class PrometheusMonitor:
         ]
 
 
+def endpoint_monitors(addresses: Iterable[str]) -> list[PrometheusMonitor]:
+    """Returns a monitor of each address; one that cannot be used is left out and logged.
+
+    Args:
+        addresses: URLs. What follows `#` are prefixes of the names of metrics that are read, with commas between them.
+    """
+    found = list[PrometheusMonitor]()
+    for one in addresses:
+        address, _, prefixes = one.partition("#")
+        try:
+            found.append(PrometheusMonitor(address, prefixes=prefixes.split(",")))
+        except ValueError as error:
+            logger.warning("metrics are not read: %s", error)
+    return found
+
+
 class MetricsToEvents:
     """Reads monitors from time to time, and emits what they read as one event."""
 
@@ -80,9 +99,11 @@ class MetricsToEvents:
     async def emit(self) -> None:
         """Reads all monitors now, and emits one event."""
         groups = await asyncio.gather(*(reading.samples() for reading in self._readings))
-        samples = [sample for group in groups for sample in group][:_MOST_SAMPLES]
+        samples = [sample for group in groups for sample in group]
         if samples:
-            values: dict[str, Any] = {series_name(sample): sample.value for sample in samples}
+            values: dict[str, Any] = {series_name(sample): sample.value for sample in samples[:_MOST_SAMPLES]}
+            if len(samples) > _MOST_SAMPLES:
+                values["left_out"] = len(samples) - _MOST_SAMPLES
             self._emitter.instant(NAME, **values)
 
     async def run(self) -> None:

@@ -266,6 +266,13 @@ AGENT_METRICS: Final = (
     ),
     _agent("perdure_node_loss", Kind.GAUGE, "number", "The last loss that the script reported.", "NaN, or it grows"),
     _agent(
+        "perdure_node_mfu_ratio",
+        Kind.GAUGE,
+        "0 to 1",
+        "Model FLOPs utilization, if the script reports it: `report(mfu=…)`.",
+        "well below the usual",
+    ),
+    _agent(
         "perdure_node_last_step_time_seconds",
         Kind.GAUGE,
         "Unix time",

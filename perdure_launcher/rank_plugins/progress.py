@@ -1,7 +1,7 @@
 """Progress files: each rank's progress, written without a system call per step and polled by the agent.
 
-A file has 64 bytes, little endian. `time` is written before `step`, so a reader that sees a step sees a time that is
-not older.
+A file has 72 bytes, little endian; earlier releases write 64. `time` is written before `step`, so a reader that sees a
+step sees a time that is not older.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from pathlib import Path
 from ..system.untrusted_files import read_beneath
 
 MAGIC = 0x50524431
-SIZE = 64
+SIZE = 72
+_SIZE_WITHOUT_MFU = 64
+"""The size in releases that do not report it."""
 COUNTED = 0
 REPORTED = 1
 
 _APART = "apart"
-_LAYOUT = struct.Struct("<IIQQQQddd")
+_LAYOUT = struct.Struct("<IIQQQQdddd")
 _SOURCE = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _REAL = struct.Struct("<d")
@@ -47,6 +49,8 @@ class RankProgress:
     """The time of the last step."""
     save_stall: float = 0.0
     """Seconds for which saves of the process have stopped it."""
+    mfu: float | None = None
+    """The model FLOPs utilization that the script reported."""
 
     @property
     def reported(self) -> bool:
@@ -64,9 +68,10 @@ def read_progress(path: Path) -> RankProgress | None:
         content = read_beneath(path.parent, path.name, limit=SIZE)
     except OSError:
         return None
-    if len(content) < SIZE:
+    if len(content) < _SIZE_WITHOUT_MFU:
         return None
-    magic, source, generation, pid, step, total, loss, time, save_stall = _LAYOUT.unpack_from(content)
+    fields = _LAYOUT.unpack_from(content.ljust(SIZE, b"\0"))
+    magic, source, generation, pid, step, total, loss, time, save_stall, mfu = fields
     if magic != MAGIC or not 0 <= time < _LATEST or max(step, total) > _LARGEST:
         return None
     return RankProgress(
@@ -78,6 +83,7 @@ def read_progress(path: Path) -> RankProgress | None:
         loss=None if math.isnan(loss) else loss,
         time=time,
         save_stall=save_stall if 0 <= save_stall < _LATEST else 0.0,
+        mfu=mfu if 0 < mfu < math.inf else None,
     )
 
 
@@ -117,8 +123,9 @@ class ProgressWriter:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             # The bytes are written: a mapped hole on a full disk would end the process with SIGBUS.
-            if os.fstat(descriptor).st_size < SIZE:
-                os.pwrite(descriptor, bytes(SIZE), 0)
+            size = os.fstat(descriptor).st_size
+            if size < SIZE:
+                os.pwrite(descriptor, bytes(SIZE - size), size)
             self._map = mmap.mmap(descriptor, SIZE)
         finally:
             os.close(descriptor)
@@ -126,7 +133,7 @@ class ProgressWriter:
         if (magic, generation_before, pid_before) == (MAGIC, generation, pid):
             self.source = max(source, source_before)
         else:
-            self._map[:SIZE] = _LAYOUT.pack(MAGIC, source, generation, pid, 0, 0, math.nan, 0.0, 0.0)
+            self._map[:SIZE] = _LAYOUT.pack(MAGIC, source, generation, pid, 0, 0, math.nan, 0.0, 0.0, 0.0)
 
     @property
     def source(self) -> int:

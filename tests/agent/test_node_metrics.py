@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import struct
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.config import AgentConfig
+from agent.metrics import machine_reports
 from agent.progress import SaveStalls
+from perdure.events import AsyncExporter, FileExporter
+from perdure.metrics.endpoint import serving_metrics
 from perdure.metrics.table import AGENT_METRICS, BOTH
 from perdure_launcher.rank_plugins.progress import REPORTED, ProgressWriter, RankProgress, progress_path, read_progress
 from perdure_training.progress_file import SaveStall
 from tests.agent.harness import RunningAgent, Workflows, rank_exit, running_agent
 from tests.support.temporal_server import DevServer, free_port
 from tests.support.waiting import eventually
+from workflows.messages import NodeCredentials
 
 SECRET = "hunter2"
 
@@ -63,6 +71,9 @@ async def test_a_node_exports_its_training_its_lease_and_its_machine(
         writer.total(1000)
         writer.loss(0.5)
         writer.step(40, time=time.time())
+        with path.open("r+b") as file:
+            file.seek(64)
+            file.write(struct.pack("<d", 0.4))
         environment = {"PERDURE_PROGRESS_DIR": str(path.parent), "RANK": "0", "PERDURE_GENERATION": "1"}
         SaveStall(environment).add(2.5)
         await workflows.expect(workflows.group, "stepping")
@@ -77,6 +88,7 @@ async def test_a_node_exports_its_training_its_lease_and_its_machine(
         assert found[("perdure_node_step",)] == 40
         assert found[("perdure_node_total_steps",)] == 1000
         assert found[("perdure_node_loss",)] == 0.5
+        assert found[("perdure_node_mfu_ratio",)] == 0.4
         assert found[("perdure_node_generation",)] == 1
         assert found[("perdure_node_checkpoint_stall_seconds_total",)] == 2.5
         assert found[("perdure_node_lease_held",)] == 0
@@ -146,3 +158,29 @@ def test_the_stall_of_saves_grows_over_processes_and_survives_nonsense(tmp_path:
 def test_a_process_outside_of_a_job_keeps_no_stall() -> None:
     SaveStall({}).add(1.0)
     SaveStall({"PERDURE_PROGRESS_DIR": "/nonexistent", "RANK": "0"}).add(1.0)
+
+
+async def test_what_endpoints_on_the_machine_tell_is_on_the_bus_beside_its_own_figures(folder: Path) -> None:
+    async def dcgm() -> bytes:
+        return b'DCGM_FI_DEV_GPU_TEMP{gpu="0"} 61\ngo_goroutines 12\n'
+
+    exporter = AsyncExporter(FileExporter(folder / "metrics.jsonl"))
+    async with serving_metrics(dcgm, 0) as port:
+        config = AgentConfig(
+            node=NodeCredentials(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="t"),
+            job_id="job/default/a",
+            job_first_run_id="run",
+            group_id="group",
+            task_queue="queue",
+            address="127.0.0.1",
+            nodes="1",
+            run_dir=folder,
+            monitors=(f"http://127.0.0.1:{port}/metrics#DCGM_FI_DEV_",),
+        )
+        await machine_reports(config, exporter, interval=timedelta(minutes=1)).emit()
+    exporter.close()
+    event = json.loads((folder / "metrics.jsonl").read_text())
+    assert (event["target"], event["name"]) == ("agent", "metrics")
+    assert event["attributes"]['DCGM_FI_DEV_GPU_TEMP{gpu="0"}'] == 61
+    assert event["attributes"]["perdure_host_memory_total_bytes"] > 0
+    assert "go_goroutines" not in event["attributes"]

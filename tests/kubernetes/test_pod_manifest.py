@@ -130,6 +130,13 @@ def test_agents_open_a_port_for_metrics_only_where_the_site_and_the_network_allo
             KubernetesSettings.from_environment(environment | {"PERDURE_KUBERNETES_AGENT_METRICS_PORT": wrong})
 
 
+def test_agents_read_the_endpoints_that_the_workers_environment_names(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PERDURE_MONITORS", " http://dcgm:9400/metrics#DCGM_FI_DEV_  http://node:9100/metrics ")
+    settings = KubernetesSettings(agent_image="perdure:1")
+    config = json.loads(env(pod_of(request(), settings), "perdure-prepare")["PERDURE_PREPARE_AGENT_CONFIG"])
+    assert config["monitors"] == ["http://dcgm:9400/metrics#DCGM_FI_DEV_", "http://node:9100/metrics"]
+
+
 def test_fields_become_what_kubernetes_calls_them():
     pod = manifest(
         {

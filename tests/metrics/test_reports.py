@@ -11,7 +11,7 @@ import pytest
 from perdure.events import AsyncExporter, EventEmitter, EventType, FileExporter
 from perdure.events import Event as BusEvent
 from perdure.metrics.endpoint import serving_metrics
-from perdure.metrics.reports import MetricsToEvents, PrometheusMonitor, report_line
+from perdure.metrics.reports import MetricsToEvents, PrometheusMonitor, endpoint_monitors, report_line
 from perdure.metrics.samples import Sample
 from tests.training.events.collected import lines
 
@@ -49,6 +49,25 @@ async def test_what_an_exporter_says_becomes_an_event(tmp_path: Path) -> None:
         'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"}': 61.0,
         'DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-1"}': 0.0,
     }
+
+
+async def test_addresses_name_what_is_read_and_what_does_not_fit_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def many() -> bytes:
+        return DCGM + b"".join(b"DCGM_FI_%d 1\n" % number for number in range(1000))
+
+    exporter = AsyncExporter(FileExporter(tmp_path / "metrics.jsonl"))
+    async with serving_metrics(many, 0) as port:
+        address = f"http://127.0.0.1:{port}/metrics"
+        few = endpoint_monitors([f"{address}#go_,DCGM_FI_DEV_XID_", "ftp://127.0.0.1/metrics"])
+        for monitors in (few, endpoint_monitors([address])):
+            await MetricsToEvents(monitors, EventEmitter("gpu", exporter), interval=timedelta(minutes=1)).emit()
+    exporter.close()
+    chosen, cut_off = (event["attributes"] for event in lines(tmp_path / "metrics.jsonl"))
+    assert chosen == {'DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-1"}': 0.0, "go_goroutines": 12.0}
+    assert cut_off["left_out"] == 1003 - 200
+    assert "metrics are not read: address: expected http" in caplog.text
 
 
 async def test_without_samples_there_is_no_event(tmp_path: Path) -> None:

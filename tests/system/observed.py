@@ -35,7 +35,7 @@ while True:
         data.report(shard)
     data.step()
     checkpointer.save(step, state)
-    report(step=step, total=100_000, loss=1 / step)
+    report(step=step, total=100_000, loss=1 / step, mfu=0.4)
     if ends.item():
         break
     time.sleep(0.1)

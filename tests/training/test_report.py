@@ -32,10 +32,11 @@ def run(script: str, directory: Path, **changes: str | None) -> subprocess.Compl
 
 
 def test_reported_progress_is_what_the_agent_reads(tmp_path: Path) -> None:
-    run("from perdure_training import report; report(step=41, total=100, loss=2.5); report(step=42)", tmp_path)
+    run("from perdure_training import report; report(step=41, total=100, loss=2.5, mfu=0.4); report(step=42)", tmp_path)
     progress = read_progress(progress_path(tmp_path / "progress", 3))
     assert progress
     assert (progress.step, progress.total, progress.loss, progress.generation) == (42, 100, 2.5, 7)
+    assert progress.mfu == 0.4
     assert progress.reported
     assert progress.time > 0
 
@@ -126,6 +127,7 @@ def test_threads_may_report_together(tmp_path: Path) -> None:
         ({"step": 1.5}, TypeError, "float"),
         ({"step": 1, "total": 0}, ValueError, "total: expected at least 1"),
         ({"step": 1, "loss": "low"}, ValueError, "low"),
+        ({"step": 1, "mfu": -0.1}, ValueError, "mfu: expected a share such as 0.4, found -0.1"),
     ],
 )
 def test_wrong_arguments_are_refused_everywhere(arguments: dict[str, object], kind: type[Exception], text: str) -> None:
@@ -140,8 +142,24 @@ def test_the_layout_is_the_launchers(tmp_path: Path) -> None:
     path = progress_path(tmp_path, 0)
     counted = ProgressWriter(path, generation=5, pid=os.getpid(), source=COUNTED)
     counted.step(3, time=1.0)
-    ProgressFile(path, generation=5).write(step=9, total=10, loss=0.5)
+    ProgressFile(path, generation=5).write(step=9, total=10, loss=0.5, mfu=0.25)
     assert counted.source != COUNTED
     progress = read_progress(path)
     assert progress
     assert (progress.step, progress.total, progress.loss, progress.pid) == (9, 10, 0.5, os.getpid())
+    assert progress.mfu == 0.25
+
+
+def test_a_file_of_an_earlier_release_is_read_and_extended(tmp_path: Path) -> None:
+    from perdure_training.progress_file import ProgressFile
+
+    path = progress_path(tmp_path, 0)
+    ProgressWriter(path, generation=5, pid=9, source=COUNTED).step(3, time=1.0)
+    os.truncate(path, 64)
+    progress = read_progress(path)
+    assert progress
+    assert (progress.step, progress.mfu) == (3, None)
+    ProgressFile(path, generation=5).write(step=4, total=None, loss=None, mfu=0.5)
+    progress = read_progress(path)
+    assert progress
+    assert (progress.step, progress.mfu) == (4, 0.5)

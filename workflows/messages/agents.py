@@ -36,6 +36,8 @@ class Progress(Message):
     loss: float | None = None
     diverged: bool = False
     """The reported loss is no finite number, which no message can carry."""
+    mfu: float | None = None
+    """The model FLOPs utilization that the script reported last, as a share."""
     source: ProgressSource = ProgressSource.COUNTED
     generation_steps: int = 0
     """Steps seen in the current generation."""
