@@ -86,5 +86,6 @@ def launcher_configuration(request: NodeRequest, *, address: str, workdir: str |
         "warm_starts": spec.recovery.warm_starts,
         "termination_grace_s": grace.total_seconds(),
         "save_grace_s": saves.total_seconds(),
+        "watch": spec.checkpoint.watch if spec.checkpoint else None,
         "log_max_bytes": spec.timing.processes.log_max_bytes,
     }

@@ -26,6 +26,7 @@ from agent.checkpoint.progress import Progress, ProgressFile
 from agent.checkpoint.records import FileRecord, NodeRecord, damage
 from agent.checkpoint.retention import superfluous
 from agent.checkpoint.storage import Storage
+from agent.checkpoint.watched import WatchedFiles
 from agent.config import AgentConfig
 from agent.outbox import envelope
 from agent.state import AgentState
@@ -102,6 +103,11 @@ class Checkpoints:
         self._to_group = to_group
         self._spec = config.checkpoint
         self._storage = Storage(config.checkpoint.storage) if config.checkpoint else None
+        self._watched = (
+            WatchedFiles(self._storage, config.node, keep_last=config.checkpoint.keep_last)
+            if config.checkpoint and self._storage
+            else None
+        )
         self._socket = CheckpointSocket(config.run_dir / CHECKPOINT_SOCKET, self._handle)
         self._orders_path = config.run_dir / CHECKPOINT_ORDERS
         self._changed = threading.Condition()
@@ -213,6 +219,11 @@ class Checkpoints:
                 size = max(storage.size(path) - offset, 0)
                 size = min(size, max(int(request.get("length", size)), 0))
                 return Content(size, storage.pieces(path, offset=offset, length=size, piece=_READ_AT_ONCE))
+            case "watched" if self._watched is not None:
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LESS_URGENT)
+                with self._writing:
+                    answer = self._watched.handle(request, files)
+                return answer if isinstance(answer, dict) else Content(*answer)
             case _:
                 raise Refused(f"request: {str(kind)[:40]!r} is unknown")
 

@@ -113,11 +113,15 @@ class Storage:
 
     def delete(self, saved: Saved) -> None:
         """Deletes a folder; it is no checkpoint from the first file on."""
+        self.remove(saved.folder, first=METADATA)
+
+    def remove(self, folder: str, *, first: str) -> None:
+        """Deletes a folder, beginning with the file that makes it count."""
         files, root = self._open()
-        folder = f"{root}/{saved.folder}"
-        if files.exists(f"{folder}/{METADATA}"):
-            files.rm_file(f"{folder}/{METADATA}")
-        files.rm(folder, recursive=True)
+        path = f"{root}/{folder}"
+        if files.exists(f"{path}/{first}"):
+            files.rm_file(f"{path}/{first}")
+        files.rm(path, recursive=True)
 
     @property
     def _is_local(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from .base import Integer, Section, Template
 from .durations import Duration, format_duration, parse_duration
@@ -46,6 +46,16 @@ CheckpointInterval = Annotated[
 """`auto`, a number of steps, or a duration."""
 
 
+def _is_absolute(text: str) -> str:
+    if not text.startswith(("/", "~", "$")):
+        raise ValueError("expected an absolute path, or one that begins with ~ or a variable such as $SCRATCH")
+    return text
+
+
+WatchedPath = Annotated[Template, AfterValidator(_is_absolute)]
+"""The path of a folder on the node."""
+
+
 class Checkpoint(Section):
     """Checkpoints in storage, of scripts that use `perdure_training.checkpoint`. `${job.name}` and `${job.namespace}`
     are filled in."""
@@ -65,3 +75,7 @@ class Checkpoint(Section):
     """The number of the newest checkpoints that are kept."""
     keep_every: Integer | None = Field(default=None, ge=1)
     """Checkpoints whose step is a multiple of this number are kept for good; unset: none."""
+    watch: WatchedPath | None = None
+    """A folder on the node to which a script saves by itself that uses no `perdure_training.checkpoint`. What is
+    complete in it is copied to the storage, and a node that lacks it gets it back before its command starts. `~` and
+    variables of the command's environment, as in `$SCRATCH/saves`, are filled in. Unset: none."""

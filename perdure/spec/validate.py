@@ -151,7 +151,11 @@ def fill_templates(spec: JobSpec) -> JobSpec:
     }
     env = {name: fill(text) for name, text in spec.env.items()}
     if spec.checkpoint is not None:
-        stored = spec.checkpoint.model_copy(update={"storage": fill(spec.checkpoint.storage)})
+        filled = {
+            "storage": fill(spec.checkpoint.storage),
+            "watch": spec.checkpoint.watch and fill(spec.checkpoint.watch),
+        }
+        stored = spec.checkpoint.model_copy(update=filled)
         spec = spec.model_copy(update={"checkpoint": stored})
     return spec.model_copy(update={"outputs": spec.outputs.model_copy(update=outputs), "roles": roles, "env": env})
 

@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from perdure_training.snapshots.copies import CopyReceiver
+from perdure_training.storage_link import StorageLink
 
 from .. import layout
 from ..agent_link.client import AgentSession, Outbox
@@ -35,6 +36,7 @@ from ..system.nvml import Devices
 from ..system.ports import PortPool
 from ..system.usage import UsageMeter, processes_per_node
 from ..unmanaged_training import in_node
+from ..watched_folder import WatchedFolder, folder_of
 from .capture import Capture
 from .commands import begins_with_torchrun, starts_torchrun
 from .env_mode import EnvMode
@@ -52,6 +54,8 @@ LAST_REPORT_TIMEOUT = timedelta(seconds=10)
 """Time for which a leaving launcher waits until the agent has received its last report."""
 SHORT_LAST_REPORT_TIMEOUT = timedelta(seconds=3)
 """The same after a signal: the party that ends the node has probably ended the agent, too, and waits."""
+LAST_COPY = timedelta(seconds=5)
+"""The shortest time in which what the script has saved at its end is copied."""
 _KILL_AGAIN = timedelta(milliseconds=200)
 _LOG_FLUSH = timedelta(seconds=2)
 _USAGE = "/v1/launcher/usage"
@@ -115,6 +119,16 @@ class Launcher:
             self._copies = _copy_receiver(config, self._memory_folder.path)
             if self._copies is not None:
                 environment[COPIES_VARIABLE] = self._copies.address.dump()
+        self._watched = (
+            WatchedFolder(
+                folder_of(config.watch, environment),
+                StorageLink(config.run_directory),
+                on_restored=lambda: self._events.put(_Wake()),
+            )
+            if config.watch
+            else None
+        )
+        self._begun = False
         node = Node(
             config=config,
             environment=environment,
@@ -133,6 +147,8 @@ class Launcher:
         self._leaving_grace = config.termination_grace
         self._terminate_at = 0.0
         """The monotonic time until which a command that is to end may train on."""
+        self._leave_by = 0.0
+        """The monotonic time when the grace period of the command ends, once it is being ended for good."""
         self._stopped_generation = 0
         self._stop_at: float | None = None
         self._done = threading.Event()
@@ -148,7 +164,10 @@ class Launcher:
         # The terminal that started a detached node may close. Not SIG_IGN, which the command would inherit.
         signal.signal(signal.SIGHUP, lambda number, _: None)
         self._capture.start()
-        self._mode.begin()
+        if self._watched is not None:
+            self._watched.start()
+        else:
+            self._begin()
         self._feed.start()
         self._outbox.start()
         threading.Thread(target=self._observe, name="observer", daemon=True).start()
@@ -159,6 +178,8 @@ class Launcher:
                 self._step()
         finally:
             self._end_everything()
+            if self._watched is not None:
+                self._watched.close(within=max(self._leave_by - time.monotonic(), LAST_COPY.total_seconds()))
             if self._copies is not None:
                 self._copies.close()
             if self._memory_folder is not None:
@@ -170,6 +191,10 @@ class Launcher:
         self._capture.flush(_LOG_FLUSH)
         self._session.close()
         return self._leaving
+
+    def _begin(self) -> None:
+        self._begun = True
+        self._mode.begin()
 
     def _wait(self) -> None:
         """Sleeps until an event arrives or an action is due."""
@@ -220,8 +245,13 @@ class Launcher:
         if self._tree.empty:
             self._mode.settle()
         if self._leaving is not None and time.monotonic() >= self._terminate_at:
+            if not self._leave_by:
+                self._leave_by = time.monotonic() + self._leaving_grace.total_seconds()
             self._tree.terminate(self._leaving_grace)
-        else:
+        elif self._begun:
+            self._mode.follow(self._desired)
+        elif self._watched is not None and self._watched.restored:
+            self._begin()
             self._mode.follow(self._desired)
 
     def _leftover_daemons(self) -> list[int]:

@@ -32,9 +32,9 @@ from perdure_training.checkpoint.distributed_format import (
 )
 from perdure_training.checkpoint.schedule import Schedule
 from perdure_training.checkpoint.staging import read_parts
-from perdure_training.checkpoint.storage_link import Json, StorageAway, StorageLink, StorageProblem, find_storage
 from perdure_training.checkpoint.world import RankIdentity, connect
 from perdure_training.snapshots.arena import PAGE, Header, Lease
+from perdure_training.storage_link import Json, StorageAway, StorageLink, StorageProblem, find_storage
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import pytest
 from agent.checkpoint.names import Saved, read_folder
 from agent.checkpoint.part import Part, PartRequest, SnapshotChanged
 from agent.checkpoint.retention import superfluous
-from perdure_training.checkpoint.storage_link import StorageLink, StorageProblem
+from perdure_training.storage_link import StorageLink, StorageProblem
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
 
 FOLDER = "step-5-run-1"

@@ -13,6 +13,7 @@ SLEEPS = {
     "tests/launcher/scripts/": "trainings, whose steps and saves take time",
     "tests/system/train.py": "a training, whose steps take time",
     "tests/system/observed.py": "a training, whose steps take time",
+    "tests/system/saves_itself.py": "a training, whose steps take time",
     "tests/system/walk.py": "a training, whose steps take time",
     "tests/agent/test_agent_process.py": "an outage lasts for several heartbeats",
     "tests/agent/test_agent_with_training.py": "the pace of a played watch",

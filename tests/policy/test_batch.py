@@ -37,7 +37,7 @@ def test_other_events_are_taken_and_the_status_says_what_was_left_out():
     assert [node.incarnation for _, node in sorted(state.nodes.items())] == [2, 1, 2]
     assert len(dropped) == state.dropped_events == 1
     assert "NodeTransition: TypeError" in dropped[0]
-    assert warnings_of(state)[0].startswith("1 messages could not be processed")
+    assert warnings_of(state, scenario.job)[0].startswith("1 messages could not be processed")
 
 
 def test_a_job_that_cannot_decide_without_any_event_raises():

@@ -88,7 +88,7 @@ def test_where_nothing_is_saved_nothing_waits(job: Scenario):
 
 def test_a_script_that_uses_no_checkpointer_is_not_waited_for():
     job = scenario().steps(saves=False)
-    assert any("use a Checkpointer" in warning for warning in warnings_of(job.state))
+    assert any("use a Checkpointer" in warning for warning in warnings_of(job.state, job.job))
     job.take(SUSPEND)
     assert job.state.phase is JobPhase.SUSPENDED
     assert order(job) == 0
@@ -106,7 +106,7 @@ def test_a_script_that_may_save_is_waited_for(how: str):
             job = scenario().steps()
         case _:
             job = scenario().steps(saves=False).rank_killed(1).steps(saves=True)
-    assert not warnings_of(job.state)
+    assert not warnings_of(job.state, job.job)
     job.take(SUSPEND)
     assert (job.state.phase, order(job)) == (JobPhase.RUNNING, 1)
 

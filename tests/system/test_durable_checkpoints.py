@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure_training.checkpoint.storage_link import StorageLink, StorageProblem
+from perdure_training.storage_link import StorageLink, StorageProblem
 from tests.agent.test_agent_checkpoints import opened, recipe, request
 from tests.support.allocation import REPOSITORY
 from tests.support.command_line import PERDURE

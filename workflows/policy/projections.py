@@ -56,7 +56,7 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
         stalled=tuple(node.rank for node in state.stalled),
         lost=tuple(node.rank for node in state.nodes.values() if node.phase is NodePhase.LOST),
         protected=state.last_incident is None or state.last_incident.failure is not FailureClass.UNPROTECTED,
-        warnings=warnings_of(state),
+        warnings=warnings_of(state, job),
         unprocessed=tuple(state.unprocessed.values()),
         last_incident=state.last_incident,
         next_action=next_action(state),
@@ -65,7 +65,7 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
     )
 
 
-def warnings_of(state: JobState) -> tuple[str, ...]:
+def warnings_of(state: JobState, job: JobSpec) -> tuple[str, ...]:
     """Warnings about settings of the job that are probably not intended, and about what is lost."""
     desired = (str(state.nodes_min), str(state.nodes_max))
     requested = {
@@ -88,12 +88,12 @@ def warnings_of(state: JobState) -> tuple[str, ...]:
     )
     unused = (
         "the job has a storage for checkpoints, and the script saves none there: use a Checkpointer "
-        "(docs/checkpoints.md), or leave out `checkpoint`"
+        "(docs/checkpoints.md), name the folder that it saves to in `checkpoint.watch`, or leave out `checkpoint`"
     )
     return (
         *((dropped,) if state.dropped_events else ()),
         *((failing,) if failing else ()),
-        *((unused,) if checkpoints.saves_nothing(state) else ()),
+        *((unused,) if checkpoints.saves_nothing(state) and not (job.checkpoint and job.checkpoint.watch) else ()),
         *(one.summary for one in state.unprocessed.values()),
         *cut_off,
         *(

@@ -1,6 +1,6 @@
-"""How a rank reaches the storage for checkpoints: through the agent of its node, over a Unix socket.
+"""How ranks and the launcher reach the storage for checkpoints: through the agent of its node, over a Unix socket.
 
-The agent has the credentials and the libraries of the storage; the rank's image needs neither. A request is one line of
+The agent has the credentials and the libraries of the storage; the user's image needs neither. A request is one line of
 JSON, sent together with open files where the agent is to copy from them; the answer is one line, which bytes may
 follow. docs/node-protocol.md describes them.
 """
@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ _CONNECT_WITHIN = 10.0
 """Seconds: the agent accepts connections at once, or is away."""
 _PAUSE = 1.0
 _LONGEST_LINE = 1 << 20
+_PIECE = 1 << 22
 
 
 class StorageAway(Exception):
@@ -81,6 +82,15 @@ class StorageLink:
         """Sends a request whose answer is bytes, and returns them. Insists and raises as `insist` does."""
         return self._insist(request, patience)[1]
 
+    def stream(self, request: Json, take: Callable[[memoryview], object]) -> None:
+        """Sends a request whose answer is bytes, and hands these over piece by piece.
+
+        Raises:
+            StorageAway: if there was no answer, or it ended early.
+            StorageProblem: if the agent cannot do it.
+        """
+        self._exchange(request, (), None, take)
+
     def insist(self, request: Json, *, patience: float) -> Json:
         """Sends a request until the agent answers it: it may be starting again, or the storage be away.
 
@@ -103,7 +113,13 @@ class StorageLink:
                 warned = True
                 time.sleep(_PAUSE)
 
-    def _exchange(self, request: Json, files: Sequence[int], within: float | None) -> tuple[Json, bytearray]:
+    def _exchange(
+        self,
+        request: Json,
+        files: Sequence[int],
+        within: float | None,
+        take: Callable[[memoryview], object] | None = None,
+    ) -> tuple[Json, bytearray]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             try:
                 connection.settimeout(_CONNECT_WITHIN)
@@ -116,13 +132,18 @@ class StorageLink:
                 connection.settimeout(within)
                 with connection.makefile("rb") as answers:
                     answer: Json = json.loads(answers.readline(_LONGEST_LINE))
-                    content = bytearray(int(answer.get("bytes", 0)))
-                    room = memoryview(content)
-                    while room:
-                        count = answers.readinto(room)
+                    size = int(answer.get("bytes", 0))
+                    content = bytearray(size if take is None else min(size, _PIECE))
+                    left, room = size, memoryview(content)
+                    while left:
+                        count = answers.readinto(room[:left])
                         if not count:
                             raise StorageAway("the agent has ended while it answered")
-                        room = room[count:]
+                        left -= count
+                        if take is None:
+                            room = room[count:]
+                        else:
+                            take(room[:count])
             except (OSError, ValueError) as error:
                 raise StorageAway(f"the agent does not answer: {error}") from error
         if problem := answer.get("problem"):

@@ -1,0 +1,303 @@
+"""Copies of what the script itself saves (`checkpoint.watch`), which the node's launcher hands over and gets back.
+
+    <storage>/watched/ROLE-RANK/NUMBER-UID-INCARNATION/
+        files/…            files as they are in the watched folder
+        manifest.json      what belongs to the version, written last: without it there is no version
+
+A version has the entries (files and folders) of the watched folder that were complete at one look and new then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from agent.checkpoint.storage import Storage
+from workflows.messages import NodeCredentials
+
+Json = dict[str, Any]
+
+_PLACE: Final = "watched"
+_MANIFEST: Final = "manifest.json"
+_FILES: Final = "files"
+_VERSION = re.compile(r"(\d{8,18})-([A-Za-z0-9]{1,64})-(\d{1,9})")
+_LONGEST_PATH = 1024
+_AT_ONCE = 1 << 22
+
+
+class WatchedFile(BaseModel):
+    """One file of a version."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    path: str = Field(max_length=_LONGEST_PATH)
+    """Relative to the watched folder."""
+    size: int = Field(ge=0)
+    modified: int = Field(ge=0)
+    """The time of its last change, in nanoseconds since the epoch."""
+    checksum: int = 0
+    """CRC-32."""
+
+    @property
+    def entry(self) -> str:
+        """The file or folder in the watched folder that it is or belongs to."""
+        return self.path.split("/", 1)[0]
+
+
+_MANIFEST_CONTENT = TypeAdapter(tuple[WatchedFile, ...])
+
+
+@dataclass(frozen=True, order=True)
+class Version:
+    """The name of a version; a later one is greater."""
+
+    number: int
+    uid: str
+    incarnation: int
+
+    def __str__(self) -> str:
+        return f"{self.number:08d}-{self.uid}-{self.incarnation}"
+
+    @classmethod
+    def parse(cls, text: str) -> Version:
+        """Reads a version's name.
+
+        Raises:
+            ValueError: if it is none.
+        """
+        match = _VERSION.fullmatch(text)
+        if match is None:
+            raise ValueError(f"version: expected NUMBER-UID-INCARNATION, found {text[:80]!r}")
+        return cls(int(match[1]), match[2], int(match[3]))
+
+
+class WatchedFiles:
+    """The versions of one node in the job's storage. Any thread may use it."""
+
+    def __init__(self, storage: Storage, node: NodeCredentials, *, keep_last: int) -> None:
+        """Creates the object.
+
+        Args:
+            storage: The job's storage.
+            node: The node. A later incarnation of it finds the versions of this one.
+            keep_last: The number of saves that are kept.
+        """
+        self._storage = storage
+        self._node = node
+        self._place = f"{_PLACE}/{node.role}-{node.rank}"
+        self._keep_last = keep_last
+        self._lock = threading.Lock()
+        self._stored: dict[str, list[WatchedFile]] = {}
+        """The files of versions that are not complete yet."""
+
+    def handle(self, request: Json, files: Sequence[int]) -> Json | tuple[int, Iterator[bytes]]:
+        """Carries out a request of the launcher; returns an answer, or a size with the bytes.
+
+        Raises:
+            ValueError: if there is something wrong with it.
+            FileNotFoundError: if there is no such file.
+            OSError: if the storage is away; the libraries of storages raise others.
+        """
+        match request.get("do"):
+            case "begin":
+                return self._begin()
+            case "put":
+                return self._put(str(request["version"]), WatchedFile.model_validate(request), files)
+            case "finish":
+                return self._finish(str(request["version"]), int(request["files"]))
+            case "choose":
+                damaged = {(str(version), str(entry)) for version, entry in request.get("damaged", ())}
+                chosen = choose(self._versions(), damaged=damaged)
+                content = json.dumps([one.dump() for one in chosen]).encode()
+                return len(content), iter([content])
+            case "read":
+                path = self._path(Version.parse(str(request["version"])), check_path(str(request["path"])))
+                size = self._storage.size(path)
+                return size, self._storage.pieces(path, offset=0, length=size, piece=_AT_ONCE)
+            case other:
+                raise ValueError(f"do: {str(other)[:40]!r} is unknown")
+
+    def _begin(self) -> Json:
+        newest = max((version.number for version in self._all()), default=0)
+        version = str(Version(newest + 1, self._node.uid, self._node.incarnation))
+        with self._lock:
+            # The launcher makes one version at a time; those that it gave up are never completed.
+            self._stored = {version: []}
+        return {"version": version}
+
+    def _put(self, version: str, wanted: WatchedFile, files: Sequence[int]) -> Json:
+        check_path(wanted.path)
+        if len(files) != 1 or not stat.S_ISREG(os.fstat(files[0]).st_mode):
+            raise ValueError("expected one regular file with the request")
+        stored = self._files_of(version)
+        _compare(files[0], wanted)
+        size, checksum = self._storage.write(
+            self._path(Version.parse(version), wanted.path), _content(files[0], wanted.size)
+        )
+        _compare(files[0], wanted)
+        stored.append(wanted.model_copy(update={"size": size, "checksum": checksum}))
+        return {}
+
+    def _finish(self, version: str, count: int) -> Json:
+        stored = self._files_of(version)
+        if len(stored) != count or not stored:
+            raise ValueError(f"the version has {len(stored)} files, not {count}: begin again")
+        self._storage.write(f"{self._place}/{version}/{_MANIFEST}", [_MANIFEST_CONTENT.dump_json(tuple(stored))])
+        with self._lock:
+            self._stored.pop(version, None)
+        self._delete_superfluous(Version.parse(version))
+        return {}
+
+    def _files_of(self, version: str) -> list[WatchedFile]:
+        with self._lock:
+            try:
+                return self._stored[version]
+            except KeyError:
+                raise ValueError(f"version {version[:80]!r} was not begun with this agent: begin again") from None
+
+    def _delete_superfluous(self, newest: Version) -> None:
+        complete = self._versions()
+        kept = kept_versions(complete, keep_last=self._keep_last)
+        for version in self._all():
+            if version not in kept and version < newest:
+                self._storage.remove(f"{self._place}/{version}", first=_MANIFEST)
+
+    def _all(self) -> list[Version]:
+        """All versions, also those that are not complete."""
+        return sorted(Version.parse(name) for name in self._storage.names(self._place) if _VERSION.fullmatch(name))
+
+    def _versions(self) -> dict[Version, tuple[WatchedFile, ...]]:
+        """The complete versions with their files."""
+        found: dict[Version, tuple[WatchedFile, ...]] = {}
+        for version in current(self._all()):
+            try:
+                content = self._storage.read(f"{self._place}/{version}/{_MANIFEST}")
+                found[version] = _MANIFEST_CONTENT.validate_json(content)
+            except (FileNotFoundError, ValidationError):
+                continue
+        return found
+
+    def _path(self, version: Version, path: str) -> str:
+        return f"{self._place}/{version}/{_FILES}/{path}"
+
+
+@dataclass(frozen=True)
+class ChosenEntry:
+    """An entry of a version."""
+
+    version: Version
+    entry: str
+    files: tuple[WatchedFile, ...]
+
+    @property
+    def kind(self) -> str:
+        """What entries of several saves have in common: the name without numbers."""
+        return re.sub(r"\d+", "#", self.entry)
+
+    @property
+    def age(self) -> tuple[Version, int]:
+        """A later one is greater."""
+        return self.version, max(file.modified for file in self.files)
+
+    def dump(self) -> Json:
+        """The fields for the launcher."""
+        return {
+            "version": str(self.version),
+            "entry": self.entry,
+            "files": [file.model_dump() for file in self.files],
+        }
+
+
+def current(versions: Sequence[Version]) -> list[Version]:
+    """Leaves out versions that an incarnation wrote when a later one had written already: it had been replaced."""
+    found: list[Version] = []
+    latest: dict[str, int] = {}
+    for version in sorted(versions):
+        if version.incarnation >= latest.setdefault(version.uid, version.incarnation):
+            latest[version.uid] = version.incarnation
+            found.append(version)
+    return found
+
+
+def choose(
+    versions: Mapping[Version, Sequence[WatchedFile]], *, damaged: Collection[tuple[str, str]] = ()
+) -> list[ChosenEntry]:
+    """Chooses what a node gets back: the newest entry of each kind.
+
+    Where it is damaged, an older one of its kind takes its place, and nothing that is as new is taken: a file that
+    names the newest save must not lead to one that is missing.
+
+    Args:
+        versions: The complete versions with their files.
+        damaged: Version and entry of those that cannot be read as they were stored.
+    """
+    entries = _entries(versions)
+    intact = [one for one in entries if (str(one.version), one.entry) not in damaged]
+    for one in entries:
+        if one in intact:
+            continue
+        others = [other.age for other in intact if other.kind == one.kind]
+        if others and max(others) < one.age:
+            intact = [other for other in intact if other.age < one.age]
+    chosen: dict[str, ChosenEntry] = {}
+    for one in intact:
+        chosen.setdefault(one.kind, one)
+    return list(chosen.values())
+
+
+def kept_versions(versions: Mapping[Version, Sequence[WatchedFile]], *, keep_last: int) -> set[Version]:
+    """The versions that have one of the newest entries of a kind."""
+    kept: set[Version] = set()
+    seen: Counter[str] = Counter()
+    for entry in _entries(versions):
+        seen[entry.kind] += 1
+        if seen[entry.kind] <= keep_last:
+            kept.add(entry.version)
+    return kept
+
+
+def check_path(text: str) -> str:
+    """Returns the path of a file in the watched folder.
+
+    Raises:
+        ValueError: if it leads out of the folder.
+    """
+    if len(text) > _LONGEST_PATH or "\0" in text or any(part in ("", ".", "..") for part in text.split("/")):
+        raise ValueError(f"path: expected names separated by '/', found {text[:120]!r}")
+    return text
+
+
+def _entries(versions: Mapping[Version, Sequence[WatchedFile]]) -> list[ChosenEntry]:
+    """All entries, the latest first."""
+    grouped: dict[tuple[Version, str], list[WatchedFile]] = {}
+    for version, files in versions.items():
+        for file in files:
+            grouped.setdefault((version, file.entry), []).append(file)
+    found = (ChosenEntry(version, entry, tuple(files)) for (version, entry), files in grouped.items())
+    return sorted(found, key=lambda one: one.age, reverse=True)
+
+
+def _compare(file: int, wanted: WatchedFile) -> None:
+    """Raises `ValueError` if a file is not the one that the launcher found complete."""
+    found = os.fstat(file)
+    if (found.st_size, found.st_mtime_ns) != (wanted.size, wanted.modified):
+        raise ValueError(f"{wanted.path} changes while it is copied")
+
+
+def _content(file: int, size: int) -> Iterator[bytes]:
+    offset = 0
+    while offset < size:
+        piece = os.pread(file, min(_AT_ONCE, size - offset), offset)
+        if not piece:
+            return
+        offset += len(piece)
+        yield piece

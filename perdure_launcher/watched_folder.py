@@ -1,0 +1,288 @@
+"""Has the agent copy to the job's storage what the script itself saves into a folder of the node (`checkpoint.watch`),
+and brings it back on a node that lacks it.
+
+The launcher does that because it sees the user's files, in a pod as well; the agent has the storage's credentials and
+libraries. A process that is killed while it saves leaves a file that never changes again, so that a file counts as
+complete only if its format says so, too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import struct
+import threading
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from perdure_training.snapshots.copies import yield_to_training
+from perdure_training.storage_link import StorageAway, StorageLink, StorageProblem
+
+logger = logging.getLogger(__name__)
+
+LOOK = 1.0
+"""Seconds between two looks at the folder. What does not change between two of them may be complete."""
+_AGAIN = 5.0
+"""Seconds until a copy to or from the storage is tried again."""
+_FOREVER = float("inf")
+_DRAFT_BEGINS = (".", "tmp-", "tmp_", "tmp.")
+_DRAFT_ENDS = (".tmp", ".temp", ".part", ".partial", ".incomplete")
+"""How names of what is still being written begin or end."""
+_PIECE = 1 << 22
+_RESTORED = ".perdure-restored"
+_DCP_DATA, _DCP_INDEX = ".distcp", ".metadata"
+_ZIP = b"PK\x03\x04"
+
+
+@dataclass(frozen=True, order=True)
+class SavedFile:
+    """A file as it is in the folder."""
+
+    path: str
+    """Relative to the folder."""
+    size: int
+    modified: int
+    """The time of its last change, in nanoseconds since the epoch."""
+
+
+Entries = dict[str, tuple[SavedFile, ...]]
+"""The files and folders in the watched folder, with the files that each has or is."""
+
+
+class WatchedFolder:
+    """The folder of one node. Its work is done by one thread.
+
+    Invariants:
+        - Nothing that is torn is copied, as far as that can be seen, and nothing is restored that differs from what was
+          copied.
+        - No failure ends the command; it starts once the folder is restored.
+    """
+
+    def __init__(self, folder: Path, link: StorageLink, *, on_restored: Callable[[], None]) -> None:
+        """Creates the object.
+
+        Args:
+            folder: The folder, which need not exist.
+            link: The node's agent.
+            on_restored: Called by the thread when the command may start.
+        """
+        self._folder = folder
+        self._link = link
+        self._on_restored = on_restored
+        self._seen: Entries = {}
+        self._copied: Entries = {}
+        self._ending = threading.Event()
+        self._problem = ""
+        self._thread = threading.Thread(target=self._run, name="watched-folder", daemon=True)
+        self.restored = False
+
+    def start(self) -> None:
+        """Begins to restore, and then to watch."""
+        self._thread.start()
+
+    def close(self, *, within: float) -> None:
+        """Copies what is complete by now; call it when no process writes to the folder any more."""
+        self._ending.set()
+        if self.restored:
+            self._thread.join(within)
+
+    def _run(self) -> None:
+        while not self._restore() and not self._ending.wait(_AGAIN):
+            pass
+        self.restored = True
+        self._on_restored()
+        yield_to_training()
+        while not self._ending.wait(LOOK if not self._problem else _AGAIN):
+            self.look()
+        # No process is left that could change anything between these two.
+        if self.look():
+            self.look()
+
+    # Copying
+
+    def look(self) -> bool:
+        """Copies what is new and has not changed since the last look; returns whether something is left."""
+        now = read_entries(self._folder)
+        before, self._seen = self._seen, now
+        new = {name: files for name, files in now.items() if self._copied.get(name) != files}
+        complete = {
+            name: files for name, files in new.items() if before.get(name) == files and is_whole(self._folder, files)
+        }
+        if complete:
+            try:
+                self._copy(complete)
+            except (StorageAway, StorageProblem, OSError) as error:
+                self._warn(f"what the script has saved is not copied, and is tried again: {error}")
+                return True
+            self._problem = ""
+        return len(complete) < len(new)
+
+    def _copy(self, entries: Entries) -> None:
+        begun = time.monotonic()
+        version = self._link.ask({"request": "watched", "do": "begin"}, within=None)["version"]
+        files = [file for found in entries.values() for file in found]
+        for file in files:
+            descriptor = os.open(self._folder / file.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fields = {"path": file.path, "size": file.size, "modified": file.modified}
+                request = {"request": "watched", "do": "put", "version": version, **fields}
+                self._link.ask(request, files=[descriptor], within=None)
+            finally:
+                os.close(descriptor)
+        self._link.ask({"request": "watched", "do": "finish", "version": version, "files": len(files)}, within=None)
+        self._copied |= entries
+        size = sum(file.size for file in files)
+        taken = time.monotonic() - begun
+        logger.info("copied %s, %s bytes, in %.1f s", ", ".join(sorted(entries)), f"{size:,}", taken)
+
+    # Restoring
+
+    def _restore(self) -> bool:
+        """Brings back what the folder lacks; returns whether that is done."""
+        staging = self._folder / _RESTORED
+        try:
+            damaged: list[tuple[str, str]] = []
+            while True:
+                request = {"request": "watched", "do": "choose", "damaged": damaged}
+                chosen = json.loads(self._link.read(request, patience=_FOREVER))
+                shutil.rmtree(staging, ignore_errors=True)
+                bad = next((one for one in self._missing(chosen) if not self._fetch(one, staging)), None)
+                if bad is None:
+                    break
+                damaged.append((bad["version"], bad["entry"]))
+                logger.warning("%s in the storage is damaged, and is not restored", bad["entry"])
+            self._put_in_place(staging)
+        except StorageProblem as error:
+            # An agent of an older release does not know these requests.
+            self._warn(f"nothing is restored: {error}")
+        except (StorageAway, OSError, ValueError) as error:
+            self._warn(f"the command waits, since the folder cannot be restored: {error}")
+            return False
+        return True
+
+    def _missing(self, chosen: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """The entries that are not here, or older."""
+        here = read_entries(self._folder)
+        for one in chosen:
+            files = tuple(sorted(SavedFile(file["path"], file["size"], file["modified"]) for file in one["files"]))
+            own = here.get(one["entry"], ())
+            if own == files:
+                self._copied[one["entry"]] = own
+            elif not own or _modified(own) < _modified(files):
+                yield one
+
+    def _fetch(self, entry: Mapping[str, Any], staging: Path) -> bool:
+        """Reads an entry; returns whether it is as it was stored."""
+        for file in entry["files"]:
+            target = staging / file["path"]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            request = {"request": "watched", "do": "read", "version": entry["version"], "path": file["path"]}
+            size = checksum = 0
+            try:
+                with target.open("w+b") as output:
+                    self._link.stream(request, output.write)
+                    output.seek(0)
+                    while piece := output.read(_PIECE):
+                        size += len(piece)
+                        checksum = zlib.crc32(piece, checksum)
+            except StorageProblem:
+                return False
+            if (size, checksum) != (file["size"], file["checksum"]):
+                return False
+            os.utime(target, ns=(file["modified"], file["modified"]))
+        return True
+
+    def _put_in_place(self, staging: Path) -> None:
+        names = sorted(path.name for path in staging.iterdir()) if staging.exists() else []
+        for name in names:
+            target = self._folder / name
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            (staging / name).replace(target)
+        shutil.rmtree(staging, ignore_errors=True)
+        here = read_entries(self._folder)
+        self._copied |= {name: here[name] for name in names if name in here}
+        if names:
+            logger.info("restored %s in %s", ", ".join(names), self._folder)
+
+    def _warn(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            logger.warning("%s: %s", self._folder, problem)
+
+
+def folder_of(text: str, environment: Mapping[str, str]) -> Path:
+    """Returns the watched folder, with variables of the command's environment and `~` filled in."""
+    return Path(Template(text).safe_substitute(environment)).expanduser()
+
+
+def read_entries(folder: Path) -> Entries:
+    """Returns what is in the folder, without drafts."""
+    found: Entries = {}
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return found
+    for name in names:
+        if name.startswith(_DRAFT_BEGINS) or name.endswith(_DRAFT_ENDS):
+            continue
+        try:
+            files = tuple(sorted(_files_in(folder, name)))
+        except OSError:
+            # It is being deleted or renamed.
+            continue
+        if files:
+            found[name] = files
+    return found
+
+
+def _files_in(folder: Path, name: str) -> Iterator[SavedFile]:
+    path = folder / name
+    if path.is_dir() and not path.is_symlink():
+        for inner in os.listdir(path):
+            yield from _files_in(folder, f"{name}/{inner}")
+    elif path.is_file():
+        known = path.stat()
+        yield SavedFile(name, known.st_size, known.st_mtime_ns)
+
+
+def is_whole(folder: Path, files: Iterable[SavedFile]) -> bool:
+    """Whether the files have ends, as far as their formats say, and a folder of `torch.distributed.checkpoint` has its
+    index."""
+    paths = {file.path for file in files}
+    for path in paths:
+        place = path.rpartition("/")[0]
+        if path.endswith(_DCP_DATA) and f"{place}/{_DCP_INDEX}".lstrip("/") not in paths:
+            return False
+    return all(_has_end(folder / path) for path in paths)
+
+
+def _has_end(path: Path) -> bool:
+    """Whether a file of torch.save or of safetensors is not torn; True for other formats."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(8)
+            if begin[:4] == _ZIP:
+                # The list of the parts is written last, at the end.
+                return zipfile.is_zipfile(file)
+            if path.suffix == ".safetensors":
+                length = struct.unpack("<Q", begin)[0]
+                header = json.loads(file.read(length))
+                end = max((one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"), default=0)
+                return path.stat().st_size == 8 + length + end
+            # A process that is killed before its first byte leaves an empty file; a mark without content has no suffix.
+            return bool(begin) or not path.suffix
+    except (OSError, ValueError, struct.error, LookupError, TypeError, MemoryError):
+        return False
+
+
+def _modified(files: Iterable[SavedFile]) -> int:
+    return max(file.modified for file in files)

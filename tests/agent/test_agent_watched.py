@@ -1,0 +1,143 @@
+"""What a node gets back of what its script has saved, and what the agent takes from the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.checkpoint.watched import Version, WatchedFile, choose, current, kept_versions
+from perdure_training.storage_link import StorageLink, StorageProblem
+from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[CheckpointAgent]:
+    with checkpoint_agent(tmp_path / "storage", keep_last=2) as agent:
+        yield agent
+
+
+@pytest.fixture
+def link(agent: CheckpointAgent) -> StorageLink:
+    return StorageLink(agent.run_dir)
+
+
+def ask(link: StorageLink, do: str, **fields: Any) -> dict[str, Any]:
+    file = fields.pop("file", None)
+    files = [] if file is None else [os.open(file, os.O_RDONLY)]
+    try:
+        return link.ask({"request": "watched", "do": do} | fields, files=files, within=30)
+    finally:
+        for one in files:
+            os.close(one)
+
+
+def put(link: StorageLink, version: str, file: Path, **changes: Any) -> dict[str, Any]:
+    known = file.stat()
+    fields: dict[str, Any] = {"path": file.name, "size": known.st_size, "modified": known.st_mtime_ns}
+    return ask(link, "put", version=version, file=file, **fields | changes)
+
+
+def chosen(link: StorageLink, *damaged: tuple[str, str]) -> list[str]:
+    content = link.read({"request": "watched", "do": "choose", "damaged": damaged}, patience=0)
+    return sorted(file["path"] for one in json.loads(content) for file in one["files"])
+
+
+def versions(*saves: str) -> dict[Version, tuple[WatchedFile, ...]]:
+    """Versions with these entries, separated by spaces."""
+    return {
+        Version(number, "uid", 1): tuple(WatchedFile(path=path, size=1, modified=1) for path in save.split())
+        for number, save in enumerate(saves, 1)
+    }
+
+
+def names(found: dict[Version, tuple[WatchedFile, ...]], *damaged: tuple[int, str]) -> set[str]:
+    bad = [(str(Version(number, "uid", 1)), entry) for number, entry in damaged]
+    return {f"{one.version.number}:{one.entry}" for one in choose(found, damaged=bad)}
+
+
+def test_the_newest_of_each_kind_is_restored():
+    found = versions("config.json step-10/a step-10/b latest", "step-20/a latest", "other.pt")
+    assert names(found) == {"1:config.json", "2:step-20", "2:latest", "3:other.pt"}
+
+
+def test_a_damaged_one_is_replaced_by_the_one_before_and_by_nothing_that_is_newer_than_that():
+    found = versions("config.json step-10/a latest", "step-20/a latest", "step-30/a", "latest")
+    assert names(found, (3, "step-30")) == {"1:config.json", "2:step-20", "2:latest"}
+    assert names(found, (3, "step-30"), (2, "step-20")) == {"1:config.json", "1:step-10", "1:latest"}
+    assert names(found, (2, "step-20")) == {"1:config.json", "3:step-30", "4:latest"}
+    assert names(found, (1, "config.json")) == {"3:step-30", "4:latest"}
+
+
+def test_versions_with_one_of_the_newest_of_a_kind_are_kept():
+    found = versions("config.json", "step-10/a", "step-20/a", "step-30/a")
+    assert {one.number for one in kept_versions(found, keep_last=2)} == {1, 3, 4}
+
+
+def test_an_incarnation_that_was_replaced_adds_nothing():
+    old, new = (lambda number: Version(number, "u", 1)), (lambda number: Version(number, "u", 2))
+    later_run = Version(9, "v", 1)
+    assert current([old(1), old(2), new(3), old(4), new(5), old(6), later_run]) == [
+        *(old(1), old(2), new(3), new(5)),
+        later_run,
+    ]
+
+
+def test_versions_without_a_manifest_do_not_count_and_go(link: StorageLink, tmp_path: Path):
+    for step in (10, 20, 30):
+        file = tmp_path / f"step-{step}.pt"
+        file.write_bytes(b"content" * step)
+        torn = ask(link, "begin")["version"]
+        put(link, torn, file)
+        version = ask(link, "begin")["version"]
+        put(link, version, file)
+        if step == 30:
+            assert chosen(link) == ["step-20.pt"]
+        assert ask(link, "finish", version=version, files=1) == {}
+    assert chosen(link) == ["step-30.pt"]
+    folder = tmp_path / "storage" / "watched" / "worker-0"
+    assert sorted(path.name.split("-")[0] for path in folder.iterdir()) == ["00000004", "00000006"]
+
+
+def test_a_file_that_changes_meanwhile_is_not_part_of_a_version(link: StorageLink, tmp_path: Path):
+    file = tmp_path / "last.pt"
+    file.write_bytes(b"content")
+    version = ask(link, "begin")["version"]
+    with pytest.raises(StorageProblem, match="changes while it is copied"):
+        put(link, version, file, size=6)
+    with pytest.raises(StorageProblem, match="changes while it is copied"):
+        put(link, version, file, modified=1)
+    with pytest.raises(StorageProblem, match="has 0 files, not 1"):
+        ask(link, "finish", version=version, files=1)
+    assert chosen(link) == []
+
+
+def test_an_agent_that_was_started_again_completes_no_version(
+    agent: CheckpointAgent, link: StorageLink, tmp_path: Path
+):
+    file = tmp_path / "last.pt"
+    file.write_bytes(b"content")
+    version = ask(link, "begin")["version"]
+    put(link, version, file)
+    agent.start()
+    with pytest.raises(StorageProblem, match="begin again"):
+        ask(link, "finish", version=version, files=1)
+
+
+@pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "a/../../b", "a//b", ".", "", "a/\0"])
+def test_no_path_leads_out_of_the_folder(link: StorageLink, tmp_path: Path, path: str):
+    file = tmp_path / "last.pt"
+    file.write_bytes(b"content")
+    version = ask(link, "begin")["version"]
+    with pytest.raises(StorageProblem, match="path"):
+        put(link, version, file, path=path)
+    with pytest.raises(StorageProblem, match="path"):
+        ask(link, "read", version=version, path=path)
+    with pytest.raises(StorageProblem, match="version"):
+        ask(link, "read", version="../..", path="x")
+    with pytest.raises(StorageProblem, match="not begun"):
+        put(link, "../../x", file)

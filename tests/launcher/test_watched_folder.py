@@ -1,0 +1,145 @@
+"""Which files of a script count as complete, and what of them a new node gets back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from perdure_launcher import watched_folder
+from perdure_launcher.watched_folder import WatchedFolder, folder_of, is_whole, read_entries
+from perdure_training.storage_link import StorageLink
+from tests.support.waiting import wait_for
+from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[CheckpointAgent]:
+    with checkpoint_agent(tmp_path / "storage") as agent:
+        yield agent
+
+
+def watch(agent: CheckpointAgent, folder: Path) -> WatchedFolder:
+    """A folder that is restored."""
+    ready = threading.Event()
+    watched = WatchedFolder(folder, StorageLink(agent.run_dir), on_restored=ready.set)
+    watched.start()
+    assert ready.wait(60)
+    return watched
+
+
+def on_another_node(agent: CheckpointAgent, folder: Path) -> list[str]:
+    """The files that a replacement finds."""
+    watch(agent, folder).close(within=60)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def torn(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) * 2 // 3])
+
+
+def test_a_replacement_gets_the_newest_complete_save_of_each_kind(agent: CheckpointAgent, tmp_path: Path):
+    saves = tmp_path / "saves"
+    watched = watch(agent, saves)
+    saves.mkdir()
+    for step in (1, 2):
+        torch.save({"step": step, "w": torch.full((1000,), step)}, saves / f"step-{step}.pt")
+        save({"w": torch.full((1000,), step)}, checkpoint_id=str(saves / f"dcp-{step}"), no_dist=True)
+        (saves / "latest").write_text(str(step))
+    torch.save({"step": 3, "w": torch.zeros(1000)}, saves / "step-3.pt")
+    torn(saves / "step-3.pt")
+    shutil.copytree(saves / "dcp-2", saves / "dcp-3")
+    (saves / "dcp-3" / ".metadata").unlink()
+    (saves / "step-4.pt.tmp").write_bytes(b"draft")
+    watched.close(within=60)
+    other = tmp_path / "other"
+    assert on_another_node(agent, other) == ["dcp-2/.metadata", "dcp-2/__0_0.distcp", "latest", "step-2.pt"]
+    assert torch.load(other / "step-2.pt")["step"] == 2
+    assert (other / "latest").read_text() == "2"
+    assert (other / "step-2.pt").stat().st_mtime_ns == (saves / "step-2.pt").stat().st_mtime_ns
+
+
+def test_saves_are_copied_while_the_training_runs_and_only_once(
+    agent: CheckpointAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watched_folder, "LOOK", 0.05)
+    saves, versions = tmp_path / "saves", tmp_path / "storage" / "watched" / "worker-0"
+    saves.mkdir()
+    watched = watch(agent, saves)
+    torch.save({"step": 1}, saves / "last.pt")
+    wait_for(lambda: list(versions.glob("*/manifest.json")))
+    torch.save({"step": 2}, saves / "last.pt")
+    wait_for(lambda: len(list(versions.glob("*/manifest.json"))) == 2)
+    watched.close(within=60)
+    # A launcher that is started again finds what it has copied.
+    watch(agent, saves).close(within=60)
+    assert len(list(versions.glob("*/manifest.json"))) == 2
+    assert on_another_node(agent, tmp_path / "other") == ["last.pt"]
+    assert torch.load(tmp_path / "other" / "last.pt") == {"step": 2}
+
+
+def test_newer_saves_of_the_node_are_left_as_they_are(agent: CheckpointAgent, tmp_path: Path):
+    saves = tmp_path / "saves"
+    saves.mkdir()
+    watched = watch(agent, saves)
+    torch.save({"step": 1}, saves / "last.pt")
+    watched.close(within=60)
+    newer, older = tmp_path / "newer", tmp_path / "older"
+    for folder, offset in ((older, -1), (newer, 1)):
+        folder.mkdir()
+        torch.save({"step": 100}, folder / "last.pt")
+        moment = (saves / "last.pt").stat().st_mtime_ns + offset * 10**9
+        os.utime(folder / "last.pt", ns=(moment, moment))
+        on_another_node(agent, folder)
+    assert torch.load(newer / "last.pt") == {"step": 100}
+    assert torch.load(older / "last.pt") == {"step": 1}
+
+
+def test_a_flipped_bit_in_the_storage_brings_the_save_before(
+    agent: CheckpointAgent, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    saves = tmp_path / "saves"
+    saves.mkdir()
+    for step in (1, 2):
+        watched = watch(agent, saves)
+        torch.save({"step": step}, saves / f"step-{step}.pt")
+        (saves / "latest").write_text(str(step))
+        watched.close(within=60)
+    [path] = (tmp_path / "storage").rglob("step-2.pt")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert on_another_node(agent, tmp_path / "other") == ["latest", "step-1.pt"]
+    assert (tmp_path / "other" / "latest").read_text() == "1"
+    assert "step-2.pt in the storage is damaged" in caplog.text
+
+
+def test_formats_that_have_an_end_show_that_they_are_torn(tmp_path: Path):
+    torch.save({"w": torch.zeros(1000)}, tmp_path / "a.pt")
+    save_file({"w": torch.zeros(1000)}, tmp_path / "b.safetensors")
+    (tmp_path / "c.json").write_text("{}")
+    (tmp_path / "DONE").touch()
+    entries = read_entries(tmp_path)
+    assert sorted(entries) == ["DONE", "a.pt", "b.safetensors", "c.json"]
+    assert all(is_whole(tmp_path, files) for files in entries.values())
+    for name in ("a.pt", "b.safetensors"):
+        torn(tmp_path / name)
+        assert not is_whole(tmp_path, entries[name])
+    (tmp_path / "a.pt").write_bytes(b"")
+    assert not is_whole(tmp_path, read_entries(tmp_path)["a.pt"])
+
+
+def test_the_path_has_the_commands_variables(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    environment = {"SCRATCH": "/scratch/1"}
+    assert folder_of("$SCRATCH/saves", environment) == Path("/scratch/1/saves")
+    assert folder_of("${SCRATCH}/saves", environment) == Path("/scratch/1/saves")
+    assert folder_of("~/saves", environment) == Path("/home/ada/saves")
