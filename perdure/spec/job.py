@@ -47,11 +47,14 @@ OWN_VARIABLES = frozenset(
 )
 """Variables that the rendezvous sets for each process, and that users may not set."""
 
+USERS_VARIABLES = frozenset({"PERDURE_EVENTS"})
+"""Variables of Perdure's that are for users: where ranks write their events."""
+
 
 def _is_not_ours(name: str) -> str:
     if name in OWN_VARIABLES:
         raise ValueError(f"{name} is set for each process by the rendezvous; remove it")
-    if name.startswith("PERDURE_"):
+    if name.startswith("PERDURE_") and name not in USERS_VARIABLES:
         raise ValueError("names that begin with PERDURE_ are Perdure's own; rename it")
     if name.startswith("PET_"):
         raise ValueError(f"{name} is an option of torchrun that Perdure sets; use nodes and nproc_per_node")

@@ -52,7 +52,7 @@ def finish(command_line: CommandLine) -> None:
 
 SPEAK_IN_TURN = """
 wait_for() { while sleep 0.1; [ ! -e $1 ]; do :; done; }
-say() { echo $1; until grep -q $1 $PERDURE_PROGRESS_DIR/../logs/output.log; do sleep 0.1; done; touch said-$1; }
+say() { echo $1; until grep -qs $1 $PERDURE_PROGRESS_DIR/../logs/output.log; do sleep 0.1; done; touch said-$1; }
 if [ $RANK = 1 ]; then
     say one; wait_for said-two; say three
 else
@@ -78,6 +78,8 @@ def test_run_shows_a_job_to_its_end_on_a_pipe(command_line: CommandLine, job_nam
     chosen = command_line.run("logs", job_name, "--since", "1h", "--grep", "^t", "-t").out.splitlines()
     assert [line.partition(" ")[2] for line in chosen] == ["  0 | two", "  1 | three"]
     assert chosen == sorted(chosen)
+    ended = command_line.run("logs", job_name, "--rank", "1")
+    assert (ended.code, "has no world with rank 1 now; choose by --node instead" in ended.err) == (2, True), ended
     later = command_line.run("logs", job_name, "--since", "2199-01-01")
     assert (later.code, later.out) == (0, "")
     assert "nothing that was printed is chosen" in later.err
@@ -202,6 +204,7 @@ def test_logs_follow_until_the_job_ends(command_line: CommandLine, jobs: SyncCli
     try:
         assert following.stdout is not None
         assert following.stdout.readline() == "  0 | started as rank 0 of 1\n"
+        assert command_line.run("logs", job_name, "--rank", "0-7").out == "  0 | started as rank 0 of 1\n"
         finish(command_line)
         assert "  0 | finishing\n" in following.stdout.read()
         assert following.wait(30) == 0

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from perdure.cli import text
 from perdure.cli.live import View
-from perdure.client.views import JobSnapshot, NodeLease, all_warnings, merge_nodes, overall_progress
+from perdure.client.views import JobSnapshot, NodeLease, all_warnings, merge_nodes, nodes_of_ranks, overall_progress
 from workflows.messages import JobPhase, JobStatus, LeaseView, NodePhase, NodeView, Progress, ProgressSource
 
 REPORTED, COUNTED = ProgressSource.REPORTED, ProgressSource.COUNTED
@@ -102,3 +102,9 @@ def test_reported_steps_are_better_than_counted_ones() -> None:
 def test_before_anything_steps_the_last_known_step_stands() -> None:
     assert overall_progress([node(0, group_rank=0)], status(Progress(step=7))) == Progress(step=7)
     assert overall_progress([], None) is None
+
+
+def test_ranks_are_on_nodes_in_the_order_of_their_group_ranks() -> None:
+    nodes = [node(0, group_rank=1, processes=4), node(1), node(2, group_rank=0, processes=2)]
+    assert [set(nodes_of_ranks(nodes, [rank])) for rank in (0, 1, 2, 5, 6)] == [{2}, {2}, {0}, {0}, set()]
+    assert nodes_of_ranks(nodes, range(1, 3)) == {0, 2}

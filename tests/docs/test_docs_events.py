@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
+from perdure.spec.validate import validate_spec
 from perdure_training.events import AgentEvents, EventEmitter, JobEvents, Span, TrainerEvents
+from perdure_training.events.process import VARIABLE
 from tests.docs.pages import PAGES
 from tests.training.events.collected import run
 
@@ -40,3 +44,11 @@ def test_the_script_runs_as_printed():
 
 def test_an_exporter_whose_destination_is_away_does_no_harm():
     assert run(SCRIPTS[1].text) == ""
+
+
+def test_the_variables_of_a_job_are_accepted():
+    [variables] = re.findall(r"For example, `env: (\{.*\})`", PAGE.path.read_text(encoding="utf-8"))
+    job = f"name: a\nroles: {{worker: {{nodes: 1, command: [python, a.py]}}}}\nenv: {variables}\n"
+    spec, warnings = validate_spec(yaml.safe_load(job))
+    assert warnings == ()
+    assert spec.env[VARIABLE] == "file,otlp"
