@@ -80,7 +80,7 @@ bench-shards: setup  ## Shards a second through one dataset, how long a rank wai
 bench-store: setup  ## Calls a second through the key-value store of one job, and how long a rank waits for one
 	@$(BIN)/python -m benchmarks.store $(BENCH_ARGS)
 
-bench-events: setup  ## What an event costs its program, with destinations that work, hang and fail; events a second
+bench-events: setup  ## What telemetry costs: an event, a training step, and with --fleet a job of many nodes
 	@$(BIN)/python -m benchmarks.events $(BENCH_ARGS)
 
 cluster: setup  ## Start a real Kubernetes cluster on this machine (Linux, root), for tests and demo

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.events.steps import training
 from perdure_training.events import AsyncExporter, Event, EventEmitter, Exporter, FileExporter
 
 FAILS = "a destination that fails"
@@ -15,8 +16,8 @@ FILLS = "a destination that hangs, until the queue is full"
 FULL = "a destination that hangs, with a full queue"
 DEAD = (FAILS, FILLS, FULL)
 """Situations without a destination that works."""
-_BETWEEN = 0.0005
-"""Seconds between two events of a training: far more than any emits."""
+IN_TRAINING = "a file, after a step of a training"
+NOTHING = "no event: an empty function, after a step of a training"
 _FLUSHED = 8_000
 """Events that are emitted before the next flush: fewer than may wait, so that none is dropped."""
 
@@ -45,26 +46,54 @@ class Cost:
     dropped: int
 
 
-def measure_cost(exporter: Exporter, *, count: int, between: float = 0.0) -> Cost:
-    """Emits events one by one.
+def measure_cost(exporter: Exporter, *, count: int) -> Cost:
+    """Emits events one after another.
 
     Args:
         exporter: Their destination.
         count: The number of events.
-        between: Seconds between two of them.
     """
     background = AsyncExporter(exporter)
     emitter = EventEmitter("bench", background, rank=0, generation=1)
     taken: list[int] = []
     for number in range(count):
-        if between:
-            time.sleep(between)
         began = time.perf_counter_ns()
         emitter.instant("step", step=number, loss=0.25, phase="forward")
         taken.append(time.perf_counter_ns() - began)
     dropped = background.dropped
     if not isinstance(exporter, Hangs):
         background.close()
+    return _cost(taken, dropped)
+
+
+def measure_in_training(exporter: Exporter, *, steps: int) -> dict[str, Cost]:
+    """Emits an event after every second step of a training, and calls an empty function after the others.
+
+    A step replaces what the processor's caches hold, so that even the empty function takes longer than in a loop.
+    """
+    background = AsyncExporter(exporter)
+    emitter = EventEmitter("bench", background, rank=0, generation=1)
+    step, emitted, empty = training(), list[int](), list[int]()
+
+    def nothing(number: int) -> None:
+        pass
+
+    # The first event starts the thread.
+    emitter.instant("first")
+    for number in range(steps):
+        step()
+        began = time.perf_counter_ns()
+        emitter.instant("step", step=number, loss=0.25, phase="forward")
+        emitted.append(time.perf_counter_ns() - began)
+        step()
+        began = time.perf_counter_ns()
+        nothing(number)
+        empty.append(time.perf_counter_ns() - began)
+    background.close()
+    return {NOTHING: _cost(empty, 0), IN_TRAINING: _cost(emitted, background.dropped)}
+
+
+def _cost(taken: list[int], dropped: int) -> Cost:
     taken.sort()
     p50, p99 = (taken[len(taken) * part // 100] / 1000 for part in (50, 99))
     return Cost(p50=p50, p99=p99, longest=taken[-1] / 1000, dropped=dropped)
@@ -73,9 +102,7 @@ def measure_cost(exporter: Exporter, *, count: int, between: float = 0.0) -> Cos
 def measure_costs(folder: Path, *, count: int) -> dict[str, Cost]:
     """Measures all situations; those that keep a thread that hangs come last."""
     return {
-        "a file, at the pace of a training": measure_cost(
-            FileExporter(folder / "paced.jsonl"), count=count // 20, between=_BETWEEN
-        ),
+        **measure_in_training(FileExporter(folder / "paced.jsonl"), steps=max(count // 200, 100)),
         "a file, in a burst": measure_cost(FileExporter(folder / "burst.jsonl"), count=count),
         FAILS: measure_cost(Fails(), count=count),
         FILLS: measure_cost(Hangs(), count=16_000),

@@ -1,16 +1,39 @@
-"""Training steps with and without events, in turn in one process: what a difference between two runs would hide."""
+"""Training steps with and without telemetry, in turn in one process: what a difference between two runs would hide."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from perdure_training import report
 from perdure_training.events import TrainerEvents
 
-STEPS = 20
-"""Steps of a block; blocks with and without events alternate."""
+STEPS = 8
+"""Steps of a block; blocks with and without telemetry alternate. A block is longer than the time after which events are
+exported, so that most of that is in the block."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Blocks with telemetry, each divided by its neighbor without."""
+
+    pairs: tuple[float, ...]
+
+    @property
+    def percent(self) -> float:
+        """What telemetry adds: the median of the pairs."""
+        return (median(self.pairs) - 1) * 100
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of that median, whatever the distribution is."""
+        ordered, count = sorted(self.pairs), len(self.pairs)
+        half = 0.98 * math.sqrt(count)
+        low, high = max(math.floor(count / 2 - half), 0), min(math.ceil(count / 2 + half), count - 1)
+        return (ordered[low] - 1) * 100, (ordered[high] - 1) * 100
 
 
 @dataclass(frozen=True)
@@ -18,20 +41,11 @@ class Overhead:
     """The steps of all blocks."""
 
     step_ms: float
-    """A step without events, the median of the blocks."""
-    pairs: tuple[float, ...]
-    """The time of each block with events, divided by that of its neighbor without."""
-
-    @property
-    def percent(self) -> float:
-        """What events add to a step: the median of the pairs."""
-        return (median(self.pairs) - 1) * 100
-
-    @property
-    def spread(self) -> tuple[float, float]:
-        """The quartiles of the pairs, in percent."""
-        ordered = sorted(self.pairs)
-        return tuple((ordered[len(ordered) * part // 4] - 1) * 100 for part in (1, 3))  # pyright: ignore[reportReturnType]
+    """A step without telemetry, the median of the blocks."""
+    wall: Ratio
+    """Of the time that passed."""
+    cpu: Ratio
+    """Of the processor time of the process with all its threads: other programs of the machine change it less."""
 
 
 def measure_overhead(events: TrainerEvents, *, pairs: int) -> Overhead:
@@ -39,29 +53,41 @@ def measure_overhead(events: TrainerEvents, *, pairs: int) -> Overhead:
 
     Args:
         events: Gets a span and the metrics of each step.
-        pairs: The number of blocks with events, and of those without.
+        pairs: The number of blocks with telemetry, and of those without.
     """
-    step = _training()
+    step = training()
     for _ in range(STEPS):
         step()
-    silent, loud = list[float](), list[float]()
+    silent, loud = list[tuple[float, float]](), list[tuple[float, float]]()
     for pair in range(pairs):
         # The order alternates, so that neither kind gains an advantage.
-        for with_events in (False, True) if pair % 2 else (True, False):
-            began = time.perf_counter()
+        for telemetry in (False, True) if pair % 2 else (True, False):
+            wall, cpu = time.perf_counter(), time.process_time()
             for number in range(STEPS):
-                if with_events:
+                if telemetry:
                     with events.step(step=number):
                         loss = step()
                     events.metrics(step=number, loss=loss, learning_rate=0.1)
+                    report(step=number, loss=loss, mfu=0.4)
                 else:
                     step()
-            (loud if with_events else silent).append(time.perf_counter() - began)
-    ratios = tuple(with_events / without for with_events, without in zip(loud, silent, strict=True))
-    return Overhead(step_ms=median(silent) / STEPS * 1000, pairs=ratios)
+            wall = time.perf_counter() - wall
+            # What waits is exported in no block's time, and belongs to the processor time of this one.
+            events.flush()
+            (loud if telemetry else silent).append((wall, time.process_time() - cpu))
+    return Overhead(
+        step_ms=median(wall for wall, _ in silent) / STEPS * 1000,
+        wall=_ratio([wall for wall, _ in loud], [wall for wall, _ in silent]),
+        cpu=_ratio([cpu for _, cpu in loud], [cpu for _, cpu in silent]),
+    )
 
 
-def _training() -> Callable[[], float]:
+def _ratio(loud: Sequence[float], silent: Sequence[float]) -> Ratio:
+    return Ratio(tuple(one / other for one, other in zip(loud, silent, strict=True)))
+
+
+def training() -> Callable[[], float]:
+    """Returns a step of a small network, on one thread."""
     import torch
 
     torch.set_num_threads(1)
