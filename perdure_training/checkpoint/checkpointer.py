@@ -95,7 +95,8 @@ class Checkpointer:
 
         Args:
             state: As for `save`. Objects with `load_state_dict` are changed in place, and so are tensors; other values
-                are replaced in the mapping.
+                are replaced in the mapping. If nothing is loaded, objects with `start_over`, such as a
+                `ShardingClient`, start over.
 
         Returns:
             The step, or None if nothing was loaded: the script starts, or loads its checkpoint from disk.
@@ -111,8 +112,14 @@ class Checkpointer:
             raise RuntimeError("Checkpointer.restore: called before; a process restores once, when it begins")
         world = self._begin()
         self._restored = True
-        if world is None:
-            return None
+        step = None if world is None else self._load(world, state)
+        if step is None:
+            for value in state.values():
+                if callable(start_over := getattr(value, "start_over", None)):
+                    start_over()
+        return step
+
+    def _load(self, world: _World, state: MutableMapping[str, Any]) -> int | None:
         agreed = world.agree()
         decision = agreed.decision
         if world.own.rank == 0 and decision.reason:
@@ -265,11 +272,12 @@ class _World:
         """Loads the newest undamaged checkpoint; returns its step."""
         if self._durable is None or not self._durable.stores:
             return None
-        for value in state.values():
-            if isinstance(value, torch.optim.Optimizer):
-                prepare_optimizer(value)
+        optimizers = [value for value in state.values() if isinstance(value, torch.optim.Optimizer)]
+        prepared = [optimizer for optimizer in optimizers if prepare_optimizer(optimizer)]
         found = self._durable.restore(capture(state), self._store)
         if found is None:
+            for optimizer in prepared:
+                optimizer.state.clear()
             return None
         step, folder, saved = found
         put_into(state, saved)

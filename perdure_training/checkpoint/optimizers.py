@@ -7,18 +7,22 @@ from typing import Any
 import torch
 
 
-def prepare_optimizer(optimizer: torch.optim.Optimizer) -> None:
+def prepare_optimizer(optimizer: torch.optim.Optimizer) -> bool:
     """Makes an optimizer that has made no step create its state; parameters and learning rates stay as they are.
 
     A state dict lists tensors only once they exist, and a checkpoint is loaded into the tensors that a state dict
-    lists. `torch.distributed.checkpoint.state_dict` does the same.
+    lists. `torch.distributed.checkpoint.state_dict` does the same. Where nothing is loaded, `optimizer.state` must be
+    cleared: it has counted a step.
+
+    Returns:
+        Whether the optimizer had no state before, and has one now.
     """
     if optimizer.state:
-        return
+        return False
     parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
     if any(parameter.grad is not None for parameter in parameters):
         # A step would change the parameters.
-        return
+        return False
     rates: list[Any] = []
     for group in optimizer.param_groups:
         rates.append(group.get("lr"))
@@ -31,3 +35,4 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> None:
         if "lr" in group:
             group["lr"] = rate
     optimizer.zero_grad(set_to_none=True)
+    return True

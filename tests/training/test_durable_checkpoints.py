@@ -136,6 +136,14 @@ def test_a_checkpoint_is_loaded_after_memory_was_lost_as_if_nothing_had_happened
     assert site.agent.saving == [1, 2]
 
 
+def test_an_optimizer_is_as_new_where_nothing_is_loaded(site: Site):
+    """Else its bias correction, and so each parameter, would differ from those of a job without storage."""
+    state = trained()
+    _, step = site.begin(state)
+    assert step is None
+    assert not state["optimizer"].state
+
+
 def test_memory_comes_before_storage(site: Site):
     state = trained(steps=1)
     checkpointer, _ = site.begin(state)
