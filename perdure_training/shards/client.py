@@ -299,12 +299,15 @@ class ShardingClient:
                 raise ValueError(
                     f"{field}: the position is of a dataset with {state[field]}, not {self._parameters[field]}"
                 )
-        with self._changed:
-            self._rewinds += 1
-            self._begin(
-                {"next": int(state["next"]), "holes": [[int(first), int(end)] for first, end in state["holes"]]}
-            )
-            self._changed.notify_all()
+        self._rewind({"next": int(state["next"]), "holes": [[int(first), int(end)] for first, end in state["holes"]]})
+
+    def start_over(self) -> None:
+        """Reads the dataset from its beginning, as a model that has found no checkpoint does. All ranks call it.
+
+        Otherwise the ranks of a world continue where those before them were, as suits work that outlives its process.
+        A `Checkpointer` calls it where it loads nothing.
+        """
+        self._rewind(BEGINNING)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Waits until all that is done has been reported.
@@ -324,6 +327,12 @@ class ShardingClient:
         return first, first + len(shard)
 
     # State under the lock
+
+    def _rewind(self, position: Json) -> None:
+        with self._changed:
+            self._rewinds += 1
+            self._begin(position)
+            self._changed.notify_all()
 
     @property
     def _held_shards(self) -> int:

@@ -61,6 +61,27 @@ def test_a_training_continues_as_if_nothing_had_happened(world: World):
         assert torch.equal(expected, found)
 
 
+def test_data_starts_over_where_nothing_is_loaded(world: World):
+    """Else a model that begins anew would miss what the world before it had read."""
+    started: list[int] = []
+
+    class Data:
+        def start_over(self) -> None:
+            started.append(1)
+
+        def state_dict(self) -> dict[str, int]:
+            return {"position": 5}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            started.append(state["position"])
+
+    checkpointer, _ = world.begin({"data": Data()})
+    assert started == [1]
+    save(checkpointer, 1, {"data": Data()})
+    world.begin({"data": Data()})
+    assert started == [1, 5]
+
+
 def test_tensors_come_back_as_they_were():
     base = torch.arange(12.0).reshape(3, 4)
     state = {

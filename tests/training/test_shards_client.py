@@ -195,6 +195,20 @@ def test_a_restored_position_is_exact_within_a_shard(monkeypatch: pytest.MonkeyP
     assert read(rewound) == order[11:], "also in the same world"
 
 
+@pytest.mark.parametrize("starts_over", [True, False])
+def test_a_model_that_begins_anew_reads_all_data(starts_over: bool, monkeypatch: pytest.MonkeyPatch):
+    job = Job(size=30, shard_size=10)
+    before = client(job, monkeypatch)
+    shard = before.fetch()
+    assert shard
+    before.report(shard)
+    assert before.flush(30)
+    after = client(job, monkeypatch, generation=2)
+    if starts_over:
+        after.start_over()
+    assert read(after) == list(range(0 if starts_over else 10, 30))
+
+
 def test_without_step_the_position_is_what_was_reported(monkeypatch: pytest.MonkeyPatch):
     job = Job(size=30, shard_size=10)
     shards = client(job, monkeypatch)
