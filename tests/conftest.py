@@ -44,6 +44,7 @@ LONG = (
     "warm-starts",
     "joining",
     "survival",
+    "exactness",
     "cluster-faults",
     "storage",
     "workflows",

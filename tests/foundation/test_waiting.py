@@ -15,6 +15,8 @@ SLEEPS = {
     "tests/system/observed.py": "a training, whose steps take time",
     "tests/system/saves_itself.py": "a training, whose steps take time",
     "tests/system/walk.py": "a training, whose steps take time",
+    "tests/system/exact_training.py": "a training, whose steps take time",
+    "tests/system/test_exactness.py": "a killed worker or server is away for a while",
     "tests/agent/test_agent_process.py": "an outage lasts for several heartbeats",
     "tests/agent/test_agent_with_training.py": "the pace of a played watch",
     "tests/workflows/test_node_group.py": "an outage lasts until agents rarely ask for the server",
