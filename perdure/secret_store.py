@@ -51,7 +51,7 @@ class SecretStore:
             ) from error
         if self._own and known.st_mode & 0o077:
             raise SecretUnavailable(f"others may read the secret {reference}", remedy=f"chmod 600 {path}")
-        return _checked(reference, content)
+        return _check_value(reference, content)
 
     def environment(self, references: Mapping[str, str]) -> dict[str, str]:
         """The values for variables.
@@ -74,7 +74,7 @@ class SecretStore:
             SecretUnavailable: if it can be no variable.
         """
         path = self._file(reference)
-        _checked(reference, value)
+        _check_value(reference, value)
         for folder in (self.path.parent, self.path, path.parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private_file(path, value, durable=True)
@@ -101,7 +101,7 @@ class SecretStore:
         return self.path / reference
 
 
-def _checked(reference: str, value: bytes) -> str:
+def _check_value(reference: str, value: bytes) -> str:
     if len(value) > LONGEST or b"\0" in value:
         raise SecretUnavailable(
             f"the secret {reference} can be no environment variable: it has a NUL or over {LONGEST} bytes"

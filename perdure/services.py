@@ -50,7 +50,7 @@ def run_service(
 
 
 @asynccontextmanager
-async def answering(port: int | None) -> AsyncGenerator[None]:
+async def health_endpoint(port: int | None) -> AsyncGenerator[None]:
     """Answers `GET /healthz` on a port, if one is given, while the context is open, for probes."""
     if port is None:
         yield

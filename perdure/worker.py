@@ -44,7 +44,7 @@ from perdure.events import AsyncExporter, ConsoleExporter, EventType, FileExport
 from perdure.metrics.endpoint import serving_metrics
 from perdure.metrics.sdk import SdkRuntime, worker_runtime
 from perdure.metrics.series import merge
-from perdure.services import answering
+from perdure.services import health_endpoint
 from perdure.spec.job import Backend
 from perdure.tracing import tracing_of
 from perdure.ui_front import ui_front
@@ -304,7 +304,7 @@ async def serve(
         exporting_events(events, jobs) as exporters,
         serving_metrics(metrics.text, metrics_port) if metrics is not None else nullcontext(),
         running_worker(client, backends=served, task_queue=endpoint.task_queue, gateway=gateway) as facts,
-        answering(health_port),
+        health_endpoint(health_port),
         ui_front(os.environ.get(UI_VARIABLE, ""), os.environ.get(UI_BACKEND_VARIABLE, "")),
         asyncio.TaskGroup() as beside,
     ):

@@ -88,9 +88,9 @@ def node_task_queue(node: NodeId) -> str:
 
 def node_name(job_name: str, node: NodeId) -> str:
     """The name of a pod or a node's folder; at most 63 characters, as Kubernetes' labels allow."""
-    return fitting(job_name, f"-{node.role}-{node.rank}-{node.uid}{node.incarnation}")
+    return dns_label(job_name, f"-{node.role}-{node.rank}-{node.uid}{node.incarnation}")
 
 
-def fitting(job_name: str, suffix: str) -> str:
+def dns_label(job_name: str, suffix: str) -> str:
     """Joins both to a DNS label of at most 63 characters. The suffix makes the name unique, so it is kept whole."""
     return job_name[: 63 - len(suffix)].rstrip("-") + suffix

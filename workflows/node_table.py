@@ -443,7 +443,7 @@ class NodeTable:
             record = record.replace(phase=NodePhase.PENDING, since=event.time, reason=event.reason, obstacle=obstacle)
             if not often:
                 record = record.replace(rewordings=record.rewordings + 1, reworded_at=event.time)
-                self._pending(record, event.time, event.reason, queued=event.queued)
+                self._note_pending(record, event.time, event.reason, queued=event.queued)
             self.put(record)
         elif obstacle and record.phase is NodePhase.JOINED:
             record = record.replace(phase=NodePhase.PENDING, since=event.time, reason=obstacle, obstacle=obstacle)
@@ -471,9 +471,9 @@ class NodeTable:
         """Repeats the obstacle after a report of the agent: a running agent does not mean that the command can
         start."""
         if record.obstacle and record.phase is NodePhase.PENDING:
-            self._pending(record, record.since, record.obstacle)
+            self._note_pending(record, record.since, record.obstacle)
 
-    def _pending(self, record: NodeRecord, time: datetime, reason: str, *, queued: bool = False) -> None:
+    def _note_pending(self, record: NodeRecord, time: datetime, reason: str, *, queued: bool = False) -> None:
         source = EvidenceSource.BACKEND
         self.transition(record, TransitionKind.PENDING, time, source=source, detail=reason, queued=queued)
 

@@ -11,7 +11,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows import options
 
 
-async def laid_under(spec: dict[str, Any]) -> dict[str, Any]:
+async def complete(spec: dict[str, Any]) -> dict[str, Any]:
     """Completes a specification with the preset that it names.
 
     Returns:

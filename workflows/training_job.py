@@ -115,7 +115,7 @@ class TrainingJob:
         try:
             await self._begin(spec)
             if not self._resolved:
-                spec = await preset.laid_under(spec)
+                spec = await preset.complete(spec)
                 self.job, self._resolved = read_accepted(spec), True
             self._take(TimePassed())
             while not self._is_over():

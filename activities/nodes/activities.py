@@ -78,7 +78,7 @@ class NodeActivities:
         """
         backend = self._backend(request.spec.backend)
         check_new(request)
-        async with _beating():
+        async with _heartbeats():
             try:
                 return await backend.create(request)
             except NodeRefused as refused:
@@ -107,7 +107,7 @@ class NodeActivities:
         backend = self._backend(request.spec.backend)
         requests = request.each
         check_new(*requests)
-        async with _beating():
+        async with _heartbeats():
             outcomes = await asyncio.gather(*map(backend.create, requests), return_exceptions=True)
         created: dict[int, CreatedNode] = {}
         refused: dict[int, str] = {}
@@ -132,7 +132,7 @@ class NodeActivities:
     async def delete_nodes(self, request: NodesRef) -> None:
         """Ends nodes. Returns when none of their processes runs."""
         check_nodes(*request.nodes)
-        async with _beating():
+        async with _heartbeats():
             await self._backend(request.nodes[0].backend).delete(*request.nodes)
 
     @activity.defn(name="clear_group")
@@ -142,7 +142,7 @@ class NodeActivities:
         backend = self._backend(group.backend)
         check_group(group)
         if isinstance(backend, SharingBackend):
-            async with _beating():
+            async with _heartbeats():
                 await backend.clear(group)
 
     @activity.defn(name="describe_node")
@@ -157,7 +157,7 @@ class NodeActivities:
         backend = self._backend(request.backend)
         check_group(request)
         telling = _Telling(self._client, request.group_id)
-        async with _beating():
+        async with _heartbeats():
             tasks = [
                 asyncio.create_task(task)
                 for task in (
@@ -324,7 +324,7 @@ class _Telling:
 
 
 @contextlib.asynccontextmanager
-async def _beating() -> AsyncGenerator[None]:
+async def _heartbeats() -> AsyncGenerator[None]:
     """Heartbeats while the body runs, so that the server detects a dead worker and delivers cancellations."""
     timeout = activity.info().heartbeat_timeout
     interval = (min(timeout / 3, _BEAT) if timeout else _BEAT).total_seconds()

@@ -101,7 +101,7 @@ class Site:
 async def site(report: Callable[[str], None]) -> AsyncGenerator[Site]:
     """Provides the site, and removes it when the context closes, except for a cluster that ran before."""
     # The state folder contains sockets, whose paths are limited to 108 bytes.
-    with Cluster().used(report) as cluster, tempfile.TemporaryDirectory(prefix="pb-") as folder:
+    with Cluster().use(report) as cluster, tempfile.TemporaryDirectory(prefix="pb-") as folder:
         policy = Path(folder) / "site-policy.yaml"
         policy.write_text(SITE_POLICY)
         pods = PodSite(

@@ -49,7 +49,7 @@ async def pods(folder: Path, report: Report) -> AsyncGenerator[Place]:
     """Provides the machine's cluster, a server and a worker. Starts the cluster if it does not run, and then ends it,
     too."""
     (folder / OUT).mkdir()
-    with Cluster().used(report) as cluster:
+    with Cluster().use(report) as cluster:
         report("Building an image of this checkout")
         policy = folder / "site-policy.yaml"
         policy.write_text(SITE_POLICY)

@@ -136,7 +136,7 @@ def _restore(incident: IncidentView) -> str:
     """Names the step with which the new world continued, where a checkpointer reported it."""
     if incident.restored_step is None:
         return ""
-    return f"continued {text.restored(incident.restored_step, incident.restored_from, incident.steps_again)}"
+    return f"continued {text.describe_restore(incident.restored_step, incident.restored_from, incident.steps_again)}"
 
 
 def _starts(incident: IncidentView) -> str:

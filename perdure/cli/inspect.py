@@ -108,7 +108,7 @@ async def _status(client: Client, here: Session, name: str) -> None:
         raise
     nodes = await client.nodes(name)
     progress = overall_progress(nodes, known)
-    warnings = (*_failing(await client.task_failures(name)), *all_warnings(nodes, known))
+    warnings = (*_describe_task_failures(await client.task_failures(name)), *all_warnings(nodes, known))
     known = known.model_copy(update={"progress": progress, "warnings": warnings})
     if here.json:
         here.show(known)
@@ -123,7 +123,7 @@ async def _status(client: Client, here: Session, name: str) -> None:
     here.hint(*_next_commands(known, here.flag))
 
 
-def _failing(failures: tuple[TaskFailure, ...]) -> list[str]:
+def _describe_task_failures(failures: tuple[TaskFailure, ...]) -> list[str]:
     from perdure.client import task_failures
 
     return [f"{found.workflow_id}: {task_failures.explain(found)}. {task_failures.remedy(found)}" for found in failures]

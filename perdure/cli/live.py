@@ -160,7 +160,7 @@ async def follow(client: Client, here: Session, name: str, *, keys: bool = False
     draw = here.json or not out.is_terminal
     with suppress(PerdureError):
         view.incidents.update({incident.number: incident for incident in await client.incidents(name)})
-    async with _detaching() as detached:
+    async with _detach_on_interrupt() as detached:
         drawing = (_silent if here.json else _lines) if draw else _picture
         # The keys come first: a user who sees them may press one at once.
         async with _key_presses(client, view, detached, enabled=view.keys):
@@ -280,7 +280,7 @@ def line_of(snapshot: JobSnapshot) -> str:
 
 
 @asynccontextmanager
-async def _detaching() -> AsyncGenerator[asyncio.Event]:
+async def _detach_on_interrupt() -> AsyncGenerator[asyncio.Event]:
     """Yields an event that Ctrl-C sets, instead of ending the program."""
     detached = asyncio.Event()
     loop = asyncio.get_running_loop()

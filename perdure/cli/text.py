@@ -126,12 +126,12 @@ def checkpoint(view: CheckpointView) -> str:
     elif view.url:
         parts.append("no durable checkpoint of this run yet")
     if view.restored_step is not None:
-        continued = restored(view.restored_step, view.restored_from, view.restored_again)
+        continued = describe_restore(view.restored_step, view.restored_from, view.restored_again)
         parts.append(f"generation {view.restored_generation} continued {continued}")
     return "; ".join(parts)
 
 
-def restored(step: int, source: str | None, again: int | None) -> str:
+def describe_restore(step: int, source: str | None, again: int | None) -> str:
     """`from step 48,000 in memory, with 1 step made again`."""
     place = {"STORAGE": "in storage", "PEER": "in the memory of another node"}.get(source or "", "in memory")
     lost = f", with {count(again, 'step')} made again" if again else ", with no step made again" if again == 0 else ""

@@ -14,7 +14,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.client import task_failures
 from perdure.client.connection import CALL_TIMEOUT, converter_for, unreachable
-from perdure.client.results import refused_start
+from perdure.client.results import start_refusal
 from perdure.encryption.codec import REFUSED_PAYLOAD
 from perdure.errors import JobNotFound, NotPermitted, NoWorker, PerdureError, Refused, WorkflowTaskFails
 from workflows.names import job_workflow_id
@@ -39,7 +39,7 @@ async def map_errors(client: Client, name: str = "", namespace: str | None = Non
         yield
     except WorkflowQueryFailedError as error:
         workflow_id = job_workflow_id(namespace or client.namespace, name)
-        refused = await _refused_start(client, workflow_id) if name else None
+        refused = await _start_refusal(client, workflow_id) if name else None
         raise refused or Refused(f"{name} cannot answer: {await _query_failure(client, workflow_id, error)}") from error
     except RPCError as error:
         raise await _explanation(client, name, namespace or client.namespace, error) from error
@@ -75,7 +75,7 @@ async def _explanation(client: Client, name: str, namespace: str, error: RPCErro
             return Refused(f"the Temporal server refuses: {error.message} ({error.status.name})")
 
 
-async def _refused_start(client: Client, workflow_id: str) -> Refused | None:
+async def _start_refusal(client: Client, workflow_id: str) -> Refused | None:
     """The error if the job never began, because the worker refused what it was started with."""
     handle = (await client.connect()).get_workflow_handle(workflow_id)
     try:
@@ -83,7 +83,7 @@ async def _refused_start(client: Client, workflow_id: str) -> Refused | None:
             await handle.result(rpc_timeout=CALL_TIMEOUT)
     except WorkflowFailureError as error:
         if isinstance(error.cause, ApplicationError) and error.cause.type == REFUSED_PAYLOAD:
-            return refused_start(error.cause)
+            return start_refusal(error.cause)
     except RPCError:
         pass
     return None

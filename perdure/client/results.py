@@ -28,7 +28,7 @@ async def result_of(error: WorkflowFailureError, handle: WorkflowHandle[Any, Job
         if cause.type == "InvalidSpec":
             raise Refused(f"the job's specification is wrong:\n{cause.message}") from error
         if cause.type == REFUSED_PAYLOAD:
-            raise refused_start(cause) from error
+            raise start_refusal(cause) from error
         return await _reconstruct(
             handle, JobPhase.FAILED, ExitCode.INFRASTRUCTURE, f"the workflow failed: {cause.message}"
         )
@@ -44,7 +44,7 @@ async def result_of(error: WorkflowFailureError, handle: WorkflowHandle[Any, Job
     return await _reconstruct(handle, JobPhase.FAILED, ExitCode.INFRASTRUCTURE, str(cause))
 
 
-def refused_start(cause: ApplicationError) -> Refused:
+def start_refusal(cause: ApplicationError) -> Refused:
     """The error for a workflow that was started with a payload that the worker does not read."""
     return Refused(
         f"the job was refused: {cause.message}",

@@ -152,12 +152,12 @@ class SyncClient:
             raise
 
     def _iterate(self, items: AsyncGenerator[ResultT]) -> Iterator[ResultT]:
-        async def following() -> ResultT:
+        async def next_item() -> ResultT:
             return await anext(items)
 
         try:
             with suppress(StopAsyncIteration):
                 while True:
-                    yield self._run(following())
+                    yield self._run(next_item())
         finally:
             self._run(items.aclose())

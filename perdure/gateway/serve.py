@@ -24,7 +24,7 @@ from perdure.gateway.callers import ApiTokenReviewer, Callers, NoTokenReviewer
 from perdure.gateway.certificates import CertificateInvalid, ServerCertificates, SiteCertificate
 from perdure.gateway.metrics import serving_metrics
 from perdure.gateway.server import Gateway
-from perdure.services import answering
+from perdure.services import health_endpoint
 
 logger = logging.getLogger("perdure.gateway")
 
@@ -85,7 +85,7 @@ async def serve(
         except OSError as error:
             raise Refused(str(error), remedy="Name a free port with --listen HOST:PORT.") from error
         logger.info("serving agents at port %d; Temporal at %s, %s", port, endpoint.address, endpoint.namespace)
-        async with answering(health_port), serving_metrics(gateway.metrics, metrics_port):
+        async with health_endpoint(health_port), serving_metrics(gateway.metrics, metrics_port):
             await stopped.wait()
         logger.info("stopping")
         await gateway.stop(STOP_GRACE)

@@ -39,7 +39,11 @@ def occurrences(before: ResourceStatus, after: ResourceStatus) -> tuple[Occurren
     """Returns what happened between two statuses of an object, in order."""
     found: list[Occurrence] = []
     refusal = after.condition("Accepted")
-    if refusal and refusal.status is Truth.FALSE and _told(before, "Accepted") != _told(after, "Accepted"):
+    if (
+        refusal
+        and refusal.status is Truth.FALSE
+        and _reason_and_message(before, "Accepted") != _reason_and_message(after, "Accepted")
+    ):
         found.append(Occurrence(reason="Refused", message=f"{refusal.reason}: {refusal.message}", warning=True))
     if after.run_id and not before.run_id:
         message = f"The workflow {after.workflow_id} was started, run {after.run_id}"
@@ -109,7 +113,7 @@ class Events:
             await self._api.patch(f"{path}/{name}", {"count": found.get("count", 0) + 1, "lastTimestamp": now})
 
 
-def _told(status: ResourceStatus, kind: str) -> tuple[str, str]:
+def _reason_and_message(status: ResourceStatus, kind: str) -> tuple[str, str]:
     condition = status.condition(kind)
     return (condition.reason, condition.message) if condition else ("", "")
 

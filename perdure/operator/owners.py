@@ -31,7 +31,7 @@ class Owners:
         self._api = api
         self._ownership = ownership
 
-    def known(self, resource: TrainingJobResource) -> str:
+    def name_of(self, resource: TrainingJobResource) -> str:
         """The name of the object's owner; empty if the cluster records none."""
         return resource.owner.username if resource.owner and self._ownership is not Ownership.IGNORE else ""
 

@@ -97,7 +97,7 @@ class Reconciler:
         if FINALIZER not in resource.metadata.finalizers:
             resource = await self._with_finalizers(resource, (*resource.metadata.finalizers, FINALIZER))
         try:
-            submission = await self._runs.start(job, resource, owner=self._owners.known(resource))
+            submission = await self._runs.start(job, resource, owner=self._owners.name_of(resource))
         except JobAlreadyRunning:
             # Another process, perhaps another operator, has started it since the query.
             return Looked(resource=resource, again=SOON)

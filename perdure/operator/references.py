@@ -61,7 +61,7 @@ def _references(job: JobSpec) -> Iterator[Reference]:
         # Every pod of the namespace has the account `default`.
         if isinstance(name := spec.get(field), str) and name not in ("", "default"):
             yield Reference(field=f"{place}.{field}", kind=Kind.SERVICE_ACCOUNT, name=name)
-    yield from _nested(spec, place)
+    yield from _references_in(spec, place)
 
 
 _BY_FIELD: Mapping[str, tuple[Kind, str]] = {
@@ -79,23 +79,23 @@ _SOURCES = {kind.kind: kind for kind in (Kind.CLAIM, Kind.SNAPSHOT)}
 """Objects whose content becomes that of a new volume."""
 
 
-def _nested(value: Any, place: str) -> Iterator[Reference]:
+def _references_in(value: Any, place: str) -> Iterator[Reference]:
     """Yields what a value of a pod names, however deep; a form that the API server does not know names nothing."""
     if isinstance(value, list):
         for item in cast("list[Any]", value):
             label = _mapping(item).get("name")
-            yield from _nested(item, f"{place}.{label}" if isinstance(label, str) else place)
+            yield from _references_in(item, f"{place}.{label}" if isinstance(label, str) else place)
         return
     for field, inner in _mapping(value).items():
         inside = f"{place}.{field}"
         for one in cast("list[Any]", inner) if isinstance(inner, list) else [inner]:
-            for kind, name in _named(field, _mapping(one)):
+            for kind, name in _names_in_field(field, _mapping(one)):
                 if isinstance(name, str) and name:
                     yield Reference(field=inside, kind=kind, name=name)
-        yield from _nested(inner, inside)
+        yield from _references_in(inner, inside)
 
 
-def _named(field: str, value: Mapping[str, Any]) -> Iterator[tuple[Kind, Any]]:
+def _names_in_field(field: str, value: Mapping[str, Any]) -> Iterator[tuple[Kind, Any]]:
     if field in ("dataSource", "dataSourceRef"):
         yield _SOURCES.get(str(value.get("kind")), Kind.OTHER_SOURCE), value.get("name")
     elif field == "secret":

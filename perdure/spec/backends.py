@@ -95,7 +95,7 @@ def check_backend(spec: JobSpec) -> tuple[SpecWarning, ...]:
     problems, warnings = find_unsupported(spec.model_dump(mode="json", exclude_defaults=True), backend=spec.backend)
     if problems:
         raise SpecError(problems)
-    return (*_shrinking(spec), *_open_secrets(spec), *warnings)
+    return (*_warn_of_shrinking(spec), *_open_secrets(spec), *warnings)
 
 
 def find_unsupported(
@@ -171,7 +171,7 @@ def _open_secrets(spec: JobSpec) -> Iterator[SpecWarning]:
             )
 
 
-def _shrinking(spec: JobSpec) -> Iterator[SpecWarning]:
+def _warn_of_shrinking(spec: JobSpec) -> Iterator[SpecWarning]:
     for name, role in spec.roles.items():
         if role.nodes.elastic:
             yield SpecWarning(

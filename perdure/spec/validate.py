@@ -73,7 +73,7 @@ def validate_spec(data: Mapping[str, Any] | JobSpec) -> tuple[JobSpec, tuple[Spe
     try:
         spec = parse_spec(data)
     except SpecError as error:
-        raise SpecError((*error.problems, *_unsupported(data, error))) from None
+        raise SpecError((*error.problems, *_unsupported_fields(data, error))) from None
     return spec, check_backend(spec)
 
 
@@ -98,7 +98,7 @@ def validate_started(data: Any) -> JobSpec:
     return spec
 
 
-def _unsupported(data: Any, error: SpecError) -> list[SpecProblem]:
+def _unsupported_fields(data: Any, error: SpecError) -> list[SpecProblem]:
     """The errors of a backend's fields in a specification that also has other errors."""
     if not isinstance(data, Mapping):
         return []

@@ -59,7 +59,7 @@ class _EventHandler(logging.Handler):
             metadata = _mapping(fields.get("metadata"))
             # Details about a worker are JSON in a text, and each is a list with one item.
             details = {
-                name: _only_item(value) for name, value in _mapping(_parsed(metadata.pop("metadata", None))).items()
+                name: _only_item(value) for name, value in _mapping(_parse(metadata.pop("metadata", None))).items()
             }
             recorded = fields.get("timestamp")
             self._emitter.emit(
@@ -103,7 +103,7 @@ def _mapping(value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def _parsed(text: Any) -> Any:
+def _parse(text: Any) -> Any:
     return json.loads(text) if isinstance(text, str) else None
 
 

@@ -136,7 +136,7 @@ class ProcessTree:
             self._companions.discard(pid)
             ended.append(Exit(pid, os.waitstatus_to_exitcode(status)))
         if self._companions and not self._roots and not self._empty:
-            self._empty = not self._remaining()
+            self._empty = not self._remaining_processes()
         return ended
 
     def terminate(self, grace: timedelta) -> None:
@@ -157,7 +157,7 @@ class ProcessTree:
         if self._empty:
             return
         self._terminating = True
-        processes.send(self._remaining(), signal.SIGTERM)
+        processes.send(self._remaining_processes(), signal.SIGTERM)
         self._kill_after(grace)
 
     def kill(self) -> None:
@@ -166,7 +166,7 @@ class ProcessTree:
             return
         if self._killing_since is None:
             self._killing_since = time.monotonic()
-        processes.send(self._remaining(), signal.SIGKILL)
+        processes.send(self._remaining_processes(), signal.SIGKILL)
 
     def dismiss(self) -> None:
         """Ends the companions, and waits for their end."""
@@ -176,7 +176,7 @@ class ProcessTree:
                 os.waitpid(companion, 0)
         self._companions.clear()
 
-    def _remaining(self) -> list[int]:
+    def _remaining_processes(self) -> list[int]:
         """Returns the remaining processes of the command, without zombies."""
         return [
             process.pid
@@ -206,7 +206,9 @@ class ProcessTree:
         now = time.monotonic()
         if self._killing_since is not None:
             if now - self._killing_since > _UNKILLABLE.total_seconds():
-                logger.error("processes %s survive SIGKILL: stuck in the kernel, and left behind", self._remaining())
+                logger.error(
+                    "processes %s survive SIGKILL: stuck in the kernel, and left behind", self._remaining_processes()
+                )
                 self._empty = True
                 return
             self.kill()

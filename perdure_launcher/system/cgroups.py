@@ -60,13 +60,13 @@ def _find(root: Path, membership: Path) -> tuple[Path | None, int]:
     for line in _read(membership).splitlines():
         number, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
-            return _existing(root / "memory", path), 1
+            return _existing_folder(root / "memory", path), 1
         if number == "0" and not controllers and (root / "cgroup.controllers").exists():
-            return _existing(root, path), 2
+            return _existing_folder(root, path), 2
     return None, 2
 
 
-def _existing(mount: Path, path: str) -> Path | None:
+def _existing_folder(mount: Path, path: str) -> Path | None:
     """Returns the cgroup's folder. Inside a container the path in /proc may be the host's; then the mount itself is
     ours."""
     for directory in (mount / path.lstrip("/"), mount):

@@ -141,7 +141,7 @@ class Forks:
     def _trial(self, learned: Learned, attend: Callable[[], None] | None = None) -> dict[str, object]:
         """Imports the modules; describes the package that cannot be imported in advance. Empty if all can."""
         try:
-            with self._traces.recording():
+            with self._traces.record():
                 self._imports.import_learned(learned, without=self._left_out, attend=attend)
         except Refused as refused:
             return {"package": refused.package, "reason": str(refused), "by_forks_only": refused.by_forks_only}

@@ -22,7 +22,7 @@ _KINDS = (
 def python_generators() -> list[random.Random]:
     """Returns the instances of `random.Random` in this process, except the module's own, which Python seeds at each
     fork."""
-    own = _identities(_seeded_at_forks())
+    own = _identities(_generators_seeded_at_forks())
     return [
         item
         for item in gc.get_objects()
@@ -37,7 +37,7 @@ def types_created_since_freeze(*, without: Iterable[object]) -> list[str]:
         without: Known generators, which are left out.
     """
     kinds = tuple(kind for module, name in _KINDS if (kind := getattr(sys.modules.get(module), name, None)) is not None)
-    known = _identities([*_seeded_at_forks(), *without])
+    known = _identities([*_generators_seeded_at_forks(), *without])
     objects = gc.get_objects()
     # torch's generators are not tracked by the collector, but the objects that hold them are.
     everything: tuple[object, ...] = (*objects, *gc.get_referents(*objects))
@@ -45,7 +45,7 @@ def types_created_since_freeze(*, without: Iterable[object]) -> list[str]:
     return sorted({item.__class__.__name__ for item in found if not isinstance(item, random.SystemRandom)})
 
 
-def _seeded_at_forks() -> list[object]:
+def _generators_seeded_at_forks() -> list[object]:
     """Returns generators that Python or Perdure seeds again in each fork, or that detect forks themselves."""
     names = getattr(sys.modules.get("tempfile"), "_name_sequence", None)
     numpys = getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None)

@@ -53,7 +53,7 @@ def wait_to_become_a_rank() -> None:
     else:
         imports, unfit_for_forks = Imports(plan), ""
         try:
-            with traces.recording():
+            with traces.record():
                 leave_path()
                 imports.always()
         except Unfit as unfit:

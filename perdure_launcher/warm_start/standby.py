@@ -45,7 +45,7 @@ def wait_for_request(
     os.environ.update(order["place"])
     imports = Imports(plan, STANDBY)
     try:
-        with traces.recording():
+        with traces.record():
             leave_path()
             imports.always()
             imports.import_learned(Learned.from_json(order["learned"]), without=order["without"])

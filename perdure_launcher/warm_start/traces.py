@@ -20,7 +20,7 @@ class Traces:
         """Variables that imports have set; None for removed ones."""
 
     @contextlib.contextmanager
-    def recording(self) -> Generator[None]:
+    def record(self) -> Generator[None]:
         """Records the side effects within the context, in addition to earlier ones."""
         before = dict(os.environ)
         own = {stream: os.dup(stream) for stream in self._written}

@@ -86,7 +86,7 @@ class MemoryWriter(StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Remembers what this rank has, before DCP decides which rank writes what."""
-        # A planner that caches says so in place of a plan that is the last one again.
+        # A planner that caches reports that in place of a plan that is the last one again.
         if self._local is None or getattr(plan, "usable", True):
             self._local = plan
         return plan

@@ -185,7 +185,7 @@ def ensure(report: Report, sources: tuple[Source, ...] = SOURCES) -> dict[str, P
     return {name: path for source in sources for name, path in _ensure_source(source, report).items()}
 
 
-def packaged(package: str) -> Path | None:
+def packaged_file(package: str) -> Path | None:
     """Returns the path of a Debian package's file; None if it is not installed."""
     return next((Path(path) for path in DEBIAN_PACKAGES[package] if Path(path).exists()), None)
 
@@ -196,14 +196,14 @@ def ensure_packages(report: Report) -> None:
     Raises:
         BinariesMissing: if packages cannot be installed on this machine.
     """
-    if not _unpackaged():
+    if not _missing_packages():
         return
-    with locked(CACHE / "packages.lock"):
-        install_packages(_unpackaged(), report)
+    with exclusive(CACHE / "packages.lock"):
+        install_packages(_missing_packages(), report)
 
 
-def _unpackaged() -> list[str]:
-    return [package for package in DEBIAN_PACKAGES if packaged(package) is None]
+def _missing_packages() -> list[str]:
+    return [package for package in DEBIAN_PACKAGES if packaged_file(package) is None]
 
 
 def install_packages(missing: list[str], report: Report) -> None:
@@ -227,19 +227,19 @@ def install_packages(missing: list[str], report: Report) -> None:
 
 
 def _ensure_source(source: Source, report: Report) -> dict[str, Path]:
-    found = {name: path for name in source.packages if (path := _found(source, name))}
+    found = {name: path for name in source.packages if (path := _find(source, name))}
     missing = [name for name in source.packages if name not in found]
     if not missing:
         return found
-    with locked(source.folder / "lock"):
-        missing = [name for name in missing if not _cached(source, name)]
+    with exclusive(source.folder / "lock"):
+        missing = [name for name in missing if not _is_cached(source, name)]
         if missing:
             _build(source, missing, report)
     return found | {name: source.folder / name for name in source.packages if name not in found}
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def exclusive(path: Path) -> Iterator[None]:
     """Admits one process at a time; a later process finds the result of an earlier one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
@@ -247,14 +247,14 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _found(source: Source, name: str) -> Path | None:
+def _find(source: Source, name: str) -> Path | None:
     on_path = shutil.which(name)
     if on_path and (source.any_version or _has_version(on_path, source)):
         return Path(on_path)
-    return source.folder / name if _cached(source, name) else None
+    return source.folder / name if _is_cached(source, name) else None
 
 
-def _cached(source: Source, name: str) -> bool:
+def _is_cached(source: Source, name: str) -> bool:
     return os.access(source.folder / name, os.X_OK)
 
 

@@ -51,13 +51,13 @@ class Certificates:
             "clusters": [
                 {
                     "name": "perdure",
-                    "cluster": {"server": server, "certificate-authority-data": _encoded(self.authority)},
+                    "cluster": {"server": server, "certificate-authority-data": _encode(self.authority)},
                 }
             ],
             "users": [
                 {
                     "name": user,
-                    "user": {"client-certificate-data": _encoded(certificate), "client-key-data": _encoded(key)},
+                    "user": {"client-certificate-data": _encode(certificate), "client-key-data": _encode(key)},
                 }
             ],
             "contexts": [{"name": "perdure", "context": {"cluster": "perdure", "user": user}}],
@@ -87,5 +87,5 @@ def _openssl(*arguments: str | Path) -> None:
         raise RuntimeError(f"openssl {arguments[0]} failed: {answer.stderr.strip()}")
 
 
-def _encoded(path: Path) -> str:
+def _encode(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()

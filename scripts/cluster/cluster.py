@@ -62,7 +62,7 @@ class Cluster:
     def running(self) -> bool:
         """Whether all processes of the cluster run."""
         names = self._processes.names()
-        return (self._state / "up").exists() and bool(names) and not self._processes.ended()
+        return (self._state / "up").exists() and bool(names) and not self._processes.ended_processes()
 
     def up(self, report: Report, *, keep: bool) -> None:
         """Starts the cluster if it does not run; concurrent calls take turns.
@@ -77,7 +77,7 @@ class Cluster:
         """
         if reason := why_not():
             raise ClusterUnavailable(reason)
-        with self._locked(report):
+        with self._lock(report):
             if not self.running:
                 self._clear()
                 try:
@@ -92,13 +92,13 @@ class Cluster:
         """Ends the cluster and undoes its changes to the machine; returns the changes that could not be undone."""
         if reason := why_not():
             raise ClusterUnavailable(reason)
-        with self._locked():
+        with self._lock():
             (self._folder / "kept").unlink(missing_ok=True)
             self._clear()
         return leftovers(self._folder, nodes=NODES)
 
     @contextlib.contextmanager
-    def used(self, report: Report) -> Iterator[Cluster]:
+    def use(self, report: Report) -> Iterator[Cluster]:
         """Provides a running cluster while the context is open. The last user ends the cluster unless it is kept."""
         self.up(report, keep=False)
         with (self._folder / "users").open("w") as users:
@@ -113,7 +113,7 @@ class Cluster:
     def load_perdure_image(self, code: Path = images.ROOT) -> Image:
         """Builds Perdure's image from this checkout, or from the code in another folder, and loads it into all
         nodes."""
-        with self._locked():
+        with self._lock():
             image = images.perdure_image(self._state / "images", code)
             with ThreadPoolExecutor() as pool:
                 list(pool.map(lambda node: node.load([image]), self.nodes()))
@@ -141,7 +141,7 @@ class Cluster:
         return ControlPlane(self._state, self._certificates, self._processes, programs)
 
     def _leave(self, users: int) -> None:
-        with self._locked():
+        with self._lock():
             try:
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -196,7 +196,7 @@ class Cluster:
             shutil.rmtree(self._state)
 
     @contextlib.contextmanager
-    def _locked(self, report: Report = print) -> Iterator[None]:
+    def _lock(self, report: Report = print) -> Iterator[None]:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._folder / "lock").open("w") as lock:
             try:

@@ -27,7 +27,7 @@ from pathlib import Path
 from py_compile import PycInvalidationMode
 from typing import Any
 
-from scripts.cluster.binaries import CACHE, packaged
+from scripts.cluster.binaries import CACHE, packaged_file
 
 PAUSE_IMAGE = "localhost/perdure/pause:1"
 """The image of the container that holds a pod's namespaces."""
@@ -65,7 +65,7 @@ class Image:
 
 def bare_images(folder: Path) -> list[Image]:
     """Builds the image that holds a pod's namespaces, and the image for training containers."""
-    layer = _written(folder / "bare.layer", _bare_entries())
+    layer = _write_layer(folder / "bare.layer", _bare_entries())
     return [
         _image(PAUSE_IMAGE, [layer], folder / "pause.tar", command=["/bin/busybox", "sleep", "2147483647"]),
         _image(BARE_IMAGE, [layer], folder / "bare.tar", command=["/bin/sh"]),
@@ -74,8 +74,8 @@ def bare_images(folder: Path) -> list[Image]:
 
 def perdure_image(folder: Path, code: Path = ROOT) -> Image:
     """Builds Perdure's image from this checkout or another folder; its reference changes with its content."""
-    base = _written(folder / "bare.layer", _bare_entries())
-    code = _written(folder / "code.layer", _code_entries(code))
+    base = _write_layer(folder / "bare.layer", _bare_entries())
+    code = _write_layer(folder / "code.layer", _code_entries(code))
     layers = [base, _python_layer(), code]
     digest = hashlib.sha256("".join(map(_digest, layers)).encode()).hexdigest()[:12]
     archive = folder / f"perdure-{digest}.tar"
@@ -104,7 +104,7 @@ def _python_layer() -> Path:
         # Checkouts share the folder: the newest layer may belong to another one.
         for old in sorted(path.parent.glob("*.layer"), key=lambda layer: layer.stat().st_mtime)[:-2]:
             old.unlink(missing_ok=True)
-        _written(path, _python_entries())
+        _write_layer(path, _python_entries())
     return path
 
 
@@ -112,7 +112,7 @@ _Entry = tuple[tarfile.TarInfo, Path | bytes | None]
 
 
 def _bare_entries() -> Iterator[_Entry]:
-    busybox = packaged("busybox-static")
+    busybox = packaged_file("busybox-static")
     if busybox is None:
         raise RuntimeError("busybox-static is not installed")
     for name in _FOLDERS:
@@ -238,7 +238,7 @@ def _file(name: str, content: Path | bytes, *, mode: int | None = None) -> _Entr
     return info, content
 
 
-def _written(path: Path, entries: Iterable[_Entry]) -> Path:
+def _write_layer(path: Path, entries: Iterable[_Entry]) -> Path:
     """Writes a layer's tar file atomically; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -303,7 +303,7 @@ def _image(
         _file("index.json", index),
         *(_file(f"blobs/sha256/{digest.removeprefix('sha256:')}", content) for digest, content in blobs.items()),
     ]
-    return Image(reference, _written(archive, entries))
+    return Image(reference, _write_layer(archive, entries))
 
 
 def _document(content: Mapping[str, Any]) -> bytes:

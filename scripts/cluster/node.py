@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.cluster.binaries import packaged
+from scripts.cluster.binaries import packaged_file
 from scripts.cluster.certificates import Certificates
 from scripts.cluster.control_plane import SERVER
 from scripts.cluster.images import PAUSE_IMAGE, Image
@@ -175,7 +175,7 @@ def _network(number: int, folder: Path) -> dict[str, Any]:
 
 
 def _package_file(package: str) -> Path:
-    found = packaged(package)
+    found = packaged_file(package)
     if found is None:
         found = Path(shutil.which(package) or f"/no-{package}")
     return found

@@ -56,7 +56,7 @@ class Processes:
         """Returns the names of all processes that were started."""
         return sorted(path.stem for path in self._records.glob("*.json"))
 
-    def ended(self) -> list[str]:
+    def ended_processes(self) -> list[str]:
         """Returns the names of processes that should run and do not."""
         return [name for name in self.names() if self.find(name) is None]
 

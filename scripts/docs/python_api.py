@@ -59,8 +59,8 @@ def reference() -> str:
     for package in _PACKAGES:
         loader.load(package)
     perdure, training, errors = (loader.modules_collection[path] for path in _MODULES)
-    public, trainings, raised = _exported(perdure), _exported(training), _classes(errors)
-    returned = [thing for thing in _returned(public, loader) if thing not in public]
+    public, trainings, raised = _exports(perdure), _exports(training), _classes(errors)
+    returned = [thing for thing in _returned_classes(public, loader) if thing not in public]
     parts = [_INTRODUCTION, _prose(perdure)]
     parts += [_section(thing, "##", loader, "perdure.") for thing in public]
     parts += [f"## `perdure_training`\n\n{_prose(training)}"]
@@ -71,7 +71,7 @@ def reference() -> str:
     return "\n".join(parts)
 
 
-def _exported(module: Module | Alias) -> list[Object]:
+def _exports(module: Module | Alias) -> list[Object]:
     return [_target(module[str(name)]) for name in module.exports or ()]
 
 
@@ -88,7 +88,7 @@ def _find(path: str, loader: GriffeLoader) -> Object | None:
     return _target(loader.modules_collection[path]) if path.partition(".")[0] in _PACKAGES else None
 
 
-def _returned(things: Iterable[Object], loader: GriffeLoader) -> list[Class]:
+def _returned_classes(things: Iterable[Object], loader: GriffeLoader) -> list[Class]:
     """Returns the classes that functions and methods return, and those of their fields, by name."""
     found: dict[str, Class] = {}
     left = [
@@ -213,17 +213,17 @@ def _prose(thing: Object | Alias, *, skip: int = 0) -> str:
             case DocstringSectionKind.text:
                 parts += [_paragraph(text) for text in re.split(r"\n\n(?! )", section.value)][skip:]
             case DocstringSectionKind.parameters:
-                parts.append(_described("argument", [(value.name, value.description) for value in section.value]))
+                parts.append(_definitions("argument", [(value.name, value.description) for value in section.value]))
             case DocstringSectionKind.raises:
                 parts.append(
-                    _described("raises", [(str(value.annotation), value.description) for value in section.value])
+                    _definitions("raises", [(str(value.annotation), value.description) for value in section.value])
                 )
             case kind:
                 raise NotImplementedError(f"{thing.path}: a docstring's section of {kind.value}")
     return "\n\n".join(part for part in parts if part) + "\n" if parts else ""
 
 
-def _described(what: str, things: Iterable[tuple[str, str]]) -> str:
+def _definitions(what: str, things: Iterable[tuple[str, str]]) -> str:
     return "\n".join([f"| {what} | |", "|-|-|", *(f"| `{name}` | {_cell(text)} |" for name, text in things)])
 
 

@@ -12,7 +12,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from perdure.cli.checks import Verdict, check_workflow_tasks
-from perdure.cli.inspect import _failing, _jobs_table
+from perdure.cli.inspect import _describe_task_failures, _jobs_table
 from perdure.client.client import Client
 from perdure.client.views import JobSummary
 from perdure.errors import NoWorker, WorkflowTaskFails
@@ -89,7 +89,7 @@ async def test_a_failing_workflow_task_is_named_with_its_cause(
             failed = [check async for check in check_workflow_tasks(own_client) if check.verdict is Verdict.FAILED]
             assert any(job.id in check.detail and "ondeterminism" in check.detail for check in failed)
             assert any("(fails)" in str(cell) for cell in _jobs_table([found], everywhere=False).columns[1].cells)
-            assert job.id in _failing((failure,))[0]
+            assert job.id in _describe_task_failures((failure,))[0]
     await job.terminate()
     assert job.id not in str([check.detail async for check in check_workflow_tasks(own_client)])
 

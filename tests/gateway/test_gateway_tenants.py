@@ -176,7 +176,7 @@ async def test_with_the_keys_of_another_gateway_a_grant_still_leads_to_its_own_n
 async def test_the_worker_of_one_tenant_decodes_nothing_of_another(
     tenants: tuple[Tenant, Tenant], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody with access to both namespaces sends a payload of one tenant to the job of the other."""
+    """A user with access to both namespaces sends a payload of one tenant to the job of the other."""
     nlp, vision = tenants
     await signal(await nlp.agent(), nlp.namespace, nlp.workflows.job.id, REPORT)
     await nlp.workflows.expect(nlp.workflows.job, "finished")

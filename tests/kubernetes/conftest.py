@@ -52,7 +52,7 @@ def cluster(pytestconfig: pytest.Config) -> Iterator[TestCluster]:
         return
     if reason := why_not() or pytestconfig.stash.get(_MISSING, ""):
         pytest.skip(f"no Kubernetes cluster can run here: {reason}; set KUBECONFIG to use another one")
-    with Cluster().used(print) as own:
+    with Cluster().use(print) as own:
         yield TestCluster(kubeconfig=str(own.kubeconfig), agent_image=own.load_perdure_image().reference, own=own)
 
 

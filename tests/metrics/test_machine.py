@@ -89,7 +89,7 @@ def test_a_machine_without_a_driver_has_no_gpus() -> None:
     assert list(GpuMonitor(cast("Any", SimpleNamespace())).read()) == []
 
 
-async def test_a_monitor_that_hangs_or_raises_delays_nobody() -> None:
+async def test_a_monitor_that_hangs_or_raises_delays_no_other() -> None:
     release, entered = threading.Event(), []
 
     class Hanging:

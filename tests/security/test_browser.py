@@ -24,7 +24,7 @@ from perdure.encryption.codec import PayloadEncryption
 from perdure.encryption.codec_server import codec_server
 from perdure.local import control_plane as module
 from perdure.local.control_plane import LocalControlPlane
-from perdure.services import answering
+from perdure.services import health_endpoint
 from perdure.state_folder import StateFolder
 from tests.support.browser import open_page
 from tests.support.command_line import end_nodes
@@ -205,7 +205,7 @@ async def test_a_page_reads_and_starts_nothing_by_any_name(control_plane: LocalC
     endpoint = await control_plane.ensure_server()
     encryption, metrics, health = PayloadEncryption.of(payload_encryption(endpoint).keys), free_port(), free_port()
     runtime = Runtime(telemetry=TelemetryConfig(metrics=PrometheusConfig(bind_address=f"127.0.0.1:{metrics}")))
-    async with codec_server(encryption, origins=[status.server.ui]) as codec, answering(health):
+    async with codec_server(encryption, origins=[status.server.ui]) as codec, health_endpoint(health):
         codec_port = urlsplit(codec.endpoint).port
         assert codec_port
         found += [("127.0.0.1", port) for port in (codec_port, metrics, health)]

@@ -1,4 +1,4 @@
-"""What the control plane is told of a restore: the step, where it was, what is made again, what is distrusted."""
+"""What the control plane learns of a restore: the step, where it was, what is made again, what is distrusted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Distrusts a stored checkpoint after whose restore the job failed again before it had passed the failing step.
 
 Its bytes may be as they were stored and its content bad nevertheless: a replica that was corrupt when it was saved, a
-loss that turns NaN some steps after each load. So the next restore takes an older one, and the incident says so. Only
+loss that turns NaN some steps after each load. So the next restore takes an older one, and the incident names it. Only
 failures of the ranks themselves count; the loss of a machine says nothing about a state. Snapshots in memory are
 distrusted by the ranks themselves (docs/checkpoints.md).
 

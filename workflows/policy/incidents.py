@@ -117,7 +117,7 @@ def record_decision(
     )
 
 
-def avoiding(state: JobState, machines: tuple[str, ...]) -> JobState:
+def record_avoided_machines(state: JobState, machines: tuple[str, ...]) -> JobState:
     """Records that the requests for new nodes avoid these machines."""
     incident = state.open_incident
     if incident is None or not machines:

@@ -408,7 +408,7 @@ def _staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSour
             catching_up=state.stages_complete > 0,
         )
         state = state.with_node(succession.succeed(state, node, newer, job, now))
-    return incidents.avoiding(state, avoids)
+    return incidents.record_avoided_machines(state, avoids)
 
 
 def _dismiss(state: JobState, job: JobSpec, now: datetime) -> JobState:
@@ -473,7 +473,7 @@ def _phase(state: JobState, job: JobSpec) -> tuple[JobPhase, str]:
         return JobPhase.RECOVERING, "; ".join(text for text in texts if text)
     if world is None:
         ready = sum(node.phase is NodePhase.READY for node in state.nodes.values())
-        blocked = waiting.blocking(state)
+        blocked = waiting.blocking_node(state)
         why = f"; node {blocked.rank}: {blocked.reason}" if blocked else ""
         return JobPhase.STARTING, f"{ready} of {state.nodes_max} nodes are ready{why}"
     if state.between_stages:

@@ -195,7 +195,7 @@ def _ticket_refusal(state: JobState, request: JoinRequest, now: datetime) -> Ref
     known = [holder for holder in state.holders.values() if holder.ticket == ticket.id]
     if now >= ticket.expires_at and request.session not in {holder.session for holder in known}:
         return Refusal(JoinRefusal.TICKET, f"the ticket {ticket.id} expired at {ticket.expires_at:%Y-%m-%d %H:%M} UTC")
-    return None if _places_of_others(state, ticket, request) < ticket.nodes else _used_up(ticket)
+    return None if _places_of_others(state, ticket, request) < ticket.nodes else _ticket_is_used_up(ticket)
 
 
 def _places_of_others(state: JobState, ticket: Ticket, request: JoinRequest) -> int:
@@ -207,7 +207,7 @@ def _places_of_others(state: JobState, ticket: Ticket, request: JoinRequest) -> 
     )
 
 
-def _used_up(ticket: Ticket) -> Refusal:
+def _ticket_is_used_up(ticket: Ticket) -> Refusal:
     places = "a node" if ticket.nodes == 1 else f"{ticket.nodes} nodes"
     text = f"the ticket {ticket.id} is for {places}, and other machines with it have taken as many places"
     return Refusal(JoinRefusal.NO_PLACE, text)

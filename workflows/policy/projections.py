@@ -163,7 +163,7 @@ def node_views(state: JobState, *, first: int | None = None, group: int | None =
             reachable=node.reachable,
             host=node.host,
             address=node.address,
-            reason=node.reason or stages.doing(state, node),
+            reason=node.reason or stages.describe_command(state, node),
             generation=node.commanded,
             group_rank=members[node.rank].group_rank if state.is_member(node) and node.alive else None,
             processes=node.processes,

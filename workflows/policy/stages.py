@@ -118,7 +118,7 @@ def describe(state: JobState) -> str:
     return f"{done}; commands: {commands}" if commands else done
 
 
-def doing(state: JobState, node: NodeState) -> str:
+def describe_command(state: JobState, node: NodeState) -> str:
     """Describes, for people, a node's command without ranks; empty where its ranks or its rendezvous say more."""
     if node.ended:
         return "its command has ended with 0"

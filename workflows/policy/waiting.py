@@ -64,7 +64,7 @@ def wait(state: JobState, job: JobSpec, now: datetime, *, available: int, missin
     limit = limit_of(state, job)
     if limit is None or now < limit.at:
         return state
-    blocked = blocking(state)
+    blocked = blocking_node(state)
     since = state.queued_since if state.waiting_since is None else state.waiting_since
     waited_for = format_duration(limit.at - (since or now))
     missing = missing or f"nodes.min is {state.nodes_min}"
@@ -96,7 +96,7 @@ def limit_of(state: JobState, job: JobSpec) -> Limit | None:
     return Limit(state.waiting_since + job.recovery.replace_timeout, "recovery.replace_timeout")
 
 
-def blocking(state: JobState) -> NodeState | None:
+def blocking_node(state: JobState) -> NodeState | None:
     """The node that the job waits for, with the reason why it is not ready; nodes without a machine first."""
     known = map(succession.describe, state.nodes.values())
     nodes = [
@@ -120,7 +120,7 @@ def blocking(state: JobState) -> NodeState | None:
 def describe(state: JobState, job: JobSpec, *, available: int) -> str:
     """Describes, for people, how many nodes are ready, which one is missing and why, and what ends the wait."""
     words = [f"{available} of at least {state.nodes_min} nodes are ready"]
-    if blocked := blocking(state):
+    if blocked := blocking_node(state):
         words.append(f"node {blocked.rank}: {blocked.reason}")
     if limit := limit_of(state, job):
         enough = usable(available, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)

@@ -124,7 +124,7 @@ class NodeSession:
         if leftovers := await kill_leftovers(record.mark):
             logger.info("ended %d processes that the launcher had left behind", leftovers)
         await self._end_agent()
-        ending = self._ending(code)
+        ending = self._read_ending(code)
         try:
             return self._folder.mark_ended(ending)
         except OSError as error:
@@ -218,7 +218,7 @@ class NodeSession:
                 start_new_session=True,
             )
 
-    def _ending(self, code: int) -> Ending:
+    def _read_ending(self, code: int) -> Ending:
         said = self._folder.launcher_exit
         if said is not None:
             return said

@@ -194,14 +194,14 @@ class KubernetesBackend:
             if preset is None or violation_of_namespace(settings.policy, request.spec.namespace):
                 raise
             try:
-                granted = await self._additions.granted(preset, request.spec.namespace)
+                granted = await self._additions.additions_for(preset, request.spec.namespace)
             except PresetRefused as wrong:
                 raise NodeRefused(f"{refused}; {wrong}") from wrong
             if granted.withheld:
                 raise NodeRefused(f"{refused}; {granted.withheld}") from refused
             if granted.addition is None:
                 raise
-        return pod_of(request, replace(settings, policy=settings.policy.widened(granted.addition)))
+        return pod_of(request, replace(settings, policy=settings.policy.with_addition(granted.addition)))
 
     async def _await_room(self, api: KubernetesApi, request: NodeRequest, pod: Mapping[str, Any]) -> None:
         """Does nothing where the site's policy has room for the pod in its namespace.

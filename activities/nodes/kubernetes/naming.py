@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workflows.names import fitting
+from workflows.names import dns_label
 
 OURS = {"app.kubernetes.io/managed-by": "perdure"}
 """Labels of every object that the worker makes."""
@@ -33,4 +33,4 @@ def is_ours(found: Mapping[str, Any], labels: Mapping[str, str] | None = None) -
 def run_name(job_name: str, uid: str) -> str:
     """Returns the name of the objects that represent one run of a job. It is also a label value, so a long job name is
     shortened."""
-    return fitting(f"perdure-{job_name}", f"-{uid}")
+    return dns_label(f"perdure-{job_name}", f"-{uid}")

@@ -90,7 +90,7 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
         suggested = merge(_default_fields(request, role), settings.gangs.template(request))
         pod = merge(merge(suggested, template), _required_fields(request, role, settings))
         if request.avoids and settings.gangs.may_differ(request):
-            pod["spec"]["affinity"] = _keeping_away(pod["spec"].get("affinity") or {}, request.avoids)
+            pod["spec"]["affinity"] = _avoid_machines(pod["spec"].get("affinity") or {}, request.avoids)
         _confine(pod["spec"])
         reserved = Reserved(
             containers=(PREPARE, AGENT),
@@ -236,7 +236,7 @@ def _affinity(request: NodeRequest, role: Role) -> dict[str, Any]:
     return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
-def _keeping_away(affinity: dict[str, Any], machines: Sequence[str]) -> dict[str, Any]:
+def _avoid_machines(affinity: dict[str, Any], machines: Sequence[str]) -> dict[str, Any]:
     """Adds a preference for all machines but these to an affinity; the pod does not wait for them."""
     others = [{"key": "metadata.name", "operator": "NotIn", "values": [machine]} for machine in machines]
     kind = "preferredDuringSchedulingIgnoredDuringExecution"

@@ -190,7 +190,7 @@ class Additions:
         self._namespace = namespace
         self._answers: dict[tuple[str, str], tuple[float, asyncio.Task[Granted]]] = {}
 
-    async def granted(self, name: str, namespace: str) -> Granted:
+    async def additions_for(self, name: str, namespace: str) -> Granted:
         """Returns what the preset of this name adds for jobs of a namespace.
 
         Raises:

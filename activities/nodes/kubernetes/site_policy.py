@@ -134,7 +134,7 @@ class SitePolicy(Section):
             why = " ".join(str(error).split())
         raise ValueError(f"the site policy is wrong: {why}")
 
-    def widened(self, addition: PolicyAddition) -> SitePolicy:
+    def with_addition(self, addition: PolicyAddition) -> SitePolicy:
         """Returns the policy with an addition. What the policy excludes by `!` stays excluded."""
         added: dict[str, Any] = {}
         for name, more in addition:

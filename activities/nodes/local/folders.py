@@ -158,7 +158,7 @@ class NodeFolder:
         self.path.mkdir(mode=0o700, exist_ok=True)
 
     @contextlib.contextmanager
-    def locked(self) -> Generator[None]:
+    def lock(self) -> Generator[None]:
         """Holds the folder's lock, which one worker at a time can hold; blocks. The kernel releases it if its holder
         dies."""
         with lock(self.path / "lock"):
@@ -216,7 +216,7 @@ class NodeFolders:
                 jobs[match[1]].append(NodeFolder(self._nodes / name))
         return jobs
 
-    def running(self) -> list[NodeFolder]:
+    def running_nodes(self) -> list[NodeFolder]:
         """Returns the nodes that run on this machine, of all jobs."""
         folders = (NodeFolder(self._nodes / name) for name in self._names())
         live = (folder for folder in folders if not (folder.path / "ended.json").exists())

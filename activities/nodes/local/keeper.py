@@ -30,13 +30,13 @@ class NodeKeeper:
     def create(self, folder: NodeFolder, request: NodeRequest) -> str:
         """Writes the node's files and starts it. Returns the reason if the node has to wait, or an empty string."""
         folder.make()
-        with folder.locked():
+        with folder.lock():
             record = folder.record or launch.write_configurations(folder, request)
         return self.start(folder, record)
 
     def start(self, folder: NodeFolder, record: FolderOwner) -> str:
         """Starts a node that never ran. Returns the reason if the node has to wait, or an empty string."""
-        with folder.locked():
+        with folder.lock():
             if folder.deleted or folder.ended:
                 return ""
             if folder.launcher is not None:
@@ -54,13 +54,13 @@ class NodeKeeper:
     def why_pending(self) -> str:
         """Returns why no further node can run now; empty if one can."""
         capacity = self._folders.capacity
-        if capacity is None or (running := len(self._folders.running())) < capacity:
+        if capacity is None or (running := len(self._folders.running_nodes())) < capacity:
             return ""
         return f"no free slot: {running} of {capacity} in use"
 
     def restart_agent(self, folder: NodeFolder, record: FolderOwner) -> None:
         """Restarts the agent if it has ended while its launcher runs."""
-        with folder.locked():
+        with folder.lock():
             launcher = folder.launcher
             if launcher is not None and launcher.alive and not folder.deleted and folder.ended is None:
                 self._start_agent(folder, record)
@@ -116,5 +116,5 @@ class NodeKeeper:
 
 def _await_starter(folder: NodeFolder) -> None:
     # The process that holds the lock may not have seen the mark.
-    with folder.locked():
+    with folder.lock():
         pass

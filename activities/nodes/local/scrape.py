@@ -26,7 +26,7 @@ _LARGEST: Final = 4 * 1024 * 1024
 
 async def node_metrics(folders: NodeFolders) -> tuple[Sequence[bytes], int]:
     """Returns the metrics of the nodes that run, and the number of those that did not answer."""
-    nodes = await asyncio.to_thread(folders.running)
+    nodes = await asyncio.to_thread(folders.running_nodes)
     answers = await asyncio.gather(*(_read(node) for node in nodes[:_MOST_NODES]))
     texts = [answer for answer in answers if answer is not None]
     return texts, len(answers) - len(texts)

@@ -177,12 +177,12 @@ async def test_a_job_is_repaired_through_the_gateway_and_does_not_notice_its_rep
         before = await training.running(nodes=2)
         await training.stepping(generation=before.generation, ranks=2)
 
-        # One after the other, as machines and upgrades do: the other one goes on.
+        # One after the other, as machines and upgrades do: the other one continues.
         for _ in range(2):
             await release.replace_gateways(1)
         await training.undisturbed(ranks=2, seconds=5)
         assert await training.incidents() == []
-        # No gateway is left for as long as a container takes to start: nodes may be unreachable, and training goes on.
+        # No gateway is left while a container starts: nodes may be unreachable, and training continues.
         await release.replace_gateways(2)
         await training.undisturbed(ranks=2, seconds=5)
         assert (await training.status()).generation == before.generation

@@ -17,7 +17,7 @@ from activities.nodes.kubernetes.gangs.adapter import OneByOne, queue_label
 from activities.nodes.kubernetes.objects import Pod
 from perdure.spec.roles import NodeCount
 from workflows.messages import NodeRequest
-from workflows.names import fitting
+from workflows.names import dns_label
 
 GATE = "kueue.x-k8s.io/admission"
 FINALIZER = "kueue.x-k8s.io/managed"
@@ -49,7 +49,7 @@ class Kueue(OneByOne):
         labels, annotations = queue_label(spec), dict[str, str]()
         part = _part(request)
         if len(part) > 1:
-            labels[GROUP_NAME] = fitting(spec.name, f"-{request.node.role}-{part.start}-{request.node.uid}")
+            labels[GROUP_NAME] = dns_label(spec.name, f"-{request.node.role}-{part.start}-{request.node.uid}")
             # Kueue requests the quota when the first pod exists: the group's size is known, and its pods are alike.
             annotations |= {TOTAL_COUNT: str(len(part)), FAST_ADMISSION: "true"}
         if part.start and self._elastic_priority_class:
