@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
 import secrets
 import threading
@@ -23,8 +24,8 @@ from agent.checkpoint import names
 from agent.checkpoint.connections import Answer, CheckpointSocket, Content, Json, Refused
 from agent.checkpoint.part import Part, PartRequest, SnapshotChanged
 from agent.checkpoint.progress import Progress, ProgressFile
-from agent.checkpoint.records import FileRecord, NodeRecord, damage
-from agent.checkpoint.retention import superfluous
+from agent.checkpoint.records import FileRecord, NodeRecord, damage, read_metrics
+from agent.checkpoint.retention import best_of, superfluous
 from agent.checkpoint.storage import Storage
 from agent.checkpoint.watched import WatchedFiles
 from agent.config import AgentConfig
@@ -113,6 +114,8 @@ class Checkpoints:
         self._changed = threading.Condition()
         self._kept = ProgressFile(config.private_dir)
         self._progress: dict[str, Progress] = self._kept.read()
+        self._metrics: dict[names.Saved, dict[str, float]] = {}
+        """What was measured at the steps of checkpoints that were read once."""
         self._writing = threading.BoundedSemaphore(_AT_ONCE)
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -181,12 +184,16 @@ class Checkpoints:
         except Exception as error:
             logger.warning("old checkpoints are not deleted, which the next commit tries again: %s", error)
 
-    @staticmethod
-    def _delete(storage: Storage, newest: names.Saved, spec: Checkpoint) -> None:
+    def _delete(self, storage: Storage, newest: names.Saved, spec: Checkpoint) -> None:
         saved = storage.saved(newest.place)
         committed = frozenset(one for one in saved if storage.is_committed(one))
+        best: list[names.Saved] = []
+        if wanted := spec.keep_best:
+            self._metrics = {one: self._metrics.get(one) or read_metrics(storage, one) for one in committed}
+            values = {one: known[wanted.metric] for one, known in self._metrics.items() if wanted.metric in known}
+            best = best_of(values, highest=wanted.mode == "max", count=wanted.count)
         for one in superfluous(
-            saved, committed=committed, newest=newest, keep_last=spec.keep_last, keep_every=spec.keep_every
+            saved, committed=committed, newest=newest, keep_last=spec.keep_last, keep_every=spec.keep_every, best=best
         ):
             storage.delete(one)
 
@@ -336,6 +343,7 @@ class Checkpoints:
             progress.parts |= records
             progress.sizes[request.name] = size
             progress.order = max(progress.order, request.order)
+            progress.metrics |= {name: value for name, value in request.metrics.items() if math.isfinite(value)}
             self._kept.write(self._progress)
             stored = sum(name != names.METADATA for name in progress.parts)
             complete = stored >= (self._state().processes or 1)
@@ -349,7 +357,9 @@ class Checkpoints:
         """Records and reports that all parts of this node are durable."""
         world = self._state().world
         first = world.base_rank if world is not None else request.rank
-        record = NodeRecord(ranks=request.ranks, files=files)
+        with self._changed:
+            metrics = dict(self._of(saved.folder).metrics)
+        record = NodeRecord(ranks=request.ranks, files=files, metrics=metrics)
         storage.write(f"{saved.folder}/{names.record_name(first)}", [record.model_dump_json().encode()])
         with self._changed:
             progress = self._of(saved.folder)

@@ -50,6 +50,8 @@ class PartRequest(BaseModel):
     order: int = Field(default=0, ge=0)
     """The newest request for a checkpoint that this one answers; rank 0 knows it."""
     snapshot: Snapshot
+    metrics: dict[str, float] = Field(default={}, max_length=64)
+    """What the script measured at this step; rank 0 knows it."""
 
 
 class Part:

@@ -26,6 +26,8 @@ class Progress(BaseModel):
     """The sizes of the ranks' parts."""
     order: int = 0
     """The newest request for a checkpoint that it answers."""
+    metrics: dict[str, float] = {}
+    """What the script measured at its step."""
     committed: bool = False
     given_up: str = ""
     problem: str = ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from agent.checkpoint.names import METADATA, Saved, is_record
+from agent.checkpoint.names import METADATA, Saved, is_record, record_name
 from agent.checkpoint.storage import Storage
 
 _AT_ONCE = 1 << 23
@@ -30,6 +30,17 @@ class NodeRecord(BaseModel):
     ranks: int
     """Ranks of the world: each has a file."""
     files: dict[str, FileRecord]
+    metrics: dict[str, float] = {}
+    """What the script measured at this step; in the record of rank 0's node."""
+
+
+def read_metrics(storage: Storage, saved: Saved) -> dict[str, float]:
+    """Reads what the script measured at the step of a checkpoint; empty if that is not known."""
+    try:
+        content = storage.read(f"{saved.folder}/{record_name(0)}")
+        return NodeRecord.model_validate_json(content).metrics
+    except (FileNotFoundError, ValidationError):
+        return {}
 
 
 def damage(storage: Storage, saved: Saved, *, share: tuple[int, int]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
-from .base import Integer, Section, Template
+from .base import Integer, Matching, Section, Template
 from .durations import Duration, format_duration, parse_duration
 
 
@@ -56,6 +56,17 @@ WatchedPath = Annotated[Template, AfterValidator(_is_absolute)]
 """The path of a folder on the node."""
 
 
+class KeepBest(Section):
+    """The best checkpoints by a metric that the script gives to `Checkpointer.save(…, metrics={…})`."""
+
+    metric: Annotated[str, Matching(pattern=r"\S{1,64}", expected="the name of a metric of at most 64 characters")]
+    """The metric's name, such as `val_loss`."""
+    mode: Literal["min", "max"] = "min"
+    """Whether lower or higher values are better."""
+    count: Integer = Field(default=1, ge=1)
+    """The number of checkpoints that are kept for it."""
+
+
 class Checkpoint(Section):
     """Checkpoints in storage, of scripts that use `perdure_training.checkpoint`. `${job.name}` and `${job.namespace}`
     are filled in."""
@@ -75,6 +86,8 @@ class Checkpoint(Section):
     """The number of the newest checkpoints that are kept."""
     keep_every: Integer | None = Field(default=None, ge=1)
     """Checkpoints whose step is a multiple of this number are kept for good; unset: none."""
+    keep_best: KeepBest | None = None
+    """The best checkpoints by a metric are kept beside these; unset: none."""
     watch: WatchedPath | None = None
     """A folder on the node to which a script saves by itself that uses no `perdure_training.checkpoint`. What is
     complete in it is copied to the storage, and a node that lacks it gets it back before its command starts. `~` and

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from perdure_training.checkpoint.cadence import Cadence
-from perdure_training.checkpoint.durable import DurableCheckpoints, connect_storage
+from perdure_training.checkpoint.durable import DurableCheckpoints, Metrics, connect_storage
 from perdure_training.checkpoint.generators import Generators
 from perdure_training.checkpoint.optimizers import prepare_optimizer
 from perdure_training.checkpoint.peers import Peers
@@ -141,7 +141,7 @@ class Checkpointer:
         world.begin_training(decision.step, source="peer" if decision.sources else "memory")
         return decision.step
 
-    def save(self, step: int, state: Mapping[str, Any], *, durable: bool = False) -> bool:
+    def save(self, step: int, state: Mapping[str, Any], *, durable: bool = False, metrics: Metrics = None) -> bool:
         """Copies the state into memory if the step is due, and returns as soon as it is copied.
 
         Args:
@@ -149,6 +149,7 @@ class Checkpointer:
             state: Names with their values: objects with `state_dict`, tensors, or anything that can be pickled.
             durable: Saves the step whether or not it is due, and has it copied to the job's storage afterwards; the
                 same on all ranks. Use it for the last step, with `wait_until_durable`.
+            metrics: What was measured at this step, for `checkpoint.keep_best`. Those of rank 0 count.
 
         Returns:
             Whether the step was saved. It counts once all ranks have saved it.
@@ -164,6 +165,7 @@ class Checkpointer:
         world.made.write(step)
         if not (durable or self._cadence.is_due(step, agreed=world.cadence_agreed)):
             return False
+        world.measured(step, metrics)
         with self._cadence.measure(step) as measured:
             saved = world.save(step, lambda: Layout(capture(state)), replicated=self._replicated, durable=durable)
         self._save_stall.add(measured.seconds)
@@ -295,6 +297,11 @@ class _World:
         """Has all ranks store a later step, if one is due."""
         if self._durable is not None:
             self._durable.announce(step, every=every)
+
+    def measured(self, step: int, metrics: Metrics) -> None:
+        """Remembers what was measured at a step, which may be stored."""
+        if self._durable is not None:
+            self._durable.measured(step, metrics)
 
     def wait_until_durable(self, timeout: float) -> bool:
         """Waits until nothing is being stored."""

@@ -14,10 +14,10 @@ import pickle
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, SupportsFloat, cast
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh
@@ -38,6 +38,9 @@ from perdure_training.storage_link import Json, StorageAway, StorageLink, Storag
 
 logger = logging.getLogger(__name__)
 
+Metrics = Mapping[str, SupportsFloat] | None
+"""What was measured, by name."""
+
 _PLANNED_WITHIN = timedelta(minutes=3)
 """Time in which all ranks must have planned a checkpoint: a rank that has not saved the step never does."""
 _COMMITTED_WITHIN = 1800.0
@@ -52,6 +55,8 @@ _AGENT_PATIENCE = 60.0
 """Seconds for which a world waits to learn whether its job stores checkpoints."""
 _QUEUED = 1
 """Checkpoints that may wait for the one in progress; each keeps a slot from being used."""
+_MEASURED = 64
+"""Steps whose metrics are remembered: more than are saved while one is stored."""
 _ANNOUNCED = "durable/target"
 _COMMITTED = "durable/committed"
 
@@ -109,6 +114,7 @@ class DurableCheckpoints:
         self._target = -1
         """The last step whose storing has begun."""
         self._committed = -1
+        self._metrics: dict[int, dict[str, float]] = {}
         if schedule is not None:
             self._announcing = connect(own, name)
             self._asking = connect(own, name)
@@ -157,6 +163,14 @@ class DurableCheckpoints:
         if (target := schedule.next_target(step, every=every, orders=self._link.orders())) is not None:
             self._announced, self._order = target, schedule.order
             self._announcing.set(_ANNOUNCED, str(target))
+
+    def measured(self, step: int, metrics: Metrics) -> None:
+        """Remembers, as rank 0, what the script measured at a step that may be stored."""
+        if self._schedule is None or self._own.rank or not metrics:
+            return
+        self._metrics[step] = {name: float(value) for name, value in metrics.items()}
+        for older in sorted(self._metrics)[:-_MEASURED]:
+            del self._metrics[older]
 
     def is_announced(self, step: int) -> bool:
         """Whether all ranks store this step. One thread calls it."""
@@ -242,6 +256,7 @@ class DurableCheckpoints:
             "name": file.name,
             "size": file.size,
             "order": order,
+            "metrics": self._metrics.get(header.step, {}),
             "snapshot": {"offset": PAGE, "size": header.size, "checksum": header.checksum},
         }
         self._hand_over(request, snapshot.lease, [file.recipe, *others])

@@ -14,7 +14,7 @@ import pytest
 
 from agent.checkpoint.names import Saved, read_folder
 from agent.checkpoint.part import Part, PartRequest, SnapshotChanged
-from agent.checkpoint.retention import superfluous
+from agent.checkpoint.retention import best_of, superfluous
 from perdure_training.storage_link import StorageLink, StorageProblem
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
 
@@ -176,3 +176,15 @@ def test_a_newer_folder_that_is_not_committed_yet_is_kept():
         everything, committed=frozenset(saved(10, 20)), newest=saved(20)[0], keep_last=1, keep_every=None
     )
     assert [one.step for one in found] == [10]
+
+
+def test_the_best_are_kept_beside_the_newest():
+    one, two, three, four = everything = saved(10, 20, 30, 40)
+    values = {one: 0.5, two: 0.1, three: 0.1, four: float("nan")}
+    assert best_of(values, highest=False, count=1) == [three]
+    assert best_of(values, highest=False, count=2) == [three, two]
+    assert best_of(values, highest=True, count=5) == [one, three, two]
+    found = superfluous(
+        everything, committed=frozenset(everything), newest=four, keep_last=1, keep_every=None, best=[two]
+    )
+    assert found == [one, three]

@@ -434,3 +434,29 @@ def test_the_time_between_two_is_the_jobs_where_it_chooses():
     assert schedule.next_target(20, every=5, orders={"interval_s": 100.0}) == 25
     assert schedule.next_target(25, every=5, orders={"interval_s": 100.0}) is None
     assert schedule.next_target(30, every=5, orders={"interval_s": 100.0, "number": 1}) == 35
+
+
+def test_the_best_checkpoint_by_a_metric_is_kept_and_the_newest_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    best = {"metric": "accuracy", "mode": "max"}
+    with checkpoint_agent(tmp_path / "storage", every=1000, keep_last=1, keep_best=best) as agent:
+        site = Site(tmp_path, agent, monkeypatch)
+        state = trained()
+        checkpointer, _ = site.begin(state)
+        # An evaluation that failed, and steps without one, are none of the best.
+        measured = {1: 0.2, 2: 0.9, 3: float("nan"), 4: 0.5, 5: None}
+        for step, accuracy in measured.items():
+            state["step"] = step
+            metrics = {} if accuracy is None else {"accuracy": accuracy, "loss": 1.0}
+            assert checkpointer.save(step, state, durable=True, metrics=metrics)
+            assert checkpointer.wait_until_durable(WITHIN)
+        kept = wait_for(lambda: (found := [one.name.split("-")[1] for one in site.folders]) == ["5", "2"] and found)
+        assert kept
+        # The next agent knows the metrics by what is in the storage.
+        agent.start()
+        state["step"] = 6
+        assert checkpointer.save(6, state, durable=True, metrics={"accuracy": 0.8})
+        assert checkpointer.wait_until_durable(WITHIN)
+        assert wait_for(lambda: [one.name.split("-")[1] for one in site.folders] == ["6", "2"])
+        assert site.begin(state, lose_memory=True)[1] == 6
