@@ -15,6 +15,7 @@ from perdure.cli.common import AddressOption, OutputFormat, Session, before_subc
 
 if TYPE_CHECKING:
     from perdure.spec.importers.documents import Imported
+    from perdure.spec.importers.trackers import Trackers
     from perdure.spec.job import Backend
 
 _STDIN = "-"
@@ -40,6 +41,15 @@ def import_(
     with_: Annotated[
         list[Path] | None,
         typer.Option("--with", metavar="FILE", help="A file that the job refers to, such as a TrainJob's runtime."),
+    ] = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoints",
+            metavar="FOLDER",
+            help="Where the job has saved: also print the step and the checkpoint that tracker files of DLRover, "
+            "Megatron-LM or DeepSpeed name.",
+        ),
     ] = None,
     backend: Annotated[
         str | None,
@@ -74,18 +84,22 @@ def import_(
     """
     from perdure.errors import PerdureError
     from perdure.spec.errors import SpecError
+    from perdure.spec.importers.trackers import read_trackers
 
     as_json = output is SpecFormat.JSON or (output is None and before_subcommand.output is OutputFormat.JSON)
     try:
         imported = _read(source, with_ or [], backend=_backend(backend), name=name)
     except SpecError as error:
         raise PerdureError(f"{source[0]}: {error}", remedy=_REMEDY) from None
+    trackers = read_trackers(checkpoints) if checkpoints else None
     _warn(imported)
+    if trackers is not None:
+        _show_trackers(trackers)
     if run and not imported.missing:
         raise typer.Exit(
             _run(source, imported, detach=detach, as_json=as_json, named=name is not None, address=address)
         )
-    _show(imported, as_json=as_json)
+    _show(imported, trackers, as_json=as_json)
     if imported.missing:
         raise typer.Exit(_must_fill(imported))
 
@@ -127,7 +141,16 @@ def _warn(imported: Imported) -> None:
         err.print(str(warning), markup=False)
 
 
-def _show(imported: Imported, *, as_json: bool) -> None:
+def _show_trackers(trackers: Trackers) -> None:
+    for problem in trackers.problems:
+        err.print("[yellow]warning:[/] ", end="")
+        err.print(problem, markup=False)
+    if resume := trackers.resume:
+        at = "" if resume.step is None else f"at step {resume.step:,} "
+        err.print(f"resumes {at}from {resume.path} ({resume.tracker.name})", markup=False, soft_wrap=True)
+
+
+def _show(imported: Imported, trackers: Trackers | None, *, as_json: bool) -> None:
     import yaml
 
     from perdure.spec.errors import format_path
@@ -156,8 +179,19 @@ def _show(imported: Imported, *, as_json: bool) -> None:
                 for carried in imported.carried
             ],
             "understood": [format_path(place) for place in imported.understood],
+            **({} if trackers is None else {"resume": _resume(trackers)}),
         }
     )
+
+
+def _resume(trackers: Trackers) -> dict[str, Any]:
+    resume = trackers.resume
+    return {
+        "step": resume.step if resume else None,
+        "path": str(resume.path) if resume else None,
+        "tracker": str(resume.tracker) if resume else None,
+        "problems": list(trackers.problems),
+    }
 
 
 def _must_fill(imported: Imported) -> int:

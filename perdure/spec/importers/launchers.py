@@ -105,7 +105,8 @@ DLROVER_OPTIONS: Mapping[str, Option] = {
     "save-at-breakpoint": Option(
         Use.DROP,
         takes_value=False,
-        message="Perdure keeps no checkpoint in memory; a restarted rank begins where the script resumes",
+        message="Perdure keeps what the script gives to its Checkpointer (docs/checkpoints.md); other scripts resume "
+        "from disk",
     ),
     "accelerator": Option(Use.DROP, message="torch finds its devices itself"),
     "training-port": Option(Use.DROP, message="Perdure takes free ports"),
