@@ -64,6 +64,15 @@ def join(
             show_default="none",
         ),
     ] = None,
+    rack: Annotated[
+        str,
+        typer.Option(
+            "--rack",
+            envvar="PERDURE_RACK",
+            help="The machine's rack, or whatever fails at once: copies of snapshots go to machines of other racks.",
+            show_default="by Slurm's topology, if it has one",
+        ),
+    ] = "",
     gateway: Annotated[
         str,
         typer.Option(
@@ -112,7 +121,7 @@ def join(
     options = JoinOptions(
         job=name, namespace=namespace, command=tuple(command) if command else None, create=create, wait=wait
     )
-    settings = _Settings(node_id=node_id, node_address=node_address, metrics_port=metrics_port)
+    settings = _Settings(node_id=node_id, node_address=node_address, metrics_port=metrics_port, rack=rack)
     if ticket:
         joining = _join_by_ticket(options, settings, ticket, gateway)
     else:
@@ -127,6 +136,7 @@ class _Settings:
     node_id: str
     node_address: str
     metrics_port: int | None
+    rack: str
 
 
 async def _join(options: JoinOptions, settings: _Settings, address: str | None) -> int:
@@ -171,6 +181,7 @@ def _machine(server: str, source: str, settings: _Settings) -> Machine:
             node_id=settings.node_id,
             address=settings.node_address,
             metrics_port=settings.metrics_port,
+            rack=settings.rack,
         )
     except OSError as error:
         raise PerdureError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
@@ -17,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 RECEIVER_VARIABLE = "PERDURE_COPIES"
 """Variable with the address and the token of the node's receiver, which the launcher sets."""
+RACK_VARIABLE = "PERDURE_RACK"
+"""Variable that names the node's rack, or whatever part of the site fails at once; unset where that is unknown."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,13 @@ class _NodeOfWorld:
     ranks: range
     receiver: str
     """`ReceiverAddress` as text; empty if the node takes no copies."""
+    rack: str
+    """Empty if it is unknown."""
 
 
 class Peers:
-    """The nodes that keep copies of this rank's snapshots: the next ones, in the order of ranks."""
+    """The nodes that keep copies of this rank's snapshots: in other racks as far as these are known, else the next
+    ones in the order of ranks."""
 
     def __init__(self, own: RankIdentity, store: Store, *, name: str, copies: int) -> None:
         """Tells the other nodes where this one takes copies.
@@ -46,7 +53,11 @@ class Peers:
         self._senders: list[CopySender] | None = None
         self._warned = False
         if copies and own.local_rank == 0:
-            entry = {"ranks": own.local_world_size, "receiver": os.environ.get(RECEIVER_VARIABLE, "")}
+            entry = {
+                "ranks": own.local_world_size,
+                "receiver": os.environ.get(RECEIVER_VARIABLE, ""),
+                "rack": os.environ.get(RACK_VARIABLE, ""),
+            }
             store.set(f"receiver/{own.rank}", json.dumps(entry))
 
     def ranks_that_copy_here(self) -> set[int]:
@@ -80,7 +91,7 @@ class Peers:
             self._nodes = self._all_nodes()
         nodes = self._nodes
         own = next(index for index, node in enumerate(nodes) if self._own.rank in node.ranks)
-        distances = range(1, min(self._copies, len(nodes) - 1) + 1)
+        distances = copy_distances([node.rack for node in nodes], copies=self._copies)
         return [nodes[(own + direction * distance) % len(nodes)] for distance in distances]
 
     def _all_nodes(self) -> list[_NodeOfWorld]:
@@ -88,6 +99,23 @@ class Peers:
         first = 0
         while first < self._own.world_size:
             entry = json.loads(self._store.get(f"receiver/{first}"))
-            nodes.append(_NodeOfWorld(range(first, first + entry["ranks"]), entry["receiver"]))
+            ranks = range(first, first + entry["ranks"])
+            nodes.append(_NodeOfWorld(ranks, entry["receiver"], entry.get("rack", "")))
             first += entry["ranks"]
-        return nodes
+        # Those of a rack are in a row. Where none is known, this is the order of ranks.
+        return sorted(nodes, key=lambda node: node.rack)
+
+
+def copy_distances(racks: Sequence[str], *, copies: int) -> list[int]:
+    """How far from each node those are that keep its copies, around the row of all nodes.
+
+    All nodes have the same distances, so that each keeps copies of as many nodes as keep its own. A distance of the
+    largest rack's size leads out of every rack, unless more than half of the nodes are in one.
+
+    Args:
+        racks: The nodes' racks, equal ones in a row; empty for those that are unknown.
+        copies: The number of nodes that keep a copy of each.
+    """
+    others = len(racks) - 1
+    largest = max(Counter(filter(None, racks)).values(), default=1)
+    return [(largest - 1 + number) % others + 1 for number in range(min(copies, others))]

@@ -66,3 +66,11 @@ def test_a_temporary_folder_of_another_user_is_not_used(tmp_path: Path, monkeypa
     os.chown(theirs, 12345, 12345)
     with pytest.raises(PermissionError, match="belongs to another user"):
         joined_nodes()
+
+
+def test_the_rack_is_given_or_slurm_s():
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_TOPOLOGY_ADDR": "core.leaf3.gpu3", "SLURM_TOPOLOGY_ADDR_PATTERN": "s.s.node"}
+    assert this_machine(SERVER, environment=slurm).rack == "core.leaf3"
+    assert this_machine(SERVER, environment=slurm, rack="r1").rack == "r1"
+    assert this_machine(SERVER, environment={"SLURM_TOPOLOGY_ADDR": "gpu3"}).rack == ""
+    assert this_machine(SERVER, environment={}).rack == ""

@@ -30,6 +30,8 @@ class Machine:
     """The address at which other nodes reach it."""
     metrics_port: int | None = None
     """The port at which the agent of its node serves metrics; None for none."""
+    rack: str = ""
+    """The rack, or whatever part of the site fails at once; empty where that is unknown."""
 
 
 def this_machine(
@@ -38,6 +40,7 @@ def this_machine(
     node_id: str = "",
     address: str = "",
     metrics_port: int | None = None,
+    rack: str = "",
     environment: Mapping[str, str] = os.environ,
 ) -> Machine:
     """Describes the machine that this process runs on.
@@ -47,6 +50,7 @@ def this_machine(
         node_id: overrides the ID derived from the scheduler's variables.
         address: overrides this machine's address on the route to the server.
         metrics_port: the port at which the agent serves metrics.
+        rack: overrides the rack derived from Slurm's topology.
         environment: the environment that holds the scheduler's variables.
 
     Raises:
@@ -60,6 +64,8 @@ def this_machine(
         host=host,
         address=address or address_towards(server),
         metrics_port=metrics_port,
+        # Slurm's topology plugins name the switches from the top down, and the node last.
+        rack=rack or environment.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0],
     )
 
 

@@ -170,6 +170,8 @@ class NodeSession:
     async def _start_launcher(self, record: FolderOwner) -> Process:
         environment = launch.common_environment(self._folder, record) | launch.secret_variables(self._folder)
         environment["PERDURE_LAUNCHER_CONFIG"] = str(self._folder.path / "launcher.json")
+        if self._machine.rack:
+            environment["PERDURE_RACK"] = self._machine.rack
         # Users may call perdure by its path without activating its environment; torchrun beside it must still be found.
         path, beside = environment.get("PATH", os.defpath), str(Path(sys.executable).parent)
         if beside not in path.split(os.pathsep):
