@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 _CLOCK_STEP: Final = 1.0
 """Seconds by which a clock must differ from the monotonic one to have been set; NTP slews it by less than a
 millisecond a second."""
+_SHORTEST: Final = 0.5
+"""Seconds of all processors over which their use is measured, at least."""
 
 
 class HostMonitor:
@@ -45,8 +47,7 @@ class HostMonitor:
         self._monotonic = monotonic
         self._offset = clock() - monotonic()
         self._clock_steps = 0
-        # The first call only begins the measurement.
-        psutil.cpu_percent()
+        self._processors = _processor_seconds()
 
     def read(self) -> Sequence[Sample]:
         """Returns what psutil reports; what it does not report on this system is left out."""
@@ -56,12 +57,17 @@ class HostMonitor:
         self._offset = offset
         memory = psutil.virtual_memory()
         samples = [
-            Sample("perdure_host_cpu_ratio", psutil.cpu_percent() / 100),
             Sample("perdure_host_load1", psutil.getloadavg()[0]),
             Sample("perdure_host_memory_total_bytes", memory.total),
             Sample("perdure_host_memory_available_bytes", memory.available),
             Sample("perdure_host_clock_steps_total", self._clock_steps),
         ]
+        # Not `psutil.cpu_percent`: all monitors of a process would share when it last looked.
+        (busy, total), (busy_before, total_before) = _processor_seconds(), self._processors
+        if total - total_before >= _SHORTEST:
+            self._processors = busy, total
+            share = (busy - busy_before) / (total - total_before)
+            samples.append(Sample("perdure_host_cpu_ratio", min(max(share, 0.0), 1.0)))
         for label, folder in self._folders.items():
             try:
                 free = psutil.disk_usage(str(folder)).free
@@ -69,6 +75,14 @@ class HostMonitor:
                 continue
             samples.append(Sample("perdure_host_disk_free_bytes", free, {"folder": label}))
         return samples
+
+
+def _processor_seconds() -> tuple[float, float]:
+    """Returns the seconds for which all processors have worked, and those that have passed for them."""
+    times = psutil.cpu_times()._asdict()
+    # Linux counts the time of guests as that of users as well.
+    total = sum(times.values()) - times.get("guest", 0.0) - times.get("guest_nice", 0.0)
+    return total - times["idle"] - times.get("iowait", 0.0), total
 
 
 _REASONS: Final[Mapping[str, int]] = {

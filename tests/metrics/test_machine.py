@@ -10,6 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import psutil
+import pytest
+
 from perdure.metrics.machine import GpuMonitor, HostMonitor
 from perdure.metrics.monitors import Reading
 from perdure.metrics.samples import Sample
@@ -22,11 +25,25 @@ def values(samples: Sequence[Sample]) -> dict[tuple[str, ...], float]:
 
 def test_the_host_is_read(tmp_path: Path) -> None:
     found = values(HostMonitor({"run": tmp_path, "shm": tmp_path / "missing"}).read())
-    assert 0 <= found[("perdure_host_cpu_ratio",)] <= 1
     assert 0 < found[("perdure_host_memory_available_bytes",)] < found[("perdure_host_memory_total_bytes",)]
     assert found["perdure_host_disk_free_bytes", "run"] > 0
     assert ("perdure_host_disk_free_bytes", "shm") not in found
     assert found[("perdure_host_clock_steps_total",)] == 0
+
+
+def test_each_monitor_measures_processors_since_it_last_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"user": 100.0, "system": 10.0, "idle": 300.0, "iowait": 40.0, "guest": 60.0, "guest_nice": 0.0}
+    monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(_asdict=lambda: dict(now)))
+    first, second = HostMonitor({}), HostMonitor({})
+
+    def share(monitor: HostMonitor) -> float | None:
+        return values(monitor.read()).get(("perdure_host_cpu_ratio",))
+
+    assert share(first) is None
+    now["user"], now["guest"], now["idle"] = 101.0, 61.0, 303.0
+    assert share(first) == 0.25
+    now["system"] = 14.0
+    assert (share(first), share(second)) == (1.0, 5 / 8)
 
 
 def test_a_clock_that_jumps_back_is_counted_once(tmp_path: Path) -> None:
