@@ -1,4 +1,4 @@
-"""Runs scripts of this folder on two ranks of one machine, without Perdure."""
+"""Runs scripts of this folder on ranks of one machine, without Perdure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 
-def run_two_ranks(script: str, memory: Path) -> subprocess.CompletedProcess[str]:
+def run_ranks(script: str, memory: Path, *, ranks: int = 2, **environment: str) -> subprocess.CompletedProcess[str]:
     path = Path(__file__).with_name("scripts") / script
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(path)]
-    environment = os.environ | {"PERDURE_MEMORY_DIR": str(memory), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(path)]
+    variables = os.environ | {"PERDURE_MEMORY_DIR": str(memory), "OMP_NUM_THREADS": "1"} | environment
+    run = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr[-2000:]
     return run

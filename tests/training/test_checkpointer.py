@@ -18,8 +18,9 @@ from perdure_training.checkpoint.cadence import Cadence
 from perdure_training.checkpoint.staging import Layout, read_state
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES
 from perdure_training.snapshots.arena import Arena
+from tests.training.checkpoint_agent import checkpoint_agent
 from tests.training.one_rank import World
-from tests.training.ranks import run_two_ranks
+from tests.training.ranks import run_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -109,24 +110,53 @@ def test_tensors_come_back_as_they_were():
 
 @pytest.mark.long("survival")
 def test_ranks_restore_their_parts_of_a_model_that_fsdp_splits(tmp_path: Path):
-    run = run_two_ranks("restores_parts.py", tmp_path)
+    run = run_ranks("restores_parts.py", tmp_path)
     assert sorted(run.stdout.split()) == ["rank-0:True", "rank-1:True"]
 
 
 @pytest.mark.long("survival")
 def test_a_rank_without_room_makes_all_load_an_older_step_or_none(tmp_path: Path):
-    run = run_two_ranks("receives_without_room.py", tmp_path)
+    run = run_ranks("receives_without_room.py", tmp_path)
     assert sorted(run.stdout.splitlines()) == ["rank 0: 7, 6, None", "rank 1: 7, 6, None"]
     assert run.stderr.count("rank 1 takes no snapshot from another node") == 2
     assert "Raise resources.shm" in run.stderr
 
 
 def test_a_lost_nodes_state_comes_from_the_node_that_has_a_copy(tmp_path: Path):
-    run = run_two_ranks("copies_to_another_node.py", tmp_path)
+    run = run_ranks("copies_to_another_node.py", tmp_path)
     assert sorted(run.stdout.splitlines()) == [
-        "rank 0: 5:[5.0] 5:[5.0] 11:[11.0]",
-        "rank 1: 5:[105.0] 5:[105.0] 11:[111.0]",
+        "rank 0: 5:[5.0] 5:[5.0] 11:[11.0] 20:[20.0]",
+        "rank 1: 5:[105.0] 5:[105.0] 11:[111.0] 20:[120.0]",
     ]
+    assert "step 21 of rank 1 in memory is damaged, and is not loaded" in run.stderr
+
+
+def test_a_restore_that_is_cut_off_is_made_again_by_the_next_world(world: World, monkeypatch: pytest.MonkeyPatch):
+    class Killed(BaseException):
+        """The process ends here."""
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    checkpointer, _ = world.begin({"step": 0})
+    save(checkpointer, 5, {"step": 5})
+    for place in ("load_snapshot", "Slots.adopt"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"perdure_training.checkpoint.checkpointer.{place}", killed)
+            with pytest.raises(Killed):
+                world.begin({"step": 0})
+    state = {"step": 0}
+    assert world.begin(state)[1] == 5
+    assert state == {"step": 5}
+
+
+@pytest.mark.long("storage")
+def test_ranks_restore_tensors_that_are_split_in_two_dimensions_and_layers_of_a_pipeline(tmp_path: Path):
+    with checkpoint_agent(tmp_path / "storage", ranks=4, every=1000) as agent:
+        agent.begin(1)
+        where = agent.environment | {"TEST_STORAGE": str(tmp_path / "storage")}
+        run = run_ranks("restores_a_mesh.py", tmp_path / "memory", ranks=4, **where)
+    assert sorted(run.stdout.splitlines()) == [f"rank {rank}: [5, True, 5, True, 5, True]" for rank in range(4)]
 
 
 def test_what_a_world_cannot_load_stays_for_the_next_one(world: World):

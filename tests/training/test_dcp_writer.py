@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from perdure_training.checkpoint import MemoryWriter, dcp_writer
 from tests.training.one_rank import World
-from tests.training.ranks import run_two_ranks
+from tests.training.ranks import run_ranks
 
 
 def state(value: float) -> dict[str, Any]:
@@ -71,5 +71,5 @@ def test_outside_of_perdure_nothing_is_kept():
 
 @pytest.mark.long("survival")
 def test_ranks_load_their_parts_of_a_model_that_fsdp_splits(tmp_path: Path):
-    run = run_two_ranks("restores_parts_with_dcp.py", tmp_path)
+    run = run_ranks("restores_parts_with_dcp.py", tmp_path)
     assert sorted(run.stdout.split()) == ["rank-0:True", "rank-1:True"]

@@ -51,6 +51,24 @@ def test_a_slot_has_no_snapshot_from_the_first_byte_that_is_written_to_the_last(
     assert slot.header() is not None
 
 
+@pytest.mark.parametrize("slot", [0, 1])
+def test_a_process_that_is_killed_while_it_saves_leaves_the_snapshot_before(tmp_path: Path, slot: int):
+    write(Arena(tmp_path).slot(0, 0), b"older" * 1000, step=6)
+    write(Arena(tmp_path).slot(0, 1), b"later" * 1000, step=7)
+    program = (
+        "import sys, time; from pathlib import Path; from perdure_training.snapshots.arena import *\n"
+        f"room = Arena(Path(sys.argv[1])).slot(0, {slot}).begin(5000); room[:2500] = b'x' * 2500\n"
+        "print('half', flush=True); time.sleep(1000)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"half\n"
+        process.kill()
+    [(left, header)] = Arena(tmp_path).snapshots()
+    assert header.step == (7 if slot == 0 else 6)
+    assert is_intact(left, header)
+
+
 @given(cut=st.integers(0, PAGE + 99))
 def test_a_file_that_ends_early_is_no_snapshot(tmp_path_factory: pytest.TempPathFactory, cut: int):
     slot = Arena(tmp_path_factory.mktemp("arena")).slot(0, 0)

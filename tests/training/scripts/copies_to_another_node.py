@@ -1,4 +1,5 @@
-"""Two ranks, each on a node of its own, with a state that only its node has; the second node is lost and replaced."""
+"""Two ranks, each on a node of its own, with a state that only its node has; nodes are lost and replaced, the last time
+after the newest copy on the other one was damaged."""
 
 from __future__ import annotations
 
@@ -13,7 +14,11 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from perdure_launcher.system.ports import PortPool
 from perdure_training.checkpoint import Checkpointer
+from perdure_training.snapshots.arena import PAGE, Arena
 from perdure_training.snapshots.copies import CopyReceiver
+
+DAMAGED = 3
+"""The turn in which the lost node's newest copy is damaged."""
 
 
 def begin_node(name: str) -> None:
@@ -59,7 +64,15 @@ begin_node(str(rank))
 checkpointer, step = restored(state)
 assert step is None
 save(checkpointer, 1, 2, 3, 4, 5)
-for turn, lost in enumerate((1, 0, 1)):
+for turn, lost in enumerate((1, 0, 1, 1)):
+    if turn == DAMAGED and rank != lost:
+        arena = Arena(Path(os.environ["PERDURE_MEMORY_DIR"]) / "stage-0" / "state")
+        copies = [(header.step, slot.path) for slot, header in arena.snapshots() if header.rank == lost]
+        with max(copies)[1].open("r+b") as file:
+            file.seek(PAGE + 100)
+            [byte] = file.read(1)
+            file.seek(PAGE + 100)
+            file.write(bytes([byte ^ 1]))
     if rank == lost:
         shutil.rmtree(os.environ["PERDURE_MEMORY_DIR"])
         receivers[-1].close()
