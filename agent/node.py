@@ -174,6 +174,25 @@ class Node:
             self._keep(leaving_grace=seconds)
         return CommandAnswer(accepted=True, generation=self.state.generation)
 
+    def depart(self, reason: str, *, save: bool) -> None:
+        """Ends the command for good, as the process wants that started the node and reports its end.
+
+        Args:
+            reason: The reason, for users.
+            save: The job may have a checkpoint made before; that process then signals the launcher.
+        """
+        if save and self._saves_first:
+            self.on_leaving(LeavingReport(reason=reason))
+            self._keep(departs=True)
+        else:
+            self.leave(reason)
+
+    @property
+    def _saves_first(self) -> bool:
+        """Whether a node that is ended from outside waits until the job releases it."""
+        checkpoint = self.config.checkpoint
+        return checkpoint is not None and bool(checkpoint.save_timeout) and self.state.leaving is None
+
     # Desired state for the node's processes
 
     def has_news(self, *, after: int, complete: int, stage: int = -1, stages: int = 0) -> bool:
@@ -370,10 +389,12 @@ class Node:
     def on_leaving(self, body: LeavingReport) -> None:
         """Records that the node is ended from outside, as when its pod is deleted. The job learns of it when the
         processes have ended, since they may save something first."""
+        if self.state.departs:
+            return
         reason = body.reason or "its launcher is being ended"
         logger.warning("this node is being ended: %s", reason)
         self._keep(ended_by=reason)
-        if self.config.checkpoint is None or not self.config.checkpoint.save_timeout or self.state.leaving is not None:
+        if not self._saves_first:
             return
         # The launcher waits for `released`, for some time.
         leaving = Leaving(**envelope(self.config.node), generation=self.state.generation, reason=reason)
@@ -408,7 +429,7 @@ class Node:
         )
 
     def _report_node_lost(self, generation: int, time: datetime | None) -> None:
-        if self.state.leaving is not None:
+        if self.state.leaving is not None or self.state.departs:
             return
         self._fail(
             "node",

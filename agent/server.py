@@ -93,7 +93,7 @@ class NodeServer:
             return HelloAnswer()
 
         def leave(body: LeaveRequest) -> None:
-            node.leave(body.reason)
+            node.depart(body.reason, save=body.save)
 
         pace = _Pace()
 

@@ -80,6 +80,8 @@ class AgentState(BaseModel):
     ended_by: str = ""
     """The party that ends the node from outside; empty if none. From then on the end of its processes is no news about
     the training."""
+    departs: bool = False
+    """That party has started the node, and reports its end itself."""
     released: bool = False
     """A node that is ended from outside need not wait for a checkpoint any longer."""
     leaving: str | None = None

@@ -203,6 +203,8 @@ class LeaveRequest(Body):
     """A request to end the node, from the parent of its processes."""
 
     reason: str = ""
+    save: bool = False
+    """Whether the job may have a checkpoint made before."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from agent.progress import ProgressReader
 from agent.state import StateFile
 from agent.store import StoreCalls
 from agent.telemetry import Telemetry
+from perdure.spec.checkpoint import Checkpoint
 from perdure_launcher.protocol import (
     CommandExit,
     EnteredReport,
@@ -36,6 +37,7 @@ from workflows.messages import (
     Failure,
     FailureKind,
     Finished,
+    Leaving,
     NodeCredentials,
     Progress,
     Ready,
@@ -410,6 +412,30 @@ def test_unprotected_ranks_are_stopped_and_explained_once(bench: Bench) -> None:
     [failure] = bench.job.of(Failure)
     assert failure.kind is FailureKind.UNPROTECTED
     assert [one.pid for one in failure.ranks] == [11, 12]
+
+
+def test_a_node_that_departs_has_a_checkpoint_made_first_and_reports_no_failure(bench: Bench) -> None:
+    bench.config = bench.config.model_copy(update={"checkpoint": Checkpoint(storage="file:///saves")})
+    bench.start().depart("`perdure join` got SIGTERM", save=True)
+    # Its launcher gets the signal next.
+    bench.node.on_leaving(LeavingReport(reason="the launcher received SIGTERM"))
+    [leaving] = bench.group.of(Leaving)
+    assert leaving.reason == "`perdure join` got SIGTERM"
+    assert not bench.node.desired.exit
+    bench.node.release()
+    assert bench.node.desired.exit
+    bench.node.on_exited(CommandExit(attempt=1, generation=1, signal=15))
+    assert bench.job.of(Failure) == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_node_that_departs_without_saving_leaves_at_once(bench: Bench, again: bool) -> None:
+    if again:
+        bench.config = bench.config.model_copy(update={"checkpoint": Checkpoint(storage="file:///saves")})
+        bench.start().depart("Ctrl-C", save=True)
+    bench.node.depart("Ctrl-C", save=not again)
+    assert bench.node.desired.exit
+    assert bench.node.state.leaving == "Ctrl-C"
 
 
 def test_a_node_that_leaves_reports_no_failure(bench: Bench) -> None:

@@ -16,12 +16,14 @@ import psutil
 import pytest
 
 from perdure.client.connection import payload_encryption
+from tests.support.allocation import REPOSITORY
 from tests.support.command_line import PERDURE
 from tests.support.exporting_worker import scrape
 from tests.support.temporal_server import free_port
 from tests.support.waiting import eventually
 from tests.system.joined import Machines, Process, machines
-from tests.system.site import SCRIPT, WALK, Job, Site
+from tests.system.made_steps import steps
+from tests.system.site import PATIENCE, SCRIPT, WALK, Job, Site
 from workflows.messages import FailureClass, JobPhase
 
 
@@ -161,6 +163,34 @@ async def test_a_terminated_machine_reports_its_departure_and_another_takes_its_
     assert any("got SIGTERM" in text for text in evidence), evidence
     here.join(job.name, "c")
     await job.running(nodes=2, after=known.generation)
+
+
+@pytest.mark.long("joining")
+async def test_a_terminated_machine_has_a_checkpoint_made_first(site: Site, here: Machines, tmp_path: Path):
+    out, script = tmp_path / "out", REPOSITORY / "examples" / "checkpoints" / "plain.py"
+    job = await site.submit(
+        backend="joined",
+        command=["torchrun", str(script), "--steps", "100000", "--out", str(out)],
+        checkpoint={"storage": f"file://{tmp_path / 'storage'}", "every": 1_000_000},
+        limits={"termination_grace_period": "60s"},
+    )
+    job.out = out
+    started = [here.join(job.name, name) for name in ("a", "b")]
+    await job.running(nodes=2)
+    await eventually(lambda: steps(job, 0)[10:], within=PATIENCE)
+    reached = steps(job, 0)[-1]
+    leaving = next(process for process in started if is_above(process, job, node=1))
+    leaving.signal(signal.SIGTERM)
+    assert await leaving.leave() == 128 + signal.SIGTERM
+    known = await job.status()
+    assert (known.checkpoint.step or 0) > reached
+    evidence = [found.text for incident in await job.incidents() for found in incident.evidence]
+    assert any("perdure join" in text and "got SIGTERM" in text for text in evidence), evidence
+    # Who is in a hurry signals twice.
+    other = next(process for process in started if process is not leaving)
+    other.signal(signal.SIGINT)
+    other.signal(signal.SIGTERM)
+    assert await other.leave() in (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 @pytest.mark.long("joining")

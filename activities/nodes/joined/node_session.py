@@ -90,16 +90,20 @@ class NodeSession:
         return self._folder.log
 
     def stop(self, reason: str) -> None:
-        """Ends the command with the job's grace period; `run` then returns."""
-        self._leaving = self._leaving or asyncio.create_task(self._leave(reason))
+        """Ends the command with the job's grace period; `run` then returns.
 
-    async def _leave(self, reason: str) -> None:
+        A job that stores checkpoints makes one before, unless it is called again.
+        """
+        if self._leaving is None or self._leaving.done():
+            self._leaving = asyncio.create_task(self._leave(reason, save=self._leaving is None))
+
+    async def _leave(self, reason: str, *, save: bool) -> None:
         # The agent learns first: it would report an unexpected end as a failure, and the job would repair the node
         # here.
         connector = aiohttp.UnixConnector(str(self._folder.run_dir / AGENT_SOCKET))
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with aiohttp.ClientSession(connector=connector, timeout=_ASKING) as session:
-                await session.post("http://node/v1/leave", json={"reason": reason})
+                await session.post("http://node/v1/leave", json={"reason": reason, "save": save})
         await self._started.wait()
         if self._launcher is not None and self._launcher.returncode is None:
             self._launcher.terminate()
