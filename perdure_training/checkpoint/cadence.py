@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Generator
@@ -35,8 +36,17 @@ class Cadence:
         *,
         max_overhead: float,
         clock: Callable[[], float] = time.perf_counter,
+        used: Callable[[], float] = time.process_time,
+        cores: float | None = None,
     ) -> None:
         """Creates the object.
+
+        Args:
+            every: The number, or "auto".
+            max_overhead: The share of a step's time that "auto" allows.
+            clock: Returns seconds.
+            used: Returns the seconds of a core that this process has used.
+            cores: The rank's share of the node's cores.
 
         Raises:
             ValueError: if an argument is out of range.
@@ -48,6 +58,9 @@ class Cadence:
         self._every = None if every == "auto" else every
         self._max_overhead = max_overhead
         self._clock = clock
+        self._used = used
+        self._cores = cores if cores is not None else _own_cores()
+        self._begun: tuple[float, float, float] | None = None
         self._stalls: list[float] = []
         self._steps: list[float] = []
         self._last: tuple[int, float] | None = None
@@ -66,9 +79,16 @@ class Cadence:
         return self._every or agreed() or 1
 
     @contextmanager
-    def measure(self, step: int) -> Generator[Measured]:
-        """Measures one save, and the steps since the one before."""
+    def measure(self, step: int, *, finishing: float) -> Generator[Measured]:
+        """Measures one save, and the steps since the one before.
+
+        Args:
+            step: The step that is saved.
+            finishing: Seconds of a core that were used for earlier saves after they had returned.
+        """
         begun, result = self._clock(), Measured()
+        if self._begun is None:
+            self._begun = begun, self._used(), finishing
         if self._last is not None and step > self._last[0]:
             self._steps.append((begun - self._last[1]) / (step - self._last[0]))
         yield result
@@ -77,5 +97,19 @@ class Cadence:
         result.seconds = now - begun
         self._stalls.append(now - begun)
         if self._every is None and len(self._stalls) == _ALLOCATING + _MEASURED:
-            share = statistics.median(self._stalls[_ALLOCATING:]) / max(statistics.median(self._steps), 1e-9)
+            cost = statistics.median(self._stalls[_ALLOCATING:]) + self._taken_from_training(finishing)
+            share = cost / max(statistics.median(self._steps), 1e-9)
             result.every = max(1, math.ceil(share / self._max_overhead))
+
+    def _taken_from_training(self, finishing: float) -> float:
+        """Seconds by which what follows a save makes the steps longer: none where the training leaves cores idle."""
+        assert self._begun is not None
+        begun, used, finished = self._begun
+        busy = (self._used() - used) / max((self._clock() - begun) * self._cores, 1e-9)
+        # The last save is not finished yet.
+        return min(busy, 1.0) * (finishing - finished) / max(len(self._stalls) - 1, 1)
+
+
+def _own_cores() -> float:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores / max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)

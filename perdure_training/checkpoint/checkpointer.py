@@ -9,6 +9,7 @@ import os
 import queue
 import re
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -25,10 +26,11 @@ from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.staging import Layout, meshes_of
 from perdure_training.checkpoint.transfer import exchange
 from perdure_training.checkpoint.values import capture, load_snapshot, put_into
+from perdure_training.checkpoint.verification import fingerprint, is_left_intact, verified_crc32
 from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, own_identity
 from perdure_training.progress_file import SaveStall
 from perdure_training.snapshots.agreement import Decision, Holding, decide
-from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot, checksum, is_intact
+from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
 from perdure_training.snapshots.copies import yield_to_training
 from perdure_training.snapshots.made_steps import MadeSteps, newest_made
 
@@ -166,7 +168,7 @@ class Checkpointer:
         if not (durable or self._cadence.is_due(step, agreed=world.cadence_agreed)):
             return False
         world.measured(step, metrics)
-        with self._cadence.measure(step) as measured:
+        with self._cadence.measure(step, finishing=world.finishing_seconds) as measured:
             saved = world.save(step, lambda: Layout(capture(state)), replicated=self._replicated, durable=durable)
         self._save_stall.add(measured.seconds)
         world.announce(step, every=self._cadence.every(agreed=world.cadence_agreed))
@@ -240,6 +242,8 @@ class _World:
         self._durable: DurableCheckpoints | None = None
         self._name = name
         self._broken = False
+        self.finishing_seconds = 0.0
+        """Time of a core that the thread which makes snapshots valid has used."""
         self._full = False
         self._saved_any = False
         self._agreed: int | None = None
@@ -334,7 +338,7 @@ class _World:
             needed = {_spoken_for(receiver, chosen) for receiver, sender in sources.items() if sender == self.own.rank}
             if decision.step is not None and self.own.rank not in sources:
                 needed.add(self.own.rank)
-            ready = all(_verify(chosen[rank]) for rank in needed)
+            ready = all(is_left_intact(chosen[rank]) for rank in needed)
             room = self._make_room(decision.size) if ready and self.own.rank in sources else None
             ready = ready and not (self.own.rank in sources and room is None)
             verdicts = self._gather(f"ready/{attempt}", json.dumps(ready))
@@ -470,16 +474,21 @@ class _World:
         while (staged := self._staged.get()) is not None:
             slot, room, header, durable = staged
             try:
+                begun = time.thread_time()
                 if room is not None:
-                    header = replace(header, checksum=checksum(room))
+                    header = replace(header, checksum=fingerprint(room))
                     slot.finish(header)
-                self._peers.copy(slot, header, number=self.slots.number(slot))
+                durably = self._durable if room is not None else None
+                if durably is not None and not (durable or durably.is_announced(header.step)):
+                    durably = None
+                content = slot.read() if room is None else room
+                crc = verified_crc32(content, header) if durably is not None or self._peers.wanted else 0
+                self._peers.copy(slot, header, number=self.slots.number(slot), crc32=crc)
                 self._complete.add(header.step)
                 # Until `finish` below, no other step is written there.
-                if self._durable is None or room is None:
-                    continue
-                if durable or self._durable.is_announced(header.step):
-                    self._durable.store(header, room, slot.lease())
+                if durably is not None:
+                    durably.store(header, content, slot.lease(), crc32=crc)
+                self.finishing_seconds += time.thread_time() - begun
             except (OSError, RuntimeError) as error:
                 # The store ends with its generation, and this process with it.
                 logger.debug("step %d is not complete: %s", header.step, error)
@@ -491,13 +500,3 @@ class _World:
 def _spoken_for(receiver: int, chosen: Collection[int]) -> int:
     """The rank whose snapshot is sent: the receiver's own, else any, since the state is replicated then."""
     return receiver if receiver in chosen else min(chosen)
-
-
-def _verify(slot: Slot) -> bool:
-    """Whether a snapshot is intact; deletes it otherwise."""
-    header = slot.header()
-    if header is None or is_intact(slot, header):
-        return header is not None
-    logger.warning("perdure: step %d of rank %d in memory is damaged, and is not loaded", header.step, header.rank)
-    slot.clear()
-    return False

@@ -68,6 +68,8 @@ class _Snapshot:
     header: Header
     content: memoryview
     lease: Lease
+    crc32: int
+    """Of the content, for the agent."""
 
 
 class DurableCheckpoints:
@@ -178,7 +180,7 @@ class DurableCheckpoints:
             return False
         return self._asking.check([_ANNOUNCED]) and int(self._asking.get(_ANNOUNCED)) == step
 
-    def store(self, header: Header, content: memoryview, lease: Lease) -> None:
+    def store(self, header: Header, content: memoryview, lease: Lease, *, crc32: int) -> None:
         """Has a snapshot stored, by another thread."""
         with self._unfinished:
             if self._schedule is None or self._waiting > _QUEUED:
@@ -190,7 +192,7 @@ class DurableCheckpoints:
                 return
             self._waiting += 1
             self._target = header.step
-        self._queue.put(_Snapshot(header, content, lease))
+        self._queue.put(_Snapshot(header, content, lease, crc32))
 
     def wait(self, timeout: float) -> bool:
         """Waits until nothing is being stored; returns whether the last checkpoint was committed within `timeout`."""
@@ -257,7 +259,7 @@ class DurableCheckpoints:
             "size": file.size,
             "order": order,
             "metrics": self._metrics.get(header.step, {}),
-            "snapshot": {"offset": PAGE, "size": header.size, "checksum": header.checksum},
+            "snapshot": {"offset": PAGE, "size": header.size, "checksum": snapshot.crc32},
         }
         self._hand_over(request, snapshot.lease, [file.recipe, *others])
         if results is not None:

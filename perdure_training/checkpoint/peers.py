@@ -64,14 +64,17 @@ class Peers:
         """The ranks whose copies belong on this node."""
         return {rank for node in self._neighbors(-1) for rank in node.ranks}
 
-    def copy(self, slot: Slot, header: Header, *, number: int) -> None:
+    @property
+    def wanted(self) -> bool:
+        """Whether snapshots are copied at all."""
+        return self._copies > 0
+
+    def copy(self, slot: Slot, header: Header, *, number: int, crc32: int) -> None:
         """Copies a snapshot. If a node cannot be reached or refuses, it warns once and continues: the snapshot on this
         node counts alone then."""
-        if not self._copies:
-            return
         for sender in self._connected():
             try:
-                sender.send(header, slot.read(), slot=number)
+                sender.send(header, slot.read(), slot=number, crc32=crc32)
             except (OSError, Refused) as error:
                 log = logger.debug if self._warned else logger.warning
                 self._warned = True

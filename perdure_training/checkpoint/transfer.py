@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from perdure_training.checkpoint.verification import fingerprint
 from perdure_training.checkpoint.world import RankIdentity
-from perdure_training.snapshots.arena import Header, Slot, checksum
+from perdure_training.snapshots.arena import Header, Slot
 
 _PIECE = 1 << 26
 """Bytes of a message: gloo counts a message's elements with 32 bits."""
@@ -57,7 +58,7 @@ def _receive(room: Slot, sender: int, own: RankIdentity, group: dist.ProcessGrou
     content = room.begin(header.size)
     for piece in _pieces(content):
         dist.recv(piece, src=sender, group=group)
-    if checksum(content) != header.checksum:
+    if fingerprint(content) != header.checksum:
         raise RuntimeError(f"step {header.step} of rank {header.rank} was damaged on its way from rank {sender}")
     room.finish(replace(header, rank=own.rank, world_size=own.world_size))
 

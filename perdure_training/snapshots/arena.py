@@ -27,11 +27,12 @@ from typing import Any, cast
 
 PAGE = 4096
 """Bytes of the header, and the alignment of what follows it."""
-_MAGIC = b"PDSNAP01"
+_MAGIC = b"PDSNAP02"
+"""Also the version of the format: a file of another one is no snapshot."""
 _FRAME = struct.Struct("<8sII")
 """Magic number, length of the header's text, checksum of that text."""
 _CHECKED_AT_ONCE = 1 << 24
-"""Bytes of a piece of the checksum: other threads run between two pieces."""
+"""Bytes of a piece of the CRC-32: other threads run between two pieces."""
 _NAME = re.compile(r"rank-(\d+)\.(\d+)")
 
 
@@ -55,7 +56,7 @@ class Header:
     size: int
     """Number of bytes."""
     checksum: int
-    """CRC-32 of the bytes."""
+    """Checksum of the bytes, which the ranks compute: `checkpoint.verification.fingerprint`."""
     restores: int = 0
     """The number of worlds that have loaded it."""
 
@@ -194,20 +195,12 @@ class Arena:
             _write_header(slot.path, replace(header, restores=header.restores + 1))
 
 
-def checksum(content: memoryview) -> int:
-    """Computes the CRC-32 of a snapshot's bytes."""
+def crc32(content: memoryview) -> int:
+    """Computes the CRC-32 of a snapshot's bytes, for processes without torch that get or read them."""
     value = 0
     for start in range(0, len(content), _CHECKED_AT_ONCE):
         value = zlib.crc32(content[start : start + _CHECKED_AT_ONCE], value)
     return value
-
-
-def is_intact(slot: Slot, header: Header) -> bool:
-    """Whether a snapshot's bytes are the ones that were written."""
-    try:
-        return checksum(slot.read()) == header.checksum
-    except OSError:
-        return False
 
 
 def _write_header(path: Path, header: Header) -> None:

@@ -23,7 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from perdure_training.snapshots.arena import Arena, Header, NoRoom, checksum
+from perdure_training.snapshots import arena
+from perdure_training.snapshots.arena import Arena, Header, NoRoom
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,8 @@ class _Request:
     """The arena, relative to the node's memory folder."""
     slot: int
     header: Header
+    crc32: int
+    """Of the bytes: a receiver has no torch, and cannot compute the checksum of the header."""
 
 
 class CopyReceiver:
@@ -85,7 +88,7 @@ class CopyReceiver:
 
     Invariants:
         - Without the token nothing is written.
-        - A copy is valid only if all its bytes have arrived and match their checksum.
+        - A copy is valid only if all its bytes have arrived and match their CRC-32.
         - Nothing outside of the folder is written.
     """
 
@@ -166,7 +169,7 @@ class CopyReceiver:
             if not count:
                 raise ConnectionError(f"{received:,} of {header.size:,} bytes arrived")
             received += count
-        if checksum(content) != header.checksum:
+        if arena.crc32(content) != request.crc32:
             slot.clear()
             return f"step {header.step} of rank {header.rank} was damaged on its way"
         slot.finish(header)
@@ -187,14 +190,20 @@ class CopySender:
         self._folder = folder
         self._connection: socket.socket | None = None
 
-    def send(self, header: Header, content: memoryview, *, slot: int) -> None:
+    def send(self, header: Header, content: memoryview, *, slot: int, crc32: int) -> None:
         """Copies a snapshot into the slot of this number, and waits until it is valid there.
 
         Raises:
             Refused: if the receiver does not take it.
             OSError: if the receiver is not reached, or the connection breaks.
         """
-        request = _Request(receiver_token=self._address.token, folder=self._folder, slot=slot, header=header)
+        request = _Request(
+            receiver_token=self._address.token,
+            folder=self._folder,
+            slot=slot,
+            header=header,
+            crc32=crc32,
+        )
         try:
             if self._connection is None:
                 place = (self._address.host, self._address.port)
@@ -242,7 +251,7 @@ def _parse(line: bytes, *, slots: int) -> _Request:
         fields: dict[str, Any] = dict(json.loads(line))
         header: dict[str, Any] = dict(fields.pop("header"))
         token, folder = fields.get("receiver_token"), fields.get("folder")
-        numbers = {"slot": fields.get("slot")} | {name: header.get(name) for name in _NUMBERS}
+        numbers = {name: fields.get(name) for name in ("slot", "crc32")} | {name: header.get(name) for name in _NUMBERS}
         request = _Request(**fields, header=Header(**header))
     except (TypeError, KeyError, RecursionError) as error:
         raise ValueError(str(error)) from error

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from perdure_launcher.system.ports import PortPool
-from perdure_training.snapshots.arena import Arena, Header, checksum, is_intact
+from perdure_training.checkpoint.verification import fingerprint, is_intact
+from perdure_training.snapshots.arena import Arena, Header, crc32
 from perdure_training.snapshots.copies import CopyReceiver, CopySender, ReceiverAddress, Refused
 
 FOLDER = "stage-0/state"
-CONTENT = memoryview(bytes(range(256)) * 4096)
+CONTENT = memoryview(bytearray(range(256)) * 4096)
+CRC32 = crc32(CONTENT)
 HEADER = Header(
     step=7,
     rank=3,
@@ -25,7 +27,7 @@ HEADER = Header(
     replicated=False,
     index_at=0,
     size=len(CONTENT),
-    checksum=checksum(CONTENT),
+    checksum=fingerprint(CONTENT),
 )
 
 
@@ -57,20 +59,21 @@ def ask(receiver: CopyReceiver, line: bytes) -> bytes:
 
 
 def request(receiver: CopyReceiver, **changes: Any) -> bytes:
-    fields = {"receiver_token": receiver.address.token, "folder": FOLDER, "slot": 0, "header": asdict(HEADER)} | changes
+    fields = {"receiver_token": receiver.address.token, "folder": FOLDER, "slot": 0, "header": asdict(HEADER)}
+    fields |= {"crc32": CRC32} | changes
     return json.dumps(fields).encode() + b"\n"
 
 
 def test_copies_arrive_as_they_were_saved(tmp_path: Path, sender: CopySender):
     for step, slot in ((7, 2), (8, 0), (9, 2)):
-        sender.send(replace(HEADER, step=step), CONTENT, slot=slot)
+        sender.send(replace(HEADER, step=step), CONTENT, slot=slot, crc32=CRC32)
     found = {slot.path.name: (slot, header) for slot, header in Arena(tmp_path / FOLDER).snapshots()}
     assert {name: header.step for name, (_, header) in found.items()} == {"rank-3.0": 8, "rank-3.2": 9}
     assert all(is_intact(slot, header) for slot, header in found.values())
 
 
 def test_a_copy_that_ends_early_is_no_snapshot(tmp_path: Path, receiver: CopyReceiver, sender: CopySender):
-    sender.send(HEADER, CONTENT, slot=0)
+    sender.send(HEADER, CONTENT, slot=0, crc32=CRC32)
     with socket.create_connection((receiver.address.host, receiver.address.port), timeout=30) as connection:
         incoming = connection.makefile("rb")
         connection.sendall(request(receiver))
@@ -83,22 +86,22 @@ def test_a_copy_that_ends_early_is_no_snapshot(tmp_path: Path, receiver: CopyRec
 
 def test_a_copy_that_changed_on_its_way_is_refused(tmp_path: Path, sender: CopySender):
     with pytest.raises(Refused, match="step 7 of rank 3 was damaged on its way"):
-        sender.send(replace(HEADER, checksum=HEADER.checksum ^ 1), CONTENT, slot=0)
+        sender.send(HEADER, CONTENT, slot=0, crc32=CRC32 ^ 1)
     assert list(Arena(tmp_path / FOLDER).snapshots()) == []
-    sender.send(HEADER, CONTENT, slot=0)
+    sender.send(HEADER, CONTENT, slot=0, crc32=CRC32)
     assert len(list(Arena(tmp_path / FOLDER).snapshots())) == 1
 
 
 def test_a_copy_that_does_not_fit_is_refused_with_its_size(tmp_path: Path, sender: CopySender):
     with pytest.raises(Refused, match=r"1,152,921,504,606,846,976 bytes do not fit"):
-        sender.send(replace(HEADER, size=1 << 60), CONTENT, slot=0)
+        sender.send(replace(HEADER, size=1 << 60), CONTENT, slot=0, crc32=CRC32)
     assert files(tmp_path) == []
 
 
 def test_a_stranger_writes_nothing_and_is_told_nothing(tmp_path: Path, receiver: CopyReceiver):
     stranger = CopySender(replace(receiver.address, token="guessed"), folder=FOLDER)
     with pytest.raises(Refused, match="token"):
-        stranger.send(HEADER, CONTENT, slot=0)
+        stranger.send(HEADER, CONTENT, slot=0, crc32=CRC32)
     for token in ("é", "\ud800"):
         assert receiver.address.token.encode() not in ask(receiver, request(receiver, receiver_token=token))
     assert files(tmp_path) == []
@@ -116,6 +119,7 @@ def test_a_stranger_writes_nothing_and_is_told_nothing(tmp_path: Path, receiver:
         {"slot": -1},
         {"slot": "0"},
         {"slot": 0.5},
+        {"crc32": None},
         {"extra": 1},
         {"header": []},
         {"header": {"step": 1}},
@@ -137,10 +141,10 @@ def test_what_is_not_json_is_refused(tmp_path: Path, receiver: CopyReceiver, lin
 
 def test_a_line_without_an_end_is_given_up(receiver: CopyReceiver, sender: CopySender):
     assert ask(receiver, b"x" * 4096) == b""
-    sender.send(HEADER, CONTENT, slot=0)
+    sender.send(HEADER, CONTENT, slot=0, crc32=CRC32)
 
 
 def test_without_its_receiver_a_copy_fails(receiver: CopyReceiver, sender: CopySender):
     receiver.close()
     with pytest.raises(ConnectionError):
-        sender.send(HEADER, CONTENT, slot=0)
+        sender.send(HEADER, CONTENT, slot=0, crc32=CRC32)

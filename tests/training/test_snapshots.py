@@ -12,13 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure_launcher.system.memory_folder import MemoryFolder, sort_abandoned
 from perdure_training.checkpoint.slots import Slots
+from perdure_training.checkpoint.verification import fingerprint, is_intact
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES, Holding, decide
-from perdure_training.snapshots.arena import PAGE, Arena, Header, NoRoom, Slot, checksum, is_intact
+from perdure_training.snapshots.arena import PAGE, Arena, Header, NoRoom, Slot
 
 HEADER = Header(step=7, rank=0, world_size=2, generation=1, replicated=False, index_at=0, size=0, checksum=0)
 
@@ -26,13 +27,14 @@ HEADER = Header(step=7, rank=0, world_size=2, generation=1, replicated=False, in
 def write(slot: Slot, content: bytes, **changes: int) -> None:
     room = slot.begin(len(content))
     room[:] = content
-    slot.finish(replace(HEADER, size=len(content), checksum=checksum(room), **changes))
+    slot.finish(replace(HEADER, size=len(content), checksum=fingerprint(room), **changes))
 
 
 def test_a_snapshot_is_read_back_by_another_process(tmp_path: Path):
     write(Arena(tmp_path).slot(0, 1), b"state" * 1000)
     program = (
         "import sys; from pathlib import Path; from perdure_training.snapshots.arena import *\n"
+        "from perdure_training.checkpoint.verification import is_intact\n"
         "[(slot, header)] = Arena(Path(sys.argv[1])).snapshots()\n"
         "assert is_intact(slot, header); print(header.step, bytes(slot.read()) == b'state' * 1000)"
     )
@@ -47,7 +49,7 @@ def test_a_slot_has_no_snapshot_from_the_first_byte_that_is_written_to_the_last(
     assert slot.header() is None
     room[:] = b"newer"
     assert slot.header() is None
-    slot.finish(replace(HEADER, size=5, checksum=checksum(room)))
+    slot.finish(replace(HEADER, size=5, checksum=fingerprint(room)))
     assert slot.header() is not None
 
 
@@ -88,6 +90,35 @@ def test_a_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, at: in
     header = slot.header()
     # What follows the header's text on its page means nothing.
     assert header is None or not is_intact(slot, header) or (header == written and at < PAGE)
+
+
+@settings(deadline=None, max_examples=30)
+@given(data=st.data(), blocks=st.sampled_from([0, 1, 2, 64, 65]), rest=st.integers(0, 70))
+def test_a_change_of_any_bytes_that_are_close_to_each_other_is_found(data: st.DataObject, blocks: int, rest: int):
+    size = blocks * (1 << 18) + rest + 1
+    content = memoryview(bytearray(size))
+    before = fingerprint(content)
+    at = data.draw(st.integers(0, size - 1))
+    # Two words that change by opposite amounts, as two flips of the same bit line do.
+    content[at] ^= 128
+    other = min(size - 1, at + 8 * data.draw(st.integers(1, 2047)))
+    content[other] ^= 128 if other != at else 1
+    assert fingerprint(content) != before
+
+
+def test_rows_that_change_places_are_found():
+    content = memoryview(bytearray(os.urandom(1 << 19)))
+    before = fingerprint(content)
+    content[:] = bytes(content[1 << 18 :]) + bytes(content[: 1 << 18])
+    assert fingerprint(content) != before
+
+
+def test_a_snapshot_of_an_older_format_is_none(tmp_path: Path):
+    slot = Arena(tmp_path).slot(0, 0)
+    write(slot, b"state")
+    content = slot.path.read_bytes()
+    slot.path.write_bytes(b"PDSNAP01" + content[8:])
+    assert slot.header() is None
 
 
 def test_what_does_not_fit_is_refused_with_the_size(tmp_path: Path):
