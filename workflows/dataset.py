@@ -33,7 +33,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.names import DATASET, dataset_workflow_id
     from workflows.node_record import GroupInput
-    from workflows.policy.datasets import MOST_NAMED, DatasetState, exchange, unprocessed, view
+    from workflows.policy.datasets import MOST_NAMED, DatasetState, begin, exchange, unprocessed, view
     from workflows.policy.spans import size
 
 
@@ -107,10 +107,9 @@ class Dataset:
 
 async def start_dataset(group: GroupInput, needed: DatasetNeeded) -> None:
     """Starts the workflow of a dataset on behalf of a group; does nothing where it runs already."""
-    state = DatasetState(parameters=needed.parameters)
     await start_companion(
         DATASET,
-        DatasetInput(owner=owner_of(group), uid=group.uid, name=needed.name, state=state),
+        DatasetInput(owner=owner_of(group), uid=group.uid, name=needed.name, state=begin(needed.parameters)),
         workflow_id=dataset_workflow_id(group.job_id, group.uid, needed.name),
         summary=f"dataset {needed.name} of {group.job_id}",
     )

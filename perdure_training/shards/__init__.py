@@ -15,15 +15,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perdure_training.shards.client import Shard, ShardingClient, ShardsRefused
+from perdure_training.shards.client import ShardsRefused
 from perdure_training.shards.micro_batches import MicroBatches
+from perdure_training.shards.partitions import StreamClient
+from perdure_training.shards.shard import Shard, StreamShard
+from perdure_training.shards.sharding_client import ShardingClient
 
 if TYPE_CHECKING:
     from perdure_training.shards.batches import ShardBatches
     from perdure_training.shards.elastic_sampler import ElasticSampler
     from perdure_training.shards.stream import ShardStream
 
-__all__ = ["ElasticSampler", "MicroBatches", "Shard", "ShardBatches", "ShardStream", "ShardingClient", "ShardsRefused"]
+__all__ = [
+    "ElasticSampler",
+    "MicroBatches",
+    "Shard",
+    "ShardBatches",
+    "ShardStream",
+    "ShardingClient",
+    "ShardsRefused",
+    "StreamClient",
+    "StreamShard",
+]
 
 
 def __getattr__(name: str) -> Any:

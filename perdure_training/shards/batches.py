@@ -8,7 +8,8 @@ from typing import Any, TypeVar, cast
 
 from torch.utils.data import DataLoader, Sampler
 
-from perdure_training.shards.client import ShardingClient
+from perdure_training.shards.client import LeaseClient
+from perdure_training.shards.sharding_client import ShardingClient
 
 _Batch = TypeVar("_Batch")
 
@@ -34,6 +35,8 @@ class ShardBatches(Sampler[list[int]]):
         """
         if batch_size < 1:
             raise ValueError(f"batch_size: expected at least 1, found {batch_size}")
+        if not isinstance(client, ShardingClient):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError("client: expected that of a dataset with indices; ShardStream reads streams")
         self._client = client
         self._batch_size = batch_size
         self._lengths: deque[int] = deque()
@@ -66,7 +69,7 @@ class ShardBatches(Sampler[list[int]]):
 
 
 def in_step(
-    client: ShardingClient, batches: Iterator[_Batch], any_batch: Callable[[], _Batch]
+    client: LeaseClient[Any], batches: Iterator[_Batch], any_batch: Callable[[], _Batch]
 ) -> Iterator[tuple[_Batch, float]]:
     """Yields as many batches on all ranks, each with the factor of its mean loss, for ranks that step together.
 

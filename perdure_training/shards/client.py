@@ -13,14 +13,14 @@ import os
 import re
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
-from perdure_training.shards.link import BEGINNING, Away, Json, Link, find_link
-from perdure_training.shards.permutation import Permutation
-from perdure_training.shards.spans import Span, gaps, merged
+from perdure_training.shards.link import Away, Json, Link, find_link
+from perdure_training.shards.shard import Shard, StreamShard
+from perdure_training.shards.spans import Span, advanced, length, merged, without
 
 logger = logging.getLogger(__name__)
 
@@ -46,76 +46,39 @@ class ShardsRefused(Exception):
     """The job refuses to lease shards to this rank; the message says why."""
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Samples that this rank processes."""
-
-    epoch: int
-    first: int
-    """The first sample's place in the order of the epoch."""
-    end: int
-    permutation: Permutation | None
-    """The order of the epoch; None where it is that of the dataset."""
-
-    def __len__(self) -> int:
-        return self.end - self.first
-
-    def __iter__(self) -> Iterator[int]:
-        """Yields the samples' indices in the dataset."""
-        places = range(self.first, self.end)
-        return iter(places) if self.permutation is None else map(self.permutation.__getitem__, places)
+_Leased = TypeVar("_Leased", Shard, StreamShard)
 
 
-class ShardingClient:
-    """This rank's part of one dataset.
+class LeaseClient(ABC, Generic[_Leased]):
+    """This rank's part of a dataset or a stream.
 
     Invariants:
         - A shard is held, handed out, or done; what is held and handed out is named in each exchange.
         - `state_dict` is the position at the last `step`: what all ranks had consumed by then.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        size: int,
-        shard_size: int = 64,
-        epochs: int = 1,
-        shuffle: bool = False,
-        seed: int = 0,
-        link: Link | None = None,
-    ) -> None:
-        """Creates the client; it contacts the agent at the first `fetch`.
+    def __init__(self, name: str, parameters: Json, *, beginning: Json, link: Link | None) -> None:
+        """Creates the client.
 
         Args:
-            name: The dataset's name in the job: a letter, then up to 62 letters, digits, `.`, `_` and `-`.
-            size: Samples.
-            shard_size: Samples of one shard.
-            epochs: How often the dataset is read; 0 for endlessly.
-            shuffle: Permute the samples of each epoch, each epoch differently.
-            seed: Of the permutations.
-            link: How datasets are reached; by default through the node's agent, and without Perdure by themselves.
+            name: The dataset's name.
+            parameters: What it is, as the job's dataset takes them.
+            beginning: The position before anything was consumed.
+            link: How it is reached; by default through the node's agent, and without Perdure by itself.
 
         Raises:
-            ValueError: if an argument is out of range, or this process has a client of that name already.
+            ValueError: if the name is none, or this process has a client of that name already.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"name: expected a letter, then up to 62 letters, digits, '.', '_' or '-', found {name!r}")
-        for field, value, least in (("size", size, 1), ("shard_size", shard_size, 1), ("epochs", epochs, 0)):
-            if value < least:
-                raise ValueError(f"{field}: expected at least {least}, found {value}")
         if link is None:
             if name in _names:
                 raise ValueError(f"name: this process reads {name!r} already; keep its client for as long as it trains")
             _names.add(name)
         self._name = name
-        self._parameters: Json = {
-            "size": size,
-            "shard_size": shard_size,
-            "epochs": epochs,
-            "shuffle": shuffle,
-            "seed": seed,
-        }
+        self._parameters = parameters
+        self._beginning = beginning
+        """The position before anything was consumed."""
         self._rank = int(os.environ.get("RANK", "0"))
         self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._generation = int(os.environ.get("PERDURE_GENERATION", "0"))
@@ -135,7 +98,6 @@ class ShardingClient:
         self._rate = 0.0
         """Shards that were handed out per second."""
         self._exchange_s = 0.0
-        self._permutation: tuple[int, Permutation] | None = None
 
     def _begin(self, loaded: Json | None) -> None:
         """Starts from a loaded position, or from wherever the job is."""
@@ -162,12 +124,12 @@ class ShardingClient:
         self._superseded = False
         """Nothing more is leased or reported in this term."""
 
-    def __iter__(self) -> Iterator[Shard]:
+    def __iter__(self) -> Iterator[_Leased]:
         """Yields shards until the dataset has none left for this rank."""
         while (shard := self.fetch()) is not None:
             yield shard
 
-    def fetch(self) -> Shard | None:
+    def fetch(self) -> _Leased | None:
         """Returns the next shard; None if all are done, or leased to other ranks.
 
         Blocks while the job cannot be asked. If a rank that holds shards fails, the job starts its ranks again, and
@@ -198,7 +160,7 @@ class ShardingClient:
                 self._changed.notify_all()
         return self._shard(span)
 
-    def report(self, shard: Shard, *, error: str | None = None) -> None:
+    def report(self, shard: _Leased, *, error: str | None = None) -> None:
         """Reports that a shard is done, or that it could not be processed.
 
         Args:
@@ -259,7 +221,7 @@ class ShardingClient:
         known = next((base for _, base in parts if base is not None), None)
         if known is not None:
             with self._changed:
-                self._base = self._agreed = _advanced(known, merged(*(consumed for consumed, _ in parts)))
+                self._base = self._agreed = advanced(known, merged(*(consumed for consumed, _ in parts)))
                 self._consumed = []
 
     def active_ranks(self, is_active: bool, *, group: Any = None) -> tuple[int, int]:
@@ -277,12 +239,10 @@ class ShardingClient:
         with self._changed:
             position = self._agreed
             if position is None and (self._world_size == 1 or (not (self._consumed or self._out or self._handed))):
-                position = _advanced(self._base or BEGINNING, merged(self._consumed))
+                position = advanced(self._base or self._beginning, merged(self._consumed))
             if position is None:
                 raise RuntimeError("call step() on all ranks after the optimizer's step, and state_dict() after that")
-            kept = {name: self._parameters[name] for name in ("size", "shuffle", "seed")}
-            holes = [[first, end] for first, end in position["holes"]]
-            return {"version": _STATE_VERSION, **kept, "next": position["next"], "holes": holes}
+            return {"version": _STATE_VERSION, **self._to_save(position)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved position: what was consumed after it is read again, by whichever rank.
@@ -290,16 +250,11 @@ class ShardingClient:
         All ranks load the same position, equally often, before they fetch what follows.
 
         Raises:
-            ValueError: if the position is of a dataset with another size, shuffle or seed.
+            ValueError: if the position is of another dataset: of another size, shuffle or seed.
         """
         if state.get("version") != _STATE_VERSION:
             raise ValueError(f"version: expected {_STATE_VERSION}, found {state.get('version')!r}")
-        for field in ("size", "shuffle", "seed"):
-            if state[field] != self._parameters[field]:
-                raise ValueError(
-                    f"{field}: the position is of a dataset with {state[field]}, not {self._parameters[field]}"
-                )
-        self._rewind({"next": int(state["next"]), "holes": [[int(first), int(end)] for first, end in state["holes"]]})
+        self._rewind(self._saved(state))
 
     def start_over(self) -> None:
         """Reads the dataset from its beginning, as a model that has found no checkpoint does. All ranks call it.
@@ -307,7 +262,7 @@ class ShardingClient:
         Otherwise the ranks of a world continue where those before them were, as suits work that outlives its process.
         A `Checkpointer` calls it where it loads nothing.
         """
-        self._rewind(BEGINNING)
+        self._rewind(self._beginning)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Waits until all that is done has been reported.
@@ -321,10 +276,38 @@ class ShardingClient:
             self._changed.wait_for(lambda: self._superseded or not (self._done or self._failed), timeout)
             return not (self._done or self._failed)
 
-    def span(self, shard: Shard) -> Span:
-        """Returns the positions of a shard on the line of all epochs."""
-        first = shard.epoch * self._parameters["size"] + shard.first
-        return first, first + len(shard)
+    # What a dataset and a stream do differently
+
+    @abstractmethod
+    def span(self, shard: _Leased) -> Span:
+        """Returns the positions of a shard on the line of all positions."""
+
+    @abstractmethod
+    def read_arguments(self) -> tuple[Any, ...]:
+        """Returns the arguments with which a `ShardStream` reads one sample, whichever it is."""
+
+    @abstractmethod
+    def _shard(self, span: Span) -> _Leased:
+        """Returns the shard with these positions."""
+
+    @abstractmethod
+    def _to_save(self, position: Json) -> dict[str, Any]:
+        """Returns a position as it is saved."""
+
+    @abstractmethod
+    def _saved(self, state: Mapping[str, Any]) -> Json:
+        """Returns a saved position.
+
+        Raises:
+            ValueError: if it is of another dataset.
+        """
+
+    def _look(self) -> None:
+        """Finds out how far a stream has grown; called by the background thread before each exchange."""
+
+    def _growth(self) -> Json:
+        """Returns what the next request says about that."""
+        return {}
 
     # State under the lock
 
@@ -351,27 +334,17 @@ class ShardingClient:
         self._count += 1
         return first, cut
 
-    def _shard(self, span: Span) -> Shard:
-        epoch, first = divmod(span[0], self._parameters["size"])
-        permutation = None
-        if self._parameters["shuffle"]:
-            if self._permutation is None or self._permutation[0] != epoch:
-                known = Permutation(self._parameters["size"], seed=self._parameters["seed"], epoch=epoch)
-                self._permutation = epoch, known
-            permutation = self._permutation[1]
-        return Shard(epoch=epoch, first=first, end=first + span[1] - span[0], permutation=permutation)
-
     def _withdraw(self, spans: list[Span]) -> list[Span]:
         """Takes these positions out of what is in progress."""
-        rest = [one for out in self._out for one in _without_all(out, spans)]
-        if _size(self._out) - _size(rest) != _size(spans):
+        rest = [one for out in self._out for one in without(out, spans)]
+        if length(self._out) - length(rest) != length(spans):
             raise ValueError("the samples are not in progress: they were reported before, or fetched by another client")
         self._out = deque(rest)
         return spans
 
     def _withdraw_next(self, samples: int) -> list[Span]:
         """Takes so many positions out of what is in progress, in their order."""
-        if samples > _size(self._out):
+        if samples > length(self._out):
             raise ValueError(f"{samples} samples are done, but fewer are in progress")
         spans: list[Span] = []
         while samples > 0:
@@ -414,6 +387,8 @@ class ShardingClient:
                     last, counted = now, self._count
                     ahead = math.ceil(self._rate * (AHEAD + 4 * self._exchange_s))
                     self._target = min(max(ahead, _FIRST_SHARDS), _MOST_SHARDS)
+            self._look()
+            with self._changed:
                 body, done, failed = self._request()
                 if body is None:
                     continue
@@ -456,6 +431,7 @@ class ShardingClient:
             "shards": shards,
             "position": None if self._acknowledged else self._loaded,
             "needs_base": self._base is None,
+            **self._growth(),
         }
         term = {"generation": self._generation, "rewinds": self._rewinds}
         return {"parameters": self._parameters, "term": term, "request": request}, done, failed
@@ -472,7 +448,7 @@ class ShardingClient:
         if answer.get("base") is not None and self._base is None:
             self._base = answer["base"]
         reported = merged(done)
-        self._done = [one for span in self._done for one in _without_all(span, reported)]
+        self._done = [one for span in self._done for one in without(span, reported)]
         self._failed = [one for one in self._failed if one not in failed]
         self._held.extend((first, end) for first, end in answer.get("granted", ()))
         self._drained = bool(answer.get("drained"))
@@ -483,32 +459,6 @@ class ShardingClient:
                 "the dataset is read in the process that created its client; worker processes of a DataLoader get "
                 "their samples through ShardBatches or ShardStream"
             )
-
-
-def _advanced(position: Json, consumed: list[Span]) -> Json:
-    before = gaps([(first, end) for first, end in position["holes"]], position["next"])
-    done = merged(before, consumed)
-    end = done[-1][1] if done else position["next"]
-    return {"next": end, "holes": [[first, last] for first, last in gaps(done, end)]}
-
-
-def _size(spans: Iterable[Span]) -> int:
-    return sum(end - first for first, end in spans)
-
-
-def _without(span: Span, removed: Span) -> list[Span]:
-    first, end = span
-    rest = [(first, min(end, removed[0])), (max(first, removed[1]), end)]
-    if removed[0] >= end or removed[1] <= first:
-        return [span]
-    return [one for one in rest if one[0] < one[1]]
-
-
-def _without_all(span: Span, removed: list[Span]) -> list[Span]:
-    rest = [span]
-    for one in removed:
-        rest = [left for part in rest for left in _without(part, one)]
-    return rest
 
 
 def _gather(part: Any, world_size: int, group: Any) -> list[Any]:

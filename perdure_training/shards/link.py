@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from itertools import islice
-from typing import Protocol
+from itertools import islice, takewhile
+from typing import Any, Protocol
 
 from perdure_training.agent_link import Agent, AgentRefused, Away, Json, find_agent
 from perdure_training.shards.spans import Span, gaps, merged
@@ -43,18 +43,25 @@ class AloneLink:
         self._world_size = world_size
         self._rest: Iterator[Span] = iter(())
         self._term: Json | None = None
+        self._ends: list[int] = []
+        """Of a stream: the ends of its partitions."""
 
     def exchange(self, name: str, body: Json) -> Json:
         request: Json = body["request"]
         base: Json | None = None
+        is_stream = bool(body["parameters"].get("partitions"))
+        if is_stream:
+            self._ends = list(request["grown"])
         if body["term"] != self._term:
             loaded: Json = request["position"] or BEGINNING
             base, self._term = loaded, body["term"]
-            self._rest = self._shards(body["parameters"], loaded)
+            self._rest = (self._grown_shards if is_stream else self._shards)(body["parameters"], loaded)
         failed = [tuple(one["span"]) for one in request["failed"]]
         wanted = request["shards"]
-        granted = failed[:wanted] + list(islice(self._rest, max(wanted - len(failed), 0)))
-        return {"granted": merged(granted), "drained": wanted > 0 and not granted, "base": base}
+        available = islice(self._rest, max(wanted - len(failed), 0))
+        granted = failed[:wanted] + list(takewhile(bool, available))
+        may_grow = is_stream and not request["complete"]
+        return {"granted": merged(granted), "drained": wanted > 0 and not granted and not may_grow, "base": base}
 
     def _shards(self, parameters: Json, position: Json) -> Iterator[Span]:
         size, shard_size = parameters["size"], parameters["shard_size"]
@@ -67,6 +74,24 @@ class AloneLink:
                 epoch, first = number // per_epoch * size, number % per_epoch * shard_size
                 yield from _rest_of((epoch + first, epoch + min(first + shard_size, size)), consumed)
             number += 1
+
+    def _grown_shards(self, parameters: Json, position: Json) -> Iterator[Any]:
+        """Yields this rank's shards of a stream, of one partition after another, and () where there is none now."""
+        size, shard_size, starts = (parameters[name] for name in ("size", "shard_size", "starts"))
+        consumed = gaps([(first, end) for first, end in position["holes"]], position["next"])
+        lines = [range(at, at + size) for at in range(0, size * len(starts), size)]
+        nexts = [next((last for first, last in consumed if first == line[0]), line[0]) for line in lines]
+        while True:
+            found = False
+            for partition, line in enumerate(lines):
+                first, number = nexts[partition], (nexts[partition] - line[0]) // shard_size
+                end = line[0] + min(self._ends[partition], (number + 1) * shard_size)
+                if first < end:
+                    nexts[partition], found = end, True
+                    if (partition + number) % self._world_size == self._rank:
+                        yield from _rest_of((first, end), consumed)
+            if not found:
+                yield ()
 
 
 def find_link(environment: Mapping[str, str] = os.environ) -> Link:

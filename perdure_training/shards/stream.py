@@ -16,7 +16,10 @@ from torch.utils.data import (
 )
 
 from perdure_training.shards.batches import in_step
-from perdure_training.shards.client import Shard, ShardingClient
+from perdure_training.shards.client import LeaseClient
+from perdure_training.shards.partitions import StreamClient
+from perdure_training.shards.shard import Shard, StreamShard
+from perdure_training.shards.sharding_client import ShardingClient
 from perdure_training.shards.spans import Span, merged
 
 _SHARDS_PER_WORKER = 2
@@ -54,9 +57,9 @@ class ShardStream(IterableDataset[Part], Generic[_Sample]):
 
     def __init__(
         self,
-        client: ShardingClient,
+        client: ShardingClient | StreamClient,
         *,
-        read: Callable[[list[int]], Iterable[_Sample]],
+        read: Callable[..., Iterable[_Sample]],
         batch_size: int,
         collate: Callable[[list[_Sample]], Any] = default_collate,
     ) -> None:
@@ -64,13 +67,14 @@ class ShardStream(IterableDataset[Part], Generic[_Sample]):
 
         Args:
             client: Leases the shards.
-            read: Returns the samples of these indices, in their order; called in the workers.
+            read: Returns the samples of these indices, in their order; called in the workers. Of a stream, it is given
+                a partition and offsets.
             batch_size: Samples of one batch. The last batch of each worker may be smaller.
             collate: Makes a batch of samples.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size: expected at least 1, found {batch_size}")
-        self._client: ShardingClient | None = client
+        self._client: LeaseClient[Any] | None = client
         self._read = read
         self._batch_size = batch_size
         self._collate = collate
@@ -95,7 +99,7 @@ class ShardStream(IterableDataset[Part], Generic[_Sample]):
 
     def in_step(self, loader: DataLoader[Part]) -> Iterator[tuple[Any, float]]:
         """Yields as many batches on all ranks, each with the factor of its mean loss: see `batches.in_step`."""
-        return in_step(self._own_client, self.over(loader), lambda: self._collate(list(self._read([0]))))
+        return in_step(self._own_client, self.over(loader), self._any_batch)
 
     def over(self, loader: DataLoader[Part]) -> Iterator[Any]:
         """Yields the loader's batches."""
@@ -108,12 +112,12 @@ class ShardStream(IterableDataset[Part], Generic[_Sample]):
         client.hand_over([])
 
     @property
-    def _own_client(self) -> ShardingClient:
+    def _own_client(self) -> LeaseClient[Any]:
         if self._client is None:
             raise RuntimeError("call it in the process of the training loop")
         return self._client
 
-    def _feed(self, client: ShardingClient, loader: DataLoader[Part]) -> None:
+    def _feed(self, client: LeaseClient[Any], loader: DataLoader[Part]) -> None:
         """Hands shards to the workers, from a thread, as they need them."""
         workers = loader.num_workers
         context = cast("Any", loader).multiprocessing_context or cast("Any", torch.multiprocessing).get_context()
@@ -128,14 +132,18 @@ class ShardStream(IterableDataset[Part], Generic[_Sample]):
 
         threading.Thread(target=feed, name="shards to workers", daemon=True).start()
 
-    def _shards(self) -> Iterator[tuple[int, Shard]]:
+    def _any_batch(self) -> Any:
+        return self._collate(list(self._read(*self._own_client.read_arguments())))
+
+    def _shards(self) -> Iterator[tuple[int, Shard | StreamShard]]:
         if get_worker_info() is not None:
             return iter(self._queue.get, None)
         client = self._own_client
         return ((client.span(shard)[0], shard) for shard in client)
 
-    def _samples(self, shard: Shard) -> Iterator[_Sample]:
-        samples = list(self._read(list(shard)))
+    def _samples(self, shard: Shard | StreamShard) -> Iterator[_Sample]:
+        where = (shard.partition,) if isinstance(shard, StreamShard) else ()
+        samples = list(self._read(*where, list(shard)))
         if len(samples) != len(shard):
             raise ValueError(f"read() returned {len(samples)} samples for {len(shard)} indices; expected one for each")
         return iter(samples)

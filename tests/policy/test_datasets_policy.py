@@ -8,8 +8,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from workflows.messages import DatasetParameters, FailedShard, Position, SetAside, ShardAnswer, ShardRequest, Term
-from workflows.messages.datasets import Span, Spans
-from workflows.policy.datasets import MOST_FRAGMENTS, MOST_TRIES, DatasetState, Shards, exchange, unprocessed, view
+from workflows.messages.datasets import PARTITION_SIZE, Span, Spans
+from workflows.policy.datasets import (
+    MOST_FRAGMENTS,
+    MOST_TRIES,
+    DatasetState,
+    Shards,
+    begin,
+    exchange,
+    samples_done,
+    unprocessed,
+    view,
+)
 from workflows.policy.spans import difference, intersection, size, union
 
 RANKS = 3
@@ -50,8 +60,11 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(size=st.integers(1, 40), shard_size=st.integers(1, 7), epochs=st.integers(1, 3))
     def begin(self, size: int, shard_size: int, epochs: int) -> None:
-        self.parameters = DatasetParameters(size=size, shard_size=shard_size, epochs=epochs)
-        self.state = DatasetState(parameters=self.parameters)
+        self._begin(DatasetParameters(size=size, shard_size=shard_size, epochs=epochs))
+
+    def _begin(self, parameters: DatasetParameters) -> None:
+        self.parameters = parameters
+        self.state = begin(parameters)
         self.term = Term(generation=0)
         self.saved: list[tuple[Position, Spans]] = []
         self.consumed: Spans = ()
@@ -142,12 +155,14 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "state"):
             return
         self._read_to_the_end()
-        end = self.parameters.end
         aside = difference(self.state.aside, self.consumed)
-        assert union(self.consumed, aside) == ((0, end),), "every sample once, but those set aside"
+        assert union(self.consumed, aside) == self._whole(), "every sample once, but those set aside"
         seen = view(self.state)
         assert seen.leased == 0
-        assert seen.done + size(intersection(self.state.aside, ((0, end or 0),))) == end
+        assert seen.done + size(intersection(self.state.aside, self._whole())) == size(self._whole()) == seen.total
+
+    def _whole(self) -> Spans:
+        return ((0, self.parameters.end or 0),)
 
     def _read_to_the_end(self) -> None:
         for _ in range(1000):
@@ -166,6 +181,45 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+class StreamMachine(Machine):
+    """The same of a stream whose partitions grow meanwhile."""
+
+    @initialize(starts=st.lists(st.integers(0, 9), min_size=1, max_size=3), shard_size=st.integers(1, 7))
+    def begin(self, starts: list[int], shard_size: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.ends = [0] * len(starts)
+        self.starts = starts
+        self._begin(stream(starts, shard_size=shard_size))
+
+    @rule(number=st.integers(0, RANKS - 1), data=st.data())
+    def grows(self, number: int, data: st.DataObject) -> None:
+        """A rank reports what it knows; another one may have known more."""
+        partition = data.draw(st.integers(0, len(self.ends) - 1))
+        known = [data.draw(st.integers(0, end)) for end in self.ends]
+        known[partition] += data.draw(st.integers(0, 20))
+        self.ends = list(map(max, self.ends, known))
+        self.exchange(self.ranks[number], self.ranks[number].request(grown=tuple(known)))
+
+    def _read_to_the_end(self) -> None:
+        assert not self.exchange(self.ranks[0], self.ranks[0].request(shards=1)).drained, "it may grow"
+        self.exchange(self.ranks[0], self.ranks[0].request(complete=True))
+        super()._read_to_the_end()
+
+    def _whole(self) -> Spans:
+        lines = zip(range(0, PARTITION_SIZE * len(self.ends), PARTITION_SIZE), self.starts, self.ends, strict=True)
+        return tuple((line + start, line + end) for line, start, end in lines if end > start)
+
+
+TestStreamMachine = StreamMachine.TestCase
+TestStreamMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def stream(starts: list[int], *, shard_size: int = 10) -> DatasetParameters:
+    names = tuple(f"p{number}" for number in range(len(starts)))
+    return DatasetParameters(
+        size=PARTITION_SIZE, epochs=len(starts), partitions=names, starts=tuple(starts), shard_size=shard_size
+    )
 
 
 def asked(state: DatasetState, term: Term, **request: object) -> tuple[DatasetState, ShardAnswer]:
@@ -274,6 +328,73 @@ def test_near_the_end_no_rank_takes_all_that_is_left():
     state, term = DatasetState(parameters=DatasetParameters(size=100, shard_size=1)), Term(generation=1)
     state, answer = asked(state, term, shards=1000, world_size=4)
     assert size(answer.granted) == 12
+
+
+def test_a_stream_with_a_partition_without_an_end_also_leases_what_the_others_have():
+    state, answer = begin(stream([0, 5])), ShardAnswer()
+    term = Term(generation=1)
+    granted: Spans = ()
+    for _ in range(6):
+        state, answer = asked(state, term, shards=2, holds=granted, grown=(PARTITION_SIZE, 15))
+        granted = union(granted, answer.granted)
+    assert intersection(granted, ((PARTITION_SIZE, 2 * PARTITION_SIZE),)) == (
+        (PARTITION_SIZE + 5, PARTITION_SIZE + 15),
+    )
+    assert not answer.drained
+    seen = view(state)
+    assert [(one.name, one.next, one.end) for one in seen.partitions] == [("p0", 0, None), ("p1", 5, 15)]
+    assert seen.total is None
+    assert seen.done == 0
+
+
+def test_a_shard_of_a_stream_is_named_by_its_partition_and_offsets():
+    state = begin(stream([0, 0]))
+    term = Term(generation=1)
+    for _ in range(MOST_TRIES):
+        state, answer = asked(state, term, shards=1, grown=(0, 7))
+        state, _ = asked(state, term, failed=(FailedShard(span=answer.granted[0], error="KeyError"),))
+    assert unprocessed(state, "clicks").shards[0].summary == "partition p1, 0 to 6 (KeyError)"
+
+
+@pytest.mark.parametrize(
+    "changed", [{"starts": (0,)}, {"partitions": ("a", "a")}, {"shuffle": True}, {"size": 5}, {"epochs": 3}]
+)
+def test_a_stream_that_is_none_is_refused(changed: dict[str, object]):
+    with pytest.raises(ValueError, match="stream"):
+        DatasetParameters.model_validate(stream([0, 0]).model_dump() | changed)
+
+
+def test_a_stream_of_many_partitions_read_out_of_order_takes_a_few_kilobytes():
+    number = 256
+    state = begin(stream([10**9] * number, shard_size=64))
+    term = Term(generation=1)
+    ends = (10**12,) * number
+    held: list[Spans] = [()] * 64
+    for turn in range(8):
+        for rank, spans in enumerate(held):
+            done = spans[:1] if turn % 3 else ()
+            rest = difference(spans, done)
+            state, answer = asked(state, term, rank=rank, holds=rest, done=done, shards=16, world_size=64, grown=ends)
+            held[rank] = union(rest, answer.granted)
+    assert size(state.leased) > 0
+    assert view(state).state_bytes < 64_000
+
+
+def test_a_rank_that_never_reports_holds_up_no_other_and_the_next_world_reads_what_it_had():
+    state = begin(DatasetParameters(size=100, shard_size=10))
+    term = Term(generation=1)
+    state, silent = asked(state, term, rank=1, shards=2, world_size=2)
+    read: Spans = ()
+    while True:
+        state, answer = asked(state, term, holds=read, shards=10, world_size=2)
+        if answer.drained:
+            break
+        read = union(read, answer.granted)
+        state, _ = asked(state, term, done=answer.granted)
+    assert union(read, silent.granted) == ((0, 100),)
+    assert samples_done(state) == 80, "what no rank has reported is not done"
+    state, answer = asked(state, Term(generation=2), rank=0, shards=10)
+    assert answer.granted == silent.granted
 
 
 def test_a_dataset_without_an_end_is_never_drained():

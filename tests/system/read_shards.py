@@ -1,5 +1,5 @@
 """A training that reads leased shards in step with its other ranks, and saves its position with each step: to a file,
-or in memory."""
+or in memory. The shards are of a dataset, or of a stream that grows as the test says."""
 
 from __future__ import annotations
 
@@ -15,14 +15,24 @@ import torch.distributed as dist
 
 from perdure_training import report
 from perdure_training.checkpoint import Checkpointer
-from perdure_training.shards import ShardingClient
+from perdure_training.shards import ShardingClient, StreamClient, StreamShard
 
 folder, size, dies_at = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 rank, world_size, generation = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "PERDURE_GENERATION"))
 dist.init_process_group("gloo")
-client = ShardingClient("train", size=size, shard_size=5, epochs=2, shuffle=True, seed=3)
+
+
+def ends() -> tuple[dict[str, float], bool]:
+    return tuple(json.loads((folder / "ends.json").read_text()))
+
+
+client: Any = (
+    StreamClient("train", partitions={"a": 2, "b": 0}, ends=ends, shard_size=5)
+    if "--stream" in sys.argv
+    else ShardingClient("train", size=size, shard_size=5, epochs=2, shuffle=True, seed=3)
+)
 checkpoint = folder / "checkpoint.json"
-step, consumed = 0, list[tuple[int, int]]()
+step, consumed = 0, list[tuple[int | str, int]]()
 in_memory = "--in-memory" in sys.argv
 state: dict[str, Any] = {"data": client, "step": step, "consumed": consumed}
 checkpointer = Checkpointer(replicated=True, every=1)
@@ -41,7 +51,8 @@ with (folder / "steps").open("a", buffering=1) as log:
             os.mkfifo(folder / "die")
             (folder / "die").read_bytes()
             os.kill(os.getpid(), signal.SIGKILL)
-        own = [(shard.epoch, index) for index in shard] if shard else []
+        part = shard and (shard.partition if isinstance(shard, StreamShard) else shard.epoch)
+        own = [(part, index) for index in shard] if shard else []
         parts: list[Any] = [None] * world_size
         dist.all_gather_object(parts, own)
         if not any(parts):

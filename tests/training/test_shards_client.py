@@ -17,14 +17,14 @@ from perdure_training.shards.spans import gaps, merged
 from tests.support.waiting import eventually
 from workflows.messages import DatasetParameters, ShardRequest, Term
 from workflows.policy import spans
-from workflows.policy.datasets import DatasetState, exchange, view
+from workflows.policy.datasets import begin, exchange, view
 
 
 class Job:
     """The dataset of a job, with the policy's real decisions."""
 
     def __init__(self, **parameters: Any) -> None:
-        self.state = DatasetState(parameters=DatasetParameters(**parameters))
+        self.state = begin(DatasetParameters(**parameters))
         self.lock = threading.Lock()
         self.away = False
         self.loses: Callable[[], bool] = lambda: False
@@ -47,7 +47,8 @@ class Job:
 def client(job: Job, monkeypatch: pytest.MonkeyPatch, *, rank: int = 0, generation: int = 1) -> ShardingClient:
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("PERDURE_GENERATION", str(generation))
-    return ShardingClient("train", **job.state.parameters.model_dump(), link=job)
+    parameters = job.state.parameters.model_dump(exclude={"partitions", "starts"})
+    return ShardingClient("train", **parameters, link=job)
 
 
 def read(shards: ShardingClient) -> list[int]:

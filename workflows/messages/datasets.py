@@ -3,13 +3,16 @@
 A dataset of `size` samples that is read `epochs` times is one line of positions, 0 to `size * epochs`: position p is
 sample p % size of epoch p // size, in the order of the epoch's shuffle. So leases, what is done and where training was
 at a checkpoint are all sets of spans of one line, which take no memory for the samples in them.
+
+A stream is a line, too: each of its partitions has a part of it that is as long as no partition will ever be, in place
+of an epoch. What the partitions hold so far can be leased.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from workflows.messages.agents import AgentMessage
 from workflows.messages.base import Message, ShortText, shorten
@@ -18,6 +21,10 @@ from workflows.messages.identity import NodeCredentials
 DATASET_NAME = r"^[a-zA-Z][a-zA-Z0-9._-]{0,62}$"
 """It begins with a letter: group IDs are numbers, and share the job's names."""
 LARGEST_POSITION = 2**62
+PARTITION_SIZE = 2**48
+"""The part of the line that a partition has: offsets are smaller."""
+MOST_PARTITIONS = 256
+"""Partitions of a stream: each request names them."""
 MOST_SPANS = 256
 """Spans of one list in a message."""
 MOST_SHARDS = 1_000_000
@@ -47,15 +54,31 @@ SomeSpans = Annotated[Spans, Field(max_length=MOST_SPANS)]
 class DatasetParameters(Message):
     """What a dataset is. All ranks name the same parameters."""
 
-    size: int = Field(ge=1, le=2**40)
-    """Samples."""
+    size: int = Field(ge=1, le=PARTITION_SIZE)
+    """Samples; of a stream, `PARTITION_SIZE`."""
     shard_size: int = Field(ge=1, le=2**32)
     """Samples of one shard: what a rank is given at once. The last shard of an epoch may be smaller."""
     epochs: int = Field(default=1, ge=0, le=2**20)
-    """How often the dataset is read; 0 for endlessly."""
+    """How often the dataset is read; 0 for endlessly. Of a stream, the number of its partitions."""
     shuffle: bool = False
     """Whether the samples of each epoch are permuted, each epoch differently. Ranks compute the permutation."""
     seed: int = Field(default=0, ge=0, lt=2**64)
+    partitions: tuple[Annotated[str, StringConstraints(min_length=1, max_length=100)], ...] = Field(
+        default=(), max_length=MOST_PARTITIONS
+    )
+    """The names of a stream's partitions. Empty where it is no stream."""
+    starts: tuple[Annotated[int, Field(ge=0, lt=PARTITION_SIZE)], ...] = ()
+    """The first offset of each partition."""
+
+    @model_validator(mode="after")
+    def _is_one_line(self) -> Self:
+        if self.size * max(self.epochs, 1) > LARGEST_POSITION:
+            raise ValueError("the dataset is too large for its epochs")
+        shape = (self.size, self.epochs, len(self.starts), len(set(self.partitions)), self.shuffle)
+        number = len(self.partitions)
+        if self.partitions and shape != (PARTITION_SIZE, number, number, number, False):
+            raise ValueError("a stream has partitions with different names, a start for each, and no shuffle")
+        return self
 
     @property
     def end(self) -> int | None:
@@ -111,6 +134,10 @@ class ShardRequest(Message):
     """Further shards that the rank needs now."""
     position: Position | None = None
     """The position that the rank has loaded, in the first request of a term that begins with one."""
+    grown: tuple[Annotated[int, Field(ge=0, le=PARTITION_SIZE)], ...] = Field(default=(), max_length=MOST_PARTITIONS)
+    """Of a stream: the end of each partition, as far as this rank knows; `PARTITION_SIZE` for one without an end."""
+    complete: bool = False
+    """Of a stream: its partitions will not grow any more."""
     needs_base: bool = False
     """Whether the answer must hold the position at which the term began."""
 
@@ -159,12 +186,15 @@ class SetAside(Message):
     """The first sample's position in the epoch."""
     end: int
     error: ShortText = ""
+    partition: str = ""
+    """Of a stream; then `first` and `end` are offsets."""
 
     @property
     def summary(self) -> str:
         """What it is and why, for users."""
         error = f" ({shorten(self.error, _LONGEST_REASON)})" if self.error else ""
-        return f"epoch {self.epoch}, {self.first:,} to {self.end - 1:,}{error}"
+        where = f"partition {self.partition}" if self.partition else f"epoch {self.epoch}"
+        return f"{where}, {self.first:,} to {self.end - 1:,}{error}"
 
 
 class UnprocessedSamples(Message):
@@ -191,6 +221,16 @@ class ShardsSetAside(Message):
     unprocessed: UnprocessedSamples
 
 
+class PartitionView(Message):
+    """One partition of a stream."""
+
+    name: str
+    next: int
+    """The first offset that is not done."""
+    end: int | None
+    """The end that ranks have reported; None for one without an end."""
+
+
 class DatasetView(Message):
     """What is known of a dataset: its query `progress`, and the workflow's result."""
 
@@ -198,6 +238,9 @@ class DatasetView(Message):
     """Samples, of all epochs."""
     leased: int = 0
     total: int | None = None
+    """None where no end is known."""
+    partitions: tuple[PartitionView, ...] = ()
+    """Of a stream."""
     set_aside_samples: int = 0
     set_aside: tuple[SetAside, ...] = ()
     """The first of them, with their errors."""

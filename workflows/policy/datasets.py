@@ -6,7 +6,10 @@ Invariants:
     - Leases belong to the newest term. A request of a newer term returns them all, so no lease waits for a report that
       its node cannot send any more; a request of an older term changes nothing.
     - The first rank that names a term decides at which position it begins. The others must name the same one.
-    - The number of spans is bounded by ranks, not by samples: a rank that holds too many fragments is granted none.
+    - The number of spans is bounded by ranks and partitions, not by samples: a rank that holds too many fragments is
+      granted none.
+    - All positions of a stream are below `next`, and `free` until they are leased: those before the ends that ranks
+      have reported can be.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ from pydantic import Field
 
 from workflows.messages.base import Message
 from workflows.messages.datasets import (
+    PARTITION_SIZE,
     DatasetParameters,
     DatasetView,
     FailedShard,
+    PartitionView,
     Position,
     SetAside,
     ShardAnswer,
@@ -72,6 +77,12 @@ class DatasetState(Message):
     aside: Spans = ()
     details: tuple[SetAside, ...] = ()
     failures: tuple[FailedTries, ...] = ()
+    ends: tuple[int, ...] = ()
+    """Of a stream: the end of each partition."""
+    complete: bool = False
+    """Of a stream: it will not grow any more."""
+    turn: int = 0
+    """Of a stream: the partition that is leased from next, so that none has to wait for the end of another."""
 
     @property
     def leased(self) -> Spans:
@@ -108,6 +119,22 @@ class Shards:
         return sum(self.index(end - 1) - self.index(first) + 1 for first, end in spans)
 
 
+def begin(parameters: DatasetParameters) -> DatasetState:
+    """A dataset of which nothing was read."""
+    if not parameters.partitions:
+        return DatasetState(parameters=parameters)
+    unread = tuple(
+        (partition * PARTITION_SIZE + start, (partition + 1) * PARTITION_SIZE)
+        for partition, start in enumerate(parameters.starts)
+    )
+    return DatasetState(
+        parameters=parameters,
+        next=parameters.epochs * PARTITION_SIZE,
+        free=unread,
+        ends=(0,) * parameters.epochs,
+    )
+
+
 def exchange(
     state: DatasetState, parameters: DatasetParameters, term: Term, request: ShardRequest
 ) -> tuple[DatasetState, ShardAnswer]:
@@ -123,13 +150,13 @@ def exchange(
             refused="this rank has loaded another data position than a rank before it: all ranks load the same "
             "checkpoint, and load it equally often"
         )
-    state = _take_in(state, request)
+    state = _take_in(_grow(state, request), request)
     held = state.leases.get(request.rank, ())
     lost = difference(held, request.holds)
     state, granted = _grant(state, request, held)
     return state, ShardAnswer(
         granted=union(lost, granted),
-        drained=request.shards > 0 and not granted and not _rest(state),
+        drained=request.shards > 0 and not granted and not _rest(state) and not _may_grow(state),
         base=state.base if request.needs_base else None,
     )
 
@@ -137,7 +164,7 @@ def exchange(
 def samples_done(state: DatasetState) -> int:
     """The samples that ranks have processed, of all epochs."""
     aside = size(intersection(state.aside, ((0, state.next),) if state.next else ()))
-    return state.next - size(state.leased) - size(state.free) - aside
+    return state.next - sum(state.parameters.starts) - size(state.leased) - size(state.free) - aside
 
 
 def unprocessed(state: DatasetState, name: str) -> UnprocessedSamples:
@@ -150,11 +177,43 @@ def view(state: DatasetState) -> DatasetView:
     return DatasetView(
         done=samples_done(state),
         leased=size(state.leased),
-        total=state.parameters.end,
+        total=_total(state),
+        partitions=_partitions(state),
         set_aside_samples=size(state.aside),
         set_aside=state.details,
         state_bytes=len(state.model_dump_json()),
     )
+
+
+def _total(state: DatasetState) -> int | None:
+    if not state.parameters.partitions:
+        return state.parameters.end
+    if not state.complete or max(state.ends) == PARTITION_SIZE:
+        return None
+    return sum(max(end - start, 0) for start, end in zip(state.parameters.starts, state.ends, strict=True))
+
+
+def _partitions(state: DatasetState) -> tuple[PartitionView, ...]:
+    holes = state.position.holes
+    firsts = {first // PARTITION_SIZE: first % PARTITION_SIZE for first, _ in reversed(holes)}
+    return tuple(
+        PartitionView(name=name, next=firsts.get(number, end), end=None if end == PARTITION_SIZE else end)
+        for number, (name, end) in enumerate(zip(state.parameters.partitions, state.ends, strict=False))
+    )
+
+
+def _grow(state: DatasetState, request: ShardRequest) -> DatasetState:
+    """Takes in how far a stream has grown, by what ranks know one after the other."""
+    if not state.parameters.partitions:
+        return state
+    ends = state.ends
+    if len(request.grown) == len(ends):
+        ends = tuple(map(max, ends, request.grown))
+    return state.model_copy(update={"ends": ends, "complete": state.complete or request.complete})
+
+
+def _may_grow(state: DatasetState) -> bool:
+    return bool(state.parameters.partitions) and not state.complete
 
 
 def _begin_term(state: DatasetState, term: Term, loaded: Position | None) -> DatasetState:
@@ -163,6 +222,10 @@ def _begin_term(state: DatasetState, term: Term, loaded: Position | None) -> Dat
     else:
         end = state.parameters.end
         base = loaded if end is None else loaded.model_copy(update={"next": min(loaded.next, end)})
+    if state.parameters.partitions:
+        unread = begin(state.parameters)
+        rest = ((base.next, unread.next),) if base.next < unread.next else ()
+        base = Position(next=unread.next, holes=intersection(union(base.holes, rest), unread.free))
     return state.model_copy(
         update={
             "term": term,
@@ -210,7 +273,8 @@ def _fail(state: DatasetState, rank: int, span: Spans, failed: FailedShard) -> D
 
 def _detail(parameters: DatasetParameters, span: Span, error: str) -> SetAside:
     epoch, first = divmod(span[0], parameters.size)
-    return SetAside(epoch=epoch, first=first, end=first + span[1] - span[0], error=error)
+    partition = parameters.partitions[epoch] if parameters.partitions else ""
+    return SetAside(epoch=epoch, first=first, end=first + span[1] - span[0], error=error, partition=partition)
 
 
 def _grant(state: DatasetState, request: ShardRequest, held: Spans) -> tuple[DatasetState, Spans]:
@@ -226,18 +290,24 @@ def _grant(state: DatasetState, request: ShardRequest, held: Spans) -> tuple[Dat
         wanted -= shards.count(((first, cut),))
     if not granted:
         return state, ()
-    spans = tuple(granted)
+    spans = union(granted)
     state = state.model_copy(
         update={
             "next": max(state.next, spans[-1][1]),
             "free": difference(state.free, spans),
+            "turn": granted[-1][0] // state.parameters.size + 1 if state.parameters.partitions else 0,
         }
     )
     return _with_lease(state, request.rank, union(held, spans)), spans
 
 
 def _rest(state: DatasetState) -> Spans:
-    """What can be leased, in the order of positions."""
+    """What can be leased, in the order in which it is."""
+    if state.parameters.partitions:
+        held = [(at, at + end) for at, end in zip(range(0, state.next, PARTITION_SIZE), state.ends, strict=True) if end]
+        rest = intersection(state.free, tuple(held))
+        turn = state.turn % len(state.ends) * PARTITION_SIZE
+        return (*(span for span in rest if span[0] >= turn), *(span for span in rest if span[0] < turn))
     end = state.parameters.end
     last = state.next + 2**40 if end is None else end
     fresh = difference(((state.next, last),), state.aside) if state.next < last else ()
