@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.checkpoint.kills import Ranks
 from tests.training.checkpoint_agent import checkpoint_agent
 
 RANK = Path(__file__).with_name("rank.py")
@@ -33,26 +34,36 @@ def main(
     """Saves the same state in several ways, and prints the stall of each."""
     console = Console(highlight=False)
     found: dict[str, Any] = {}
+    size = gigabytes / 10 if quick else gigabytes
     with (
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory(dir=MEMORY) as memory,
         checkpoint_agent(Path(folder) / "storage", ranks=2, keep_last=1) as agent,
     ):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(RANK)]
-        options = ["--gigabytes", str(gigabytes / 10 if quick else gigabytes), "--saves", str(saves)]
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        options = ["--gigabytes", str(size), "--saves", str(saves)]
         environment = os.environ | {
             "PERDURE_MEMORY_DIR": memory,
             "BENCH_AGENT": agent.environment["PERDURE_PROGRESS_DIR"],
             "OMP_NUM_THREADS": "1",
         }
-        with subprocess.Popen([*command, folder, *options], env=environment, stdout=subprocess.PIPE, text=True) as run:
-            assert run.stdout is not None
-            for line in run.stdout:
-                one = json.loads(line)
-                found[one["what"]] = one["value"]
-                console.print(f"bench: {one['what']}: {one['value']}")
-    if run.returncode:
-        sys.exit(f"bench: the ranks ended with {run.returncode}; their errors are above")
+
+        def run(command: list[str]) -> int:
+            with subprocess.Popen(
+                [*command, folder, *options], env=environment, stdout=subprocess.PIPE, text=True
+            ) as run:
+                assert run.stdout is not None
+                for line in run.stdout:
+                    if line.startswith('{"what"'):
+                        one = json.loads(line)
+                        found[one["what"]] = one["value"]
+                        console.print(f"bench: {one['what']}: {one['value']}")
+            return run.returncode
+
+        if failed := run([sys.executable, *launch, str(RANK)]):
+            sys.exit(f"bench: the ranks ended with {failed}; their errors are above")
+        found["restore"] = Ranks(Path(folder), Path(memory), size).measure()
+        console.print(f"bench: restore: {found['restore']}")
     report(found, console)
 
 
@@ -69,8 +80,9 @@ def report(found: dict[str, Any], console: Console) -> None:
     console.print(table)
     restore = found["restore"]
     console.print(
-        f"restore: {restore['memory']:.2f} s from memory; by torch.load {restore['disk']:.2f} s from disk, "
-        f"{restore['cached']:.2f} s from the page cache"
+        f"restore by new processes: {restore['process']:.2f} s from memory after a kill of the ranks, "
+        f"{restore['node']:.2f} s with a new node, from the other's memory; "
+        f"by torch.load {restore['disk']:.2f} s from disk, {restore['cached']:.2f} s from the page cache"
     )
     for every in ("1", "auto"):
         console.print(f"steps with snapshots, every={every}: {found[f'overhead {every}']:+.1f} %")
@@ -78,7 +90,7 @@ def report(found: dict[str, Any], console: Console) -> None:
         "stall_vs_memcpy": round(ways["perdure"]["stall"] / copy, 3),
         "stall_vs_torch_save": round(ways["perdure"]["stall"] / ways["torch.save"]["stall"], 3),
         "durable_s": round(ways["perdure, durable"]["finished"], 2),
-        "memory_restore_vs_disk": round(restore["memory"] / restore["disk"], 3),
+        "memory_restore_vs_disk": round(restore["process"] / restore["disk"], 3),
         "overhead_auto_pct": round(found["overhead auto"], 2),
     }
     print(json.dumps(result, separators=(",", ":")))

@@ -26,8 +26,6 @@ WIDTH = 4096
 BYTES_PER_PARAMETER = 12
 """Parameter, and the two moments of AdamW, in 32 bits."""
 STEPS = 30
-RESTORES = 3
-"""A snapshot is not trusted more often."""
 STEP_SECONDS = 0.4
 """Time of a step of the overhead's measurement: the model itself would take several seconds on two cores."""
 
@@ -41,13 +39,14 @@ def seconds(action: Callable[[], object]) -> float:
 class Measurement:
     """The state, and the time that each way takes with it."""
 
-    def __init__(self, folder: Path, *, gigabytes: float, saves: int) -> None:
+    def __init__(self, folder: Path, *, gigabytes: float, saves: int = 0, trained: bool = True) -> None:
         layers = max(1, round(gigabytes * 1e9 / BYTES_PER_PARAMETER / WIDTH**2))
         self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
-        for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        self.optimizer.step()
+        if trained:
+            for parameter in self.model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            self.optimizer.step()
         self.state = {"model": self.model, "optimizer": self.optimizer}
         self.size = layers * WIDTH**2 * BYTES_PER_PARAMETER
         self.folder = folder
@@ -66,7 +65,6 @@ class Measurement:
         self.times("dcp.save", lambda step: state_dict_saver.save(self.dictionaries(), checkpoint_id=self.fresh("dcp")))
         for kind in (AsyncCheckpointerType.THREAD, AsyncCheckpointerType.PROCESS):
             self.asynchronous(kind)
-        self.restores()
         self.overhead()
 
     def store_durably(self) -> None:
@@ -82,10 +80,6 @@ class Measurement:
         checkpointer.close()
         del os.environ["PERDURE_PROGRESS_DIR"]
         self.forget_memory()
-        # The restores are those of a snapshot in memory.
-        checkpointer = self.checkpointer(every=1)
-        checkpointer.save(1, self.state)
-        checkpointer.close()
 
     def dictionaries(self) -> dict[str, Any]:
         return {name: value.state_dict() for name, value in self.state.items()}
@@ -129,31 +123,11 @@ class Measurement:
         for name, value in self.state.items():
             value.load_state_dict(loaded[name])
 
-    def restores(self) -> None:
-        """Restores from memory, from the disk, and from the page cache."""
-        times: dict[str, list[float]] = {"memory": [], "disk": [], "cached": []}
-        for _ in range(RESTORES):
-            times["memory"].append(seconds(lambda: self.checkpointer(every=1).close()))
-            self.forget_file()
-            times["disk"].append(seconds(self.load_from_disk))
-            times["cached"].append(seconds(self.load_from_disk))
-        self.report("restore", {name: statistics.median(values) for name, values in times.items()})
-        self.forget_memory()
-
     def forget_memory(self) -> None:
         """Deletes all snapshots, for which there is not room several times."""
         dist.barrier()
         if dist.get_rank() == 0:
             shutil.rmtree(Path(os.environ["PERDURE_MEMORY_DIR"]) / "stage-0")
-        dist.barrier()
-
-    def forget_file(self) -> None:
-        """Takes the file out of the page cache, as on a node that did not write it."""
-        dist.barrier()
-        if dist.get_rank() == 0:
-            with (self.folder / "saved.pt").open("rb") as file:
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         dist.barrier()
 
     def overhead(self) -> None:

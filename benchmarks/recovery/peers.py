@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from .processes import eventually, free_port, kill, start, tree
+from .processes import eventually, free_port, kill, start, tree, with_own_memory
 from .records import Composition, Scenario
 
 TRAIN = Path(__file__).with_name("train.py")
@@ -131,7 +131,8 @@ class DLRoverJob(PeerJob):
             "POD_IP": "127.0.0.1",
             "NODE_IP": "127.0.0.1",
         }
-        return [self.binaries / "dlrover-run", *options, TRAIN], env
+        env["BENCH_FLASH"] = "1"
+        return with_own_memory([self.binaries / "dlrover-run", *options, TRAIN]), env
 
 
 def answers(port: int) -> bool:

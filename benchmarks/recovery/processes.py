@@ -92,6 +92,16 @@ def in_pid_namespace(command: Sequence[str | Path]) -> list[str]:
     return [*isolate, "sh", "-c", '"$@"; exit $?', "sh", *map(str, command)]
 
 
+def with_own_memory(command: Sequence[str | Path]) -> list[str]:
+    """Wraps a node's command so that it has shared memory of its own, in which DLRover keeps its flash checkpoints.
+
+    Nodes of one job use the same names there, and in the folder of DLRover's sockets. The caller is root, if only in a
+    namespace.
+    """
+    prepare = "mkdir -p /tmp/ckpt_sock && mount -t tmpfs tmpfs /tmp/ckpt_sock && mount -t tmpfs tmpfs /dev/shm"
+    return ["unshare", "--mount", "sh", "-c", f'{prepare} && exec "$@"', "sh", *map(str, command)]
+
+
 async def pid_namespaces_work() -> bool:
     try:
         probe = await asyncio.create_subprocess_exec(

@@ -1,19 +1,22 @@
 """The job that every system runs: small, so that the restart dominates the measurement and not the training.
 
 DDP over gloo, about 50 ms a step, a checkpoint on disk every 20 steps. It knows nothing of the system that started it,
-except that BENCH_MEMORY has it also save every step by Perdure's library. Each rank appends a line per step, `time step
+except that BENCH_MEMORY has it also save every step by Perdure's library, and BENCH_FLASH by DLRover's flash checkpoint
+as its documentation has it: every step in memory, each 20th on disk. Each rank appends a line per step, `time step
 rank world_size pid`, to `steps.log`, and one per process to `starts.log`, `pid rank started imported grouped`, in the
 folder that BENCH_FOLDER names.
 """
 # The time of the first line is one of the results, so imports come after it.
 # ruff: noqa: E402
 
+import importlib
 import os
 import time
 
 STARTED = time.time()
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +28,30 @@ IMPORTED = time.time()
 STEP_SECONDS = 0.045
 CHECKPOINT_EVERY = 20
 LAST_STEP = 1_000_000
+
+
+class Flash:
+    """DLRover's flash checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        # It is installed in another environment.
+        ddp: Any = importlib.import_module("dlrover.trainer.torch.flash_checkpoint.ddp")
+        self._kinds: Any = ddp.StorageType
+        self._checkpointer: Any = ddp.DdpCheckpointer(str(folder))
+
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Loads the newest checkpoint; returns its step."""
+        saved: dict[str, Any] = self._checkpointer.load_checkpoint()
+        if not saved:
+            return 0
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        return int(saved["step"])
+
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        kind = self._kinds.DISK if step % CHECKPOINT_EVERY == 0 else self._kinds.MEMORY
+        self._checkpointer.save_checkpoint(step, state, storage_type=kind)
 
 
 def main() -> None:
@@ -46,6 +73,10 @@ def main() -> None:
 
         checkpointer = Checkpointer(every=1, replicated=True)
     step = (checkpointer.restore(kept) if checkpointer else None) or 0
+    flash = None
+    if "BENCH_FLASH" in os.environ:
+        flash = Flash(folder / "flash")
+        step = flash.restore(model.module, optimizer)
     if not step and checkpoint.exists():
         saved = torch.load(checkpoint, map_location="cpu")
         model.module.load_state_dict(saved["model"])
@@ -65,13 +96,15 @@ def main() -> None:
             step += 1
             if checkpointer:
                 checkpointer.save(step, kept)
+            if flash:
+                flash.save(step, model.module, optimizer)
             time.sleep(STEP_SECONDS)
             steps.write(f"{time.time():.4f} {step} {rank} {world_size} {pid}\n")
             if ballast is None and rank == world_size - 1 and "BENCH_BALLAST_MB" in os.environ:
                 # Written page by page, and by the first world only, so that the next one does not start more slowly.
                 ballast = b"" if held.exists() else b"x" * (int(os.environ["BENCH_BALLAST_MB"]) << 20)
                 held.touch()
-            if rank == 0 and step % CHECKPOINT_EVERY == 0:
+            if rank == 0 and not flash and step % CHECKPOINT_EVERY == 0:
                 state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
                 torch.save(state, checkpoint.with_suffix(".new"))
                 checkpoint.with_suffix(".new").replace(checkpoint)
