@@ -7,7 +7,6 @@ logged and retried, and never affect training.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from agent.files import KeptFile, LogFile, log_files
+from agent.local_files import open_storage
 from perdure_launcher.layout import SHIPPED_LOGS
 from workflows.messages import NodeCredentials
 
@@ -59,7 +59,8 @@ class LogShipper:
             part_max: Bytes of a part.
         """
         self._run_dir = run_dir
-        self._url = f"{url.rstrip('/')}/{node.role}-{node.rank}/{node.incarnation}"
+        self._url = url
+        self._folder = f"{node.role}-{node.rank}/{node.incarnation}"
         self._part_max = part_max
         self._file = KeptFile((private_dir or run_dir) / SHIPPED_LOGS)
         self._position = self._read_position()
@@ -123,9 +124,8 @@ class LogShipper:
 
     def _upload(self, part: int, content: bytes) -> None:
         if self._files is None:
-            # Imported late: with its backends it is a large part of an agent's memory.
-            fsspec: Any = importlib.import_module("fsspec.core")
-            files, self._root = fsspec.url_to_fs(self._url)
+            files, root = open_storage(self._url)
+            self._root = f"{root}/{self._folder}"
             files.makedirs(self._root, exist_ok=True)
             self._files = files
         self._files.pipe_file(f"{self._root}/part-{part:06}.log", content)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -23,6 +21,7 @@ from agent.datasets import Datasets
 from agent.node import Node
 from agent.protocol import LONGEST_WAIT, Malformed, read_body
 from agent.pump import NotNow, RefusedRequest
+from agent.sockets import listen_beneath
 from agent.store import StoreCalls
 from agent.telemetry import Telemetry
 from perdure_launcher.layout import AGENT_SOCKET
@@ -79,7 +78,7 @@ class NodeServer:
         self._datasets = datasets
         self._store = store
         self._metrics = metrics
-        self._path = run_dir / AGENT_SOCKET
+        self._run_dir = run_dir
 
         def launcher_hello(body: LauncherHello) -> HelloAnswer:
             _check_protocol(body)
@@ -134,15 +133,9 @@ class NodeServer:
         self._open: set[_Connection] = set()
 
     async def start(self) -> None:
-        """Starts to listen. It replaces the socket of an earlier agent atomically, so that clients always find one."""
+        """Starts to listen, in the place of an earlier agent."""
         await self._runner.setup()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        draft = self._path.with_name(f".sock{os.getpid()}")
-        draft.unlink(missing_ok=True)
-        listener.bind(str(draft))
-        draft.chmod(0o666)
-        listener.listen(_CONNECTIONS_MAX)
-        draft.replace(self._path)
+        listener = listen_beneath(self._run_dir, AGENT_SOCKET, backlog=_CONNECTIONS_MAX)
         self._listening = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener)
 
     def _accept(self) -> asyncio.Protocol:

@@ -5,6 +5,8 @@ docs/node-protocol.md says who writes and reads what.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -83,3 +85,8 @@ def torchrun_events(run_directory: Path) -> Path:
 def folders(run_directory: Path) -> tuple[Path, ...]:
     """Returns the folders that exist before the command starts."""
     return tuple(run_directory / name for name in (LOGS, PROGRESS, ERRORS, EVENTS))
+
+
+def short_links() -> Path:
+    """Returns the folder of this user's links to run directories whose own paths are too long for sockets."""
+    return Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}"

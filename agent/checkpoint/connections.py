@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from agent.sockets import listen_beneath
+
 logger = logging.getLogger(__name__)
 
 _CONNECTIONS = 128
@@ -64,13 +66,7 @@ class CheckpointSocket:
 
     def start(self) -> None:
         """Starts to listen, in threads that end with the process. Replaces the socket of an earlier agent."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        draft = self._path.with_name(f".ckpt{os.getpid()}")
-        draft.unlink(missing_ok=True)
-        listener.bind(str(draft))
-        draft.chmod(0o666)
-        listener.listen(_CONNECTIONS)
-        draft.replace(self._path)
+        listener = listen_beneath(self._path.parent, self._path.name, backlog=_CONNECTIONS)
         threading.Thread(target=self._accept, args=(listener,), name="checkpoint-socket", daemon=True).start()
 
     def _accept(self, listener: socket.socket) -> None:

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -33,6 +34,7 @@ from agent.outbox import envelope
 from agent.state import AgentState
 from perdure.spec.checkpoint import Checkpoint
 from perdure_launcher.layout import CHECKPOINT_ORDERS, CHECKPOINT_SOCKET
+from perdure_launcher.system.untrusted_files import folder_beneath, open_file, read_beneath
 from workflows.messages import (
     AgentMessage,
     CheckpointRestored,
@@ -56,6 +58,8 @@ _REMEMBERED = 8
 _READ_AT_ONCE = 1 << 22
 _NAMED = 8
 """Distrusted steps that are reported."""
+_ORDERS = ("number", "done", "interval_s")
+_LONGEST_ORDERS = 1024
 
 _LESS_URGENT = 10
 """Nice value of threads that copy: training comes first."""
@@ -110,7 +114,6 @@ class Checkpoints:
             else None
         )
         self._socket = CheckpointSocket(config.run_dir / CHECKPOINT_SOCKET, self._handle)
-        self._orders_path = config.run_dir / CHECKPOINT_ORDERS
         self._changed = threading.Condition()
         self._kept = ProgressFile(config.private_dir)
         self._progress: dict[str, Progress] = self._kept.read()
@@ -167,14 +170,16 @@ class Checkpoints:
     def _write_orders(self, **changes: float) -> None:
         """Changes the orders that rank 0 reads."""
         orders: dict[str, float] = {}
-        with contextlib.suppress(OSError, ValueError):
-            orders = dict(json.loads(self._orders_path.read_bytes()))
-        draft = self._orders_path.with_name(f".orders{secrets.token_hex(8)}")
-        # Others may write to this folder: a link must not lead the agent elsewhere.
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(orders | changes, file)
-        draft.replace(self._orders_path)
+        # Others may write to this folder: nothing but numbers is taken over, and a link leads the agent nowhere.
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+            found: Any = json.loads(read_beneath(self._config.run_dir, CHECKPOINT_ORDERS, limit=_LONGEST_ORDERS))
+            orders = {name: found[name] for name in _ORDERS if name in found and isinstance(found[name], int | float)}
+        content = json.dumps(orders | changes).encode()
+        with folder_beneath(self._config.run_dir) as within:
+            draft = f".{secrets.token_hex(4)}"
+            with os.fdopen(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, within), "wb") as file:
+                file.write(content)
+            os.replace(draft, CHECKPOINT_ORDERS, src_dir_fd=within, dst_dir_fd=within)
 
     def _delete_superfluous(self, storage: Storage, newest: names.Saved) -> None:
         if self._spec is None:
@@ -293,12 +298,12 @@ class Checkpoints:
             first = error.errors(include_url=False, include_input=False)[0]
             raise Refused(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
         saved = names.read_folder(wanted.folder)
-        names.check_file(wanted.name)
-        part = Part(wanted, files)
+        self._check_own(wanted, saved)
         self._check_generation(wanted.generation)
         with self._changed:
             self._of(saved.folder)
         with self._writing:
+            part = Part(wanted, files)
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LESS_URGENT)
             try:
                 self._insist(storage, saved, part)
@@ -333,8 +338,8 @@ class Checkpoints:
 
     def _write(self, storage: Storage, saved: names.Saved, part: Part) -> None:
         request, records = part.request, dict[str, FileRecord]()
-        if part.metadata is not None:
-            size, checksum = storage.write(f"{saved.folder}/{names.UNCOMMITTED}", [part.metadata])
+        if part.has_metadata:
+            size, checksum = storage.write(f"{saved.folder}/{names.UNCOMMITTED}", part.metadata())
             records[names.METADATA] = FileRecord(size=size, checksum=checksum)
         size, checksum = storage.write(f"{saved.folder}/{request.name}", part.content())
         records[request.name] = FileRecord(size=size, checksum=checksum)
@@ -398,6 +403,17 @@ class Checkpoints:
                     problem=problem,
                 )
             )
+
+    def _check_own(self, wanted: PartRequest, saved: names.Saved) -> None:
+        """Refuses parts of other nodes' ranks, and those that are stored elsewhere than the request says."""
+        world, processes = self._state().world, self._state().processes or 1
+        first = world.base_rank if world is not None else 0
+        if not first <= wanted.rank < first + processes:
+            raise Refused(f"rank: {wanted.rank} is no rank of this node")
+        if wanted.name != names.part_name(wanted.rank):
+            raise Refused(f"name: expected {names.part_name(wanted.rank)}, found {wanted.name[:120]!r}")
+        if (saved.step, saved.run, saved.generation) != (wanted.step, self._config.node.uid, wanted.generation):
+            raise Refused(f"folder: {wanted.folder[:120]!r} is of another step, run or generation")
 
     def _check_generation(self, generation: int) -> None:
         """Refuses what belongs to a world that is over: its checkpoint is not committed any more."""

@@ -77,6 +77,11 @@ def check_file(text: str) -> str:
     return text
 
 
+def part_name(rank: int) -> str:
+    """Returns the name of a rank's file."""
+    return f"__{rank}_0.distcp"
+
+
 def record_name(first_rank: int) -> str:
     """Returns the name of a node's record, by its first rank."""
     return f"perdure-{first_rank}.json"

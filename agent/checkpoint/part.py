@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 _LENGTH = struct.Struct("<Q")
-_MOST_TEXT = 1 << 28
+_MOST_TEXT = 1 << 24
+"""Bytes of a recipe: half a million pieces. It is read as a whole, and an agent has little memory."""
 _AT_ONCE = 1 << 23
-"""Bytes that are read at once: an agent has little memory."""
+"""Bytes that are read at once."""
 _PIECES = TypeAdapter(list[tuple[int, int, int]])
 
 
@@ -73,7 +74,7 @@ class Part:
         if len(files) not in (2, 3) or not all(stat.S_ISREG(os.fstat(file).st_mode) for file in files):
             raise ValueError("expected two or three regular files with the request")
         self.request = request
-        self._files = files[:2]
+        self._files = files
         length = _LENGTH.unpack(_read(files[1], 0, _LENGTH.size))[0]
         if length > _MOST_TEXT:
             raise ValueError(f"the recipe has {length:,} bytes; expected at most {_MOST_TEXT:,}")
@@ -87,7 +88,11 @@ class Part:
         end = max((offset + size for in_place, offset, size in self._pieces if in_place), default=0)
         if end > request.snapshot.size or any(min(piece) < 0 for piece in self._pieces):
             raise ValueError("a piece is outside of the snapshot")
-        self.metadata = _read(files[2], 0, os.fstat(files[2]).st_size) if len(files) == 3 else None
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether the rank has handed over the checkpoint's metadata."""
+        return len(self._files) == 3
 
     def verify(self) -> None:
         """Compares the snapshot with its checksum.
@@ -100,6 +105,10 @@ class Part:
             checksum = zlib.crc32(piece, checksum)
         if checksum != snapshot.checksum:
             raise SnapshotChanged(f"the snapshot of rank {self.request.rank} is damaged in memory")
+
+    def metadata(self) -> Iterator[bytes]:
+        """The bytes of the checkpoint's metadata, in pieces."""
+        return _pieces_of(self._files[2], 0, os.fstat(self._files[2]).st_size)
 
     def content(self) -> Iterator[bytes]:
         """The bytes of the part, in pieces."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from agent.checkpoint.names import METADATA, Saved, is_record, record_name
+from agent.checkpoint.names import METADATA, Saved, is_record, part_name, record_name
 from agent.checkpoint.storage import Storage
 
 _AT_ONCE = 1 << 23
@@ -39,7 +39,7 @@ def read_metrics(storage: Storage, saved: Saved) -> dict[str, float]:
     try:
         content = storage.read(f"{saved.folder}/{record_name(0)}")
         return NodeRecord.model_validate_json(content).metrics
-    except (FileNotFoundError, ValidationError):
+    except (FileNotFoundError, ValueError):
         return {}
 
 
@@ -63,7 +63,7 @@ def damage(storage: Storage, saved: Saved, *, share: tuple[int, int]) -> str:
             return f"{name} is damaged"
         records |= record.files
         ranks = max(ranks, record.ranks)
-    expected = {METADATA, *(f"__{rank}_0.distcp" for rank in range(ranks))}
+    expected = {METADATA, *map(part_name, range(ranks))}
     if missing := sorted(expected - (records.keys() & names)):
         return f"{', '.join(missing[:4])} {'is' if len(missing) == 1 else 'are'} missing"
     number, shares = share

@@ -5,7 +5,6 @@ All methods block, and raise the errors of the file system: `OSError`, or those 
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import zlib
@@ -13,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agent.checkpoint.names import METADATA, UNCOMMITTED, Saved, read_folder
+from agent.local_files import open_storage
 
 
 class Storage:
@@ -104,12 +104,6 @@ class Storage:
             return
         # A rename where there are folders; object stores show a copy once it is complete.
         files.mv(f"{folder}/{UNCOMMITTED}", f"{folder}/{METADATA}")
-        if self._is_local:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
 
     def delete(self, saved: Saved) -> None:
         """Deletes a folder; it is no checkpoint from the first file on."""
@@ -123,19 +117,9 @@ class Storage:
             files.rm_file(f"{path}/{first}")
         files.rm(path, recursive=True)
 
-    @property
-    def _is_local(self) -> bool:
-        files, _ = self._open()
-        protocol = files.protocol
-        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
-
     def _open(self) -> tuple[Any, str]:
         if self._opened is None:
-            # Imported late: with its backends it is a large part of an agent's memory.
-            fsspec: Any = importlib.import_module("fsspec.core")
-            # Nodes write to the same folder, so listings are never kept.
-            files, root = fsspec.url_to_fs(self.url, use_listings_cache=False)
-            self._opened = files, str(root).rstrip("/")
+            self._opened = open_storage(self.url)
         return self._opened
 
 

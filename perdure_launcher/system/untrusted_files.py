@@ -10,11 +10,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from ..layout import short_links
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Without O_NONBLOCK, opening a pipe waits until another process writes to it."""
 
 
@@ -26,30 +30,16 @@ def open_beneath(folder: Path, name: str | PurePosixPath) -> BinaryIO:
     """Opens a regular file for reading.
 
     Args:
-        folder: The folder; only its last part may not be a link.
+        folder: The folder; its last part may not be a link, but for the user's own short ones.
         name: The file's path from there.
 
     Raises:
         NotARegularFile: if it is a link, a folder, a pipe, a socket or a device, or its path goes through a link.
         OSError: if there is none, or it cannot be opened.
     """
-    path = PurePosixPath(name)
-    *folders, file = path.parts
-    if path.is_absolute() or ".." in path.parts:
-        raise NotARegularFile(errno.EINVAL, "its path leaves the folder", str(name))
-    within = _open(os.fspath(folder), _FOLDER, None)
-    try:
-        for one in folders:
-            inner = _open(one, _FOLDER, within)
-            os.close(within)
-            within = inner
-        descriptor = _open(file, _FILE, within)
-    finally:
-        os.close(within)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise NotARegularFile(errno.EINVAL, "it is no regular file", str(name))
-    return os.fdopen(descriptor, "rb")
+    *folders, file = parts_beneath(name)
+    with folder_beneath(folder, folders) as within:
+        return os.fdopen(open_file(file, os.O_RDONLY, within), "rb")
 
 
 def read_beneath(folder: Path, name: str | PurePosixPath, *, limit: int) -> bytes:
@@ -62,9 +52,72 @@ def read_beneath(folder: Path, name: str | PurePosixPath, *, limit: int) -> byte
         return file.read(limit)
 
 
+def parts_beneath(name: str | PurePosixPath) -> tuple[str, ...]:
+    """Returns the parts of a path.
+
+    Raises:
+        NotARegularFile: if it leaves the folder that it begins at.
+    """
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise NotARegularFile(errno.EINVAL, "its path leaves the folder", str(name))
+    return path.parts
+
+
+@contextmanager
+def folder_beneath(folder: Path, parts: Sequence[str] = (), *, create: bool = False) -> Generator[int]:
+    """Opens a folder, and the folders in it, one from the other.
+
+    Args:
+        folder: Where the path begins. Its last part may not be a link, but for the user's own short ones.
+        parts: The names of the folders from there.
+        create: Whether to create those that are missing.
+
+    Yields:
+        The descriptor of the last one.
+
+    Raises:
+        NotARegularFile: if one of them is a link.
+        OSError: if one of them cannot be opened.
+    """
+    within = _open(_behind_short_link(folder), _FOLDER, None)
+    try:
+        for one in parts:
+            if create:
+                with suppress(FileExistsError):
+                    os.mkdir(one, dir_fd=within)
+            inner = _open(one, _FOLDER, within)
+            os.close(within)
+            within = inner
+        yield within
+    finally:
+        os.close(within)
+
+
+def _behind_short_link(folder: Path) -> str:
+    """Returns where one of this user's short links leads; other paths as they are."""
+    if folder.parent == short_links() and folder.is_symlink() and os.stat(folder.parent).st_uid == os.getuid():
+        return os.readlink(folder)
+    return os.fspath(folder)
+
+
+def open_file(name: str, flags: int, within: int) -> int:
+    """Opens a regular file in a folder that is open; a file that is created gets the usual mode.
+
+    Raises:
+        NotARegularFile: if it is something else.
+        OSError: if it cannot be opened.
+    """
+    descriptor = _open(name, flags | _FILE, within)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotARegularFile(errno.EINVAL, "it is no regular file", name)
+    return descriptor
+
+
 def _open(path: str, flags: int, within: int | None) -> int:
     try:
-        return os.open(path, flags, dir_fd=within)
+        return os.open(path, flags, 0o666, dir_fd=within)
     except OSError as error:
         # ELOOP for a link, ENOTDIR for a link in place of a folder, ENXIO for a socket.
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):

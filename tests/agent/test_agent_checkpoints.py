@@ -91,6 +91,10 @@ def test_no_request_leads_out_of_the_storage(link: StorageLink, asked: dict[str,
     [
         ({"folder": "elsewhere"}, [(1, 0, 10)], "folder"),
         ({"name": "x.sh"}, [(1, 0, 10)], "name"),
+        ({"name": "__1_0.distcp"}, [(1, 0, 10)], "name"),
+        ({"name": "__1_0.distcp", "rank": 1}, [(1, 0, 10)], "no rank of this node"),
+        ({"folder": "step-5-other-1"}, [(1, 0, 10)], "another step, run"),
+        ({"folder": "step-6-run-1"}, [(1, 0, 10)], "another step, run"),
         ({"generation": -1}, [(1, 0, 10)], "generation"),
         ({}, [(1, 0, 11)], "another size"),
         ({"size": 20}, [(1, 0, 20)], "outside"),
@@ -119,6 +123,22 @@ def test_files_that_are_none_are_refused(link: StorageLink, tmp_path: Path):
         os.close(writing)
 
 
+def test_files_without_end_take_no_memory(link: StorageLink, tmp_path: Path):
+    """Each is handed over as a file of 100 GB that takes no space."""
+    for name in ("recipe", "metadata"):
+        with (tmp_path / name).open("wb") as file:
+            file.write(recipe([(1, 0, 10)]) if name == "metadata" else struct.pack("<Q", 100 * 2**30))
+            file.truncate(100 * 2**30)
+    content = b"0123456789"
+    files = [opened(tmp_path, "snapshot", content), os.open(tmp_path / "recipe", os.O_RDONLY)]
+    with pytest.raises(StorageProblem, match="expected at most"):
+        link.ask(request(content), files=files, within=30)
+    wanted = PartRequest.model_validate(request(content))
+    files = [files[0], opened(tmp_path, "recipe", recipe([(1, 0, 10)])), os.open(tmp_path / "metadata", os.O_RDONLY)]
+    part = Part(wanted, files)
+    assert len(next(part.metadata())) <= 2**23
+
+
 def test_a_file_that_becomes_shorter_does_not_end_the_agent(tmp_path: Path):
     snapshot = opened(tmp_path, "snapshot", bytes(100))
     files = [snapshot, opened(tmp_path, "recipe", recipe([(1, 0, 100)]))]
@@ -135,6 +155,21 @@ def test_a_link_in_the_place_of_the_orders_leads_the_agent_nowhere(agent: Checkp
     agent.order(3)
     assert victim.read_text() == "untouched"
     assert json.loads((agent.run_dir / "checkpoint-orders.json").read_text())["number"] == 3
+
+
+@pytest.mark.parametrize("private", ['{"token": "secret", "number": 1}', "[1]", "secret", "[" * 1000])
+def test_a_link_in_the_place_of_the_orders_publishes_nothing(agent: CheckpointAgent, tmp_path: Path, private: str):
+    (tmp_path / "agent.json").write_text(private)
+    (agent.run_dir / "checkpoint-orders.json").symlink_to(tmp_path / "agent.json")
+    agent.order(3)
+    assert json.loads((agent.run_dir / "checkpoint-orders.json").read_text()) == {"number": 3}
+
+
+@pytest.mark.parametrize("found", [b'{"number": 1, "x": "y"}', b"[1]", b"[" * 2000, b'{"number": "x"}', b"\xff"])
+def test_orders_of_another_writer_do_no_harm(agent: CheckpointAgent, found: bytes):
+    (agent.run_dir / "checkpoint-orders.json").write_bytes(found)
+    agent.order(3)
+    assert json.loads((agent.run_dir / "checkpoint-orders.json").read_text()) == {"number": 3}
 
 
 def saved(*steps: int, generation: int = 1) -> list[Saved]:

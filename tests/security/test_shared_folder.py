@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,17 @@ from pathlib import Path
 import pytest
 
 from agent.files import log_files, log_tail
+from agent.local_files import open_storage
 from agent.log_reader import end_of_log, read_log
 from agent.logs import LogShipper
 from agent.progress import ProgressReader
+from agent.sockets import listen_beneath
+from perdure_launcher.layout import short_links
 from perdure_launcher.rank_plugins.progress import MAGIC, read_progress
 from perdure_launcher.system.untrusted_files import NotARegularFile, open_beneath, read_beneath
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
+from perdure_training.checkpoint.storage_link import StorageAway, StorageLink, StorageProblem
+from tests.training.checkpoint_agent import checkpoint_agent
 from workflows.messages import LogChunk, NodeCredentials
 
 SECRET = "TEMPORAL_API_KEY=secret"
@@ -72,6 +78,21 @@ async def test_in_place_of_the_log(run: Path, secret: Path, trap: Trap) -> None:
     assert read_log(run, lines=10) == LogChunk()
     await LogShipper(run, f"file://{run.parent}/kept", NODE).ship()
     assert not list(run.parent.glob("kept/**/*.log"))
+
+
+def test_a_run_directory_with_a_short_link_of_its_users_own(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    link = short_links() / "0123456789abcdef"
+    link.parent.mkdir(mode=0o700)
+    link.symlink_to(run)
+    listen_beneath(link, "agent.sock", backlog=1).close()
+    assert stat.S_ISSOCK((run / "agent.sock").lstat().st_mode)
+    elsewhere = tmp_path / "another"
+    elsewhere.symlink_to(run)
+    with pytest.raises(NotARegularFile):
+        listen_beneath(elsewhere, "agent.sock", backlog=1)
 
 
 @pytest.mark.parametrize("name", ["logs", "progress", "warm"])
@@ -133,6 +154,74 @@ def test_100_gigabytes_without_a_line_break_take_no_memory_and_no_time(run: Path
     assert read_progress(run / "progress" / "rank-0") is None
     assert len(read_why_all_cold(run / "warm")) <= 64 * 1024
     assert read_starts(run / "warm", generation=1, processes=1) == []
+
+
+STEP = "step-5-run-1"
+READ = {"request": "read", "folder": STEP, "name": ".metadata"}
+
+
+@pytest.mark.parametrize("trap", TRAPS.values(), ids=TRAPS.keys())
+def test_in_the_storage_of_checkpoints(tmp_path: Path, secret: Path, trap: Trap) -> None:
+    """A storage may be a volume that training code writes to. It asks the agent to read what it put there."""
+    storage = tmp_path / "storage"
+    (storage / STEP).mkdir(parents=True)
+    trap(storage / STEP / ".metadata", secret)
+    with checkpoint_agent(storage) as agent, pytest.raises((StorageAway, StorageProblem)):
+        StorageLink(agent.run_dir).read(READ, patience=0)
+    files, root = open_storage(f"file://{storage}")
+    assert not files.exists(f"{root}/{STEP}/.metadata")
+    with pytest.raises(OSError):  # noqa: PT011
+        files.pipe_file(f"{root}/{STEP}/.metadata", b"mine")
+    assert secret.read_text() == SECRET
+
+
+def test_in_place_of_a_folder_of_the_storage(tmp_path: Path, secret: Path) -> None:
+    storage, private = tmp_path / "storage", tmp_path / "private"
+    storage.mkdir()
+    private.mkdir()
+    (private / ".metadata").write_text(SECRET)
+    (storage / STEP).symlink_to(private)
+    with checkpoint_agent(storage) as agent, pytest.raises((StorageAway, StorageProblem)):
+        StorageLink(agent.run_dir).read(READ, patience=0)
+    files, root = open_storage(str(storage))
+    for change in (
+        lambda: files.pipe_file(f"{root}/{STEP}/new", b""),
+        lambda: files.mv(f"{root}/{STEP}/.metadata", f"{root}/{STEP}/new"),
+        lambda: files.rm_file(f"{root}/{STEP}/.metadata"),
+        lambda: files.rm(f"{root}/{STEP}", recursive=True),
+        lambda: files.makedirs(f"{root}/{STEP}/new", exist_ok=True),
+    ):
+        with pytest.raises(OSError):  # noqa: PT011
+            change()
+    assert [path.name for path in private.iterdir()] == [".metadata"]
+
+
+async def test_in_place_of_a_copy_of_the_log(run: Path, secret: Path) -> None:
+    """What a job prints would otherwise become the content of any file of the agent's, such as its configuration."""
+    (run / "logs" / "output.log").write_text("mine")
+    part = run.parent / "kept" / "worker-0" / "1" / "part-000001.log"
+    part.parent.mkdir(parents=True)
+    part.symlink_to(secret)
+    await LogShipper(run, f"file://{run.parent}/kept", NODE).ship()
+    assert secret.read_text() == SECRET
+
+
+def test_a_socket_replaces_whatever_is_there_and_nothing_else(run: Path, secret: Path) -> None:
+    secret.chmod(0o600)
+    (run / "agent.sock").symlink_to(secret)
+    listener = listen_beneath(run, "agent.sock", backlog=1)
+    try:
+        status = os.lstat(run / "agent.sock")
+        assert stat.S_ISSOCK(status.st_mode)
+        assert stat.S_IMODE(status.st_mode) == 0o666
+    finally:
+        listener.close()
+    assert secret.read_text() == SECRET
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    elsewhere = run.parent / "link"
+    elsewhere.symlink_to(run)
+    with pytest.raises(NotARegularFile):
+        listen_beneath(elsewhere, "agent.sock", backlog=1)
 
 
 @pytest.mark.parametrize("name", ["../agent.env", "logs/../../agent.env", "/etc/passwd", "logs/.."])

@@ -17,7 +17,7 @@ from perdure.spec.checkpoint import Checkpoint
 from perdure_launcher.protocol import World
 from workflows.messages import AgentMessage, CheckpointStored, CommitCheckpoint, NodeCredentials, OrderCheckpoint
 
-NODE = NodeCredentials(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="secret")
+NODE = NodeCredentials(uid="run", role="worker", rank=0, incarnation=1, token="secret")
 
 
 class CheckpointAgent:

@@ -23,7 +23,6 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -150,7 +149,7 @@ class NodeFolder:
     @property
     def _short_link(self) -> Path:
         digest = hashlib.sha256(os.fsencode(self.path / _RUN)).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}" / digest
+        return layout.short_links() / digest
 
     def make(self) -> None:
         """Creates the folder, accessible to its owner only."""

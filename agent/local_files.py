@@ -1,0 +1,113 @@
+"""The storage of a job, as fsspec opens it.
+
+A storage may be a folder that training code writes to, such as one on a volume that both containers mount. What it puts
+there must not lead the agent to files that only the agent can read or write, so folders are not opened by fsspec.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
+
+from perdure_launcher.system.untrusted_files import folder_beneath, open_file
+
+
+def open_storage(url: str) -> tuple[Any, str]:
+    """Returns a file system and the path of a storage in it.
+
+    Args:
+        url: A folder, as fsspec takes it.
+    """
+    # Imported late: with its backends it is a large part of an agent's memory.
+    fsspec: Any = importlib.import_module("fsspec.core")
+    # Nodes write to the same folder, so listings are never kept.
+    files, root = fsspec.url_to_fs(url, use_listings_cache=False)
+    protocols = (files.protocol,) if isinstance(files.protocol, str) else files.protocol
+    root = str(root).rstrip("/")
+    return (LocalFiles(Path(root)) if "file" in protocols else files), root
+
+
+class LocalFiles:
+    """The files below one folder of the machine; the methods are those of fsspec that agents use.
+
+    Invariant: no link below the folder is followed, and only regular files are read and written.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Creates the object.
+
+        Args:
+            root: The folder. The path to it may have links, which users make.
+        """
+        self._root = root
+
+    def open(self, path: str, mode: str) -> BinaryIO:
+        """Opens a file for `rb` or `wb`."""
+        with self._parent(path) as (name, within):
+            flags = os.O_RDONLY if mode == "rb" else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            return cast("BinaryIO", os.fdopen(open_file(name, flags, within), mode))
+
+    def pipe_file(self, path: str, content: bytes) -> None:
+        """Writes a file."""
+        with self.open(path, "wb") as file:
+            file.write(content)
+
+    def makedirs(self, path: str, *, exist_ok: bool) -> None:
+        """Creates a folder, and those above it."""
+        self._root.mkdir(parents=True, exist_ok=exist_ok)
+        with folder_beneath(self._root.resolve(), self._parts(path), create=exist_ok):
+            pass
+
+    def size(self, path: str) -> int:
+        """Returns the size of a file."""
+        with self.open(path, "rb") as file:
+            return os.fstat(file.fileno()).st_size
+
+    def exists(self, path: str) -> bool:
+        """Returns whether there is a file, and no link."""
+        try:
+            with self._parent(path) as (name, within):
+                return stat.S_ISREG(os.stat(name, dir_fd=within, follow_symlinks=False).st_mode)
+        except OSError:
+            return False
+
+    def ls(self, path: str, *, detail: bool) -> list[str]:
+        """Returns the paths in a folder."""
+        assert not detail
+        with folder_beneath(self._root.resolve(), self._parts(path)) as within:
+            return [f"{path}/{name}" for name in os.listdir(within)]
+
+    def mv(self, path: str, new: str) -> None:
+        """Gives a file another name in its folder, durably."""
+        with self._parent(path) as (name, within):
+            os.replace(name, PurePosixPath(new).name, src_dir_fd=within, dst_dir_fd=within)
+            os.fsync(within)
+
+    def rm_file(self, path: str) -> None:
+        """Deletes a file."""
+        with self._parent(path) as (name, within):
+            os.unlink(name, dir_fd=within)
+
+    def rm(self, path: str, *, recursive: bool) -> None:
+        """Deletes a folder with all that is in it."""
+        assert recursive
+        with self._parent(path) as (name, within):
+            shutil.rmtree(name, dir_fd=within)
+
+    def invalidate_cache(self) -> None:
+        """Does nothing: no listing is kept."""
+
+    @contextmanager
+    def _parent(self, path: str) -> Generator[tuple[str, int]]:
+        *folders, name = self._parts(path)
+        with folder_beneath(self._root.resolve(), folders) as within:
+            yield name, within
+
+    def _parts(self, path: str) -> tuple[str, ...]:
+        return PurePosixPath(path).relative_to(self._root).parts
