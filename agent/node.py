@@ -19,7 +19,7 @@ from agent.files import log_tail
 from agent.node_events import NodeEvents
 from agent.notifier import Notifier
 from agent.outbox import envelope
-from agent.protocol import time_or_arrival
+from agent.protocol import bounded_ranks, time_or_arrival
 from agent.state import StateFile
 from perdure.spec.durations import format_duration
 from perdure_launcher.protocol import (
@@ -233,7 +233,7 @@ class Node:
     def on_launcher_hello(self, hello: LauncherHello) -> None:
         changes: dict[str, object] = {"mode": hello.mode, "script": hello.script}
         if hello.processes is not None and self.state.processes is None:
-            changes["processes"] = hello.processes
+            changes["processes"] = bounded_ranks(hello.processes)
         # An agent that lost its state (a full disk) must not request a start that has already happened.
         if hello.attempt > self.state.attempt:
             changes["attempt"] = hello.attempt
@@ -244,7 +244,7 @@ class Node:
         desired = self.config.nodes if ":" in self.config.nodes else f"{self.config.nodes}:{self.config.nodes}"
         state = self.state
         self._keep(
-            processes=max(hello.processes, 1),
+            processes=bounded_ranks(hello.processes),
             command_nodes=None if own == desired else own,
             store_ports=hello.store_ports or state.store_ports,
             handler=hello.pid,
@@ -280,7 +280,7 @@ class Node:
         self.events.ready(generation=body.after_generation, stage=body.stage)
         after = max(body.after_generation, state.left)
         passes = body.stage < state.stages_complete
-        processes = max(body.processes, 1)
+        processes = bounded_ranks(body.processes)
         self._keep(
             ready_after=after,
             store_ports=body.store_ports,

@@ -273,7 +273,7 @@ class Agent:
             return
         try:
             descriptor = os.pidfd_open(hello.pid)
-        except OSError:
+        except (OSError, OverflowError):
             return
         # In another container the PID belongs to another process, or to none.
         if not _belongs_here(hello.pid):

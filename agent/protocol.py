@@ -7,18 +7,25 @@ required field, or is no JSON, is refused.
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
+from dataclasses import MISSING, fields, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from perdure_launcher.protocol import POSTS, Body
+from workflows.messages.agents import LARGEST_NUMBER, MOST_RANKS
 
 logger = logging.getLogger(__name__)
 
 LONGEST_WAIT = 60.0
 """Maximum seconds of a long poll."""
+
+_MOST_ITEMS = 256
+"""Items of a list: exits, ports and devices of one node are fewer."""
+_LONGEST_AHEAD = timedelta(days=1)
+"""A clock is wrong by less. The decisions of a job add times to those that it is told."""
 
 _ROUNDS = 4
 """Maximum number of rounds: removing a field may make the object around it incomplete, and so on outwards."""
@@ -39,6 +46,10 @@ def read_body(kind: type[_Body], content: bytes) -> _Body:
     Raises:
         Malformed: if a field that has no default is missing or malformed, or the content is no JSON.
     """
+    return _bounded(_read(kind, content))
+
+
+def _read(kind: type[_Body], content: bytes) -> _Body:
     adapter: TypeAdapter[_Body] = _ADAPTERS[kind]
     try:
         return adapter.validate_json(content)
@@ -62,12 +73,48 @@ def read_body(kind: type[_Body], content: bytes) -> _Body:
     raise Malformed(str(problem))
 
 
+def _bounded(body: _Body) -> _Body:
+    """Returns a body without numbers that are too large, and with no more than the first items of lists.
+
+    Raises:
+        Malformed: if a number that has no default is too large.
+    """
+    changes: dict[str, Any] = {}
+    for field in fields(body):
+        value = getattr(body, field.name)
+        if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
+            if field.default is MISSING:
+                raise Malformed(f"{field.name}: the number is too large")
+            changes[field.name] = field.default
+        elif isinstance(value, tuple):
+            items = cast("tuple[Any, ...]", value)[:_MOST_ITEMS]
+            bounded = map(_bounded_item, items)
+            changes[field.name] = tuple(item for item in bounded if item is not None)
+    return replace(body, **changes) if changes else body
+
+
+def _bounded_item(item: Any) -> Any:
+    """Returns an item of a list; None for one that is left out."""
+    if isinstance(item, Body):
+        try:
+            return _bounded(item)
+        except Malformed:
+            return None
+    return item if abs(item) <= LARGEST_NUMBER else None
+
+
+def bounded_ranks(count: int) -> int:
+    """Returns a number of ranks that a node can have."""
+    return min(max(count, 1), MOST_RANKS)
+
+
 def time_of(seconds: float | None) -> datetime | None:
     """Converts seconds since the epoch; returns None for invalid values."""
     try:
-        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+        time = None if seconds is None else datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
         return None
+    return None if time is None or time - datetime.now(UTC) > _LONGEST_AHEAD else time
 
 
 def time_or_arrival(seconds: float | None) -> datetime:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from agent.checkpoint.names import METADATA, Saved, is_record, part_name, record_name
 from agent.checkpoint.storage import Storage
@@ -59,10 +59,12 @@ def damage(storage: Storage, saved: Saved, *, share: tuple[int, int]) -> str:
     for name in sorted(filter(is_record, names)):
         try:
             record = NodeRecord.model_validate_json(storage.read(f"{saved.folder}/{name}"))
-        except ValidationError:
+        except ValueError:
             return f"{name} is damaged"
         records |= record.files
         ranks = max(ranks, record.ranks)
+    if ranks > len(names):
+        return f"the files of some of {ranks:,} ranks are missing"
     expected = {METADATA, *map(part_name, range(ranks))}
     if missing := sorted(expected - (records.keys() & names)):
         return f"{', '.join(missing[:4])} {'is' if len(missing) == 1 else 'are'} missing"

@@ -14,6 +14,9 @@ from typing import Any
 from agent.checkpoint.names import METADATA, UNCOMMITTED, Saved, read_folder
 from agent.local_files import open_storage
 
+_LARGEST_RECORD = 1 << 24
+"""Bytes of a small file: a hundred times those of a save with a thousand files."""
+
 
 class Storage:
     """Files below one URL. Any thread may use it."""
@@ -42,10 +45,17 @@ class Storage:
         return size, checksum
 
     def read(self, path: str) -> bytes:
-        """Reads a small file."""
+        """Reads a small file.
+
+        Raises:
+            ValueError: if it is large.
+        """
         files, root = self._open()
         with files.open(f"{root}/{path}", "rb") as file:
-            return file.read()
+            content = file.read(_LARGEST_RECORD + 1)
+        if len(content) > _LARGEST_RECORD:
+            raise ValueError(f"{path} has more than {_LARGEST_RECORD:,} bytes")
+        return content
 
     def pieces(self, path: str, *, offset: int, length: int, piece: int) -> Iterator[bytes]:
         """Reads a part of a file in pieces of so many bytes; ends early if the file does."""

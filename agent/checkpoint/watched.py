@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from agent.checkpoint.storage import Storage
 from workflows.messages import NodeCredentials
@@ -182,7 +182,7 @@ class WatchedFiles:
             try:
                 content = self._storage.read(f"{self._place}/{version}/{_MANIFEST}")
                 found[version] = _MANIFEST_CONTENT.validate_json(content)
-            except (FileNotFoundError, ValidationError):
+            except (FileNotFoundError, ValueError):
                 continue
         return found
 

@@ -24,6 +24,7 @@ from perdure_launcher.protocol import (
 )
 from tests.agent.test_agent_node import NOW, Bench
 from workflows.messages import Failure, Ready
+from workflows.messages.agents import MOST_RANKS
 
 KINDS: list[Any] = sorted(set(POSTS.values()), key=lambda kind: kind.__name__)
 
@@ -75,7 +76,26 @@ def test_a_body_without_what_it_is_about_is_refused(content: bytes) -> None:
         read_body(EnteredReport, content)
 
 
-@pytest.mark.parametrize("time", ["yesterday", None, [], {}, 1e300, -1e300, "1e400"])
+def test_numbers_and_lists_are_bounded(tmp_path: Path) -> None:
+    """A script could otherwise have its agent, and its job, count to any number."""
+    ranks = [{"local_rank": 10**30}, {"local_rank": 0, "pid": 10**30}, *({"local_rank": n} for n in range(5000))]
+    report = read(ReadyReport, after_generation=10**30, ranks=ranks, store_ports=[10**30, 0, *range(1, 5000)])
+    assert report.after_generation == 0
+    assert report.ranks[:2] == (RankExit(local_rank=0), RankExit(local_rank=0))
+    assert len(report.ranks) == 255
+    assert report.store_ports == tuple(range(255))
+    with pytest.raises(Malformed, match="generation"):
+        read(EnteredReport, generation=10**30)
+    bench = Bench(tmp_path)
+    for processes in (10**9, -5):
+        bench.node.on_launcher_hello(read(LauncherHello, pid=2, processes=processes))
+        bench.node.on_handler_hello(read(HandlerHello, pid=2, min_nodes=2, max_nodes=4, processes=processes))
+        assert bench.node.state.processes == (MOST_RANKS if processes > 0 else 1)
+        bench.node.on_ready(read(ReadyReport, processes=processes))
+        assert bench.group.of(Ready)[-1].processes == bench.node.state.processes
+
+
+@pytest.mark.parametrize("time", ["yesterday", None, [], {}, 1e300, -1e300, "1e400", 253402300799])
 def test_an_odd_time_counts_as_the_time_of_arrival(time: Any) -> None:
     before = datetime.now(UTC)
     assert before <= time_or_arrival(read(EnteredReport, generation=1, time=time).time) <= datetime.now(UTC)

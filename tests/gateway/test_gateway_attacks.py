@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -34,6 +36,7 @@ from tests.support.temporal_server import DevServer
 from workflows.names import dataset_workflow_id, store_workflow_id
 
 DENIED = RPCStatusCode.PERMISSION_DENIED
+GUIDE = Path(__file__).parents[2] / "docs" / "gateway.md"
 
 
 class Attacker:
@@ -477,3 +480,5 @@ def test_the_signals_are_those_that_agents_send() -> None:
 
     assert set(SIGNALS.values()) == JOB_SIGNALS | GROUP_SIGNALS
     assert not JOB_SIGNALS & GROUP_SIGNALS
+    [row] = [line for line in GUIDE.read_text(encoding="utf-8").splitlines() if line.startswith("| signal |")]
+    assert set(re.findall(r"`(\w+)`", row)) == JOB_SIGNALS | GROUP_SIGNALS

@@ -249,3 +249,15 @@ def test_a_misspelt_field_is_told_from_the_one_that_was_meant():
     (warning,) = [warning for warning in result.warnings if warning.fate == "unknown"]
     assert warning.path == "spec.elasticPolicy.maxReplica"
     assert 'did you mean "maxReplicas"?' in warning.message
+
+
+@pytest.mark.parametrize("other", ["fieldRef", "configMapKeyRef", "resourceFieldRef"])
+def test_a_variable_with_two_sources_is_refused_and_none_is_lost(other: str):
+    sources = {other: {"fieldPath": "status.podIP"}, "secretKeyRef": {"name": "hub", "key": "token"}}
+    container = {"name": "pytorch", "image": "i", "command": ["torchrun", "a.py"]}
+    pod = {"spec": {"containers": [container | {"env": [{"name": "TOKEN", "valueFrom": sources}]}]}}
+    job = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "a"}}
+    job["spec"] = {"pytorchReplicaSpecs": {"Worker": {"replicas": 2, "template": pod}}}
+    (document,) = read_documents(FIXTURES / "job.yaml")
+    with pytest.raises(SpecError, match=rf"one source, not {other} and secretKeyRef"):
+        import_documents([replace(document, data=job)], backend=Backend.KUBERNETES)

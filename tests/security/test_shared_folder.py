@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import struct
@@ -20,7 +21,7 @@ from perdure_launcher.layout import short_links
 from perdure_launcher.rank_plugins.progress import MAGIC, read_progress
 from perdure_launcher.system.untrusted_files import NotARegularFile, open_beneath, read_beneath
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
-from perdure_training.checkpoint.storage_link import StorageAway, StorageLink, StorageProblem
+from perdure_training.storage_link import StorageAway, StorageLink, StorageProblem
 from tests.training.checkpoint_agent import checkpoint_agent
 from workflows.messages import LogChunk, NodeCredentials
 
@@ -173,6 +174,33 @@ def test_in_the_storage_of_checkpoints(tmp_path: Path, secret: Path, trap: Trap)
     with pytest.raises(OSError):  # noqa: PT011
         files.pipe_file(f"{root}/{STEP}/.metadata", b"mine")
     assert secret.read_text() == SECRET
+
+
+def test_in_place_of_what_the_script_itself_saved(tmp_path: Path, secret: Path) -> None:
+    files = tmp_path / "storage" / "watched" / "worker-0" / "00000001-run-1" / "files"
+    files.mkdir(parents=True)
+    (files / "saved").symlink_to(secret)
+    (files.parent / "manifest.json").symlink_to(secret)
+    read = {"request": "watched", "do": "read", "version": "00000001-run-1", "path": "saved"}
+    with checkpoint_agent(tmp_path / "storage") as agent:
+        link = StorageLink(agent.run_dir)
+        for request in (read, {"request": "watched", "do": "choose"}):
+            with pytest.raises((StorageAway, StorageProblem)):
+                link.read(request, patience=0)
+
+
+def test_100_gigabytes_in_place_of_a_record_take_no_memory(tmp_path: Path) -> None:
+    step = tmp_path / "storage" / STEP
+    step.mkdir(parents=True)
+    (step / ".metadata").write_text("")
+    with (step / "perdure-0.json").open("wb") as file:
+        file.truncate(100 * 1024**3)
+    with checkpoint_agent(tmp_path / "storage") as agent:
+        link = StorageLink(agent.run_dir)
+        ask = {"request": "verify", "folder": STEP, "share": [0, 1]}
+        assert link.ask(ask, within=30) == {"damage": "perdure-0.json is damaged"}
+        (step / "perdure-0.json").write_text(json.dumps({"ranks": 10**15, "files": {}}))
+        assert "ranks are missing" in link.ask(ask, within=30)["damage"]
 
 
 def test_in_place_of_a_folder_of_the_storage(tmp_path: Path, secret: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from temporalio.client import Client
 
 from tests.workflows.fleet import job_spec, running_fleet, submit
-from tests.workflows.jobs import node, running
-from workflows.messages import Failure, FailureKind, GroupTransitions, NodeTransition
+from tests.workflows.jobs import node, running, until
+from workflows.messages import Failure, FailureKind, GroupTransitions, JobPhase, NodeTransition
 from workflows.messages.groups import TransitionKind
 
 
@@ -22,6 +23,42 @@ async def test_times_without_a_zone_are_taken_as_utc(temporal_client: Client):
         message = {"sender": sender, "sequence": 99, "time": time, "generation": 1, "kind": "RANKS", "message": "gone"}
         await job.signal("failure", message)
         await running(job, nodes=2, generation=2)
+
+
+LAST, FIRST, LARGE = "9999-12-31T23:59:59.999999Z", "0001-01-01T00:00:00Z", 10**30
+OF_A_NODE: dict[str, list[dict[str, Any]]] = {
+    "failure": [
+        {"generation": LARGE, "kind": "RANKS", "exit_code": LARGE, "store_ports": [LARGE, -1]},
+        {"generation": 1, "kind": "COMMAND", "time": LAST, "exit_code": LARGE, "ranks": [{"local_rank": 0}] * 3000},
+        {"generation": 1, "kind": "RANKS", "time": FIRST, "progress": {"step": LARGE, "last_step_at": LAST}},
+    ],
+    "joined": [{"agent_started_at": LAST, "address": "x", "time": LAST, "generation": 1}],
+    "ready": [
+        {"after_generation": 1, "processes": LARGE, "time": LAST},
+        {"after_generation": 1, "processes": 4096, "stage": -5, "store_ports": list(range(50_000))},
+    ],
+    "stepping": [{"generation": 1, "time": FIRST, "entered_at": LAST, "starts": {"warm": LARGE, "cold": -LARGE}}],
+    "stall": [{"generation": 1, "since": LAST, "usual_step": "999999d"}, {"generation": 1, "since": FIRST}],
+    "lease_taken": [{"agent_started_at": LAST, "epoch": LARGE}],
+    "heartbeat": [{"store_ports": [LARGE, *range(60_000)], "time": LAST}],
+    "metrics": [{"cpu_cores": 1e308, "memory_bytes": LARGE, "devices": [{"index": LARGE}] * 5000}],
+    "checkpoint_stored": [{"generation": 1, "step": LARGE, "folder": "..", "size": LARGE, "took": "9999d"}],
+    "checkpoint_restored": [{"generation": 1, "step": -LARGE, "source": "STORAGE", "distrusted": [LARGE] * 50_000}],
+}
+"""Messages by which a node that was taken over could stop the decisions of its job."""
+
+
+async def test_no_number_and_no_time_that_a_node_claims_stops_its_job(temporal_client: Client):
+    async with running_fleet(temporal_client) as fleet:
+        job = await submit(fleet, job_spec("2"))
+        await running(job, nodes=2)
+        hostile = await node(fleet, job, 1)
+        for signal, messages in OF_A_NODE.items():
+            for fields in messages:
+                await (hostile.to_job if signal == "failure" else hostile.to_group)(signal, dict, **fields)
+        before = (await running(job, nodes=2)).generation
+        await (await node(fleet, job, 0)).rank_dies()
+        await until(job, lambda now: now.phase is JobPhase.RUNNING and now.generation > before)
 
 
 async def test_edges_of_a_sender_that_knows_only_the_uid_are_not_taken(temporal_client: Client):

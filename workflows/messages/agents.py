@@ -6,13 +6,30 @@ decide on directly to the job.
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from perdure.spec.durations import Duration
 from workflows.messages.base import ErrorText, LogTail, Message, ShortText, Time, Vocabulary
 from workflows.messages.identity import NodeCredentials
 from workflows.messages.logs import LogPosition
 from workflows.messages.vocabulary import ProgressSource
+
+MOST_RANKS = 4_096
+"""Ranks of one node. It bounds what a node can claim: a job adds these numbers up."""
+LARGEST_NUMBER = 2**53
+"""Generations, stages and steps that an agent accepts from its node's processes."""
+MOST_PORTS = 64
+MOST_EXITS = 256
+MOST_DEVICES = 64
+MOST_STEPS = 64
+"""Items of one list. A job carries them in its state, which the server limits; further ones are left out."""
+
+Ports = Annotated[tuple[int, ...], AfterValidator(lambda ports: ports[:MOST_PORTS])]
+Exits = Annotated[tuple["RankExit", ...], AfterValidator(lambda exits: exits[:MOST_EXITS])]
+Devices = Annotated[tuple["DeviceUsage", ...], AfterValidator(lambda devices: devices[:MOST_DEVICES])]
+Steps = Annotated[tuple[int, ...], AfterValidator(lambda steps: steps[:MOST_STEPS])]
 
 
 class AgentMessage(Message):
@@ -76,9 +93,9 @@ class Ready(AgentMessage):
 
     after_generation: int = 0
     """The newest generation that the node has entered before."""
-    store_ports: tuple[int, ...] = ()
+    store_ports: Ports = ()
     """Ports on which this node already listens, each for the store of one generation."""
-    processes: int = Field(default=1, ge=1)
+    processes: int = Field(default=1, ge=1, le=MOST_RANKS)
     """Ranks that this node will start."""
     command_nodes: ShortText | None = None
     """The command's own `--nnodes`, if it differs from the job's number of nodes."""
@@ -148,14 +165,14 @@ class Heartbeat(AgentMessage):
     """A sign of life of an agent. To the NodeGroup, within its signal budget. Agents of older releases add the node's
     progress, which travels with the lease."""
 
-    store_ports: tuple[int, ...] = ()
+    store_ports: Ports = ()
 
 
 class DeviceUsage(Message):
     """Use of one accelerator."""
 
     index: int
-    name: str = ""
+    name: ShortText = ""
     utilization_percent: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
@@ -169,7 +186,7 @@ class Metrics(AgentMessage):
     """CPU-seconds per second."""
     memory_bytes: int | None = None
     memory_limit_bytes: int | None = None
-    devices: tuple[DeviceUsage, ...] = ()
+    devices: Devices = ()
 
 
 class LeaseView(Message):
@@ -223,7 +240,7 @@ class Failure(AgentMessage):
     generation: int
     """The generation in which it happened; 0 before the first."""
     kind: FailureKind
-    ranks: tuple[RankExit, ...] = ()
+    ranks: Exits = ()
     exit_code: int | None = None
     """The command's exit code."""
     signal: int | None = None
@@ -236,7 +253,7 @@ class Failure(AgentMessage):
     log_tail: LogTail = ""
     """The last lines of the command's output; at most 4,000 characters."""
     progress: Progress | None = None
-    store_ports: tuple[int, ...] = ()
+    store_ports: Ports = ()
     out_of_memory: bool = False
     """The node's memory controller counted an OOM kill."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from perdure.spec.durations import Duration
-from workflows.messages.agents import AgentMessage
+from workflows.messages.agents import AgentMessage, Steps
 from workflows.messages.base import Message, ShortText, Time, Vocabulary
 from workflows.messages.identity import NodeCredentials
 
@@ -48,7 +48,7 @@ class CheckpointRestored(AgentMessage):
     """The checkpoint's path within the storage; empty for a snapshot in memory."""
     again: int | None = None
     """The number of steps that were made after it, and are made again; None where that is unknown."""
-    distrusted: tuple[int, ...] = ()
+    distrusted: Steps = ()
     """Newer steps in memory that were not loaded, since the job had failed again after each load."""
 
 

@@ -194,7 +194,10 @@ def _read_variable(name: str, item: Field, draft: Draft, pod: Pod) -> None:
     value, reference = item["value"], item["valueFrom"]
     secret = reference["secretKeyRef"]
     item["name"].settle()
-    if name.startswith("PET_"):
+    if len(found := [one for one, source in reference.entries().items() if source.present]) > 1:
+        # The API server refuses such a pod, and only one of them could become a field of the specification.
+        reference.refuse(f"a variable has one source, not {' and '.join(sorted(found))}")
+    elif name.startswith("PET_"):
         text = value.text()
         pod.options[name] = value
         if text is None:
