@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -52,11 +52,16 @@ _OPTIONS: Final = (
     ("grpc.max_connection_age_ms", 600_000),
     ("grpc.max_connection_age_grace_ms", 120_000),
     ("grpc.so_reuseport", 0),
+    # What arrives of a body that is not read yet stays in memory: no more than this.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 16_384),
 )
 
 _Answer = TypeVar("_Answer", Message, pydantic.BaseModel)
 _Context = grpc.aio.ServicerContext[bytes, bytes]
-_Handle = Callable[[bytes, _Context], Awaitable[bytes]]
+_Body = AsyncIterator[bytes]
+"""Yields the body of a call, which is received then."""
+_Handle = Callable[[_Body, _Context], Awaitable[bytes]]
 
 
 class _Refused(Exception):
@@ -126,15 +131,15 @@ class Gateway:
         self._stopping.set()
         await self._server.stop(grace.total_seconds())
 
-    async def serve(self, call_type: type[Call[Any, Any]], content: bytes, context: _Context) -> bytes:
+    async def serve(self, call_type: type[Call[Any, Any]], body: _Body, context: _Context) -> bytes:
         """Answers one call of an agent."""
         name = call_type.__name__
-        answer = await self._answer(name, self._serve(call_type, content, context), context, long=call_type.long)
+        answer = await self._answer(name, self._serve(call_type, body, context), context, long=call_type.long)
         return answer.SerializeToString()
 
-    async def serve_machine(self, method: str, content: bytes, context: _Context) -> bytes:
+    async def serve_machine(self, method: str, body: _Body, context: _Context) -> bytes:
         """Answers one call of a machine that joins."""
-        serving = self._serve_machine(method, content, context)
+        serving = self._serve_machine(method, body, context)
         answer = await self._answer(method, serving, context, long=method == RESULT)
         return answer.model_dump_json().encode()
 
@@ -163,11 +168,11 @@ class Gateway:
             await self._refusals.wait(_host_of(context.peer()))
         return await context.abort(status, text)
 
-    async def _serve_machine(self, method: str, content: bytes, context: _Context) -> pydantic.BaseModel:
+    async def _serve_machine(self, method: str, body: _Body, context: _Context) -> pydantic.BaseModel:
         with _refusals(address := _host_of(context.peer())):
-            return await self._machines.serve(method, content, _headers_of(context), address=address)
+            return await self._machines.serve(method, await _read(body), _headers_of(context), address=address)
 
-    async def _serve(self, call_type: type[Call[Any, Any]], content: bytes, context: _Context) -> Message:
+    async def _serve(self, call_type: type[Call[Any, Any]], body: _Body, context: _Context) -> Message:
         headers = _headers_of(context)
         with _refusals(context.peer()):
             grant = self._callers.grant(headers)
@@ -179,7 +184,7 @@ class Gateway:
             with self._limits.one_call(grant.node), self.metrics.of_agent(grant.node):
                 if grant.machine and call_type.reports:
                     await self._memberships.check(grant)
-                return await self._pass_on(call_type(grant, self._keys), content, context)
+                return await self._pass_on(call_type(grant, self._keys), await _read(body), context)
 
     async def _pass_on(self, call: Call[Any, Any], content: bytes, context: _Context) -> Message:
         request = call.check(call.request.FromString(content))
@@ -215,10 +220,11 @@ class _Methods(grpc.GenericRpcHandler):
     def __init__(self, gateway: Gateway) -> None:
         self._metrics = gateway.metrics
         self._handlers: dict[str, Any] = {
-            f"/{SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(_handler(gateway, call))
+            # Handlers of streams read the body themselves: who has not proven who it is takes no memory with it.
+            f"/{SERVICE}/{name}": grpc.stream_unary_rpc_method_handler(_handler(gateway, call))
             for name, call in CALLS.items()
         } | {
-            f"/{MACHINES_SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(_machine_handler(gateway, name))
+            f"/{MACHINES_SERVICE}/{name}": grpc.stream_unary_rpc_method_handler(_machine_handler(gateway, name))
             for name in METHODS
         }
 
@@ -230,15 +236,15 @@ class _Methods(grpc.GenericRpcHandler):
 
 
 def _handler(gateway: Gateway, call: type[Call[Any, Any]]) -> _Handle:
-    async def handle(content: bytes, context: _Context) -> bytes:
-        return await gateway.serve(call, content, context)
+    async def handle(body: _Body, context: _Context) -> bytes:
+        return await gateway.serve(call, body, context)
 
     return handle
 
 
 def _machine_handler(gateway: Gateway, method: str) -> _Handle:
-    async def handle(content: bytes, context: _Context) -> bytes:
-        return await gateway.serve_machine(method, content, context)
+    async def handle(body: _Body, context: _Context) -> bytes:
+        return await gateway.serve_machine(method, body, context)
 
     return handle
 
@@ -260,6 +266,11 @@ def _refusals(who: str) -> Generator[None]:
     except DecodeError as error:
         reason = "the request is no message of this method"
         raise _Refused(who, grpc.StatusCode.INVALID_ARGUMENT, Reason.UNREADABLE, reason) from error
+
+
+async def _read(body: _Body) -> bytes:
+    """Receives the body of a call."""
+    return await anext(body, b"")
 
 
 def _headers_of(context: _Context) -> dict[str, str]:

@@ -388,6 +388,23 @@ async def test_one_that_floods_is_held_back(attacker: Attacker, workflows: Workf
     assert tries - len(refused) >= AGENT.at_once
 
 
+async def test_nothing_is_received_of_one_who_has_proven_nothing(site: GatewaySite, workflows: Workflows) -> None:
+    """Bodies that wait for their refusal would fill the gateway's memory, and end it with all its leases."""
+    never = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        await never.wait()
+        yield b""
+
+    genuine = site.headers(site.grant(workflows))
+    async with site.channel() as channel:
+        call = channel.stream_unary(f"/{SERVICE}/SignalWorkflowExecution")
+        for headers in ((), genuine[:1], (genuine[0], (TOKEN_HEADER, "Bearer x"))):
+            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                await call(body(), metadata=headers, timeout=20)
+            assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
 async def test_who_has_read_a_grant_cannot_use_up_its_share(site: GatewaySite, workflows: Workflows) -> None:
     grant = site.grant(workflows)
     own = site.headers(grant)
