@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import mmap
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from perdure_training.checkpoint.staging import meshes_of, read_state
 from perdure_training.snapshots.arena import Slot
-
-_HUGE_PAGE = 1 << 21
 
 
 def capture(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,24 +42,6 @@ def put_into(state: MutableMapping[str, Any], saved: Mapping[str, Any]) -> None:
             with torch.no_grad():
                 target.copy_(value)
         elif hasattr(target, "load_state_dict"):
-            target.load_state_dict(_copy(value))
+            target.load_state_dict(copy.deepcopy(value))
         else:
-            state[name] = _copy(value)
-
-
-def _copy(value: object) -> Any:
-    """Copies a value with all its tensors."""
-    copies: dict[int, object] = {}
-    for leaf in _pytree.tree_leaves(value):
-        if type(leaf) is torch.Tensor and leaf.device.type == "cpu" and leaf.nbytes >= _HUGE_PAGE:
-            copies[id(leaf)] = _copy_to_huge_pages(leaf)
-    return copy.deepcopy(value, copies)
-
-
-def _copy_to_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies a tensor into memory of large pages: to get small ones takes several times as long as to copy."""
-    room = mmap.mmap(-1, tensor.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            room.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(room, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
+            state[name] = copy.deepcopy(value)
