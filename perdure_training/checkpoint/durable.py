@@ -388,6 +388,10 @@ class DurableCheckpoints:
         differs = {name for name in self._each_rank if own in saved[name]}
         target = {name: value for name, value in state.items() if name not in self._each_rank}
         target |= {name: {own: state[name]} for name in differs}
+        for name, value in target.items():
+            if isinstance(value, dict) and value.keys() >= {"state", "param_groups"} and "state" not in saved[name]:
+                # An optimizer that had made no step was saved without state, and is new again.
+                target[name] = {**value, "state": {}}
         load(target, metadata=metadata, read=read)
         return {name: value[own] if name in differs else value for name, value in target.items()}
 

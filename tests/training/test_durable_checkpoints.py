@@ -436,6 +436,21 @@ def test_the_time_between_two_is_the_jobs_where_it_chooses():
     assert schedule.next_target(30, every=5, orders={"interval_s": 100.0, "number": 1}) == 35
 
 
+def test_an_optimizer_that_had_made_no_step_is_new_after_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with checkpoint_agent(tmp_path / "storage", every=1000) as agent:
+        site = Site(tmp_path, agent, monkeypatch)
+        state = trained()
+        checkpointer, _ = site.begin(state)
+        state["optimizer"].state.clear()
+        assert checkpointer.save(1, state, durable=True)
+        assert checkpointer.wait_until_durable(WITHIN)
+        weights = state["model"].weight.detach().clone()
+        state = trained()
+        assert site.begin(state, lose_memory=True)[1] == 1
+        assert not state["optimizer"].state
+        assert torch.equal(state["model"].weight, weights)
+
+
 def test_the_best_checkpoint_by_a_metric_is_kept_and_the_newest_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
