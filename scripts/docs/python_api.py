@@ -178,14 +178,20 @@ def _member(value: Attribute) -> str:
 
 
 def _type(annotation: Expr | str | None, loader: GriffeLoader) -> str:
-    """Returns an annotation as Markdown, with names of `Annotated[…]` aliases replaced by the annotated type."""
+    """Returns an annotation as Markdown: of `Annotated[…]`, also behind a name, only the type."""
+    if isinstance(annotation, ExprSubscript) and str(annotation.left) == "Annotated":
+        annotation = _annotated(annotation)
     text = str(annotation)
     for name in _names(annotation):
         alias = _find(name.canonical_path, loader)
         if isinstance(alias, Attribute) and isinstance(annotated := alias.value, ExprSubscript):
-            first = annotated.slice.elements[0] if isinstance(annotated.slice, ExprTuple) else annotated.slice
-            text = re.sub(rf"\b{name.name}\b", str(first), text)
+            text = re.sub(rf"\b{name.name}\b", str(_annotated(annotated)), text)
     return f"`{_cell(text)}`"
+
+
+def _annotated(expression: ExprSubscript) -> Expr | str:
+    """Returns the first of what is in the brackets."""
+    return expression.slice.elements[0] if isinstance(expression.slice, ExprTuple) else expression.slice
 
 
 def _errors(classes: Iterable[Class]) -> str:

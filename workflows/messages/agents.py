@@ -27,8 +27,6 @@ MOST_STEPS = 64
 """Items of one list. A job carries them in its state, which the server limits; further ones are left out."""
 
 Ports = Annotated[tuple[int, ...], AfterValidator(lambda ports: ports[:MOST_PORTS])]
-Exits = Annotated[tuple["RankExit", ...], AfterValidator(lambda exits: exits[:MOST_EXITS])]
-Devices = Annotated[tuple["DeviceUsage", ...], AfterValidator(lambda devices: devices[:MOST_DEVICES])]
 Steps = Annotated[tuple[int, ...], AfterValidator(lambda steps: steps[:MOST_STEPS])]
 
 
@@ -186,7 +184,7 @@ class Metrics(AgentMessage):
     """CPU-seconds per second."""
     memory_bytes: int | None = None
     memory_limit_bytes: int | None = None
-    devices: Devices = ()
+    devices: Annotated[tuple[DeviceUsage, ...], AfterValidator(lambda devices: devices[:MOST_DEVICES])] = ()
 
 
 class LeaseView(Message):
@@ -240,7 +238,7 @@ class Failure(AgentMessage):
     generation: int
     """The generation in which it happened; 0 before the first."""
     kind: FailureKind
-    ranks: Exits = ()
+    ranks: Annotated[tuple[RankExit, ...], AfterValidator(lambda exits: exits[:MOST_EXITS])] = ()
     exit_code: int | None = None
     """The command's exit code."""
     signal: int | None = None
