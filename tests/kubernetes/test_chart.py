@@ -17,7 +17,7 @@ import yaml
 from activities.nodes.kubernetes.api import KubernetesApi, Removed
 from activities.nodes.kubernetes.merge import merge
 from activities.nodes.kubernetes.pod import METRICS_PORT
-from activities.nodes.kubernetes.site_policy import SitePolicy
+from activities.nodes.kubernetes.site_policy import CONTROL_PLANE, SitePolicy
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
 from scripts.cluster.certificates import Certificates
@@ -105,6 +105,30 @@ async def test_its_site_policy_is_the_models_and_reaches_the_worker(helm: Path) 
         if one["kind"] == "ConfigMap" and one["metadata"]["name"] == "perdure-worker-site-policy"
     ]
     assert SitePolicy.parse(content) == SitePolicy.model_validate(policy)
+
+
+async def test_the_worker_knows_what_is_the_control_planes_own(helm: Path) -> None:
+    """Each Secret and service account that the release's pods use is reserved, but those that pull images."""
+    key = {"secretKeyRef": {"name": "vault", "key": "token"}}
+    values = {
+        "temporal": {"secret": "temporal", "payloadKeysSecret": "keys"},
+        "gateway": {"tls": {"secret": "certificate", "serverName": "gateway.test"}},
+        "operator": {"enabled": True},
+        "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": key}],
+    }
+    objects = await rendered(helm, **values)
+    [worker] = [one for one in objects if one["kind"] == "Deployment" and is_of(one, "worker")]
+    [container] = worker["spec"]["template"]["spec"]["containers"]
+    told = {one["name"]: one.get("value", "").split(",") for one in container["env"]}
+    selectors = [one["spec"]["selector"] for one in objects if one["kind"] == "Service"]
+    assert selectors
+    assert all(CONTROL_PLANE in selector.items() for selector in selectors)
+    assert sorted(told["PERDURE_KUBERNETES_RESERVED_ACCOUNTS"]) == sorted(
+        one["metadata"]["name"] for one in objects if one["kind"] == "ServiceAccount"
+    )
+    deployments = yaml.safe_dump([one for one in objects if one["kind"] == "Deployment"])
+    named = set(re.findall(r"secretName: (\S+)|secret(?:Key)?Ref:\n(?: +key: .*\n)? +name: (\S+)", deployments))
+    assert set(told["PERDURE_KUBERNETES_RESERVED_SECRETS"]) == {one or other for one, other in named}
 
 
 async def test_it_grants_what_the_documentation_says_and_where_the_values_say(helm: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -151,8 +152,67 @@ def test_no_policy_gives_the_workers_connection_to_a_job() -> None:
         volume(secret={"secretName": "temporal"}),
         volume(projected={"sources": [{"secret": {"name": "temporal"}}]}),
     ):
-        is_refused("own connection Secret", template=template, policy=everything, secret="temporal")
-    assert container(made(secret="temporal"), "perdure-agent")["envFrom"] == [{"secretRef": {"name": "temporal"}}]
+        is_refused("Perdure's own Secrets", template=template, policy=everything, secret="temporal")
+    for policy in (everything, {"secrets": ["job-*"]}):
+        agents = container(made(secret="temporal", policy=policy), "perdure-agent")
+        assert agents["envFrom"] == [{"secretRef": {"name": "temporal"}}]
+
+
+def key(name: str) -> dict[str, Any]:
+    return {"name": "AWS_SESSION_TOKEN", "valueFrom": {"secretKeyRef": {"name": name, "key": "k"}}}
+
+
+@pytest.mark.parametrize("secret", ["perdure-gateway", "perdure-payload-keys", "sh.helm.release.v1.p.v1", "ours"])
+def test_no_policy_gives_the_control_planes_secrets_to_a_job(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_KUBERNETES_AGENT_IMAGE", "perdure:1")
+    monkeypatch.setenv("PERDURE_KUBERNETES_RESERVED_SECRETS", "ours, others")
+    everything = SitePolicy(secrets=("*",), volumes=("*",), template_fields=("metadata", "spec"))
+    settings = replace(KubernetesSettings.from_environment(), policy=everything, namespace="ours")
+
+    def tried(namespace: str, template: dict[str, Any], **fields: Any) -> None:
+        pod_of(request({"pod_template": template, **fields.pop("role", {})}, namespace=namespace, **fields), settings)
+
+    attacks: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("training.env.A", {}, {"secrets": {"A": f"{secret}/k"}}),
+        ("imagePullSecrets", {}, {"role": {"image_pull_secrets": [secret]}}),
+        ("imagePullSecrets", {"spec": {"imagePullSecrets": [{"name": secret}]}}, {}),
+        ("training.env", training(env=[key(secret)]), {}),
+        ("training.envFrom", training(envFrom=[{"secretRef": {"name": secret}}]), {}),
+        ("x.env", {"spec": {"initContainers": [{"name": "x", "image": "i", "env": [key(secret)]}]}}, {}),
+        # The agent sends a session token to the storage that the job names.
+        ("perdure-agent.env", agent(env=[key(secret)]), {}),
+        ("v.secret.secretName", volume(secret={"secretName": secret}), {}),
+        ("v.projected.sources.secret", volume(projected={"sources": [{"secret": {"name": secret}}]}), {}),
+        ("v.csi.nodePublishSecretRef", volume(csi={"driver": "d", "nodePublishSecretRef": {"name": secret}}), {}),
+        ("v.csi.volumeAttributes", volume(csi={"driver": "d", "volumeAttributes": {"secretName": secret}}), {}),
+        ("v.cephfs.secretRef", volume(cephfs={"monitors": ["m"], "secretRef": {"name": secret}}), {}),
+        ("v.azureFile.secretName", volume(azureFile={"secretName": secret, "shareName": "s"}), {}),
+    ]
+    for field, template, fields in attacks:
+        with pytest.raises(NodeRefused) as refused:
+            tried("ours", template, **fields)
+        assert f"{secret}\"; the site's policy allows no use of Perdure's own Secrets" in str(refused.value)
+        assert field in str(refused.value)
+        tried("theirs", template, **fields)
+
+
+def test_no_policy_gives_the_control_planes_service_accounts_to_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_KUBERNETES_AGENT_IMAGE", "perdure:1")
+    monkeypatch.setenv("PERDURE_KUBERNETES_RESERVED_ACCOUNTS", "site-worker")
+    settings = replace(KubernetesSettings.from_environment(), policy=SitePolicy(service_accounts=("*",)))
+    for account in ("perdure-worker", "perdure-gateway", "perdure-operator", "site-worker"):
+        asked = request({"pod_template": {"spec": {"serviceAccountName": account}}})
+        with pytest.raises(NodeRefused, match=f'serviceAccountName: got "{account}".* own service accounts'):
+            pod_of(asked, settings)
+        assert pod_of(asked, replace(settings, namespace="elsewhere"))
+
+
+def test_no_pod_of_a_job_is_an_endpoint_of_the_gateways_service() -> None:
+    labels = {"app.kubernetes.io/name": "perdure", "app.kubernetes.io/component": "gateway"}
+    everything = {"template_fields": ["metadata", "spec"]}
+    is_refused('metadata.labels.app.kubernetes.io/name: got "perdure"', labels=labels)
+    is_refused("no label of Perdure's own pods", template={"metadata": {"labels": labels}}, policy=everything)
+    assert made(labels=labels | {"app.kubernetes.io/name": "mine"})
 
 
 @pytest.mark.parametrize(
@@ -174,6 +234,7 @@ def test_no_policy_gives_the_workers_connection_to_a_job() -> None:
         volume(name="perdure-agent", hostPath=HOST),
         training(volumeMounts=[{"name": "perdure-agent", "mountPath": "/stolen"}]),
         {"spec": {"containers": [{"name": "x", "volumeMounts": [{"name": "perdure-agent", "mountPath": "/x"}]}]}},
+        {"spec": {"initContainers": [{"name": "x", "volumeMounts": [{"name": "perdure", "mountPath": "/x"}]}]}},
     ],
 )
 def test_perdures_own_parts_of_a_pod_are_out_of_reach(template: dict[str, Any]) -> None:

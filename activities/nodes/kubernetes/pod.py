@@ -42,6 +42,7 @@ PRIVATE = "/perdure-agent"
 RUN_DIRECTORY = f"{SHARED}/run"
 
 _PRIVATE_VOLUMES = ("perdure-agent", TOKEN_VOLUME)
+_RUN_VOLUME = "perdure"
 
 BEYOND_GRACE = 10
 """Seconds after the command's grace period in which the launcher sends its shutdown report."""
@@ -96,7 +97,9 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
             containers=(PREPARE, AGENT),
             agent=AGENT,
             volumes=_PRIVATE_VOLUMES,
-            secret=settings.connection_secret,
+            run_volume=_RUN_VOLUME,
+            secrets=settings.secrets_reserved_in(request.spec.namespace),
+            service_accounts=settings.accounts_reserved_in(request.spec.namespace),
         )
         refused = violations(settings.policy, pod, template=template, reserved=reserved)
     except (AttributeError, KeyError, TypeError) as error:
@@ -252,7 +255,7 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
         {"name": "PERDURE_RUN_DIR", "value": RUN_DIRECTORY},
         {"name": "PERDURE_NODE", "value": f"{node.uid}/{node.role}-{node.rank}/{node.incarnation}"},
     ]
-    shared = {"name": "perdure", "mountPath": SHARED}
+    shared = {"name": _RUN_VOLUME, "mountPath": SHARED}
     private = {"name": "perdure-agent", "mountPath": PRIVATE}
     ours: dict[str, Any] = {
         "image": settings.agent_image,
@@ -282,7 +285,7 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
     }
     volumes: list[dict[str, Any]] = [
-        {"name": "perdure", "emptyDir": {"sizeLimit": _SHARED_LIMIT}},
+        {"name": _RUN_VOLUME, "emptyDir": {"sizeLimit": _SHARED_LIMIT}},
         {"name": "perdure-agent", "emptyDir": {"sizeLimit": _PRIVATE_LIMIT}},
     ]
     if archive := archive_of(spec):

@@ -32,6 +32,13 @@ _REPORTING = re.compile(
 """Variables that agents in pods get from the worker: no credentials, no files, and no identity."""
 
 
+_OWN_SECRETS = ("perdure-gateway", "perdure-payload-keys", "sh.helm.release.v1.*")
+"""The key ring and the payload keys, as the documentation names them, and what Helm stores of a release."""
+
+_OWN_ACCOUNTS = ("perdure-worker", "perdure-gateway", "perdure-operator")
+"""Service accounts of the control plane in a release with the documentation's name."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class KubernetesSettings:
     """The settings of a site."""
@@ -58,6 +65,25 @@ class KubernetesSettings:
     """The port at which agents serve metrics, in every pod of a job; None for no port."""
     policy: SitePolicy = field(default_factory=SitePolicy)
     """The site's policy: the limits on the pods of jobs."""
+    reserved_secrets: tuple[str, ...] = _OWN_SECRETS
+    """Secrets of the control plane, which no job may use; glob patterns."""
+    reserved_accounts: tuple[str, ...] = _OWN_ACCOUNTS
+    """Service accounts of the control plane, which no job may use; glob patterns."""
+    namespace: str | None = None
+    """The worker's own namespace, in which the reserved names count; None if it runs outside of the cluster: they then
+    count in all."""
+
+    def secrets_reserved_in(self, namespace: str) -> tuple[str, ...]:
+        """Returns the Secrets that no job of this namespace may use."""
+        connection = (self.connection_secret,) if self.connection_secret else ()
+        return (*connection, *self._reserved_in(namespace, self.reserved_secrets))
+
+    def accounts_reserved_in(self, namespace: str) -> tuple[str, ...]:
+        """Returns the service accounts that no job of this namespace may use."""
+        return self._reserved_in(namespace, self.reserved_accounts)
+
+    def _reserved_in(self, namespace: str, names: tuple[str, ...]) -> tuple[str, ...]:
+        return names if self.namespace in (None, namespace) else ()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> KubernetesSettings:
@@ -88,6 +114,9 @@ class KubernetesSettings:
             gangs=_gangs(environment),
             agent_metrics_port=_port(environment, f"{VARIABLES}AGENT_METRICS_PORT"),
             policy=_policy(environment),
+            reserved_secrets=(*_OWN_SECRETS, *_names(environment, f"{VARIABLES}RESERVED_SECRETS")),
+            reserved_accounts=(*_OWN_ACCOUNTS, *_names(environment, f"{VARIABLES}RESERVED_ACCOUNTS")),
+            namespace=own_namespace() if _OWN_NAMESPACE.exists() else None,
         )
 
 
@@ -119,6 +148,10 @@ def _policy(environment: Mapping[str, str]) -> SitePolicy:
         return SitePolicy.parse(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{VARIABLES}POLICY_FILE: {error}") from error
+
+
+def _names(environment: Mapping[str, str], variable: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in environment.get(variable, "").split(",") if name.strip())
 
 
 def _port(environment: Mapping[str, str], variable: str) -> int | None:

@@ -38,6 +38,9 @@ ORDINARY_FIELDS = (
 """Fields of a pod template that a job may set. Rules on values restrict some of them further. Among those left out are
 `nodeName`, which evades the scheduler, and `shareProcessNamespace`, which shows training code the agent's processes."""
 
+CONTROL_PLANE = ("app.kubernetes.io/name", "perdure")
+"""A label of the control plane's own pods, by which the chart's Services and network policies select them."""
+
 AGENT_MOUNTS = "/mnt"
 """The folder of the agent's container beneath which a job may mount volumes: nothing runs from there."""
 
@@ -90,8 +93,8 @@ class SitePolicy(Section):
     service_account_tokens: bool = False
     """Pods may mount tokens for the API server."""
     secrets: _Patterns = ("*",)
-    """Secrets of the job's namespace that a pod may use, in variables, volumes, or to pull images. The worker's own
-    connection Secret is never among them."""
+    """Secrets of the job's namespace that a pod may use, in variables, volumes, or to pull images. Perdure's own
+    Secrets are never among them."""
     volumes: _Patterns = ORDINARY_VOLUMES
     """Types of volumes, besides `hostPath`."""
     host_paths: _Patterns = ()
@@ -186,8 +189,12 @@ class Reserved:
     """The one among them that a job may give the credentials of its storage."""
     volumes: tuple[str, ...] = ()
     """Volumes that only reserved containers mount."""
-    secret: str | None = None
-    """The Secret with the worker's own connection."""
+    run_volume: str = ""
+    """The volume that reserved containers prepare for the training: no init container of a job mounts it before."""
+    secrets: _Patterns = ()
+    """Secrets of the pod's namespace that are the control plane's own."""
+    service_accounts: _Patterns = ()
+    """Service accounts of the pod's namespace that are the control plane's own."""
 
 
 def violations(
@@ -203,14 +210,16 @@ def violations(
     """
     found = [
         *_of_template(policy, template, reserved),
-        *_of_pod(policy, pod),
+        *_of_labels(pod),
+        *_of_pod(policy, pod, reserved),
         *_of_volumes(policy, pod["spec"], reserved),
     ]
     for field, container in _containers(pod["spec"]):
         is_own = container["name"] in reserved.containers
-        found += _of_secrets(policy, field, container, "" if is_own else reserved.secret)
+        found += _of_variables(policy, field, container, reserved)
         if not is_own:
             found += _of_container(policy, field, container, reserved)
+            found += _of_sources(policy, field, container, reserved)
     return tuple(found)
 
 
@@ -261,13 +270,25 @@ def _suits_agent(policy: SitePolicy, path: str) -> bool:
             return False
 
 
-def _of_pod(policy: SitePolicy, pod: Mapping[str, Any]) -> Iterator[Violation]:
+def _of_labels(pod: Mapping[str, Any]) -> Iterator[Violation]:
+    """With the labels of the control plane, a pod would receive what others send to the gateway's Service."""
+    name, ours = CONTROL_PLANE
+    if pod["metadata"]["labels"].get(name) == ours:
+        yield Violation(
+            field=f"metadata.labels.{name}", value=format_value(ours), rule="no label of Perdure's own pods"
+        )
+
+
+def _of_pod(policy: SitePolicy, pod: Mapping[str, Any], reserved: Reserved) -> Iterator[Violation]:
     spec: Mapping[str, Any] = pod["spec"]
     namespace = pod["metadata"]["namespace"]
     if refused := violation_of_namespace(policy, namespace):
         yield refused
     account = spec.get("serviceAccountName") or spec.get("serviceAccount") or "default"
-    if not matches(policy.service_accounts, account):
+    if matches(reserved.service_accounts, account):
+        rule = "no use of Perdure's own service accounts"
+        yield Violation(field="spec.serviceAccountName", value=format_value(account), rule=rule)
+    elif not matches(policy.service_accounts, account):
         rule = _rule("service_accounts", policy.service_accounts)
         yield Violation(field="spec.serviceAccountName", value=format_value(account), rule=rule)
     if spec.get("automountServiceAccountToken", True) and not policy.service_account_tokens:
@@ -322,17 +343,23 @@ def _of_container(
             rule = _rule("host_namespaces", policy.host_namespaces)
             yield Violation(field=f"{field}.ports.hostPort", value=format_value(port["hostPort"]), rule=rule)
     for mount in cast("Sequence[Mapping[str, Any]]", container.get("volumeMounts") or ()):
-        if mount.get("name") in reserved.volumes:
+        is_early = field.startswith("spec.initContainers.") and mount.get("name") == reserved.run_volume
+        if is_early or mount.get("name") in reserved.volumes:
             rule = "no use of Perdure's own volumes"
             yield Violation(field=f"{field}.volumeMounts", value=format_value(mount["name"]), rule=rule)
 
 
-def _of_secrets(
-    policy: SitePolicy, field: str, container: Mapping[str, Any], reserved: str | None
+def _of_variables(
+    policy: SitePolicy, field: str, container: Mapping[str, Any], reserved: Reserved
 ) -> Iterator[Violation]:
     for variable in cast("Sequence[Mapping[str, Any]]", container.get("env") or ()):
         if name := _name_in(variable, "valueFrom", "secretKeyRef"):
             yield from _of_secret(policy, f"{field}.env.{variable['name']}", name, reserved)
+
+
+def _of_sources(
+    policy: SitePolicy, field: str, container: Mapping[str, Any], reserved: Reserved
+) -> Iterator[Violation]:
     for source in cast("Sequence[Mapping[str, Any]]", container.get("envFrom") or ()):
         if name := _name_in(source, "secretRef"):
             yield from _of_secret(policy, f"{field}.envFrom", name, reserved)
@@ -363,23 +390,39 @@ def _of_volumes(policy: SitePolicy, spec: Mapping[str, Any], reserved: Reserved)
                     yield Violation(field=f"{field}.hostPath.path", value=format_value(path), rule=rule)
             elif not matches(policy.volumes, kind):
                 yield Violation(field=field, value=format_value(kind), rule=_rule("volumes", policy.volumes))
-        if name := _name_in(volume, "secret", key="secretName"):
-            yield from _of_secret(policy, f"{field}.secret", name, reserved.secret)
+        for place, name in _secrets_in(volume, field):
+            yield from _of_secret(policy, place, name, reserved)
         for source in cast("Sequence[Mapping[str, Any]]", _section(volume, "projected").get("sources") or ()):
-            if name := _name_in(source, "secret"):
-                yield from _of_secret(policy, f"{field}.projected.sources.secret", name, reserved.secret)
             # Perdure's own volume, which no template can change, has a token for the gateway only.
             own = volume["name"] in reserved.volumes
             if "serviceAccountToken" in source and not (own or policy.service_account_tokens):
                 place = f"{field}.projected.sources.serviceAccountToken"
                 yield Violation(field=place, value="a token", rule="none (service_account_tokens)")
     for reference in cast("Sequence[Mapping[str, Any]]", spec.get("imagePullSecrets") or ()):
-        yield from _of_secret(policy, "spec.imagePullSecrets", str(reference.get("name")), reserved.secret)
+        yield from _of_secret(policy, "spec.imagePullSecrets", str(reference.get("name")), reserved)
 
 
-def _of_secret(policy: SitePolicy, field: str, name: str, reserved: str | None) -> Iterator[Violation]:
-    if name == reserved:
-        yield Violation(field=field, value=format_value(name), rule="no use of the worker's own connection Secret")
+def _secrets_in(content: Any, field: str) -> Iterator[tuple[str, str]]:
+    """Finds the Secrets that a volume of any type names, with the place of each: as `secretName`, or as the `name` in
+    `secret`, `secretRef`, `nodePublishSecretRef` and the like."""
+    if isinstance(content, list):
+        for item in cast("list[Any]", content):
+            yield from _secrets_in(item, field)
+    elif isinstance(content, Mapping):
+        for key, value in cast("Mapping[str, Any]", content).items():
+            inside = f"{field}.{key}"
+            if key == "secretName":
+                yield inside, str(value)
+            is_reference = key == "secret" or key.lower().endswith("secretref")
+            fields: Mapping[str, Any] = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+            if is_reference and (name := fields.get("name")):
+                yield inside, str(name)
+            yield from _secrets_in(value, inside)
+
+
+def _of_secret(policy: SitePolicy, field: str, name: str, reserved: Reserved) -> Iterator[Violation]:
+    if matches(reserved.secrets, name):
+        yield Violation(field=field, value=format_value(name), rule="no use of Perdure's own Secrets")
     elif not matches(policy.secrets, name):
         yield Violation(field=field, value=format_value(name), rule=_rule("secrets", policy.secrets))
 
@@ -388,10 +431,10 @@ def _section(content: Mapping[str, Any], field: str) -> Mapping[str, Any]:
     return content.get(field) or {}
 
 
-def _name_in(content: Mapping[str, Any], *fields: str, key: str = "name") -> str:
+def _name_in(content: Mapping[str, Any], *fields: str) -> str:
     for field in fields:
         content = _section(content, field)
-    return str(content.get(key) or "")
+    return str(content.get("name") or "")
 
 
 def _is_beneath(path: str, allowed: Sequence[str]) -> bool:

@@ -92,3 +92,19 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
+
+{{/* The names of Secrets and service accounts that no job may use, for the site policy. */}}
+{{- define "perdure.ownSecrets" -}}
+{{- $names := list (include "perdure.name" (dict "root" $ "component" "gateway")) }}
+{{- $names = concat $names (list .Values.temporal.secret .Values.temporal.payloadKeysSecret .Values.gateway.tls.secret) }}
+{{- range .Values.env }}
+{{- $names = append $names (dig "valueFrom" "secretKeyRef" "name" "" .) }}
+{{- end }}
+{{- $names | compact | uniq | join "," }}
+{{- end }}
+
+{{- define "perdure.ownAccounts" -}}
+{{- range $index, $component := list "worker" "gateway" "operator" }}
+{{- if $index }},{{ end }}{{ include "perdure.name" (dict "root" $ "component" $component) }}
+{{- end }}
+{{- end }}
