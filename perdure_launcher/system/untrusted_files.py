@@ -96,7 +96,8 @@ def folder_beneath(folder: Path, parts: Sequence[str] = (), *, create: bool = Fa
 
 def _behind_short_link(folder: Path) -> str:
     """Returns where one of this user's short links leads; other paths as they are."""
-    if folder.parent == short_links() and folder.is_symlink() and os.stat(folder.parent).st_uid == os.getuid():
+    # A pod's agent has no folder for temporary files, and no short links.
+    if folder.is_symlink() and folder.parent == short_links() and os.stat(folder.parent).st_uid == os.getuid():
         return os.readlink(folder)
     return os.fspath(folder)
 

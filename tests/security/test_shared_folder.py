@@ -96,6 +96,14 @@ def test_a_run_directory_with_a_short_link_of_its_users_own(
         listen_beneath(elsewhere, "agent.sock", backlog=1)
 
 
+def test_no_folder_for_temporary_files_is_needed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise FileNotFoundError("no usable temporary directory, as in the agent's container")
+
+    monkeypatch.setattr("perdure_launcher.system.untrusted_files.short_links", none)
+    listen_beneath(run, "agent.sock", backlog=1).close()
+
+
 @pytest.mark.parametrize("name", ["logs", "progress", "warm"])
 def test_in_place_of_a_folder(run: Path, secret: Path, name: str) -> None:
     elsewhere = run.parent / "elsewhere"
