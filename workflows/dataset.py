@@ -44,7 +44,7 @@ class DatasetInput(Message):
     uid: str
     name: str
     state: DatasetState
-    told: int = 0
+    reported: int = 0
     """The samples set aside that the job knows of."""
 
 
@@ -56,15 +56,15 @@ class Dataset:
     def __init__(self, dataset: DatasetInput | Packed) -> None:
         self._input = unpack(dataset, DatasetInput)
         self._state = self._input.state
-        self._told = self._input.told
+        self._reported = self._input.reported
 
     @workflow.run
     async def run(self, dataset: DatasetInput | Packed) -> DatasetView:
-        telling = asyncio.create_task(self._tell_job())
+        reporting = asyncio.create_task(self._report_to_job())
         ended = await accompany(self._input.owner)
-        telling.cancel()
+        reporting.cancel()
         if not ended:
-            carried = {"state": self._state, "told": self._told}
+            carried = {"state": self._state, "reported": self._reported}
             workflow.continue_as_new(pack(self._input.model_copy(update=carried)))
         return view(self._state)
 
@@ -87,22 +87,22 @@ class Dataset:
     def progress(self) -> DatasetView:
         return view(self._state)
 
-    async def _tell_job(self) -> None:
-        """Tells the job what was set aside, with all of it each time, so that a lost or repeated signal does no harm.
+    async def _report_to_job(self) -> None:
+        """Reports to the job what was set aside, all of it each time, until the job has received it.
 
         The job does not signal datasets, so that a signal by command locks nothing that waits for this workflow.
         """
         job = workflow.get_external_workflow_handle(self._input.owner.job_id)
         while True:
-            await workflow.wait_condition(lambda: size(self._state.aside) != self._told)
+            await workflow.wait_condition(lambda: size(self._state.aside) != self._reported)
             known = unprocessed(self._state, self._input.name)
             try:
                 await job.signal("shards_set_aside", ShardsSetAside(uid=self._input.uid, unprocessed=known))
+                self._reported = known.samples
             except TemporalError as error:
-                workflow.logger.warning("the job was not told what was set aside: %s", error)
-            self._told = known.samples
-            if len(self._state.details) > MOST_NAMED:
-                await workflow.sleep(options.UNPROCESSED_INTERVAL, summary="the job is told of more then")
+                workflow.logger.warning("the job has not received what was set aside, and is sent it again: %s", error)
+            if self._reported != known.samples or len(self._state.details) > MOST_NAMED:
+                await workflow.sleep(options.UNPROCESSED_INTERVAL, summary="until the next report to the job")
 
 
 async def start_dataset(group: GroupInput, needed: DatasetNeeded) -> None:

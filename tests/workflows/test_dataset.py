@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from temporalio.client import WorkflowHandle, WorkflowUpdateFailedError
+from temporalio import activity, workflow
+from temporalio.api.enums.v1 import EventType
+from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.service import RPCError, RPCStatusCode
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running
 from tests.workflows.played_node import PlayedNode
+from workflows import options
+from workflows.companion import JobOwner
+from workflows.dataset import Dataset, DatasetInput
 from workflows.messages import (
     DatasetAnswer,
     DatasetNeeded,
@@ -25,11 +33,12 @@ from workflows.messages import (
     JobStatus,
     ShardAnswer,
     ShardRequest,
+    ShardsSetAside,
     Term,
 )
 from workflows.messages.datasets import Spans
-from workflows.names import dataset_workflow_id
-from workflows.policy.datasets import MOST_NAMED, MOST_TRIES
+from workflows.names import dataset_workflow_id, watch_task_queue
+from workflows.policy.datasets import MOST_NAMED, MOST_TRIES, DatasetState
 from workflows.policy.spans import difference, size, union
 
 PARAMETERS = DatasetParameters(size=1000, shard_size=10, epochs=2)
@@ -200,3 +209,55 @@ async def test_a_group_starts_no_dataset_for_a_node_that_it_does_not_know(fleet:
     with pytest.raises(RPCError) as refusal:
         await fleet.client.get_workflow_handle(unknown).describe()
     assert refusal.value.status is RPCStatusCode.NOT_FOUND
+
+
+@workflow.defn
+class LateJob:
+    """A job that is there only after its dataset has reported to it once in vain."""
+
+    def __init__(self) -> None:
+        self._received: ShardsSetAside | None = None
+
+    @workflow.signal
+    def shards_set_aside(self, message: ShardsSetAside) -> None:
+        self._received = message
+
+    @workflow.run
+    async def run(self) -> ShardsSetAside | None:
+        await workflow.wait_condition(lambda: self._received is not None)
+        return self._received
+
+
+@activity.defn(name="wait_for_job_end")
+async def never_ends(owner: JobOwner) -> None:
+    while True:
+        activity.heartbeat()
+        await asyncio.sleep(1)
+
+
+async def test_a_report_that_the_job_did_not_receive_is_sent_again(
+    temporal_client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(options, "UNPROCESSED_INTERVAL", timedelta(milliseconds=300))
+    queue, job = f"late-{uuid4().hex}", f"job/late/{uuid4().hex}"
+    owner = JobOwner(job_id=job, job_first_run_id="", check=timedelta(seconds=1))
+    state = DatasetState(parameters=PARAMETERS, next=10, aside=((0, 10),))
+    dataset = DatasetInput(owner=owner, uid="0a1b2c3d", name="train", state=state)
+    runner = UnsandboxedWorkflowRunner()
+    async with (
+        Worker(temporal_client, task_queue=queue, workflows=[Dataset, LateJob], workflow_runner=runner),
+        Worker(temporal_client, task_queue=watch_task_queue(queue), activities=[never_ends]),
+    ):
+        handle = await temporal_client.start_workflow(
+            Dataset.run, dataset, id=f"{job}/0a1b2c3d/dataset/train", task_queue=queue
+        )
+
+        async def has_failed() -> bool:
+            kind = EventType.EVENT_TYPE_SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_FAILED
+            return any([event.event_type == kind async for event in handle.fetch_history_events()])
+
+        await eventually(has_failed)
+        received = await temporal_client.execute_workflow(LateJob.run, id=job, task_queue=queue)
+        assert received is not None
+        assert received.unprocessed.samples == 10
+        await handle.terminate()
