@@ -6,7 +6,6 @@ docs/node-protocol.md says who writes and reads what.
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -89,4 +88,7 @@ def folders(run_directory: Path) -> tuple[Path, ...]:
 
 def short_links() -> Path:
     """Returns the folder of this user's links to run directories whose own paths are too long for sockets."""
+    # Ranks import this module, and not all that `tempfile` needs.
+    import tempfile
+
     return Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}"
