@@ -11,7 +11,7 @@ report.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from workflows.messages import EvidenceSource, Failure, FailureClass, FailureKind, RankExit
@@ -279,6 +279,11 @@ def node_failure(failure: Failure, *, shells: bool = True) -> NodeFailure:
 def source_of(failure: NodeFailure) -> EvidenceSource:
     """Returns who speaks in the report: a victim tells what it saw of its peers."""
     return EvidenceSource.PEERS if failure.failure in VICTIMS else EvidenceSource.AGENT
+
+
+def failed_by_themselves(failures: Iterable[NodeFailure]) -> frozenset[int]:
+    """Returns the nodes whose failure is certainly their own, not the effect of another node's."""
+    return frozenset(failure.rank for failure in failures if failure.certain and failure.failure not in VICTIMS)
 
 
 def describe_rank(exit: RankExit) -> str:

@@ -8,7 +8,7 @@ they reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from datetime import datetime
 
 from workflows.messages import (
@@ -22,10 +22,8 @@ from workflows.messages import (
     RestoreSource,
 )
 from workflows.messages.base import shorten
-from workflows.policy.behavior import Behavior
-from workflows.policy.failures import VICTIMS
 from workflows.policy.incident_texts import within_budget
-from workflows.policy.state import JobState, NodeFailure
+from workflows.policy.state import JobState
 
 KEPT_INCIDENTS = 50
 """Incidents that a job keeps and carries through continue-as-new. Older ones are in the workflow's history."""
@@ -65,7 +63,7 @@ def add_evidence(
             incident_count=state.incident_count + 1,
         )
     known = incident.evidence
-    return _replace_last(
+    return _replace(
         state,
         incident.model_copy(
             update={
@@ -87,18 +85,21 @@ def record_decision(
     failure: FailureClass | None = None,
     culprit: int | None = None,
     considered: tuple[Considered, ...] = (),
-    failures: Iterable[NodeFailure] = (),
+    also_failed: Collection[int] = (),
 ) -> JobState:
-    """Records the decision; a later one for the same incident replaces it."""
+    """Records the decision; a later one for the same incident replaces it.
+
+    `also_failed` are the nodes that failed by themselves, with or without the culprit.
+    """
     incident = state.open_incident
     if incident is None:
         return state
     if incident.failure is not None and failure is None:
         # A request, or a node that became ready, while a failure is being repaired: the failure stays the title.
-        return _replace_last(state, incident.model_copy(update={"action": shorten(f"{incident.action}; {action}")}))
+        return _replace(state, incident.model_copy(update={"action": shorten(f"{incident.action}; {action}")}))
     same = incident.decided_at is not None and (incident.failure, incident.culprit) == (failure, culprit)
-    also = _others(failures, culprit) | (set(incident.also_failed) - {culprit})
-    return _replace_last(
+    also = {*also_failed, *incident.also_failed} - {culprit}
+    return _replace(
         state,
         incident.model_copy(
             update={
@@ -122,15 +123,13 @@ def record_avoided_machines(state: JobState, machines: tuple[str, ...]) -> JobSt
     incident = state.open_incident
     if incident is None or not machines:
         return state
-    return _replace_last(state, incident.model_copy(update={"avoided": machines}))
+    return _replace(state, incident.model_copy(update={"avoided": machines}))
 
 
 def waits(state: JobState, text: str) -> JobState:
     """Records why a node that is needed to continue is not available; the newest reason stays."""
     incident = state.open_incident
-    return (
-        state if incident is None else _replace_last(state, incident.model_copy(update={"waited_for": shorten(text)}))
-    )
+    return state if incident is None else _replace(state, incident.model_copy(update={"waited_for": shorten(text)}))
 
 
 def record_world(state: JobState) -> JobState:
@@ -138,7 +137,7 @@ def record_world(state: JobState) -> JobState:
     incident = state.open_incident
     if incident is None or state.world is None:
         return state
-    return _replace_last(
+    return _replace(
         state,
         # Starts of ranks are counted per world, and this world may follow another that ended the same incident.
         incident.model_copy(
@@ -152,7 +151,7 @@ def record_commands(state: JobState, time: datetime) -> JobState:
     incident = _of_current_world(state)
     if incident is None:
         return state
-    return _replace_last(state, incident.model_copy(update={"commanded_at": _later(incident.commanded_at, time)}))
+    return _replace(state, incident.model_copy(update={"commanded_at": _later(incident.commanded_at, time)}))
 
 
 def record_entry(state: JobState, time: datetime) -> JobState:
@@ -160,7 +159,7 @@ def record_entry(state: JobState, time: datetime) -> JobState:
     incident = _of_current_world(state)
     if incident is None:
         return state
-    return _replace_last(state, incident.model_copy(update={"entered_at": _later(incident.entered_at, time)}))
+    return _replace(state, incident.model_copy(update={"entered_at": _later(incident.entered_at, time)}))
 
 
 def record_starts(state: JobState, starts: RankStarts) -> JobState:
@@ -169,16 +168,13 @@ def record_starts(state: JobState, starts: RankStarts) -> JobState:
     if incident is None:
         return state
     known = incident.starts
-    return _replace_last(state, incident.model_copy(update={"starts": known + starts if known else starts}))
+    return _replace(state, incident.model_copy(update={"starts": known + starts if known else starts}))
 
 
 def record_restore(state: JobState, facts: CheckpointFacts, *, generation: int, rank: int, time: datetime) -> JobState:
     """Records the step with which a world continued, and the newer ones that its ranks distrust."""
-    for index in reversed(range(len(state.incidents))):
-        incident = state.incidents[index]
-        if incident.generation_after == generation:
-            break
-    else:
+    incident = next((known for known in reversed(state.incidents) if known.generation_after == generation), None)
+    if incident is None:
         return state
     update: dict[str, object] = {
         "restored_step": facts.step,
@@ -190,9 +186,7 @@ def record_restore(state: JobState, facts: CheckpointFacts, *, generation: int, 
         text = f"step {steps} in memory was not loaded again: the job had failed after each load of it"
         evidence = Evidence(time=time, source=EvidenceSource.AGENT, rank=rank, text=text)
         update["evidence"] = (*incident.evidence, evidence)[-KEPT_EVIDENCE:]
-    changed = list(state.incidents)
-    changed[index] = incident.model_copy(update=update)
-    return state.replace(incidents=tuple(changed))
+    return _replace(state, incident.model_copy(update=update))
 
 
 def follow_running(state: JobState, now: datetime) -> JobState:
@@ -202,16 +196,16 @@ def follow_running(state: JobState, now: datetime) -> JobState:
     if incident is None or incident.stepping_at is not None or incident.closed_at is not None or not state.stepping:
         return state
     if state.stepped:
-        return _replace_last(state, incident.model_copy(update={"stepping_at": now}))
+        return _replace(state, incident.model_copy(update={"stepping_at": now}))
     if incident.running_at is not None:
         return state
-    return _replace_last(state, incident.model_copy(update={"running_at": incident.entered_at or now}))
+    return _replace(state, incident.model_copy(update={"running_at": incident.entered_at or now}))
 
 
 def caught_up(state: JobState, now: datetime) -> JobState:
     """Closes the open incident between two worlds: the failed command has caught up with the others, or has ended."""
     incident = state.open_incident
-    return state if incident is None else _replace_last(state, incident.model_copy(update={"running_at": now}))
+    return state if incident is None else _replace(state, incident.model_copy(update={"running_at": now}))
 
 
 def abandon(state: JobState, time: datetime, how: str) -> JobState:
@@ -222,52 +216,31 @@ def abandon(state: JobState, time: datetime, how: str) -> JobState:
     if incident.decided_at is None:
         state = record_decision(state, now=time, title=incident.title, rule=how, action=how)
         incident = state.last_incident or incident
-    return _replace_last(state, incident.model_copy(update={"closed_at": time}))
+    return _replace(state, incident.model_copy(update={"closed_at": time}))
 
 
-def follow_with_another(state: JobState, failure: NodeFailure, *, took_part: bool) -> JobState:
-    """Closes the open incident if a failure belongs to the world that the incident led to.
-
-    Args:
-        state: The job, before the failure is taken in.
-        failure: The reported failure.
-        took_part: Whether its node had accepted the current world.
-    """
-    incident, world = state.open_incident, state.world
-    if state.behavior < Behavior.RELEASE_0_2 or incident is None or world is None or state.interruption is not None:
+def follow_with_another(state: JobState, time: datetime) -> JobState:
+    """Closes the open incident, because the next failure, at `time`, is an incident of its own."""
+    incident = state.open_incident
+    if incident is None:
         return state
-    unexplained = incident.failure in VICTIMS
-    continues = unexplained and (failure.failure in VICTIMS or not took_part)
-    continues = continues or (not took_part and incident.culprit == failure.rank)
-    if continues or incident.generation_after != world.generation:
-        return state
-    at = max(incident.started_at, failure.time)
-    return _replace_last(state, incident.model_copy(update={"closed_at": at, "followed_by": incident.number + 1}))
+    at = max(incident.started_at, time)
+    return _replace(state, incident.model_copy(update={"closed_at": at, "followed_by": incident.number + 1}))
 
 
-def add_late_evidence(state: JobState, failure: NodeFailure, *, generation: int, source: EvidenceSource) -> JobState:
-    """Adds a report about an earlier world to the incident that ended that world; drops it where there is none."""
-    for index in reversed(range(len(state.incidents))):
-        incident = state.incidents[index]
+def add_late_evidence(
+    state: JobState, evidence: Evidence, *, generation: int, also_failed: Collection[int]
+) -> JobState:
+    """Adds evidence to the incident that ended an earlier world, and the nodes that failed by themselves; drops both
+    where there is no such incident."""
+    for incident in reversed(state.incidents):
         if incident.generation_before == generation and incident.failure is not None:
-            late = Evidence(time=failure.time, source=source, rank=failure.rank, text=failure.text)
-            also = _others([failure], incident.culprit) - set(incident.also_failed)
-            update: dict[str, object] = {"also_failed": (*incident.also_failed, *sorted(also))}
-            if late not in incident.evidence and not incident.left_out:
-                update["evidence"] = (*incident.evidence, late)[-KEPT_EVIDENCE:]
-            incidents = list(state.incidents)
-            incidents[index] = incident.model_copy(update=update)
-            return state.replace(incidents=tuple(incidents))
+            more = set(also_failed) - {incident.culprit, *incident.also_failed}
+            update: dict[str, object] = {"also_failed": (*incident.also_failed, *sorted(more))}
+            if evidence not in incident.evidence and not incident.left_out:
+                update["evidence"] = (*incident.evidence, evidence)[-KEPT_EVIDENCE:]
+            return _replace(state, incident.model_copy(update=update))
     return state
-
-
-def _others(failures: Iterable[NodeFailure], culprit: int | None) -> set[int]:
-    """Nodes that failed by themselves, other than the culprit."""
-    return {
-        failure.rank
-        for failure in failures
-        if failure.certain and failure.failure not in VICTIMS and failure.rank != culprit
-    }
 
 
 def _of_current_world(state: JobState) -> IncidentView | None:
@@ -282,7 +255,7 @@ def _later(known: datetime | None, time: datetime) -> datetime:
     return time if known is None else max(known, time)
 
 
-def _replace_last(state: JobState, incident: IncidentView) -> JobState:
-    """Replaces the last interruption by a newer version of it."""
+def _replace(state: JobState, incident: IncidentView) -> JobState:
+    """Replaces an incident by a newer version of it."""
     incidents = tuple(incident if one.number == incident.number else one for one in state.incidents)
     return state.replace(incidents=incidents)

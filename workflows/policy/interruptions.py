@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from workflows.messages import EvidenceSource, FailureClass
+from workflows.messages import Evidence, EvidenceSource, FailureClass
 from workflows.policy import incidents
 from workflows.policy.behavior import Behavior
-from workflows.policy.failures import FAILURE_CLASSES, VICTIMS
+from workflows.policy.failures import FAILURE_CLASSES, VICTIMS, failed_by_themselves, source_of
 from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
 
 
@@ -29,7 +29,8 @@ def interrupt(
     accepted = max(generation, state.nodes[failure.rank].commanded, state.nodes[failure.rank].stepping)
     took_part = FAILURE_CLASSES[failure.failure].took_part
     took_part = took_part and state.world is not None and accepted >= state.world.generation
-    state = incidents.follow_with_another(state, failure, took_part=took_part)
+    if _is_another_incident(state, failure, took_part=took_part):
+        state = incidents.follow_with_another(state, failure.time)
     interruption = state.interruption or Interruption(since=now)
     if interruption.requested is not None:
         silent = any(node.alive and not node.reachable for node in state.members)
@@ -67,6 +68,31 @@ def interrupt(
                 "decided": interruption.decided and failure.failure in VICTIMS,
             }
         )
+    )
+
+
+def _is_another_incident(state: JobState, failure: NodeFailure, *, took_part: bool) -> bool:
+    """Returns whether a failure belongs to the world that the open incident led to, and so begins an incident.
+
+    Args:
+        state: The job, before the failure is taken in.
+        failure: The reported failure.
+        took_part: Whether its node had accepted the current world.
+    """
+    incident, world = state.open_incident, state.world
+    if state.behavior < Behavior.RELEASE_0_2 or incident is None or world is None or state.interruption is not None:
+        return False
+    unexplained = incident.failure in VICTIMS
+    continues = unexplained and (failure.failure in VICTIMS or not took_part)
+    continues = continues or (not took_part and incident.culprit == failure.rank)
+    return not continues and incident.generation_after == world.generation
+
+
+def explain_earlier_world(state: JobState, failure: NodeFailure, *, generation: int) -> JobState:
+    """Takes in a report about a world that is over: it explains that world's end, and does not end the current one."""
+    evidence = Evidence(time=failure.time, source=source_of(failure), rank=failure.rank, text=failure.text)
+    return incidents.add_late_evidence(
+        state, evidence, generation=generation, also_failed=failed_by_themselves([failure])
     )
 
 

@@ -21,6 +21,7 @@ from workflows.policy.failures import (
     USERS_OWN,
     VICTIMS,
     GiveUp,
+    failed_by_themselves,
     precedence,
 )
 from workflows.policy.rendezvous import usable
@@ -319,7 +320,7 @@ def record(state: JobState, verdict: Verdict, interruption: Interruption, job: J
         failure=verdict.failure,
         culprit=verdict.culprit,
         considered=verdict.considered,
-        failures=interruption.failures if verdict.failure is not None else (),
+        also_failed=failed_by_themselves(interruption.failures) if verdict.failure is not None else (),
     )
     if verdict.failure is not None and not interruption.counted:
         culprit = next(f for f in interruption.failures if f.failure is verdict.failure and _is(f, verdict))

@@ -28,7 +28,12 @@ from workflows.policy import incidents, observations, succession
 from workflows.policy.behavior import Behavior
 from workflows.policy.events import Event, GroupAdopted, GroupWoundDown
 from workflows.policy.failures import node_failure, source_of
-from workflows.policy.interruptions import count_another_try, interrupt, record_command_failure
+from workflows.policy.interruptions import (
+    count_another_try,
+    explain_earlier_world,
+    interrupt,
+    record_command_failure,
+)
 from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
 
 CONTROL_LAG = timedelta(seconds=5)
@@ -96,9 +101,7 @@ def _(failure: Failure, state: JobState, now: datetime) -> JobState:
     elif state.world is not None and failure.generation < state.world.generation:
         commanded_since = state.world_decided_at is not None and failure.time > state.world_decided_at
         if in_its_world or failure.starts_again or not commanded_since:
-            # The report concerns a world that is over: it explains that world's end, but does not end this one.
-            source = source_of(reported)
-            return incidents.add_late_evidence(state, reported, generation=failure.generation, source=source)
+            return explain_earlier_world(state, reported, generation=failure.generation)
     if failure.kind is FailureKind.RENDEZVOUS:
         state = state.with_node(node.replace(missed_worlds=node.missed_worlds + 1))
     return interrupt(state, reported, now=now, source=source_of(reported), generation=failure.generation)
