@@ -17,6 +17,7 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from workflows import agent_calls, options
+    from workflows.backend_reports import begin_watch
     from workflows.messages import (
         CreatedNode,
         EvidenceSource,
@@ -236,7 +237,7 @@ async def watch(table: NodeTable) -> None:
                     backend=group.spec.backend,
                     namespace=group.spec.namespace,
                     owner_check=table.timing.owner_check,
-                    known=table.begin_watch(),
+                    known=begin_watch(table),
                 ),
                 task_queue=watch_task_queue(workflow.info().task_queue),
                 start_to_close_timeout=options.FOREVER,

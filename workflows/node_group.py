@@ -21,6 +21,7 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from workflows import agent_calls, backend_calls, options
+    from workflows.backend_reports import take_watch_events
     from workflows.carrying import Packed, pack, unpack
     from workflows.dataset import start_dataset
     from workflows.messages import (
@@ -167,7 +168,7 @@ class NodeGroup:
 
     @workflow.signal(description="Facts from the backend's watch")
     def node_events(self, message: NodeEvents) -> None:
-        for gone in self._table.take_watch_events(message):
+        for gone in take_watch_events(self._table, message):
             self._cancel(gone, "lease", "connect")
 
     @workflow.query(description="The nodes of this group, with their metrics")

@@ -6,11 +6,12 @@ and all of it rides through continue-as-new.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.durations import format_duration
+from workflows.backend_reports import tell_obstacle
 from workflows.messages import (
     Adopt,
     AgentMessage,
@@ -22,15 +23,11 @@ from workflows.messages import (
     EvidenceSource,
     GroupDesire,
     Heartbeat,
-    Incarnation,
     Joined,
     LeaseTaken,
     Leaving,
     Metrics,
     NodeCredentials,
-    NodeEvent,
-    NodeEventKind,
-    NodeEvents,
     NodePhase,
     NodeView,
     Ready,
@@ -43,12 +40,6 @@ from workflows.names import node_name, node_task_queue
 from workflows.node_record import GroupInput, GroupTable, NodeRecord, TransitionsCarried
 from workflows.policy.behavior import CURRENT, Behavior
 from workflows.transitions import TransitionBatch
-
-REWORDINGS = 8
-"""The number of reasons of a pending node that the job is sent at once."""
-
-REWORDED_AGAIN = timedelta(minutes=1)
-"""The shortest time before the job is sent another reason after these."""
 
 
 class NodeTable:
@@ -199,7 +190,7 @@ class NodeTable:
             self.transition(
                 record, kind, message.time, address=message.address, host=message.host, generation=message.generation
             )
-            self._tell_obstacle(record)
+            tell_obstacle(self, record)
         self.dirty = True
 
     def lease_taken(self, message: LeaseTaken) -> None:
@@ -209,7 +200,7 @@ class NodeTable:
         self.put(record.replace(reachable=True, reason="", holder_started_at=message.agent_started_at))
         if not record.reachable:
             self.transition(record, TransitionKind.REACHABLE, message.time, source=EvidenceSource.LEASE)
-            self._tell_obstacle(record)
+            tell_obstacle(self, record)
 
     def ready(self, message: Ready) -> None:
         record = self._accept_message("ready", message)
@@ -364,118 +355,6 @@ class NodeTable:
         record = record.replace(sequences={**record.sequences, kind: message.sequence})
         self.put(record)
         return record
-
-    # Reports of the backend
-
-    def begin_watch(self) -> tuple[Incarnation, ...]:
-        """Begins a watch. Returns the nodes known to exist, so that the watch reports those that have gone."""
-        for record in list(self.records.values()):
-            if record.created is not None:
-                self.put(record.replace(watched=True))
-        return tuple(
-            Incarnation(rank=record.node.rank, incarnation=record.node.incarnation)
-            for record in (*self.records.values(), *self.retiring.values())
-            if (record.watched or record.created is not None) and record.phase is not NodePhase.LOST
-        )
-
-    def take_watch_events(self, message: NodeEvents) -> list[NodeRecord]:
-        """Takes in the watch's events.
-
-        Returns:
-            The records of nodes that are gone according to them.
-        """
-        if message.owner_closed:
-            self.owner_closed = True
-            self.dirty = True
-        return [gone for event in message.events if (gone := self._take_event(event)) is not None]
-
-    def _take_event(self, event: NodeEvent) -> NodeRecord | None:
-        key = event.key
-        if event.kind is NodeEventKind.GONE and (leaving := self.retiring.get(key)) is not None:
-            self.retiring[key] = leaving.replace(phase=NodePhase.LOST, since=event.time, reason=event.reason)
-            if self.behavior >= Behavior.RELEASE_0_2 and leaving.phase is not NodePhase.LOST and not self.winding_down:
-                # Its replacement may wait for this, and the deletion returns later.
-                self.transition(
-                    leaving, TransitionKind.LOST, event.time, source=EvidenceSource.BACKEND, detail=event.reason
-                )
-        record = self.records.get(event.rank)
-        if record is None or record.node.incarnation != event.incarnation or record.phase is NodePhase.LOST:
-            return None
-        if not record.watched and not event.absent:
-            record = record.replace(watched=True)
-            self.put(record)
-        match event.kind:
-            case NodeEventKind.GONE | NodeEventKind.PENDING if event.refused:
-                return self._refuse(record, event)
-            case NodeEventKind.GONE:
-                self.put(record.replace(phase=NodePhase.LOST, since=event.time, reason=event.reason))
-                self.transition(
-                    record,
-                    TransitionKind.LOST,
-                    event.time,
-                    source=EvidenceSource.BACKEND,
-                    detail=event.reason,
-                    cause=event.cause,
-                    host=event.host or None,
-                )
-                return record
-            case NodeEventKind.PENDING:
-                self._wait_for_backend(record, event)
-            case NodeEventKind.RUNNING:
-                if record.phase is NodePhase.PENDING:
-                    phase, kind = NodePhase.CREATED, TransitionKind.CREATED
-                    if record.joined and record.reachable and self.behavior >= Behavior.RELEASE_0_2:
-                        phase, kind = NodePhase.JOINED, TransitionKind.JOINED
-                    self.put(record.replace(phase=phase, since=event.time, reason="", obstacle=""))
-                    self.transition(record, kind, event.time, source=EvidenceSource.BACKEND)
-            case NodeEventKind.UNKNOWN:
-                pass
-        return None
-
-    def _wait_for_backend(self, record: NodeRecord, event: NodeEvent) -> None:
-        # The event may arrive before the activity that created the node has returned, and arrives only once.
-        early = record.phase in (NodePhase.REQUESTED, NodePhase.CREATED, NodePhase.PENDING)
-        # The agent is a container of its own and joins while the training container is still being created. A queue's
-        # message after that is late: the node has a machine.
-        obstacle = "" if event.queued or self.behavior < Behavior.RELEASE_0_2 else event.reason
-        if early and (record.obstacle or record.reason) != event.reason:
-            often = self._rewords_often(record, event)
-            record = record.replace(phase=NodePhase.PENDING, since=event.time, reason=event.reason, obstacle=obstacle)
-            if not often:
-                record = record.replace(rewordings=record.rewordings + 1, reworded_at=event.time)
-                self._note_pending(record, event.time, event.reason, queued=event.queued)
-            self.put(record)
-        elif obstacle and record.phase is NodePhase.JOINED:
-            record = record.replace(phase=NodePhase.PENDING, since=event.time, reason=obstacle, obstacle=obstacle)
-            self.put(record)
-            self._tell_obstacle(record)
-
-    def _rewords_often(self, record: NodeRecord, event: NodeEvent) -> bool:
-        """Whether the reason changes too often: a scheduler that counts its machines again tells a job nothing to
-        decide on."""
-        return (
-            self.behavior >= Behavior.RELEASE_0_2
-            and record.phase is NodePhase.PENDING
-            and record.rewordings >= REWORDINGS
-            and record.reworded_at is not None
-            and event.time - record.reworded_at < REWORDED_AGAIN
-        )
-
-    def _refuse(self, record: NodeRecord, event: NodeEvent) -> NodeRecord:
-        self.put(record.replace(phase=NodePhase.LOST, since=event.time, reason=event.reason))
-        source, kind = EvidenceSource.BACKEND, TransitionKind.CREATE_FAILED
-        self.transition(record, kind, event.time, source=source, detail=event.reason, cause=event.cause)
-        return record
-
-    def _tell_obstacle(self, record: NodeRecord) -> None:
-        """Repeats the obstacle after a report of the agent: a running agent does not mean that the command can
-        start."""
-        if record.obstacle and record.phase is NodePhase.PENDING:
-            self._note_pending(record, record.since, record.obstacle)
-
-    def _note_pending(self, record: NodeRecord, time: datetime, reason: str, *, queued: bool = False) -> None:
-        source = EvidenceSource.BACKEND
-        self.transition(record, TransitionKind.PENDING, time, source=source, detail=reason, queued=queued)
 
     # Keeping records
 

@@ -26,9 +26,9 @@ from perdure_launcher.supervisor.launcher import USAGE_INTERVAL
 from perdure_training.events import background, files, formats, plain
 from tests.docs.pages import ROOT
 from workflows import carrying, names, options
+from workflows.backend_reports import REWORDINGS
 from workflows.messages.base import LONGEST_TEXT
 from workflows.messages.store import LONGEST_KEY
-from workflows.node_table import REWORDINGS
 from workflows.policy import incident_texts, joining, observations, store
 
 TIMING = Timing()

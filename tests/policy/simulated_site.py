@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.policy.scenario import UID, Scenario
 from tests.policy.simulated_node import SimulatedNode
+from workflows.backend_reports import take_watch_events
 from workflows.messages import (
     EvidenceSource,
     GroupDesire,
@@ -135,7 +136,7 @@ class Site:
         self.reconcile()
 
     def backend_says(self, event: NodeEvent) -> None:
-        self.table.take_watch_events(NodeEvents(events=(event,)))
+        take_watch_events(self.table, NodeEvents(events=(event,)))
         self.reconcile()
 
     def reconcile(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from perdure.spec.validate import parse_spec
 from tests.workflows.fleet import job_spec
+from workflows.backend_reports import begin_watch, take_watch_events
 from workflows.messages import (
     DesiredNode,
     GroupDesire,
@@ -54,7 +55,7 @@ class Table:
 
     def event(self, kind: NodeEventKind, reason: str = "", **facts: Any) -> list[NodeRecord]:
         event = NodeEvent(kind=kind, rank=0, incarnation=1, time=NOW, reason=reason, **facts)
-        return self.table.take_watch_events(NodeEvents(events=(event,)))
+        return take_watch_events(self.table, NodeEvents(events=(event,)))
 
     def joined(self) -> None:
         self.table.joined(
@@ -128,7 +129,7 @@ def test_a_node_that_its_backend_has_not_made_is_not_taken_for_one_that_is_gone(
     table = Table()
     table.event(PENDING, "its namespace's quota is used up", queued=True, absent=True)
     assert table.shown == (NodePhase.PENDING, "its namespace's quota is used up")
-    assert not table.table.begin_watch()
+    assert not begin_watch(table.table)
     assert table.table.was_not_made(table.table.records[0]), "the next run of the group asks for it"
 
 
