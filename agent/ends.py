@@ -1,21 +1,27 @@
-"""Interprets the end of a node's processes: pure functions of the report and of the node's state."""
+"""Interprets the end of a node's processes, and writes the job's report of it: pure functions of what is known."""
 
 from __future__ import annotations
 
 import signal
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 
-from agent.protocol import time_of
+from agent.outbox import envelope
+from agent.protocol import time_of, time_or_arrival
 from agent.state import AgentState
-from perdure_launcher.protocol import CommandExit
+from perdure.spec.durations import format_duration
+from perdure_launcher.protocol import CommandExit, ReadyReport, UnmanagedReport
 from perdure_launcher.protocol import RankExit as ReportedExit
-from workflows.messages import RankExit
+from workflows.messages import Failure, FailureKind, NodeCredentials, Progress, RankExit
 
 _CANNOT_START = (126, 127)
 """Exit codes of commands that cannot be started: another start would fail in the same way."""
 
 _TRACEBACK_MAX = 2_000
+
+LOG_TAIL_MAX = 4_000
+"""Characters of a command's output that a report carries."""
 
 
 class Meaning(Enum):
@@ -25,6 +31,26 @@ class Meaning(Enum):
     RANKS_FINISHED = "all ranks have ended with 0: without torchrun they are the command"
     COMMAND_FINISHED = "the command has nothing more to do"
     FAILED = "the command failed, or left although its ranks had not finished"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What is known when a failure is found."""
+
+    node: NodeCredentials
+    state: AgentState
+    progress: Progress | None
+    log_tail: str
+    """The end of the command's output. An exit by `sys.exit("…")` leaves its text nowhere else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundFailure:
+    """A failure, found for the first time or again."""
+
+    identity: str
+    """Equal for all reports of the same failure, of which one is sent."""
+    report: Failure
 
 
 def is_news(state: AgentState, body: CommandExit) -> bool:
@@ -50,7 +76,101 @@ def meaning(state: AgentState, body: CommandExit, generation: int) -> Meaning:
     return Meaning.COMMAND_FINISHED if finished else Meaning.FAILED
 
 
-def command_message(state: AgentState, body: CommandExit, generation: int) -> str:
+def ranks_failure(scene: Scene, body: ReadyReport) -> FoundFailure:
+    """Returns the failure of the ranks that ended a node's last world."""
+    state, ranks = scene.state, _rank_exits(body.ranks)
+    return FoundFailure(
+        identity=f"ranks of {state.attempt}/{body.after_generation}: {sorted((rank.pid or 0) for rank in ranks)}",
+        report=Failure(
+            **envelope(scene.node, earliest(body)),
+            generation=body.after_generation,
+            kind=FailureKind.RANKS,
+            ranks=ranks,
+            message=_rank_message(ranks),
+            log_tail=scene.log_tail,
+            progress=scene.progress,
+            store_ports=body.store_ports,
+            out_of_memory=body.out_of_memory,
+        ),
+    )
+
+
+def command_failure(scene: Scene, body: CommandExit, generation: int, *, starts_again: bool) -> FoundFailure:
+    """Returns the failure of a command in this generation, or before it entered it."""
+    return FoundFailure(
+        identity=f"command {body.attempt}/{body.generation}",
+        report=Failure(
+            **envelope(scene.node, time_or_arrival(body.time)),
+            generation=generation,
+            kind=FailureKind.COMMAND,
+            ranks=_rank_exits(body.ranks),
+            exit_code=body.exit_code,
+            signal=body.signal,
+            starts_again=starts_again,
+            message=_command_message(scene.state, body, generation),
+            log_tail=body.log_tail[-LOG_TAIL_MAX:],
+            progress=scene.progress,
+            store_ports=scene.state.store_ports,
+            out_of_memory=body.out_of_memory,
+        ),
+    )
+
+
+def node_failure(scene: Scene, generation: int, time: datetime | None) -> FoundFailure:
+    """Returns the loss of a node that is ended from outside."""
+    return FoundFailure(
+        identity="node",
+        report=Failure(
+            **envelope(scene.node, time),
+            generation=generation,
+            kind=FailureKind.NODE,
+            message=f"node {scene.node.rank} lost: {scene.state.ended_by}",
+            log_tail=scene.log_tail,
+            progress=scene.progress,
+        ),
+    )
+
+
+def unmanaged_failure(scene: Scene, body: UnmanagedReport) -> FoundFailure:
+    """Returns the failure of ranks that train outside of the job's world."""
+    state = scene.state
+    return FoundFailure(
+        identity=f"unprotected {state.attempt}",
+        report=Failure(
+            **envelope(scene.node),
+            generation=state.generation,
+            kind=FailureKind.UNPROTECTED,
+            ranks=tuple(RankExit(local_rank=index, pid=pid) for index, pid in enumerate(body.ranks)),
+            message=body.detail or "ranks started without having requested a rendezvous",
+            store_ports=state.store_ports,
+        ),
+    )
+
+
+def overdue_failure(scene: Scene, *, patience: timedelta) -> FoundFailure:
+    """Returns the failure of a command that runs but has not entered the newest world within `patience`."""
+    state = scene.state
+    return FoundFailure(
+        identity=f"overdue {state.generation}",
+        report=Failure(
+            **envelope(scene.node),
+            generation=state.generation,
+            kind=FailureKind.RENDEZVOUS,
+            message=f"the command did not enter generation {state.generation} within {format_duration(patience)}: "
+            f"{_last_seen(state)}",
+            log_tail=scene.log_tail,
+            progress=scene.progress,
+            store_ports=state.store_ports,
+        ),
+    )
+
+
+def earliest(body: ReadyReport) -> datetime | None:
+    """Returns the time of the first exit of a rank, as far as times are known."""
+    return min((rank.time for rank in _rank_exits(body.ranks) if rank.time), default=None)
+
+
+def _command_message(state: AgentState, body: CommandExit, generation: int) -> str:
     """Returns one line for users about a failed command."""
     message = body.message or _end_message("the command", body.exit_code, body.signal)
     if not _was_in(state, body, generation):
@@ -60,7 +180,7 @@ def command_message(state: AgentState, body: CommandExit, generation: int) -> st
     return message
 
 
-def last_seen(state: AgentState) -> str:
+def _last_seen(state: AgentState) -> str:
     """Returns the last known state of a command that has not entered the newest world, for users."""
     if state.ready_after is not None:
         return "its rendezvous handler was ready, but did not accept it"
@@ -73,7 +193,7 @@ def _was_in(state: AgentState, body: CommandExit, generation: int) -> bool:
     return max(body.generation, state.entered) >= generation
 
 
-def rank_exits(reported: tuple[ReportedExit, ...]) -> tuple[RankExit, ...]:
+def _rank_exits(reported: tuple[ReportedExit, ...]) -> tuple[RankExit, ...]:
     """The exits as the job gets them, with the last lines of their tracebacks."""
     return tuple(
         RankExit(
@@ -90,12 +210,7 @@ def rank_exits(reported: tuple[ReportedExit, ...]) -> tuple[RankExit, ...]:
     )
 
 
-def earliest(ranks: tuple[RankExit, ...]) -> datetime | None:
-    """Returns the time of the first exit, as far as times are known."""
-    return min((rank.time for rank in ranks if rank.time), default=None)
-
-
-def rank_message(ranks: tuple[RankExit, ...]) -> str:
+def _rank_message(ranks: tuple[RankExit, ...]) -> str:
     """Returns one line for users about ranks that ended together."""
     # A rank that was ended by a signal did not fail because of the others.
     first = min(ranks, key=lambda rank: (rank.signal is None, rank.time or datetime.max.replace(tzinfo=UTC)))

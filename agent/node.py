@@ -14,14 +14,13 @@ from typing import Protocol
 
 from agent import ends
 from agent.config import AgentConfig
-from agent.ends import Meaning
+from agent.ends import Meaning, Scene
 from agent.files import log_tail
 from agent.node_events import NodeEvents
 from agent.notifier import Notifier
 from agent.outbox import envelope
 from agent.protocol import bounded_ranks, time_or_arrival
 from agent.state import StateFile
-from perdure.spec.durations import format_duration
 from perdure_launcher.protocol import (
     CommandExit,
     Desired,
@@ -40,13 +39,10 @@ from workflows.messages import (
     AgentMessage,
     ApplyWorld,
     CommandAnswer,
-    Failure,
-    FailureKind,
     Finished,
     Leaving,
     NodeCredentials,
     Progress,
-    RankExit,
     RankStarts,
     Ready,
     Stall,
@@ -56,7 +52,6 @@ from workflows.messages import (
 logger = logging.getLogger(__name__)
 
 _FAILURES_REMEMBERED = 64
-_LOG_TAIL_MAX = 4_000
 
 
 class MessageSink(Protocol):
@@ -258,25 +253,10 @@ class Node:
         state = self.state
         if state.ended_by:
             if body.ranks:
-                self._report_node_lost(body.after_generation, ends.earliest(ends.rank_exits(body.ranks)))
+                self._report_node_lost(body.after_generation, ends.earliest(body))
             return
         if body.ranks and state.leaving is None:
-            ranks = ends.rank_exits(body.ranks)
-            self._fail(
-                f"ranks of {state.attempt}/{body.after_generation}: {sorted((rank.pid or 0) for rank in ranks)}",
-                Failure(
-                    **envelope(self.config.node, ends.earliest(ranks)),
-                    generation=body.after_generation,
-                    kind=FailureKind.RANKS,
-                    ranks=ranks,
-                    message=ends.rank_message(ranks),
-                    # An exit by `sys.exit("…")` leaves no error file: its text is in the log only.
-                    log_tail=log_tail(self.config.run_dir, _LOG_TAIL_MAX),
-                    progress=self._progress(),
-                    store_ports=body.store_ports,
-                    out_of_memory=body.out_of_memory,
-                ),
-            )
+            self._fail(ends.ranks_failure(self._scene(), body))
         self.events.ready(generation=body.after_generation, stage=body.stage)
         after = max(body.after_generation, state.left)
         passes = body.stage < state.stages_complete
@@ -431,17 +411,7 @@ class Node:
     def _report_node_lost(self, generation: int, time: datetime | None) -> None:
         if self.state.leaving is not None or self.state.departs:
             return
-        self._fail(
-            "node",
-            Failure(
-                **envelope(self.config.node, time),
-                generation=generation,
-                kind=FailureKind.NODE,
-                message=f"node {self.config.node.rank} lost: {self.state.ended_by}",
-                log_tail=log_tail(self.config.run_dir, _LOG_TAIL_MAX),
-                progress=self._progress(),
-            ),
-        )
+        self._fail(ends.node_failure(self._scene(), generation, time))
 
     def _report_command_end(self, body: CommandExit, generation: int, *, starts_again: bool) -> None:
         ended_at = time_or_arrival(body.time)
@@ -453,38 +423,11 @@ class Node:
             case Meaning.COMMAND_FINISHED:
                 self._report_finished(generation, ended_at, command_runs=False)
             case Meaning.FAILED:
-                self._fail(
-                    f"command {body.attempt}/{body.generation}",
-                    Failure(
-                        **envelope(self.config.node, ended_at),
-                        generation=generation,
-                        kind=FailureKind.COMMAND,
-                        ranks=ends.rank_exits(body.ranks),
-                        exit_code=body.exit_code,
-                        signal=body.signal,
-                        starts_again=starts_again,
-                        message=ends.command_message(self.state, body, generation),
-                        log_tail=body.log_tail[-_LOG_TAIL_MAX:],
-                        progress=self._progress(),
-                        store_ports=self.state.store_ports,
-                        out_of_memory=body.out_of_memory,
-                    ),
-                )
+                self._fail(ends.command_failure(self._scene(), body, generation, starts_again=starts_again))
 
     def on_unmanaged(self, body: UnmanagedReport) -> None:
         """Stops ranks that train outside of the job's world, before they overwrite the checkpoints of others."""
-        state = self.state
-        self._fail(
-            f"unprotected {state.attempt}",
-            Failure(
-                **envelope(self.config.node),
-                generation=state.generation,
-                kind=FailureKind.UNPROTECTED,
-                ranks=tuple(RankExit(local_rank=index, pid=pid) for index, pid in enumerate(body.ranks)),
-                message=body.detail or "ranks started without having requested a rendezvous",
-                store_ports=state.store_ports,
-            ),
-        )
+        self._fail(ends.unmanaged_failure(self._scene(), body))
         self._keep(run=False)
 
     def report_overdue(self) -> None:
@@ -493,20 +436,7 @@ class Node:
         runs = state.run and state.exited_attempt < state.attempt
         if not runs or state.entered >= state.generation or self.state.prepares:
             return
-        patience = format_duration(self.config.timing.rendezvous.enter_timeout)
-        self._fail(
-            f"overdue {state.generation}",
-            Failure(
-                **envelope(self.config.node),
-                generation=state.generation,
-                kind=FailureKind.RENDEZVOUS,
-                message=f"the command did not enter generation {state.generation} within {patience}: "
-                f"{ends.last_seen(state)}",
-                log_tail=log_tail(self.config.run_dir, _LOG_TAIL_MAX),
-                progress=self._progress(),
-                store_ports=state.store_ports,
-            ),
-        )
+        self._fail(ends.overdue_failure(self._scene(), patience=self.config.timing.rendezvous.enter_timeout))
 
     # Shared
 
@@ -515,13 +445,22 @@ class Node:
         if self._file.stale:
             self._file.save(self.state)
 
-    def _fail(self, identity: str, failure: Failure) -> None:
-        if identity in self.state.failures:
+    def _scene(self) -> Scene:
+        return Scene(
+            node=self.config.node,
+            state=self.state,
+            progress=self._progress(),
+            log_tail=log_tail(self.config.run_dir, ends.LOG_TAIL_MAX),
+        )
+
+    def _fail(self, found: ends.FoundFailure) -> None:
+        if found.identity in self.state.failures:
             return
+        failure = found.report
         logger.warning("failure in generation %d: %s", failure.generation, failure.message)
         self.events.on_failure(failure)
         self._to_job.put(failure)
-        self._keep(failures=[*self.state.failures, identity][-_FAILURES_REMEMBERED:])
+        self._keep(failures=[*self.state.failures, found.identity][-_FAILURES_REMEMBERED:])
 
     def _keep(self, **changes: object) -> None:
         """Changes the state, saves it, and wakes waiting tasks."""

@@ -3,7 +3,7 @@ and brings it back on a node that lacks it.
 
 The launcher does that because it sees the user's files, in a pod as well; the agent has the storage's credentials and
 libraries. A process that is killed while it saves leaves a file that never changes again, so that a file counts as
-complete only if its format says so, too.
+complete only if its format, too, shows that it is.
 """
 
 from __future__ import annotations

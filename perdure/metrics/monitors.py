@@ -1,4 +1,4 @@
-"""Reads monitors in threads of their own: a driver or an exporter that hangs delays nobody."""
+"""Reads monitors in threads of their own: a driver or an exporter that hangs delays nothing else."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from perdure.metrics.table import METRICS, Kind, Metric
 
 MOST_SERIES: Final = 5_000
 """Label sets of one metric, at most. A worker has one for each job that it has seen of late, and its phase; more than a
-Prometheus server likes of one target come from names that somebody makes up."""
+Prometheus server handles well from one target come from invented names."""
 LONGEST_VALUE: Final = 128
 """Characters of a label value, at most; names of Kubernetes' objects have 63."""
 ZERO_FOR: Final = timedelta(seconds=35)
