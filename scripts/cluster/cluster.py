@@ -54,7 +54,7 @@ class Cluster:
         self._state = folder / "state"
         self._machine = Machine(self._state, nodes=NODES)
         self._processes = Processes(records=self._state / "processes", logs=folder / "logs")
-        self._certificates = Certificates(self._state / "pki")
+        self.certificates = Certificates(self._state / "pki")
         self.kubeconfig = self._state / "pki" / "admin.kubeconfig"
         self.logs = folder / "logs"
 
@@ -131,14 +131,14 @@ class Cluster:
 
     def kubeconfig_of(self, user: str, *groups: str) -> Path:
         """Returns a kubeconfig of a user with the rights that RBAC grants."""
-        return self._certificates.kubeconfig(f"user-{user}", server=SERVER, user=user, groups=groups)
+        return self.certificates.kubeconfig(f"user-{user}", server=SERVER, user=user, groups=groups)
 
     def nodes(self) -> list[Node]:
         programs = binaries.ensure(lambda _: None)
-        return [Node(number, self._state, self._certificates, self._processes, programs) for number in range(NODES)]
+        return [Node(number, self._state, self.certificates, self._processes, programs) for number in range(NODES)]
 
     def _control_plane(self, programs: Mapping[str, Path]) -> ControlPlane:
-        return ControlPlane(self._state, self._certificates, self._processes, programs)
+        return ControlPlane(self._state, self.certificates, self._processes, programs)
 
     def _leave(self, users: int) -> None:
         with self._lock():
@@ -159,9 +159,9 @@ class Cluster:
         shutil.rmtree(self.logs, ignore_errors=True)
         self._state.mkdir(parents=True)
         self._machine.prepare()
-        self._certificates.create()
+        self.certificates.create()
         control_plane = self._control_plane(programs)
-        nodes = [Node(number, self._state, self._certificates, self._processes, programs) for number in range(NODES)]
+        nodes = [Node(number, self._state, self.certificates, self._processes, programs) for number in range(NODES)]
         with ThreadPoolExecutor() as pool:
             controlling = pool.submit(control_plane.start)
             bare = images.bare_images(self._state / "images")

@@ -6,13 +6,19 @@ import asyncio
 import base64
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from activities.nodes.kubernetes.api import KubernetesApi
 from perdure.client.client import Client
@@ -266,7 +272,7 @@ async def test_a_machine_outside_joins_by_the_sites_name_and_pods_by_the_gateway
             assert (await client.wait(name)).phase is JobPhase.SUCCEEDED
 
 
-async def test_a_token_of_another_pod_or_audience_or_of_one_that_is_gone_is_refused(
+async def test_a_token_of_another_pod_or_audience_or_that_has_expired_or_of_a_pod_that_is_gone_is_refused(
     cluster: TestCluster, helm: Path, job: PodJob
 ) -> None:
     """A neighbour in the namespace reads the grant in the manifest, and asks for tokens of the same service account."""
@@ -296,6 +302,11 @@ async def test_a_token_of_another_pod_or_audience_or_of_one_that_is_gone_is_refu
         refused = [await answer(token) for token in (foreign, unbound, others)]
         # Otherwise the refusals would prove nothing.
         assert await answer(own) == ("OK", "")
+        if cluster.own:
+            key = cluster.own.certificates.service_account_key
+            assert await answer(signed_again(own, key, valid=timedelta(minutes=10))) == ("OK", "")
+            status, reason = await answer(signed_again(own, key, valid=-timedelta(minutes=10)))
+            assert (status, "not valid" in reason) == ("UNAUTHENTICATED", True), reason
         name = pod["metadata"]["name"]
         await job.api.delete(f"{job.pods_path}/{name}", grace=0)
 
@@ -325,6 +336,21 @@ async def token_for(job: PodJob, audience: str, *, bound_to: dict[str, Any] | No
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     path = f"/api/v1/namespaces/{job.namespace}/serviceaccounts/default/token"
     return (await job.api.create(path, request))["status"]["token"]
+
+
+def signed_again(token: str, key: Path, *, valid: timedelta) -> str:
+    """The token as the API server would have signed it for another time: the shortest that it grants is ten minutes."""
+    signer = load_pem_private_key(key.read_bytes(), password=None)
+    assert isinstance(signer, RSAPrivateKey)
+    header, claims, _ = (base64.urlsafe_b64decode(part + "==") for part in token.split("."))
+    ends = int(time.time() + valid.total_seconds())
+    times = {"iat": ends - 3600, "nbf": ends - 3600, "exp": ends}
+    content = b".".join(map(_unpadded, (header, json.dumps(json.loads(claims) | times).encode())))
+    return b".".join((content, _unpadded(signer.sign(content, PKCS1v15(), SHA256())))).decode()
+
+
+def _unpadded(data: bytes) -> bytes:
+    return base64.urlsafe_b64encode(data).rstrip(b"=")
 
 
 async def describe(config: dict[str, Any], headers: tuple[tuple[str, str], ...]) -> tuple[str, str]:
