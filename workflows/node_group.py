@@ -70,8 +70,6 @@ class NodeGroup:
         self._tried_together: set[NodeCredentials] = set()
         """Nodes that were requested together with others; one that was not created is then requested by itself,
         indefinitely."""
-        self._datasets: set[str] = set()
-        """Datasets that this run was asked to start."""
 
     @workflow.run
     async def run(self, group: GroupInput | Packed) -> None:
@@ -142,14 +140,12 @@ class NodeGroup:
 
     @workflow.signal(description="A rank uses a dataset whose workflow the server does not know")
     def dataset_needed(self, message: DatasetNeeded) -> None:
-        known = self._table.current(message.sender) is not None and not self._table.winding_down
-        if known and len(self._datasets | {message.name}) <= options.DATASETS_PER_GROUP:
-            self._datasets.add(message.name)
+        if self._table.admits_dataset(message):
             self._start((f"dataset {message.name}", 0, 0), start_dataset(self._table.group, message))
 
     @workflow.signal(description="A rank uses the store of the job, which the server does not know")
     def store_needed(self, message: StoreNeeded) -> None:
-        if self._table.current(message.sender) is not None and not self._table.winding_down:
+        if self._table.store_is_needed(message):
             self._start(("store", 0, 0), start_store(self._table.group))
 
     @workflow.signal(description="A node's parts of a checkpoint are durable, or cannot be stored")

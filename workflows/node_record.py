@@ -133,6 +133,8 @@ class GroupTable(Message):
     )
     owner_closed: bool = False
     """The job has closed without telling the group to wind down."""
+    datasets: tuple[str, ...] = ()
+    """Datasets that the group was asked to start."""
 
 
 class GroupInput(Message):

@@ -11,6 +11,7 @@ from typing import Any
 
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.durations import format_duration
+from workflows import options
 from workflows.backend_reports import tell_obstacle
 from workflows.messages import (
     Adopt,
@@ -19,6 +20,7 @@ from workflows.messages import (
     CheckpointFacts,
     CheckpointRestored,
     CheckpointStored,
+    DatasetNeeded,
     DesiredNode,
     EvidenceSource,
     GroupDesire,
@@ -33,6 +35,7 @@ from workflows.messages import (
     Ready,
     Stall,
     Stepping,
+    StoreNeeded,
     TransitionKind,
     World,
 )
@@ -71,6 +74,7 @@ class NodeTable:
             behavior=behavior,
         )
         self.owner_closed = carried.owner_closed if carried else False
+        self._datasets = carried.datasets if carried else ()
         self.dirty = True
         """The group may have work to do because of new information."""
 
@@ -126,6 +130,7 @@ class NodeTable:
             retiring=tuple(self.retiring.values()),
             transitions=self.transitions.carried,
             owner_closed=self.owner_closed,
+            datasets=self._datasets,
         )
         return self.group.model_copy(update={"desire": self.desire, "table": table})
 
@@ -322,6 +327,20 @@ class NodeTable:
                     **message.model_dump(include={"step", "source", "folder", "again", "distrusted"})
                 ),
             )
+
+    def admits_dataset(self, message: DatasetNeeded) -> bool:
+        """Takes in that a rank uses a dataset; returns whether the group is to start its workflow."""
+        if self.current(message.sender) is None or self.winding_down:
+            return False
+        if message.name not in self._datasets:
+            if len(self._datasets) >= options.DATASETS_PER_GROUP:
+                return False
+            self._datasets = (*self._datasets, message.name)
+        return True
+
+    def store_is_needed(self, message: StoreNeeded) -> bool:
+        """Takes in that a rank uses the job's store; returns whether the group is to start its workflow."""
+        return self.current(message.sender) is not None and not self.winding_down
 
     def leaving(self, message: Leaving) -> bool:
         """Takes in that a node is being ended from outside; returns whether the job itself ends it, so that there is

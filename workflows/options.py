@@ -123,8 +123,8 @@ OWNER_RETRY = RetryPolicy(
 """Indefinite: a dataset ends when its job has ended, whenever a worker finds that out."""
 
 DATASETS_PER_GROUP = 64
-"""Datasets that the nodes of one group can begin in one run of the group: a job has a few, and a program that names
-them in a loop must not start workflows without end."""
+"""Datasets that the nodes of one group can begin: a job has a few, and a program that names them in a loop must not
+start workflows without end."""
 
 STORE_NOTIFICATION = timedelta(seconds=5)
 """The time in which an agent takes note that the store has changed; it does nothing else. Ranks wait for it."""

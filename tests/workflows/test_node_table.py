@@ -10,8 +10,11 @@ import pytest
 
 from perdure.spec.validate import parse_spec
 from tests.workflows.fleet import job_spec
+from workflows import options
 from workflows.backend_reports import begin_watch, take_watch_events
 from workflows.messages import (
+    DatasetNeeded,
+    DatasetParameters,
     DesiredNode,
     GroupDesire,
     Heartbeat,
@@ -64,6 +67,19 @@ class Table:
         self.table.lease_taken(
             LeaseTaken(sender=NODE, sequence=next(self._sequence), time=NOW, agent_started_at=NOW, epoch=1)
         )
+
+    def continue_as_new(self) -> None:
+        self.table = NodeTable(self.table.to_carry())
+
+    def admits(self, dataset: str, *, sender: NodeCredentials = NODE) -> bool:
+        needed = DatasetNeeded(
+            sender=sender,
+            sequence=next(self._sequence),
+            time=NOW,
+            name=dataset,
+            parameters=DatasetParameters(size=1, shard_size=1),
+        )
+        return self.table.admits_dataset(needed)
 
     def ready(self) -> None:
         self.table.ready(Ready(sender=NODE, sequence=next(self._sequence), time=NOW, store_ports=(1,)))
@@ -140,3 +156,15 @@ def test_what_can_never_run_is_refused(kind: NodeEventKind) -> None:
     assert table.event(kind, "its image's name is invalid", refused=True)
     assert table.shown == (NodePhase.LOST, "its image's name is invalid")
     assert table.told[-1] == (TransitionKind.CREATE_FAILED, "its image's name is invalid")
+
+
+def test_a_node_cannot_start_datasets_without_end() -> None:
+    table = Table()
+    assert not table.admits("d", sender=NODE.model_copy(update={"token": "guessed"}))
+    for number in range(options.DATASETS_PER_GROUP):
+        assert table.admits(f"d{number}")
+        if number % 10 == 0:
+            table.continue_as_new()
+    table.continue_as_new()
+    assert not table.admits("another")
+    assert table.admits("d0"), "one that was terminated begins anew"
