@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from agent.files import KeptFile, LogFile, log_files
 from agent.local_files import open_storage
+from perdure.spec.timing import Timing
 from perdure_launcher.layout import SHIPPED_LOGS
 from workflows.messages import NodeCredentials
 
@@ -48,6 +49,7 @@ class LogShipper:
         *,
         private_dir: Path | None = None,
         part_max: int = _PART_MAX,
+        file_max: int = Timing().processes.log_max_bytes,
     ) -> None:
         """Begins where an earlier agent ended.
 
@@ -57,11 +59,14 @@ class LogShipper:
             node: The node.
             private_dir: Holds how far the log is copied; by default the run directory.
             part_max: Bytes of a part.
+            file_max: Bytes of one file of the log, at most. The launcher writes no larger ones; training code could put
+                a file without end in their place.
         """
         self._run_dir = run_dir
         self._url = url
         self._folder = f"{node.role}-{node.rank}/{node.incarnation}"
         self._part_max = part_max
+        self._file_max = file_max
         self._file = KeptFile((private_dir or run_dir) / SHIPPED_LOGS)
         self._position = self._read_position()
         self._files: Any = None
@@ -110,7 +115,7 @@ class LogShipper:
             while True:
                 position = self._position
                 log.seek(position.start)
-                content = log.read(self._part_max)
+                content = log.read(min(self._part_max, max(self._file_max - position.start, 0)))
                 if len(content) > position.shipped:
                     self._upload(position.part, content)
                     self._keep(position.model_copy(update={"shipped": len(content)}))

@@ -138,7 +138,13 @@ class Agent:
             on_hello=self._follow_launcher,
         )
         self._shipper = (
-            LogShipper(config.run_dir, config.outputs_logs, config.node, private_dir=config.private_dir)
+            LogShipper(
+                config.run_dir,
+                config.outputs_logs,
+                config.node,
+                private_dir=config.private_dir,
+                file_max=config.timing.processes.log_max_bytes,
+            )
             if config.outputs_logs
             else None
         )

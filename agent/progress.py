@@ -53,6 +53,7 @@ class ProgressReader:
     """Follows the progress of one node's ranks across generations; the slowest rank counts."""
 
     def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
         self._folder = run_dir / layout.PROGRESS
         self._warm_folder = run_dir / layout.WARM
         self._generation = 0
@@ -73,9 +74,9 @@ class ProgressReader:
 
     def starts(self, *, generation: int, processes: int) -> RankStarts | None:
         """Returns how the node's ranks were started for a generation; None if no rank has a record of it."""
-        starts = read_starts(self._warm_folder, generation=generation, processes=processes)
+        starts = read_starts(self._warm_folder, generation=generation, processes=processes, beneath=self._run_dir)
         if not starts:
-            reason = read_why_all_cold(self._warm_folder)
+            reason = read_why_all_cold(self._warm_folder, beneath=self._run_dir)
             return RankStarts(cold=processes, reason=reason) if reason else None
         cold = [start.reason for start in starts if not start.warm]
         standbys = [start.reason for start in starts if start.standby]
@@ -95,7 +96,8 @@ class ProgressReader:
             self._samples.clear()
             self.stall_detector = StallDetector()
             self.all_stepped = False
-        files = (read_progress(progress_path(self._folder, base_rank + local)) for local in range(processes))
+        paths = (progress_path(self._folder, base_rank + local) for local in range(processes))
+        files = (read_progress(path, beneath=self._run_dir) for path in paths)
         ranks = [rank for rank in files if rank is not None and rank.generation == generation]
         self._save_stalls.follow(ranks)
         stepped = [rank for rank in ranks if _has_stepped(rank)]
@@ -131,5 +133,5 @@ class ProgressReader:
             source=ProgressSource.REPORTED if slowest.reported else ProgressSource.COUNTED,
             generation_steps=slowest.step - self._first_step,
             last_step_at=datetime.fromtimestamp(slowest.time, UTC) if slowest.time > 0 else None,
-            apart=is_apart(self._folder, generation=self._generation),
+            apart=is_apart(self._folder, generation=self._generation, beneath=self._run_dir),
         )

@@ -36,8 +36,8 @@ class TorchEvents:
         Args:
             run_dir: The node's run directory.
         """
-        path = layout.torchrun_events(run_dir)
-        self._folder, self._name = path.parent, path.name
+        self._run_dir = run_dir
+        self._name = f"{layout.EVENTS}/{layout.TORCHRUN_EVENTS}"
         self._file: BinaryIO | None = None
         self._counts: dict[tuple[str, str], int] = dict.fromkeys(KINDS, 0)
         self._times: dict[tuple[str, str], float] = {}
@@ -67,7 +67,7 @@ class TorchEvents:
     def _is_open(self) -> bool:
         if self._file is None:
             try:
-                self._file = open_beneath(self._folder, self._name)
+                self._file = open_beneath(self._run_dir, self._name)
             except OSError:
                 return False
         return True
@@ -76,7 +76,7 @@ class TorchEvents:
         """Opens the file that replaced the one that was read to its end; whether there is one."""
         assert self._file is not None
         try:
-            newer = open_beneath(self._folder, self._name)
+            newer = open_beneath(self._run_dir, self._name)
         except OSError:
             return False
         if os.path.sameopenfile(newer.fileno(), self._file.fileno()):

@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..system.untrusted_files import read_beneath
+from ..system.untrusted_files import read_below
 
 MAGIC = 0x50524431
 SIZE = 72
@@ -62,10 +62,15 @@ def progress_path(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank}"
 
 
-def read_progress(path: Path) -> RankProgress | None:
-    """Reads a progress file; None if it does not exist or is incomplete."""
+def read_progress(path: Path, *, beneath: Path | None = None) -> RankProgress | None:
+    """Reads a progress file; None if it does not exist or is incomplete.
+
+    Args:
+        path: The file.
+        beneath: The folder below which no link is followed; by default the file's own.
+    """
     try:
-        content = read_beneath(path.parent, path.name, limit=SIZE)
+        content = read_below(beneath, path, limit=SIZE)
     except OSError:
         return None
     if len(content) < _SIZE_WITHOUT_MFU:
@@ -102,10 +107,10 @@ def mark_apart(directory: Path, *, generation: int) -> None:
     (directory / _APART).write_text(str(generation), encoding="utf-8")
 
 
-def is_apart(directory: Path, *, generation: int) -> bool:
-    """Returns whether `mark_apart` was called in this generation."""
+def is_apart(directory: Path, *, generation: int, beneath: Path | None = None) -> bool:
+    """Returns whether `mark_apart` was called in this generation; `beneath` is as in `read_progress`."""
     try:
-        return read_beneath(directory, _APART, limit=SIZE) == str(generation).encode()
+        return read_below(beneath, directory / _APART, limit=SIZE) == str(generation).encode()
     except OSError:
         return False
 

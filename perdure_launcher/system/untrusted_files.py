@@ -2,7 +2,8 @@
 
 Training code can put anything there in place of what its launcher writes: links to files that only the reader may read,
 pipes that never end, files without end. So each part of a path is opened from the one before without following links,
-only regular files are read, and callers bound what they read.
+only regular files are read, and callers bound what they read. A path begins at the folder that training code cannot
+replace the parents of: a node's run directory, and not a folder in it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class NotARegularFile(OSError):
-    """Something else stands where a file should be."""
+    """Something else stands where a file should be, or a file of the reader's own."""
 
 
 def open_beneath(folder: Path, name: str | PurePosixPath) -> BinaryIO:
@@ -34,12 +35,18 @@ def open_beneath(folder: Path, name: str | PurePosixPath) -> BinaryIO:
         name: The file's path from there.
 
     Raises:
-        NotARegularFile: if it is a link, a folder, a pipe, a socket or a device, or its path goes through a link.
+        NotARegularFile: if it is a link, a folder, a pipe, a socket or a device, or its path goes through a link; or if
+            it is the reader's own file under another name, which others can give to what they may not read.
         OSError: if there is none, or it cannot be opened.
     """
     *folders, file = parts_beneath(name)
     with folder_beneath(folder, folders) as within:
-        return os.fdopen(open_file(file, os.O_RDONLY, within), "rb")
+        descriptor = open_file(file, os.O_RDONLY, within)
+    known = os.fstat(descriptor)
+    if known.st_nlink > 1 and known.st_uid == os.geteuid():
+        os.close(descriptor)
+        raise NotARegularFile(errno.EINVAL, "it is the reader's own, and has another name", file)
+    return os.fdopen(descriptor, "rb")
 
 
 def read_beneath(folder: Path, name: str | PurePosixPath, *, limit: int) -> bytes:
@@ -50,6 +57,21 @@ def read_beneath(folder: Path, name: str | PurePosixPath, *, limit: int) -> byte
     """
     with open_beneath(folder, name) as file:
         return file.read(limit)
+
+
+def read_below(beneath: Path | None, path: Path, *, limit: int) -> bytes:
+    """Reads a regular file by its whole path.
+
+    Args:
+        beneath: The folder below which nothing is followed; None for the file's own.
+        path: The file.
+        limit: The maximum number of bytes.
+
+    Raises:
+        OSError: as `open_beneath` does.
+    """
+    folder = beneath or path.parent
+    return read_beneath(folder, PurePosixPath(path.relative_to(folder)), limit=limit)
 
 
 def parts_beneath(name: str | PurePosixPath) -> tuple[str, ...]:

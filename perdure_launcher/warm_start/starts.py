@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..system.text import well_formed
-from ..system.untrusted_files import read_beneath
+from ..system.untrusted_files import read_below
 from .names import ALL_COLD, STANDBYS, START_PREFIX
 
 _LONGEST = 64 * 1024
@@ -36,18 +36,23 @@ def record_all_cold(folder: Path, reason: str) -> None:
         (folder / ALL_COLD).write_text(well_formed(reason), encoding="utf-8")
 
 
-def read_why_all_cold(folder: Path) -> str:
-    """Returns why ranks are started without the shim; empty if they use it, or warm starts are disabled."""
+def read_why_all_cold(folder: Path, *, beneath: Path | None = None) -> str:
+    """Returns why ranks are started without the shim; empty if they use it, or warm starts are disabled.
+
+    Args:
+        folder: The folder of warm starts.
+        beneath: The folder below which no link is followed; by default that one.
+    """
     try:
-        return read_beneath(folder, ALL_COLD, limit=_LONGEST).decode(errors="replace")
+        return read_below(beneath, folder / ALL_COLD, limit=_LONGEST).decode(errors="replace")
     except OSError:
         return ""
 
 
-def read_start(folder: Path, local_rank: int) -> Start | None:
-    """Returns a rank's last start; None if it was not started through the shim."""
+def read_start(folder: Path, local_rank: int, *, beneath: Path | None = None) -> Start | None:
+    """Returns a rank's last start; None if it was not started through the shim. `beneath` is as above."""
     try:
-        start = Start(**json.loads(read_beneath(folder, f"{START_PREFIX}{local_rank}", limit=_LONGEST)))
+        start = Start(**json.loads(read_below(beneath, folder / f"{START_PREFIX}{local_rank}", limit=_LONGEST)))
         return replace(start, reason=well_formed(start.reason))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
@@ -56,13 +61,13 @@ def read_start(folder: Path, local_rank: int) -> Start | None:
 def lacks_standbys(folder: Path, *, processes: int) -> bool:
     """Returns whether some of this many ranks need standbys that are not ready yet."""
     try:
-        said = json.loads(read_beneath(folder, STANDBYS, limit=_LONGEST))
+        said = json.loads(read_below(None, folder / STANDBYS, limit=_LONGEST))
     except (OSError, ValueError):
         return False
     return not said["failure"] and len(said["ready"]) < processes
 
 
-def read_starts(folder: Path, *, generation: int, processes: int) -> list[Start]:
-    """Returns the recorded starts of this generation's local ranks."""
-    starts = (read_start(folder, local_rank) for local_rank in range(processes))
+def read_starts(folder: Path, *, generation: int, processes: int, beneath: Path | None = None) -> list[Start]:
+    """Returns the recorded starts of this generation's local ranks; `beneath` is as above."""
+    starts = (read_start(folder, local_rank, beneath=beneath) for local_rank in range(processes))
     return [start for start in starts if start is not None and start.generation == generation]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import struct
 from collections.abc import Callable
@@ -17,8 +18,16 @@ from agent.log_reader import end_of_log, read_log
 from agent.logs import LogShipper
 from agent.progress import ProgressReader
 from agent.sockets import listen_beneath
+from agent.torch_events import TorchEvents
 from perdure_launcher.layout import short_links
-from perdure_launcher.rank_plugins.progress import MAGIC, read_progress
+from perdure_launcher.rank_plugins.progress import (
+    MAGIC,
+    REPORTED,
+    ProgressWriter,
+    mark_apart,
+    progress_path,
+    read_progress,
+)
 from perdure_launcher.system.untrusted_files import NotARegularFile, open_beneath, read_beneath
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
 from perdure_training.storage_link import StorageAway, StorageLink, StorageProblem
@@ -70,7 +79,15 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("trap", TRAPS.values(), ids=TRAPS.keys())
+def _hard_link(path: Path, secret: Path) -> None:
+    path.hardlink_to(secret)
+
+
+IN_THE_RUN_DIRECTORY: dict[str, Trap] = TRAPS | {"hard-link": _hard_link}
+"""In a storage, files of the agent's own may have several names: that is how some backups are made."""
+
+
+@pytest.mark.parametrize("trap", IN_THE_RUN_DIRECTORY.values(), ids=IN_THE_RUN_DIRECTORY.keys())
 async def test_in_place_of_the_log(run: Path, secret: Path, trap: Trap) -> None:
     trap(run / "logs" / "output.log", secret)
     assert log_files(run) == []
@@ -127,8 +144,63 @@ def test_a_log_that_is_swapped_after_it_was_found(run: Path, secret: Path) -> No
         found.open()
 
 
-@pytest.mark.parametrize("trap", TRAPS.values(), ids=TRAPS.keys())
+def _write_what_ranks_do(run: Path) -> None:
+    """Writes one of each file that an agent reads, with content that it takes in."""
+    for folder in ("logs", "progress", "warm", "events"):
+        (run / folder).mkdir(parents=True, exist_ok=True)
+    (run / "logs" / "output.log").write_text("line\n")
+    writer = ProgressWriter(progress_path(run / "progress", 0), generation=1, pid=7, source=REPORTED)
+    writer.step(5, time=1.0)
+    mark_apart(run / "progress", generation=1)
+    start = {"generation": 1, "pid": 7, "warm": True}
+    (run / "warm" / "start-0").write_text(json.dumps(start))
+    (run / "warm" / "all-cold").write_text("no reason")
+    event = {"name": "torchelastic.worker.status.START", "time": 1.0, "attributes": {"source": "WORKER"}}
+    (run / "events" / "torchrun.jsonl").write_text(json.dumps(event) + "\n")
+
+
+def _read_by_an_agent(run: Path) -> list[object]:
+    """What an agent takes in of the files above; of each of them, something that is false says nothing was read."""
+    reader = ProgressReader(run)
+    reader.sample(generation=1, base_rank=0, processes=1, now=1.0)
+    return [
+        log_files(run),
+        log_tail(run, 1000),
+        end_of_log(run),
+        read_log(run).text,
+        reader.newest,
+        reader.newest and reader.newest.apart,
+        reader.starts(generation=1, processes=1),
+        reader.starts(generation=2, processes=1),
+        TorchEvents(run).read(),
+    ]
+
+
+def test_in_place_of_the_run_directory_itself(tmp_path: Path) -> None:
+    """The folder that holds it is open to the training code, which can give it another name."""
+    elsewhere, run = tmp_path / "elsewhere", tmp_path / "run"
+    _write_what_ranks_do(elsewhere)
+    assert all(_read_by_an_agent(elsewhere)), "the files are what an agent reads"
+    run.symlink_to(elsewhere)
+    assert not any(_read_by_an_agent(run))
+    with pytest.raises(NotARegularFile):
+        listen_beneath(run, "agent.sock", backlog=1)
+
+
+@pytest.mark.parametrize("name", ["logs", "progress", "warm", "events"])
+def test_in_place_of_any_folder_in_it(tmp_path: Path, name: str) -> None:
+    elsewhere, run = tmp_path / "elsewhere", tmp_path / "run"
+    _write_what_ranks_do(elsewhere)
+    _write_what_ranks_do(run)
+    shutil.rmtree(run / name)
+    (run / name).symlink_to(elsewhere / name)
+    unread = {"logs": [0, 1, 2, 3], "progress": [4, 5], "warm": [6, 7], "events": [8]}[name]
+    assert [number for number, found in enumerate(_read_by_an_agent(run)) if not found] == unread
+
+
+@pytest.mark.parametrize("trap", IN_THE_RUN_DIRECTORY.values(), ids=IN_THE_RUN_DIRECTORY.keys())
 def test_in_place_of_progress_and_of_starts(run: Path, secret: Path, trap: Trap) -> None:
+    ProgressWriter(secret, generation=1, pid=7, source=REPORTED).step(5, time=1.0)
     trap(run / "progress" / "rank-0", secret)
     trap(run / "warm" / "start-0", secret)
     reader = ProgressReader(run)
@@ -163,6 +235,16 @@ def test_100_gigabytes_without_a_line_break_take_no_memory_and_no_time(run: Path
     assert read_progress(run / "progress" / "rank-0") is None
     assert len(read_why_all_cold(run / "warm")) <= 64 * 1024
     assert read_starts(run / "warm", generation=1, processes=1) == []
+
+
+async def test_of_100_gigabytes_no_more_is_copied_than_a_log_has(run: Path) -> None:
+    with (run / "logs" / "output.log").open("wb") as file:
+        file.truncate(100 * 1024**3)
+    kept = run.parent / "kept"
+    shipper = LogShipper(run, f"file://{kept}", NODE, part_max=4096, file_max=10_000)
+    for _ in range(2):
+        await shipper.ship()
+        assert [path.stat().st_size for path in sorted(kept.rglob("*.log"))] == [4096, 4096, 1808]
 
 
 STEP = "step-5-run-1"
