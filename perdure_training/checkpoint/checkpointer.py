@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from perdure_training.checkpoint.cadence import Cadence
+from perdure_training.checkpoint.direct import MORE_MEMORY, DirectSaves
 from perdure_training.checkpoint.durable import DurableCheckpoints, Metrics, connect_storage
 from perdure_training.checkpoint.generators import Generators
 from perdure_training.checkpoint.optimizers import prepare_optimizer
@@ -27,7 +28,7 @@ from perdure_training.checkpoint.staging import Layout, meshes_of
 from perdure_training.checkpoint.transfer import exchange
 from perdure_training.checkpoint.values import capture, load_snapshot, put_into
 from perdure_training.checkpoint.verification import fingerprint, is_left_intact, verified_crc32
-from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, own_identity
+from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, own_identity, snapshot_header
 from perdure_training.progress_file import SaveStall
 from perdure_training.snapshots.agreement import Decision, Holding, decide
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
@@ -36,7 +37,6 @@ from perdure_training.snapshots.made_steps import MadeSteps, newest_made
 
 logger = logging.getLogger(__name__)
 
-_MORE = "Raise resources.shm, or save less. The training continues"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -241,7 +241,8 @@ class _World:
         self._staged: queue.Queue[tuple[Slot, memoryview | None, Header, bool] | None] = queue.Queue()
         self._durable: DurableCheckpoints | None = None
         self._name = name
-        self._broken = False
+        self._direct: DirectSaves | None = None
+        """How steps are stored once this rank keeps no snapshots."""
         self.finishing_seconds = 0.0
         """Time of a core that the thread which makes snapshots valid has used."""
         self._full = False
@@ -357,7 +358,9 @@ class _World:
         except NoRoom as error:
             slot.clear()
             self._full = True
-            logger.warning("perdure: rank %d takes no snapshot from another node: %s. %s", self.own.rank, error, _MORE)
+            logger.warning(
+                "perdure: rank %d takes no snapshot from another node: %s. %s", self.own.rank, error, MORE_MEMORY
+            )
             return None
         return slot
 
@@ -408,8 +411,8 @@ class _World:
 
     def save(self, step: int, plan: Callable[[], Layout], *, replicated: bool, durable: bool = False) -> bool:
         """Copies a state into a slot; another thread makes the snapshot valid."""
-        if self._broken:
-            return False
+        if self._direct is not None:
+            return self._direct.save(step, plan, replicated=replicated, durable=durable)
         if not self._saved_any:
             self._saved_any = True
             # Kept until now if nothing was loaded: the next world may have the ranks that this one lacks.
@@ -418,7 +421,10 @@ class _World:
             self.flush()
         slot = self.slots.choose()
         if slot is None:
-            return False
+            direct = DirectSaves(self.own, self.arena, self._store, self._durable)
+            return direct.is_needed and self._store_directly(direct).save(
+                step, plan, replicated=replicated, durable=durable
+            )
         layout = plan()
         try:
             room = slot.begin(layout.size)
@@ -426,29 +432,24 @@ class _World:
             if self.slots.leased:
                 # There is room again when the storage has taken what is copied to it.
                 return False
-            self._broken = True
-            self.slots.clear()
-            logger.warning(
-                "perdure: no checkpoints in memory: %s. A rank needs %s bytes for its three snapshots. %s",
-                error,
-                f"{self.slots.count * layout.size:,}",
-                _MORE,
+            direct = self._store_directly(DirectSaves(self.own, self.arena, self._store, self._durable))
+            direct.announce_need(
+                f"{error}. A rank needs {self.slots.count * layout.size:,} bytes for its three snapshots"
             )
-            return False
+            return direct.save(step, lambda: layout, replicated=replicated, durable=durable)
         layout.copy_into(room)
         self.slots.stage(slot, step)
-        header = Header(
-            step=step,
-            rank=self.own.rank,
-            world_size=self.own.world_size,
-            generation=self.own.generation,
-            replicated=replicated,
-            index_at=layout.index_at,
-            size=layout.size,
-            checksum=0,
-        )
+        header = snapshot_header(self.own, step, layout, replicated=replicated)
         self._staged.put((slot, room, header, durable))
         return True
+
+    def _store_directly(self, direct: DirectSaves) -> DirectSaves:
+        """Gives up the snapshots of this rank."""
+        self._direct = direct
+        self.flush()
+        self.slots.clear()
+        direct.begin()
+        return direct
 
     def cadence_agreed(self) -> int | None:
         """The number of steps between two saves that rank 0 chose; None while it measures."""
@@ -472,29 +473,35 @@ class _World:
     def _finish_snapshots(self) -> None:
         yield_to_training()
         while (staged := self._staged.get()) is not None:
-            slot, room, header, durable = staged
             try:
-                begun = time.thread_time()
-                if room is not None:
-                    header = replace(header, checksum=fingerprint(room))
-                    slot.finish(header)
-                durably = self._durable if room is not None else None
-                if durably is not None and not (durable or durably.is_announced(header.step)):
-                    durably = None
-                content = slot.read() if room is None else room
-                crc = verified_crc32(content, header) if durably is not None or self._peers.wanted else 0
-                self._peers.copy(slot, header, number=self.slots.number(slot), crc32=crc)
-                self._complete.add(header.step)
-                # Until `finish` below, no other step is written there.
-                if durably is not None:
-                    durably.store(header, content, slot.lease(), crc32=crc)
-                self.finishing_seconds += time.thread_time() - begun
-            except (OSError, RuntimeError) as error:
-                # The store ends with its generation, and this process with it.
-                logger.debug("step %d is not complete: %s", header.step, error)
+                self._finish(*staged)
             finally:
-                self.slots.finish(slot)
+                # A reference to the room would keep its memory from being given up.
+                del staged
                 self._staged.task_done()
+
+    def _finish(self, slot: Slot, room: memoryview | None, header: Header, durable: bool) -> None:
+        try:
+            begun = time.thread_time()
+            if room is not None:
+                header = replace(header, checksum=fingerprint(room))
+                slot.finish(header)
+            durably = self._durable if room is not None else None
+            if durably is not None and not (durable or durably.is_announced(header.step)):
+                durably = None
+            content = slot.read() if room is None else room
+            crc = verified_crc32(content, header) if durably is not None or self._peers.wanted else 0
+            self._peers.copy(slot, header, number=self.slots.number(slot), crc32=crc)
+            self._complete.add(header.step)
+            # Until `finish` below, no other step is written there.
+            if durably is not None:
+                durably.store(header, content, slot.lease(), crc32=crc)
+            self.finishing_seconds += time.thread_time() - begun
+        except (OSError, RuntimeError) as error:
+            # The store ends with its generation, and this process with it.
+            logger.debug("step %d is not complete: %s", header.step, error)
+        finally:
+            self.slots.finish(slot)
 
 
 def _spoken_for(receiver: int, chosen: Collection[int]) -> int:

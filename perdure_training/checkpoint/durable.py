@@ -33,7 +33,7 @@ from perdure_training.checkpoint.distributed_format import (
 from perdure_training.checkpoint.schedule import Schedule
 from perdure_training.checkpoint.staging import read_parts
 from perdure_training.checkpoint.world import RankIdentity, connect
-from perdure_training.snapshots.arena import PAGE, Header, Lease
+from perdure_training.snapshots.arena import PAGE, Header, Lease, crc32
 from perdure_training.storage_link import Json, StorageAway, StorageLink, StorageProblem, find_storage
 
 logger = logging.getLogger(__name__)
@@ -68,8 +68,8 @@ class _Snapshot:
     header: Header
     content: memoryview
     lease: Lease
-    crc32: int
-    """Of the content, for the agent."""
+    crc32: int | None
+    """Of the content, for the agent; None if it is not known yet."""
 
 
 class DurableCheckpoints:
@@ -180,7 +180,7 @@ class DurableCheckpoints:
             return False
         return self._asking.check([_ANNOUNCED]) and int(self._asking.get(_ANNOUNCED)) == step
 
-    def store(self, header: Header, content: memoryview, lease: Lease, *, crc32: int) -> None:
+    def store(self, header: Header, content: memoryview, lease: Lease, *, crc32: int | None) -> None:
         """Has a snapshot stored, by another thread."""
         with self._unfinished:
             if self._schedule is None or self._waiting > _QUEUED:
@@ -194,13 +194,17 @@ class DurableCheckpoints:
             self._target = header.step
         self._queue.put(_Snapshot(header, content, lease, crc32))
 
+    def wait_until_taken(self, timeout: float) -> bool:
+        """Waits until no snapshot of this rank is being stored; returns whether that is so within `timeout`."""
+        with self._unfinished:
+            return self._unfinished.wait_for(lambda: not self._waiting, timeout)
+
     def wait(self, timeout: float) -> bool:
         """Waits until nothing is being stored; returns whether the last checkpoint was committed within `timeout`."""
         if self._schedule is None:
             return False
         until = time.monotonic() + timeout
-        with self._unfinished:
-            done = self._unfinished.wait_for(lambda: not self._waiting, timeout)
+        done = self.wait_until_taken(timeout)
         while done and self._own.rank and time.monotonic() < until:
             # Only rank 0 asks its agent.
             if self._announcing.check([_COMMITTED]) and int(self._announcing.get(_COMMITTED)) >= self._target:
@@ -229,6 +233,7 @@ class DurableCheckpoints:
 
     def _store(self, snapshot: _Snapshot) -> None:
         own, header = self._own, snapshot.header
+        checksum = crc32(snapshot.content) if snapshot.crc32 is None else snapshot.crc32
         order = self._order if header.step == self._announced else 0
         begun = time.monotonic()
         parts = read_parts(snapshot.content, index_at=header.index_at, meshes=self._meshes)
@@ -259,7 +264,7 @@ class DurableCheckpoints:
             "size": file.size,
             "order": order,
             "metrics": self._metrics.get(header.step, {}),
-            "snapshot": {"offset": PAGE, "size": header.size, "checksum": snapshot.crc32},
+            "snapshot": {"offset": PAGE, "size": header.size, "checksum": checksum},
         }
         self._hand_over(request, snapshot.lease, [file.recipe, *others])
         if results is not None:

@@ -15,6 +15,9 @@ from pathlib import Path
 
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from perdure_training.checkpoint.staging import Layout
+from perdure_training.snapshots.arena import Header
+
 FOLDER_VARIABLE = "PERDURE_MEMORY_DIR"
 """Variable with the node's memory folder, which the launcher sets."""
 
@@ -74,6 +77,20 @@ def connect(own: RankIdentity, name: str, *, timeout: timedelta = AGREEMENT_TIME
     address, port = own.store
     store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
     return PrefixStore(f"perdure/checkpoint/{name}/", store)
+
+
+def snapshot_header(own: RankIdentity, step: int, layout: Layout, *, replicated: bool) -> Header:
+    """Returns the header of a step's snapshot whose checksum is not known yet."""
+    return Header(
+        step=step,
+        rank=own.rank,
+        world_size=own.world_size,
+        generation=own.generation,
+        replicated=replicated,
+        index_at=layout.index_at,
+        size=layout.size,
+        checksum=0,
+    )
 
 
 class Completeness:

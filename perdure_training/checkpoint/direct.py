@@ -1,0 +1,127 @@
+"""Has steps stored without snapshots, where the memory folder is too small for these.
+
+A step that is to be stored lies in a file without a name: in the memory folder if one step fits there, else on disk.
+The agent gets the open file as it gets that of a snapshot; once it has copied it, the room is free again. No restore
+finds such a file, so the training continues from storage.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+from perdure_training.checkpoint.durable import DurableCheckpoints
+from perdure_training.checkpoint.staging import Layout
+from perdure_training.checkpoint.world import RankIdentity, snapshot_header
+from perdure_training.snapshots.arena import PAGE, Arena, Lease
+
+logger = logging.getLogger(__name__)
+
+MORE_MEMORY = "Raise resources.shm, or save less. The training continues"
+_NO_ROOM = "no-room"
+"""Key in the ranks' store, set once a rank has no room for snapshots."""
+_PATIENCE = 60.0
+"""Seconds for which a step that the script has stored waits for the one before: they need the same room."""
+
+
+class DirectSaves:
+    """The steps of a rank that keeps no snapshots.
+
+    Invariants:
+        - One step at a time takes room.
+        - A step for which there is no room is a warning, and is not stored.
+    """
+
+    def __init__(self, own: RankIdentity, arena: Arena, store: Store, durably: DurableCheckpoints | None) -> None:
+        """Creates the object.
+
+        Args:
+            own: This rank.
+            arena: The snapshots of the node.
+            store: The generation's store.
+            durably: Stores steps; None if no agent can.
+        """
+        self._own = own
+        self._arena = arena
+        self._store = store
+        self._durably = durably if durably is not None and durably.stores else None
+        self._problem = ""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether another rank keeps no snapshots, so that no step will be complete, and steps are stored directly."""
+        return self._durably is not None and self._store.check([_NO_ROOM])
+
+    def begin(self) -> None:
+        """Deletes the copies of other nodes' snapshots: they would be loaded in place of newer steps in storage."""
+        for slot, header in self._arena.snapshots() if self._durably is not None and self._own.local_rank == 0 else ():
+            if header.rank not in self._own.ranks_of_node:
+                slot.clear()
+
+    def announce_need(self, problem: str) -> None:
+        """Warns that this rank keeps no snapshots, and has the others keep none."""
+        stored = ", and checkpoints are stored without snapshots" if self._durably is not None else ""
+        logger.warning("perdure: no checkpoints in memory: %s. %s%s", problem, MORE_MEMORY, stored)
+        if self._durably is not None:
+            self._store.set(_NO_ROOM, str(self._own.rank))
+
+    def save(self, step: int, plan: Callable[[], Layout], *, replicated: bool, durable: bool) -> bool:
+        """Copies a state if it is to be stored, and has another thread store it.
+
+        Args:
+            step: The step.
+            plan: Returns the state's layout.
+            replicated: Whether the state is the same on every rank.
+            durable: Whether the script requests that it is stored; it waits for the step before then.
+
+        Returns:
+            Whether it will be stored.
+        """
+        durably = self._durably
+        if durably is None or not (durable or durably.is_announced(step)):
+            return False
+        if not durably.wait_until_taken(_PATIENCE if durable else 0.0):
+            return False
+        layout = plan()
+        try:
+            descriptor = self._room(PAGE + layout.size)
+        except OSError as error:
+            problem = f"{layout.size:,} bytes fit neither into {self._arena.folder} nor on disk: {error}"
+            log = logger.debug if problem == self._problem else logger.warning
+            log("perdure: step %d is not stored: %s. Set TMPDIR to a folder with room", step, problem)
+            self._problem = problem
+            return False
+        lease = Lease(descriptor)
+        try:
+            content = memoryview(mmap.mmap(descriptor, PAGE + layout.size))[PAGE:]
+            layout.copy_into(content)
+        except BaseException:
+            lease.end()
+            raise
+        header = snapshot_header(self._own, step, layout, replicated=replicated)
+        durably.store(header, content, lease, crc32=None)
+        return True
+
+    def _room(self, size: int) -> int:
+        """Returns an open file of so many bytes.
+
+        Raises:
+            OSError: if neither folder has room; the error is the disk's.
+        """
+        try:
+            return _unnamed_file(self._arena.folder, size)
+        except OSError:
+            return _unnamed_file(Path(tempfile.gettempdir()), size)
+
+
+def _unnamed_file(folder: Path, size: int) -> int:
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        # Without it, a full disk would end the process with SIGBUS at the first write.
+        os.posix_fallocate(file.fileno(), 0, size)
+        return os.dup(file.fileno())

@@ -1,0 +1,91 @@
+"""Checkpoints in storage where the memory folder is too small for snapshots."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from agent.checkpoint.storage import Storage
+from tests.support.small_disks import small_disk
+from tests.support.waiting import wait_for
+from tests.training.checkpoint_agent import NODE, checkpoint_agent
+from tests.training.ranks import run_ranks
+from tests.training.test_durable_checkpoints import Site, durable, trained
+from workflows.messages import CheckpointRestored, RestoreSource
+
+NEEDED = "A rank needs 187,"
+"""Three times the 62 KB of the state."""
+
+
+@pytest.mark.parametrize(("size", "snapshots"), [("96k", 1), ("160k", 2), ("32k", 0)])
+def test_what_is_due_is_stored_where_memory_is_too_small_for_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: str, snapshots: int
+):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with (
+        small_disk(tmp_path / "memory", size),
+        checkpoint_agent(tmp_path / "storage", every=1000, keep_last=2) as agent,
+    ):
+        # Nothing is written to disk where one step fits into memory.
+        monkeypatch.setattr(tempfile, "tempdir", str(disk if not snapshots else tmp_path / "missing"))
+        site = Site(tmp_path, agent, monkeypatch)
+        state = trained(steps=5)
+        checkpointer, _ = site.begin(state)
+        for step in range(1, 5):
+            assert checkpointer.save(step, state) == (step <= snapshots)
+            checkpointer.flush()
+        assert durable(checkpointer, 5, state)
+        agent.order(1)
+        for step in range(6, 30):
+            checkpointer.save(step, state)
+        assert checkpointer.wait_until_durable(60)
+        ordered, first = (one.step for one in Storage(str(site.storage)).saved(""))
+        assert 6 < ordered < 30
+        assert first == 5
+        [warning] = [record.message for record in caplog.records if "resources.shm" in record.message]
+        assert NEEDED in warning
+        assert "checkpoints are stored without snapshots" in warning
+        again = trained(seed=2)
+        assert site.begin(again)[1] == ordered
+        assert (again["model"].weight == state["model"].weight).all()
+        wait_for(lambda: agent.of(CheckpointRestored))
+        assert agent.of(CheckpointRestored)[-1].source is RestoreSource.STORAGE
+        assert not list(disk.iterdir())
+
+
+def test_a_step_that_fits_nowhere_is_a_warning_and_is_stored_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    with (
+        small_disk(tmp_path / "memory", "32k"),
+        small_disk(tmp_path / "disk", "32k") as disk,
+        checkpoint_agent(tmp_path / "storage", every=1000) as agent,
+    ):
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        site = Site(tmp_path, agent, monkeypatch)
+        state = trained(steps=5)
+        checkpointer, _ = site.begin(state)
+        for step in (1, 2):
+            assert not checkpointer.save(step, state, durable=True)
+        [warning] = [record.message for record in caplog.records if "TMPDIR" in record.message]
+        assert "step 1 is not stored: 62," in warning
+        assert "bytes fit neither into" in warning
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        assert durable(checkpointer, 3, state)
+
+
+def test_a_rank_without_room_has_all_store_without_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with (
+        small_disk(tmp_path / "small", "32k") as small,
+        checkpoint_agent(tmp_path / "storage", ranks=2, every=1000) as agent,
+    ):
+        (tmp_path / "large").mkdir()
+        monkeypatch.setenv("PERDURE_PROGRESS_DIR", agent.environment["PERDURE_PROGRESS_DIR"])
+        agent.begin(1)
+        folders = [str(tmp_path / "large"), str(small)]
+        run = run_ranks("stores_without_room.py", tmp_path, arguments=[*folders, NODE.uid])
+    assert sorted(run.stdout.splitlines()) == ["rank 0: 9, 9", "rank 1: 9, 9"]
+    assert run.stderr.count("checkpoints are stored without snapshots") == 1
