@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 _CALL_TIMEOUT = timedelta(seconds=5)
 _LONGEST_PAUSE = 30.0
-"""Seconds between two looks, at most: heartbeats also tell the activity that it is cancelled."""
+"""The longest time in seconds between two queries: heartbeats also report to the activity that it is cancelled."""
 
 
 class DatasetActivities:
-    """Asks the server after jobs, with the worker's own client."""
+    """Queries the server about jobs, with the worker's own client."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -31,7 +31,7 @@ _LISTED_EVERY: Final = 10.0
 _LISTED_WITHIN: Final = timedelta(seconds=5)
 """Time for one listing; a scrape must not wait for a server that is away."""
 _KEPT: Final = 600.0
-"""Seconds for which the series of a job are kept that is not open any more, so that its last samples are scraped."""
+"""Seconds for which the series of a closed job are kept, so that its last samples are scraped."""
 _REQUESTED: Final = "REQUESTED"
 
 

@@ -64,7 +64,7 @@ class RuntimeActivities:
         except PresetRefused as refused:
             raise _invalid(str(refused)) from refused
         except SpecError as error:
-            raise _invalid(f"with the preset {data['runtime']} laid under it:\n{error}") from error
+            raise _invalid(f"with the preset {data['runtime']} applied:\n{error}") from error
 
 
 def _invalid(text: str) -> ApplicationError:

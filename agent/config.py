@@ -106,7 +106,7 @@ class AgentConfig(BaseModel):
         """Reads the file that `PERDURE_AGENT_CONFIG` names.
 
         Raises:
-            ConfigError: if there is no such file, or it is no agent configuration.
+            ConfigError: if there is no such file, or it is not an agent configuration.
         """
         name = os.environ.get(CONFIG_VARIABLE)
         if not name:
@@ -116,4 +116,4 @@ class AgentConfig(BaseModel):
         except OSError as error:
             raise ConfigError(f"{CONFIG_VARIABLE} is {name!r}, which cannot be read: {error.strerror}") from error
         except ValidationError as error:
-            raise ConfigError(f"{CONFIG_VARIABLE} is {name!r}, which is no agent configuration: {error}") from error
+            raise ConfigError(f"{CONFIG_VARIABLE} is {name!r}, which is not an agent configuration: {error}") from error

@@ -116,7 +116,7 @@ class Datasets:
         """Returns the request; None for one of an older world."""
         if not re.fullmatch(DATASET_NAME, name):
             raise RefusedRequest(
-                f"{name[:80]!r} is no name of a dataset: a letter, then letters, digits, '.', '_', '-'"
+                f"{name[:80]!r} is not the name of a dataset: a letter, then letters, digits, '.', '_', '-'"
             )
         if name not in self._waiting and len(self._waiting) >= _MOST_DATASETS:
             raise RefusedRequest(f"more than {_MOST_DATASETS} datasets at a time")
@@ -128,11 +128,11 @@ class Datasets:
         state = self._state()
         world, rank = state.world, body.request.rank
         if world is None or body.term.generation > world.generation:
-            raise RefusedRequest(f"term.generation: {body.term.generation} is no world of this node")
+            raise RefusedRequest(f"term.generation: {body.term.generation} is not a world of this node")
         if body.term.generation < world.generation:
             return None
         if not world.base_rank <= rank < world.base_rank + (state.processes or 1):
-            raise RefusedRequest(f"request.rank: {rank} is no rank of this node")
+            raise RefusedRequest(f"request.rank: {rank} is not a rank of this node")
         return body
 
     def _pump(self, name: str) -> Pump[_Waiting]:

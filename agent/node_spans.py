@@ -36,7 +36,7 @@ class NodeSpans(Exporter):
         self._job = job
         self._node = node
         self._traces = OrderedDict[int, Context]()
-        """Of each generation, the trace that it belongs to."""
+        """The trace that each generation belongs to."""
         self._began: dict[str, Event] = {}
         tracing.on_activity = self._on_activity
 
@@ -66,7 +66,7 @@ class NodeSpans(Exporter):
                     pass
 
     def _end(self, name: str, event: Event | None, *, of: Event) -> None:
-        """Adds a span that began with an earlier event, to the trace of the generation that `of` tells."""
+        """Adds a span that began with an earlier event, to the trace of the generation that `of` returns."""
         began = self._began.pop(name, None)
         context = self._traces.get(of.attributes.get("generation", of.generation) or 0)
         if began is None or event is None or context is None:

@@ -25,7 +25,7 @@ LONGEST_WAIT = 60.0
 _MOST_ITEMS = 256
 """Items of a list: exits, ports and devices of one node are fewer."""
 _LONGEST_AHEAD = timedelta(days=1)
-"""A clock is wrong by less. The decisions of a job add times to those that it is told."""
+"""The largest error of a clock that is accepted: a job adds durations to reported times, which have a limit."""
 
 _ROUNDS = 4
 """Maximum number of rounds: removing a field may make the object around it incomplete, and so on outwards."""
@@ -58,7 +58,7 @@ def _read(kind: type[_Body], content: bytes) -> _Body:
     try:
         fields = from_json(content)
     except ValueError as error:
-        raise Malformed(f"{kind.__name__}: no JSON: {error}") from None
+        raise Malformed(f"{kind.__name__}: not JSON: {error}") from None
     for _ in range(_ROUNDS):
         left_out = [_leave_out(fields, location) for location in _locations(problem)]
         if not all(left_out):

@@ -108,7 +108,7 @@ class AgentState(BaseModel):
         if self.exited_attempt >= self.attempt:
             return "command ended"
         if self.prepares:
-            return "its command has not come to its torchrun"
+            return "its command has not reached its torchrun"
         if self.ready_after is not None:
             return "waiting for a world"
         if self.entered and self.entered in (self.finished, self.complete):

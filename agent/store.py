@@ -162,7 +162,7 @@ class StoreCalls:
             raise RefusedRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
         world = self._state().world
         if world is None or body.generation > world.generation:
-            raise RefusedRequest(f"generation: {body.generation} is no world of this node")
+            raise RefusedRequest(f"generation: {body.generation} is not a world of this node")
         return body
 
     def _known(self, body: RankCall) -> _Call | None:

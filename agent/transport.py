@@ -45,7 +45,7 @@ _URGENT = frozenset({"failure", "finished"})
 _BUSY = frozenset({RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED, RPCStatusCode.CANCELLED})
 """Statuses of an overloaded server. The SDK reports CANCELLED if a call took longer than its timeout."""
 _TOKEN_INTERVAL = 10.0
-"""Seconds between two looks for a new token. Kubernetes writes it when a fifth of the old one's lifetime remains."""
+"""Seconds between two checks for a new token. Kubernetes writes it when a fifth of the old one's lifetime remains."""
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 

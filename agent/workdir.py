@@ -100,7 +100,7 @@ class _Members:
         for name in (safe.name, *([safe.linkname] if safe.islnk() else [])):
             path = PurePosixPath(name)
             if ".." in path.parts or not self._links.isdisjoint((path, *path.parents)):
-                raise WrongArchive(f"a path of the uploaded workdir leads over a link or upwards: {name}")
+                raise WrongArchive(f"a path of the uploaded workdir follows a link or leaves the folder: {name}")
         if safe.issym():
             self._links.add(PurePosixPath(safe.name))
         runs = member.isdir() or bool(member.mode & 0o100)

@@ -50,7 +50,7 @@ class SecretStore:
                 remedy=f"Store it here: perdure secret set {reference}",
             ) from error
         if self._own and known.st_mode & 0o077:
-            raise SecretUnavailable(f"others may read the secret {reference}", remedy=f"chmod 600 {path}")
+            raise SecretUnavailable(f"other users may read the secret {reference}", remedy=f"chmod 600 {path}")
         return _check_value(reference, content)
 
     def environment(self, references: Mapping[str, str]) -> dict[str, str]:
@@ -97,16 +97,16 @@ class SecretStore:
 
     def _file(self, reference: str) -> Path:
         if not _REFERENCE.fullmatch(reference):
-            raise SecretUnavailable(f"{reference!r} names no secret; expected NAME/KEY, such as hf/token")
+            raise SecretUnavailable(f"{reference!r}does not name a secret; expected NAME/KEY, such as hf/token")
         return self.path / reference
 
 
 def _check_value(reference: str, value: bytes) -> str:
     if len(value) > LONGEST or b"\0" in value:
         raise SecretUnavailable(
-            f"the secret {reference} can be no environment variable: it has a NUL or over {LONGEST} bytes"
+            f"the secret {reference} cannot be an environment variable: it has a NUL or over {LONGEST} bytes"
         )
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise SecretUnavailable(f"the secret {reference} can be no environment variable: it is no UTF-8") from None
+        raise SecretUnavailable(f"the secret {reference} cannot be an environment variable: it is not UTF-8") from None

@@ -111,7 +111,7 @@ class StateFolder:
             if not any(self.path.iterdir()):
                 return
             raise StateFolderError(
-                f"{self.path} is not empty and is no state folder of Perdure: it has no `version` file",
+                f"{self.path} is not empty and is not a state folder of Perdure: it has no `version` file",
                 remedy="Set PERDURE_STATE to an empty or new folder.",
             ) from None
         if not text.isdecimal():

@@ -58,7 +58,7 @@ async def _refuse_pages(
     """Refuses what a browser sends for a page that is not the UI's own."""
     origin = request.headers.get("Origin")
     if _split(f"//{request.host}").hostname not in _OWN_NAMES:
-        raise web.HTTPForbidden(text=f"{request.host} is no name of this machine: use 127.0.0.1 or localhost\n")
+        raise web.HTTPForbidden(text=f"{request.host} is not a name of this machine: use 127.0.0.1 or localhost\n")
     if origin is not None and _split(origin).netloc != request.host:
         raise web.HTTPForbidden(text=f"requests of pages of {origin} are refused\n")
     return await handler(request)

@@ -43,7 +43,7 @@ _kept: list[JobStore] = []
 """All stores of this process. torch keeps only the C++ part of a store that it is given, as in a `PrefixStore`, and its
 calls fail once the Python part is gone."""
 _TIMEOUT = timedelta(seconds=300)
-"""That of torch's stores."""
+"""The timeout of torch's stores."""
 
 
 class JobStore(_Base):
@@ -70,7 +70,9 @@ class JobStore(_Base):
         super().__init__()
         agent = agent or find_agent()
         if agent is None:
-            raise StoreError("this process is no rank of a Perdure job; torch.distributed.HashStore is a store without")
+            raise StoreError(
+                "this process is not a rank of a Perdure job; torch.distributed.HashStore is a store without"
+            )
         self._agent = agent
         self._lasting = lasting
         self._calls = StoreCalls(agent, generation=int(os.environ.get("PERDURE_GENERATION", "0")), lasting=lasting)

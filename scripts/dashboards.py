@@ -23,7 +23,7 @@ class Panel:
     queries: Mapping[str, str]
     """Queries by the text of the legend."""
     unit: str = "short"
-    """As Grafana names it."""
+    """Grafana's name of the unit."""
     kind: str = "timeseries"
     help: str = ""
 

@@ -112,7 +112,7 @@ def _long_group(item: pytest.Item) -> str | None:
     if marker is None:
         return None
     [group] = marker.args
-    assert group in LONG, f"{item.nodeid}: {group} is no group of long tests; tests/conftest.py names them"
+    assert group in LONG, f"{item.nodeid}: {group} is not a group of long tests; tests/conftest.py names them"
     return group
 
 

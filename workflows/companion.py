@@ -26,7 +26,7 @@ class JobOwner(Message):
     job_id: str
     job_first_run_id: str
     check: timedelta
-    """The time between two looks."""
+    """The time between two queries."""
 
 
 def owner_of(group: GroupInput) -> JobOwner:

@@ -81,7 +81,7 @@ class Dataset:
     @exchange.validator
     def _validate_exchange(self, request: DatasetRequest) -> None:
         if request.sender.uid != self._input.uid:
-            raise ApplicationError("the sender is no node of this job")
+            raise ApplicationError("the sender is not a node of this job")
 
     @workflow.query(description="What is done, leased and set aside")
     def progress(self) -> DatasetView:

@@ -126,7 +126,7 @@ class NodeGroup:
     def stall(self, message: Stall) -> None:
         self._table.stall(message)
 
-    @workflow.signal(description="A sign of life of a node's agent")
+    @workflow.signal(description="The heartbeat of a node's agent")
     def heartbeat(self, message: Heartbeat) -> None:
         node = message.sender
         if self._table.adopts and (node.rank, node.incarnation) not in self._table.retiring:

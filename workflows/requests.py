@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
 
 
 _LONGEST_LIFETIME = timedelta(days=365)
-"""Of a ticket: later than this no one remembers it."""
+"""The longest lifetime of a ticket: after a longer time, no one remembers it."""
 
 
 def node_count(text: str, unit: int) -> NodeCount:

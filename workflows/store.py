@@ -64,7 +64,7 @@ class Store:
     @call.validator
     def _validate_call(self, request: StoreRequest) -> None:
         if request.sender.uid != self._input.uid:
-            raise ApplicationError("the sender is no node of this job")
+            raise ApplicationError("the sender is not a node of this job")
 
     @workflow.query(description="Keys, bytes and waiting nodes")
     def usage(self) -> StoreView:

@@ -219,7 +219,7 @@ class TrainingJob:
     def resume(self, request: ReasonRequest) -> Accepted:
         self._take_request(ResumeRequested(reason=request.reason))
         if self.state.world is not None:
-            return Accepted(message=f"{self.state.name} is not suspended, and trains on")
+            return Accepted(message=f"{self.state.name} is not suspended, and continues to train")
         return Accepted(message=f"{self.state.name} requests {self.state.nodes_max} nodes")
 
     @resume.validator

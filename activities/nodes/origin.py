@@ -66,5 +66,5 @@ def _job_id(namespace: str) -> str:
 
 def _check(found: str, expected: str) -> None:
     if found != expected:
-        text = f"the workflow {_caller()} may not request this: it says {found}, and {expected} is right"
+        text = f"the workflow {_caller()} may not request this: expected {expected}, found {found}"
         raise ApplicationError(text, type="NodeRefused", non_retryable=True)

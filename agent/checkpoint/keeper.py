@@ -71,7 +71,7 @@ class NewestPart:
 
     step: int
     time: float
-    """When it was, in seconds since the epoch."""
+    """When it became durable, in seconds since the epoch."""
     took: float
     """Seconds."""
     size: int
@@ -409,7 +409,7 @@ class Checkpoints:
         world, processes = self._state().world, self._state().processes or 1
         first = world.base_rank if world is not None else 0
         if not first <= wanted.rank < first + processes:
-            raise Refused(f"rank: {wanted.rank} is no rank of this node")
+            raise Refused(f"rank: {wanted.rank} is not a rank of this node")
         if wanted.name != names.part_name(wanted.rank):
             raise Refused(f"name: expected {names.part_name(wanted.rank)}, found {wanted.name[:120]!r}")
         if (saved.step, saved.run, saved.generation) != (wanted.step, self._config.node.uid, wanted.generation):

@@ -47,7 +47,7 @@ class PartRequest(BaseModel):
     generation: int = Field(ge=0)
     name: str
     size: int = Field(ge=0)
-    """Bytes of the part."""
+    """The size of the part in bytes."""
     order: int = Field(default=0, ge=0)
     """The newest request for a checkpoint that this one answers; rank 0 knows it."""
     snapshot: Snapshot
@@ -81,7 +81,7 @@ class Part:
         try:
             self._pieces = _PIECES.validate_python(json.loads(_read(files[1], _LENGTH.size, length)))
         except ValidationError as error:
-            raise ValueError(f"the recipe is no list of pieces: {error}") from None
+            raise ValueError(f"the recipe is not a list of pieces: {error}") from None
         self._others_at = _LENGTH.size + length
         if sum(size for _, _, size in self._pieces) != request.size:
             raise ValueError("the pieces have another size than the part")
@@ -128,7 +128,7 @@ def _pieces_of(file: int, offset: int, size: int) -> Iterator[bytes]:
 
 
 def _read(file: int, offset: int, length: int) -> bytes:
-    """Reads exactly so many bytes.
+    """Reads exactly `length` bytes.
 
     Raises:
         SnapshotChanged: if the file has become shorter.

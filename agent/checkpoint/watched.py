@@ -4,7 +4,7 @@
         files/…            files as they are in the watched folder
         manifest.json      what belongs to the version, written last: without it there is no version
 
-A version has the entries (files and folders) of the watched folder that were complete at one look and new then.
+A version has the entries (files and folders) of the watched folderthat were complete and new when the launcher looked.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Measurement:
         self.report(name, {"stall": statistics.median(stalls), "finished": statistics.median(finished)})
 
     def alone(self, name: str, save: Callable[[int], object]) -> None:
-        """As `times`, by rank 0 only, as is usual for a replicated state."""
+        """Measures like `times`, with rank 0 alone saving, as is usual for a replicated state."""
         self.times(name, lambda step: save(step) if dist.get_rank() == 0 else None)
 
     def asynchronous(self, kind: AsyncCheckpointerType) -> None:

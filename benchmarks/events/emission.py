@@ -38,7 +38,7 @@ class Fails(Exporter):
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one event, in microseconds of its program."""
+    """The cost of one event, in microseconds of its program."""
 
     p50: float
     p99: float

@@ -43,10 +43,10 @@ _FORMS_WITHIN = 900.0
 
 @dataclass(frozen=True)
 class Usage:
-    """Of all processes of one part."""
+    """The usage of all processes of one part."""
 
     cpu_percent: float
-    """Of one core."""
+    """The share of one core."""
     megabytes: float
 
 

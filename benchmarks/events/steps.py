@@ -43,9 +43,9 @@ class Overhead:
     step_ms: float
     """A step without telemetry, the median of the blocks."""
     wall: Ratio
-    """Of the time that passed."""
+    """The ratio of the elapsed time."""
     cpu: Ratio
-    """Of the processor time of the process with all its threads: other programs of the machine change it less."""
+    """The ratio of the process's processor time, which other programs of the machine change less."""
 
 
 def measure_overhead(events: TrainerEvents, *, pairs: int) -> Overhead:

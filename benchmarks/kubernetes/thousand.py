@@ -205,7 +205,7 @@ async def _most_held(players: Players, nodes: int) -> int:
 
 
 async def _heartbeats_taken(site: Site, name: str) -> dict[str, int]:
-    """By rank and incarnation, how many are in the histories of the groups' runs."""
+    """Counts the heartbeats in the histories of the groups' runs, by rank and incarnation."""
     temporal = await site.client.connect()
     found: dict[str, set[int]] = {}
     for group in (await site.client.status(name)).groups:

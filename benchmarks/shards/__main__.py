@@ -54,7 +54,7 @@ BILLION = 10**9
 READERS = 8
 """Updates in progress: a server takes ten at a time for one workflow."""
 SHARDS_AT_ONCE = 2_000
-"""As a rank requests them that processes several hundred shards a second."""
+"""The number that a rank requests which processes several hundred shards a second."""
 BATCH_SECONDS = 0.002
 """What the measured rank does with a shard."""
 WARM_UP_SECONDS = 2.0

@@ -122,7 +122,9 @@ def check_encryption(endpoint: Endpoint) -> Check:
     name, encryption = "encryption", payload_encryption(endpoint)
     if encryption.keys is None:
         remedy = f"See docs/encryption.md: {KEYS_FILE_VARIABLE} names a file of keys."
-        detail = "payloads are not encrypted: who can read from the Temporal server can read commands and variables"
+        detail = (
+            "payloads are not encrypted: anyone who can read from the Temporal server can read commands and variables"
+        )
         return Check(name=name, verdict=Verdict.OK, detail=detail, remedy=remedy)
     number = len(encryption.keys.all)
     plain = "plain ones are refused" if encryption.plain is Plain.REFUSE else "plain ones are accepted"
@@ -205,7 +207,7 @@ async def check_server(client: TemporalClient, endpoint: Endpoint) -> Check:
 async def check_ui(endpoint: Endpoint) -> Check:
     name = "temporal ui"
     if not endpoint.ui:
-        remedy = "Set PERDURE_UI to its address to have pages of jobs shown."
+        remedy = "Set PERDURE_UI to its address: commands then show the pages of jobs."
         return Check(name=name, verdict=Verdict.WARNING, detail="its address is not known", remedy=remedy)
 
     def fetch() -> int:
@@ -271,11 +273,11 @@ async def check_site_policies(client: TemporalClient, task_queue: str) -> AsyncG
     try:
         report = await read_site(client, task_queue=task_queue)
     except (WorkflowFailureError, RPCError) as error:
-        detail = f"no worker says which one is in force: {error}; one of an earlier release cannot"
+        detail = f"no worker reports the policy in force: {error}; workers of earlier releases cannot"
         yield Check(name=name, verdict=Verdict.WARNING, detail=detail, remedy="Upgrade the workers.")
         return
     for backend, policy in report.policies.items():
-        detail = f"of the backend {backend}, as a worker has it"
+        detail = f"of the backend {backend}, as a worker reports it"
         yield Check(name=name, verdict=Verdict.OK, detail=detail, facts=policy)
 
 
@@ -298,14 +300,14 @@ async def check_leftovers(client: TemporalClient) -> Check | None:
     try:
         found = await find_leftovers(api, client)
     except RPCError as error:
-        return Check(name=name, verdict=Verdict.WARNING, detail=f"cannot be looked for: {error.message}")
+        return Check(name=name, verdict=Verdict.WARNING, detail=f"the search failed: {error.message}")
     finally:
         await api.close()
     if not found:
         return Check(name=name, verdict=Verdict.OK, detail="none that this user can see")
     named = ", ".join(f"{one.namespace}/{one.name}" for one in found[:_NAMED])
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    remedy = "Workers remove them every 10 minutes; or `kubectl delete configmap` them, which takes their pods along."
+    remedy = "Workers remove them every 10 minutes; or `kubectl delete configmap` them, which also deletes their pods."
     return Check(
         name=name, verdict=Verdict.WARNING, detail=f"ConfigMaps of jobs that are over: {named}{more}", remedy=remedy
     )

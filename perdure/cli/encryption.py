@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def codec_server(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- COMMAND]...", help="Run it, and serve until it ends.", show_default=False),
+        typer.Argument(
+            metavar="[-- COMMAND]...", help="Run this command, and serve until it ends.", show_default=False
+        ),
     ] = None,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="The port on 127.0.0.1.", show_default="a free one")
@@ -30,8 +32,8 @@ def codec_server(
 ) -> None:
     """Decrypt payloads for Temporal's own command line and UI, and encrypt what they send.
 
-    With a command, it runs with the variables that Temporal's command line needs: the server's address and the codec
-    server's. Without one, the endpoint for the UI's settings is printed. Only who has the printed token is served.
+    Runs the command with the variables that Temporal's command line needs: the server's address and the codec
+    server's. Without a command, prints the endpoint for the UI's settings. Serves only callers that have the token.
 
     [dim]perdure codec-server -- temporal workflow show -w job/default/llama · perdure codec-server[/]
     """
@@ -91,7 +93,11 @@ def payload_keys(
         ),
     ] = None,
     rotate: Annotated[
-        bool, typer.Option("--rotate", help="Put a new key first; what older ones encrypted stays readable.")
+        bool,
+        typer.Option(
+            "--rotate",
+            help="Add a new key, which encrypts from now on; payloads that older keys encrypted stay readable.",
+        ),
     ] = False,
 ) -> None:
     """Make the file of keys that encrypt payloads, or rotate its keys. No key is printed.

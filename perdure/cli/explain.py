@@ -70,24 +70,24 @@ def _meaning(incident: IncidentView) -> str:
             else ""
         )
     if incident.failure is None and incident.decided_at is None:
-        return "not judged yet"
+        return "no verdict yet"
     if incident.failure is None:
         by_user = "USER" in sources
         return "requested by a user" if by_user else "nothing failed: the available nodes changed"
-    evidence = [sign for sign in incident.evidence if _speaks_for(sign, incident)]
-    sources = {sign.source for sign in evidence}
+    evidence = [one for one in incident.evidence if _supports_verdict(one, incident)]
+    sources = {one.source for one in evidence}
     confidence = "high" if len(sources) > 1 else "fair"
     culprit = "" if incident.culprit is None else f"; culprit: node {incident.culprit}"
     if incident.also_failed:
         several = "s" if len(incident.also_failed) > 1 else ""
         culprit += f"; also failed: node{several} {', '.join(map(str, incident.also_failed))}"
-    signs = f"{text.count(len(evidence), 'sign')} from {text.count(len(sources), 'source')}"
-    return f"{FAILURE_CLASSES[incident.failure].meaning}{culprit}; {confidence} confidence: {signs}"
+    basis = f"{text.count(len(evidence), 'piece')} of evidence from {text.count(len(sources), 'source')}"
+    return f"{FAILURE_CLASSES[incident.failure].meaning}{culprit}; {confidence} confidence: {basis}"
 
 
-def _speaks_for(sign: Evidence, incident: IncidentView) -> bool:
-    """Whether the sign tells about the culprit: it is about that node, or a peer's loss of a connection."""
-    return incident.culprit is None or sign.rank == incident.culprit or sign.source == "PEERS"
+def _supports_verdict(evidence: Evidence, incident: IncidentView) -> bool:
+    """Whether the evidence concerns the culprit: it is about that node, or about a peer that lost a connection."""
+    return incident.culprit is None or evidence.rank == incident.culprit or evidence.source == "PEERS"
 
 
 def _decision(incident: IncidentView) -> str:

@@ -33,7 +33,7 @@ def join(
         str | None, typer.Option("--nproc-per-node", help="For a job that --nodes starts.", show_default="one per GPU")
     ] = None,
     spec: Annotated[
-        Path | None, typer.Option("--spec", metavar="FILE", help="If there is no such job: start the one of this file.")
+        Path | None, typer.Option("--spec", metavar="FILE", help="If there is no such job: start it from this file.")
     ] = None,
     node_id: Annotated[
         str,
@@ -60,7 +60,7 @@ def join(
             envvar="PERDURE_METRICS_PORT",
             min=1,
             max=65535,
-            help="Serve Prometheus metrics of the node on it, on all interfaces.",
+            help="Serve Prometheus metrics of the node on this port, on all interfaces.",
             show_default="none",
         ),
     ] = None,
@@ -79,7 +79,7 @@ def join(
             "--gateway",
             metavar="URL",
             envvar="PERDURE_GATEWAY",
-            help="Join through the gateway at https://HOST:PORT, without Temporal; takes a ticket.",
+            help="Join through the gateway at https://HOST:PORT, without Temporal; requires a ticket.",
             show_default="the ticket's",
         ),
     ] = "",
@@ -89,7 +89,7 @@ def join(
             "--ticket",
             metavar="FILE",
             envvar="PERDURE_TICKET",
-            help="What the job's owner made with `perdure ticket`: join through the gateway with it.",
+            help="The ticket that the job's owner made with `perdure ticket`: join through the gateway.",
             show_default=False,
         ),
     ] = None,
@@ -109,7 +109,9 @@ def join(
     2 usage · 6 control plane unreachable · 0 released by the job · 128 + n after signal n.
     """
     if gateway and ticket is None:
-        raise typer.BadParameter("takes a ticket, which `perdure ticket` makes: --ticket FILE", param_hint="--gateway")
+        raise typer.BadParameter(
+            "requires a ticket, which `perdure ticket` makes: --ticket FILE", param_hint="--gateway"
+        )
     if ticket and (nodes or spec or address):
         raise typer.BadParameter(
             "a machine with a ticket joins a job that its owner has started, through the gateway only",

@@ -121,7 +121,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _time(time: datetime | None) -> str:
-    """As wide where it is not known."""
+    """Returns the time for one line, or as many spaces where it is unknown."""
     return " " * 24 if time is None else f"{time:%Y-%m-%dT%H:%M:%S}.{time.microsecond // 1000:03}Z"
 
 

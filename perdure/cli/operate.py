@@ -23,7 +23,7 @@ HealthPortOption = Annotated[
         "--health-port",
         min=1,
         max=65535,
-        help="Answer GET /healthz on it while the service runs.",
+        help="Answer GET /healthz on this port while the service runs.",
         show_default="none",
     ),
 ]
@@ -35,13 +35,15 @@ LogFormatOption = Annotated[
         "--log-format",
         envvar=FORMAT_VARIABLE,
         show_envvar=False,
-        help=f"How log lines are written; {FORMAT_VARIABLE} sets it, too, and agents get that of their worker.",
+        help=f"How log lines are written; {FORMAT_VARIABLE} sets it, too, and agents use the format of their worker.",
     ),
 ]
 
 MetricsPortOption = Annotated[
     int | None,
-    typer.Option("--metrics-port", min=1, max=65535, help="Serve Prometheus metrics on it.", show_default="none"),
+    typer.Option(
+        "--metrics-port", min=1, max=65535, help="Serve Prometheus metrics on this port.", show_default="none"
+    ),
 ]
 
 
@@ -143,7 +145,7 @@ def gateway(
     ] = None,
     tls_key: Annotated[
         Path | None,
-        typer.Option("--tls-key", metavar="FILE", help="Its private key.", show_default=False),
+        typer.Option("--tls-key", metavar="FILE", help="The private key of --tls-certificate.", show_default=False),
     ] = None,
     health_port: HealthPortOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,

@@ -172,7 +172,7 @@ def incident_line(incident: IncidentView) -> str:
     elif incident.decided_at:
         after = incident.action or "being repaired"
     else:
-        after = "being judged"
+        after = "no verdict yet"
     return f"#{incident.number} {incident.title}: {after}"
 
 

@@ -23,10 +23,12 @@ def ticket(
         int, typer.Option("--nodes", min=1, help="The most nodes that machines with this ticket may be at a time.")
     ] = 1,
     expires: Annotated[
-        str, typer.Option("--expires", help="From then on only machines that have joined before are admitted.")
+        str,
+        typer.Option("--expires", help="Until then, new machines are admitted; later, only those that joined before."),
     ] = "24h",
     file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE", help="Write it there.", show_default="NAME.ticket")
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="Where to write the ticket.", show_default="NAME.ticket"),
     ] = None,
     gateway: Annotated[
         str,
@@ -59,9 +61,9 @@ def ticket(
     output: OutputOption = None,
     address: AddressOption = None,
 ) -> None:
-    """Make a ticket, with which machines that do not reach Temporal join a job through the gateway.
+    """Make a ticket, with which machines that cannot reach Temporal join a job through the gateway.
 
-    Who has the file can be nodes of that job, and nothing else: pass it on as you would a password.
+    Anyone who has the file can add machines to that job, and nothing else: pass it on as you would a password.
 
     [dim]perdure ticket llama --nodes 8 --expires 12h · perdure ticket llama --revoke 3f2a90c1d4e5[/]
     """

@@ -45,7 +45,7 @@ class Authority(BaseModel):
         try:
             certificate, key = self._loaded()
         except (ValueError, TypeError):
-            raise ValueError("certificate or private key is no PEM of an elliptic curve") from None
+            raise ValueError("certificate or private key is not the PEM of an elliptic curve") from None
         if certificate.public_key() != key.public_key():
             raise ValueError("the private key is not that of the certificate")
         return self

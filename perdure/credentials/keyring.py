@@ -23,7 +23,7 @@ SIGNING_KEYS, AUTHORITY, AUTHORITY_KEY = "signing-keys", "ca.crt", "ca.key"
 
 
 class KeyringInvalid(Exception):
-    """The content is no key ring; the message says what is wrong, without the secrets."""
+    """The content is not a key ring; the message says what is wrong, without the secrets."""
 
 
 @dataclass(frozen=True, kw_only=True)

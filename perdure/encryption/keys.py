@@ -116,7 +116,7 @@ class PayloadKeys:
             keys = _KeysFile.model_validate_json(content).keys
         except ValidationError as error:
             raise PayloadKeysError(
-                f"{self.path} is no file of payload keys: {error}", remedy="`perdure payload-keys FILE` makes one."
+                f"{self.path} is not a file of payload keys: {error}", remedy="`perdure payload-keys FILE` makes one."
             ) from None
         if wrong := [key.id for key in keys if len(key.secret) != KEY_BYTES]:
             raise PayloadKeysError(f"the key {wrong[0]} in {self.path} does not have {KEY_BYTES} bytes")

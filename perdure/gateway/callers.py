@@ -33,12 +33,12 @@ _POD_NAME: Final = "authentication.kubernetes.io/pod-name"
 _SERVICE_ACCOUNT: Final = "system:serviceaccount:"
 
 _VALID_SECONDS: Final = 60.0
-"""For so long a reviewed token is accepted without another review: the longest time that the agent of a deleted pod can
-continue."""
+"""The time for which a reviewed token is accepted without another review: the agent of a deleted pod can continue
+for as long."""
 _STALE_SECONDS: Final = 3600.0
-"""For so long it is accepted while the API server cannot be asked: leases must outlast an outage of it."""
+"""The time for which it is accepted while the API server does not answer: leases must outlast an outage of it."""
 _PATIENCE_SECONDS: Final = 1.0
-"""For so long a call waits for the review of a token that has been valid: heartbeats must not, for as long as the API
+"""The time for which a call waits for the review of a token that has been valid: heartbeats must not wait while the API
 server leaves a request without an answer."""
 _INVALID_SECONDS: Final = 5.0
 _REMEMBERED: Final = 20_000
@@ -83,7 +83,7 @@ class TokenReviewer(Protocol):
 
 
 class NoTokenReviewer:
-    """Of a gateway that has no cluster: it serves machines that join, and no pods."""
+    """The reviewer of a gateway without a cluster, which serves machines that join and no pods."""
 
     async def pod_of(self, token: str) -> PodName:
         raise Unauthenticated("this gateway serves no pods: it was started without a cluster")

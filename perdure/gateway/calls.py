@@ -92,9 +92,9 @@ class Call(ABC, Generic[Request, Response]):
     forwarded: ClassVar[bool] = True
     """False: the gateway answers by itself."""
     long: ClassVar[bool] = False
-    """It waits for something to happen. When the gateway stops, it is answered as if nothing did."""
+    """The call waits for an event. When the gateway stops, the call is answered as if there was none."""
     reports: ClassVar[bool] = False
-    """It tells a workflow of the job something, or asks it. A machine that lost its place may not; it may still receive
+    """The call signals, queries or updates a workflow of the job. A machine that lost its place may not; it may receive
     the command to stop, and learn whether its job is over."""
 
     def __init__(self, grant: Grant, keys: Sequence[SecretBytes]) -> None:
@@ -144,7 +144,7 @@ class Call(ABC, Generic[Request, Response]):
             return STORE_UPDATE
         name = workflow.removeprefix(dataset_workflow_id(self.grant.job_id, self.grant.uid, ""))
         if name == workflow or not re.fullmatch(DATASET_NAME, name):
-            raise Denied(f"workflow_execution: {workflow!r} is no dataset of the node's own job, nor its store")
+            raise Denied(f"workflow_execution: {workflow!r} is neither a dataset of the node's own job nor its store")
         return DATASET_UPDATE
 
     def check_namespace(self, namespace: str) -> str:

@@ -49,11 +49,11 @@ class SiteCertificate:
         try:
             certificate = x509.load_pem_x509_certificate(found.certificate)
         except ValueError:
-            raise CertificateInvalid(f"{self.certificate} is no certificate in PEM") from None
+            raise CertificateInvalid(f"{self.certificate} is not a certificate in PEM") from None
         try:
             key = serialization.load_pem_private_key(found.private_key, password=None)
         except (ValueError, TypeError):
-            raise CertificateInvalid(f"{self.private_key} is no private key in PEM without a password") from None
+            raise CertificateInvalid(f"{self.private_key} is not a private key in PEM without a password") from None
         if certificate.public_key() != key.public_key():
             raise CertificateInvalid(f"{self.private_key} is not the key of {self.certificate}")
         return found

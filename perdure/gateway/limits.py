@@ -29,15 +29,15 @@ class Limit:
 
 
 AGENT: Final = Limit(per_second=50.0, burst=200.0, at_once=32)
-"""Of one agent. After an outage it sends what it has kept; it polls, and its signals wait for a busy server."""
+"""The limit of one agent. After an outage it sends what it has kept; its signals may wait for a busy server."""
 STRANGERS: Final = Limit(per_second=200.0, burst=2000.0, at_once=500)
-"""Of one address, with tokens that have not been reviewed: each costs the API server a request. All agents of a cluster
+"""The limit of one address for tokens without a review: each costs the API server a request. All agents of a cluster
 may share an address, and connect again at the same time."""
 NEWCOMERS: Final = Limit(per_second=20.0, burst=500.0, at_once=200)
-"""Of one address, with tickets that have not been verified: each may cost a job a query. All machines of a site may
-share an address, and join at the same time."""
+"""The limit of one address for tickets that have not been verified: each may cost a job a query. All machines of a
+site may share an address, and join at the same time."""
 MACHINES: Final = Limit(per_second=10.0, burst=50.0, at_once=8)
-"""Of one machine, as far as its ticket tells machines apart: each call is an update of the job."""
+"""The limit of one machine, as its ticket distinguishes machines: each call is an update of the job."""
 JOIN_BYTES: Final = 64 * 1024
 """The largest request of a machine that joins; it holds the command."""
 MESSAGE_BYTES: Final = 1024 * 1024
@@ -84,7 +84,7 @@ class Refusals:
 
 
 def refusal_seconds(waiting: int) -> float:
-    """Returns how long a refusal takes, in seconds, if so many of its address wait."""
+    """Returns the seconds that a refusal takes while `waiting` others of its address wait."""
     return min(_REFUSAL_SECONDS * (1 + waiting / _REFUSALS_AT_ONCE), _LONGEST_REFUSAL_SECONDS)
 
 

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 METHODS: Final = (JOIN, LEAVE, RESULT)
 _PATIENCE_SECONDS: Final = 25.0
-"""For so long a call waits for a job that is ending."""
+"""The time for which a call waits for a job that is ending."""
 
 _HOST_LENGTH: Final = 253
 """The longest name of a host; the job keeps it."""

@@ -27,12 +27,12 @@ from workflows.messages import MachinesView, Ticket
 logger = logging.getLogger(__name__)
 
 _VALID_SECONDS: Final = 30.0
-"""For so long an answer is used: the longest time that a machine which lost its place still reports."""
+"""The time for which an answer is used: a machine that lost its place can report for as long."""
 _SETTLED_SECONDS: Final = 1.0
 """The least time between two queries of a job for machines or tickets that its last answer lacks: they may be newer.
 Their callers wait meanwhile."""
 _STALE_SECONDS: Final = 3600.0
-"""For so long it is used while the job does not answer: reports must outlast an outage of the workers."""
+"""The time for which it is used while the job does not answer: reports must outlast an outage of the workers."""
 _REMEMBERED: Final = 2_000
 """Jobs; a job of a thousand machines takes about 200 KB."""
 
@@ -109,7 +109,7 @@ class Memberships:
         return await self._view(job_id, _SETTLED_SECONDS)
 
     async def _view(self, job_id: str, longest: float) -> MachinesView | None:
-        """Returns what the job answered, at most so many seconds ago; None if there is no such job."""
+        """Returns an answer of the job that is at most `longest` seconds old; None if there is no such job."""
         known = self._known.get(job_id)
         if known and known.age < longest:
             return known.view
@@ -123,7 +123,7 @@ class Memberships:
         except Unavailable:
             if known is None or known.age > _STALE_SECONDS:
                 raise
-            logger.warning("%s does not answer; its machines are taken for what they were", job_id)
+            logger.warning("%s does not answer; its machines keep the places that it reported last", job_id)
             return known.view
 
     async def _query(self, job_id: str) -> _Known:

@@ -119,7 +119,7 @@ def read_keyring(folder: Path) -> Keyring:
     except OSError as error:
         raise Refused(f"the key ring {folder} cannot be read: {error}", remedy=_REMEDY) from error
     except KeyringInvalid as error:
-        raise Refused(f"{folder} is no key ring: {error}", remedy=_REMEDY) from error
+        raise Refused(f"{folder} is not a key ring: {error}", remedy=_REMEDY) from error
 
 
 async def _keyring(api: KubernetesApi, namespace: str, name: str) -> Keyring:
@@ -136,7 +136,7 @@ async def _keyring(api: KubernetesApi, namespace: str, name: str) -> Keyring:
     try:
         return Keyring.from_entries({key: b64decode(value).decode("utf-8", "replace") for key, value in data.items()})
     except KeyringInvalid as error:
-        raise Refused(f"the Secret {namespace}/{name} is no key ring: {error}", remedy=_REMEDY) from error
+        raise Refused(f"the Secret {namespace}/{name} is not a key ring: {error}", remedy=_REMEDY) from error
 
 
 _REMEDY: Final = "See docs/gateway.md."

@@ -264,7 +264,7 @@ def _refusals(who: str) -> Generator[None]:
     except Denied as error:
         raise _Refused(who, grpc.StatusCode.PERMISSION_DENIED, Reason.NOT_ALLOWED, str(error)) from error
     except DecodeError as error:
-        reason = "the request is no message of this method"
+        reason = "the request is not a message of this method"
         raise _Refused(who, grpc.StatusCode.INVALID_ARGUMENT, Reason.UNREADABLE, reason) from error
 
 

@@ -45,7 +45,7 @@ from workflows.messages import (
 from workflows.messages.base import Time
 
 _TIMEOUT: Final = timedelta(seconds=30)
-"""Of a call. The longest one is answered after 25 s."""
+"""The timeout of a call; the gateway answers within 25 s."""
 _PAUSE: Final = 2.0
 """Seconds until the job's result is requested again from a gateway that is away."""
 _OPTIONS: Final = (
@@ -94,7 +94,7 @@ class GatewayJobConnection:
             return answer.result
         if answer.grant:
             self._grant, self._temporal_namespace = answer.grant, answer.temporal_namespace
-        return answer.answer or JoinAnswer(reason="the gateway has no answer")
+        return answer.answer or JoinAnswer(reason="the gateway gave no reason")
 
     async def wait(self) -> JobResult:
         return await self._final_result(ResultCall(namespace=self._ticket.namespace, job=self._ticket.job))
@@ -159,7 +159,7 @@ class GatewayJobConnection:
             return answer.model_validate_json(content)
         except ValidationError as error:
             raise Refused(
-                f"the gateway at {self._address} answers what this release does not read",
+                f"the gateway at {self._address} sent an answer that this release cannot read",
                 remedy="Install the release of the site.",
             ) from error
 

@@ -78,4 +78,4 @@ class TicketFile(BaseModel):
         except ValidationError as error:
             problem = error.errors()[0]
             field = ".".join(map(str, problem["loc"])) or "content"
-            raise PerdureError(f"{path} is no ticket: {field}: {problem['msg']}", remedy=_REMEDY) from None
+            raise PerdureError(f"{path} is not a ticket: {field}: {problem['msg']}", remedy=_REMEDY) from None

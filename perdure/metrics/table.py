@@ -28,7 +28,7 @@ class Metric:
     """One metric."""
 
     name: str
-    """With the unit, and `_total` for counters."""
+    """The name, which ends with the unit, and `_total` for counters."""
     kind: Kind
     source: Source
     unit: str
@@ -141,7 +141,7 @@ WORKER_METRICS: Final = (
         source=Source.WORKER,
         unit="s",
         labels=("cause",),
-        meaning="From the first sign of an incident, by the clock of the machine where it happened, until the job "
+        meaning="From the first evidence of an incident, by the clock of the machine where it happened, until the job "
         "learned of it.",
         alert="the 95th percentile above 15 s",
         buckets=_NOTICE,
@@ -169,7 +169,7 @@ WORKER_METRICS: Final = (
         Kind.GAUGE,
         "step",
         _JOB,
-        "The step of the newest durable checkpoint. It only grows, but after a restore from an older one.",
+        "The step of the newest durable checkpoint. It only grows, except after a restore from an older one.",
     ),
     _worker(
         "perdure_job_checkpoint_time_seconds",

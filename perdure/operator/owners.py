@@ -90,8 +90,8 @@ class Owners:
 
 
 _UNKNOWN_OWNER = (
-    "owner: none is recorded, so nothing is known about the rights of who wrote the specification. The cluster's "
-    "admission policies record the owner when an object is created: delete the object and apply it again"
+    "owner: none is recorded, so nothing is known about the rights of the user who wrote the specification. "
+    "The cluster's admission policies record the owner when an object is created: delete the object and apply it again"
 )
 _UNPROTECTED = (
     "owner: the API server lets users write this field, so it proves nothing. Install the admission policies of the "

@@ -70,7 +70,7 @@ class Reconciler:
         if run is not None and run.object_uid == resource.metadata.uid:
             return await self._mirror(resource, run)
         if resource.status.run_id:
-            text = f"Temporal knows nothing of {resource.workflow_id}, run {resource.status.run_id}, any more"
+            text = f"Temporal no longer has {resource.workflow_id}, run {resource.status.run_id}"
             return await self._show(resource, _unknown(resource, "RunNotFound", text), again=RETRY)
         return await self._begin(resource, run)
 
@@ -182,12 +182,15 @@ class Reconciler:
     async def _stay_ended(self, resource: TrainingJobResource) -> Looked:
         left = _time_left(resource)
         if left is not None and left <= 0:
-            logger.info("%s: its object is deleted, as its ttl_after_finished says", resource.workflow_id)
+            logger.info("%s: its object is deleted, because its ttl_after_finished has elapsed", resource.workflow_id)
             await self._api.delete(resource.path, uid=resource.metadata.uid)
             return Looked(resource=resource)
         if resource.status.observed_generation == resource.metadata.generation:
             return Looked(resource=resource, again=left)
-        text = "the job has ended, and of its object only ttl_after_finished counts; delete it to apply it again"
+        text = (
+            "the job has ended, and only ttl_after_finished of its object still has an effect; "
+            "delete the object to apply it again"
+        )
         return await self._refuse(resource, "Ended", text, again=left)
 
     async def _refuse(
@@ -231,7 +234,8 @@ def _name_taken(resource: TrainingJobResource) -> str:
     name, namespace = resource.metadata.name, resource.metadata.namespace
     return (
         f'a job named "{name}" that this object did not start runs in the namespace {namespace}; '
-        f"it is waited for. End it: perdure cancel {name} -n {namespace} --wait. Or give the object another name"
+        f"this object waits until it has ended. End it: perdure cancel {name} -n {namespace} --wait. "
+        "Or give the object another name"
     )
 
 

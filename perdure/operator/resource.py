@@ -100,7 +100,7 @@ class TrainingJobResource(Part):
             SpecError: if it cannot run, with the text of `perdure validate`.
         """
         fields = {name: value for name, value in self.spec.items() if name != "suspend"}
-        own = {name: f"the object's metadata says it: {value}" for name, value in self._identity().items()}
+        own = {name: f"the object's metadata sets it: {value}" for name, value in self._identity().items()}
         if doubled := [
             SpecProblem(location=(name,), value=format_value(fields[name]), message=text, hint="remove it")
             for name, text in own.items()

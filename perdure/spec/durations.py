@@ -27,7 +27,7 @@ def parse_duration(value: Any) -> timedelta:
     """Reads a duration, to the millisecond.
 
     Raises:
-        ValueError: if the text is no duration, or the duration is negative or beyond what a `timedelta` holds.
+        ValueError: if the text is not a duration, or the duration is negative or beyond what a `timedelta` holds.
     """
     try:
         duration = _read(value)

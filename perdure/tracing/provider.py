@@ -43,7 +43,7 @@ class TraceIds:
 
     @classmethod
     def of(cls, key: str) -> TraceIds:
-        """Those that all processes compute from the same key, without telling each other."""
+        """Computes the IDs from a key: all processes with the same key get the same IDs."""
         digest = hashlib.sha256(key.encode()).digest()
         return cls(int.from_bytes(digest[:16]), int.from_bytes(digest[16:24]))
 

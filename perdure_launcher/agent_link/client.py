@@ -203,7 +203,7 @@ class AgentSession:
                 if str(refused) != self._refusal:
                     self._refusal = str(refused)
                     logger.error("%s", refused)
-                raise AgentGone("it refused the greeting") from refused
+                raise AgentGone("it refused the first request") from refused
             self._refusal = ""
             self._greeted = True
             self._greetings += 1

@@ -219,7 +219,7 @@ class ProcessTree:
 def _explain(error: OSError, command: Sequence[str], *, env: Mapping[str, str], workdir: Path | None) -> CommandFailed:
     program = command[0]
     if workdir is not None and not workdir.is_dir():
-        return CommandFailed(NOT_EXECUTABLE, f"workdir: {workdir} does not exist on this node, or is no folder")
+        return CommandFailed(NOT_EXECUTABLE, f"workdir: {workdir} does not exist on this node, or is not a folder")
     if isinstance(error, FileNotFoundError):
         where = f"in PATH={env.get('PATH', os.defpath)}" if "/" not in program else f"from {workdir or Path.cwd()}"
         return CommandFailed(

@@ -134,7 +134,7 @@ def open_file(name: str, flags: int, within: int) -> int:
     descriptor = _open(name, flags | _FILE, within)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise NotARegularFile(errno.EINVAL, "it is no regular file", name)
+        raise NotARegularFile(errno.EINVAL, "it is not a regular file", name)
     return descriptor
 
 
@@ -144,5 +144,7 @@ def _open(path: str, flags: int, within: int | None) -> int:
     except OSError as error:
         # ELOOP for a link, ENOTDIR for a link in place of a folder, ENXIO for a socket.
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
-            raise NotARegularFile(error.errno, "it is no regular file, or reached through a link", path) from error
+            raise NotARegularFile(
+                error.errno, "it is not a regular file, or it is reached through a link", path
+            ) from error
         raise

@@ -61,7 +61,7 @@ class Forks:
         self._left_out: dict[str, str] = {}
         """Packages that cannot be imported in advance, and why."""
         self._lost: set[str] = set()
-        """Those of them that only forks cannot carry over."""
+        """The ones among them that a fork does not carry over; other starts can import them."""
 
     def fork(self, request: Request) -> int:
         """Forks the requested rank.

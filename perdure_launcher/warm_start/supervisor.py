@@ -76,7 +76,7 @@ def offer(folder: Path, environment: MutableMapping[str, str], *, python: str = 
     if EXECUTABLE_VARIABLE in environment:
         return f"{EXECUTABLE_VARIABLE} is set in the job's environment"
     if len(os.fsencode(python)) > _LONGEST_INTERPRETER or any(map(str.isspace, python)):
-        return f"{python} cannot stand in a script's first line"
+        return f"{python} cannot be used in a script's first line"
     try:
         shim = prepare(folder, python)
     except OSError as error:

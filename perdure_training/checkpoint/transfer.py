@@ -45,7 +45,7 @@ def exchange(sources: Mapping[int, int], *, sent: Mapping[int, Slot], own: RankI
 def _send(slot: Slot, receiver: int, group: dist.ProcessGroup) -> None:
     header = slot.header()
     if header is None:
-        raise RuntimeError(f"{slot.path} is no complete snapshot any more")
+        raise RuntimeError(f"{slot.path} is no longer a complete snapshot")
     dist.send_object_list([asdict(header)], dst=receiver, group=group)
     for piece in _pieces(slot.read()):
         dist.send(piece, dst=receiver, group=group)

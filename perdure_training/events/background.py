@@ -48,9 +48,9 @@ class Drop(Enum):
     """The events that are dropped when too many wait."""
 
     NEWEST = "newest"
-    """Those that are emitted meanwhile: what led to the burst is kept."""
+    """Drop the events that arrive while the queue is full: the beginning of the burst is kept."""
     OLDEST = "oldest"
-    """Those that have waited for longest: what happens now is kept."""
+    """Drop the events that have waited longest: the end of the burst is kept."""
 
 
 class _Counter:

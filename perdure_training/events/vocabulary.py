@@ -180,7 +180,7 @@ class JobEvents(EventEmitter):
         self.instant("world", world_generation=world_generation, **attributes)
 
     def incident(self, *, number: int, **attributes: Any) -> Span:
-        """An interruption, from its first sign until the world steps again: the number is that of `perdure explain`."""
+        """An interruption, from its first evidence until the world steps again; its number is `perdure explain`'s."""
         return self.span("incident", number=number, **attributes)
 
     def observation(self, *, number: int, **attributes: Any) -> None:

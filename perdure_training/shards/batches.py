@@ -40,7 +40,7 @@ class ShardBatches(Sampler[list[int]]):
         self._client = client
         self._batch_size = batch_size
         self._lengths: deque[int] = deque()
-        """Of the batches that the loader was given and the loop was not."""
+        """The lengths of the batches that the loader was given and the loop was not."""
 
     def __iter__(self) -> Iterator[list[int]]:
         batch: list[int] = []

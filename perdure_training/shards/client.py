@@ -343,7 +343,7 @@ class LeaseClient(ABC, Generic[_Leased]):
         return spans
 
     def _withdraw_next(self, samples: int) -> list[Span]:
-        """Takes so many positions out of what is in progress, in their order."""
+        """Takes the next positions out of what is in progress, in their order."""
         if samples > length(self._out):
             raise ValueError(f"{samples} samples are done, but fewer are in progress")
         spans: list[Span] = []

@@ -44,7 +44,7 @@ class AloneLink:
         self._rest: Iterator[Span] = iter(())
         self._term: Json | None = None
         self._ends: list[int] = []
-        """Of a stream: the ends of its partitions."""
+        """For a stream: the ends of its partitions."""
 
     def exchange(self, name: str, body: Json) -> Json:
         request: Json = body["request"]

@@ -80,7 +80,7 @@ class _Request:
     slot: int
     header: Header
     crc32: int
-    """Of the bytes: a receiver has no torch, and cannot compute the checksum of the header."""
+    """The checksum of the bytes: a receiver has no torch, and cannot compute the checksum of the header."""
 
 
 class CopyReceiver:

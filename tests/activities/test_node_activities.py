@@ -211,8 +211,8 @@ async def test_a_group_acts_for_its_own_nodes_alone(running: Running, tmp_path: 
     )
     refused = await forger.execute_update(WatchedGroup.create, job.request(1))
     assert refused == (
-        f"NodeRefused: the workflow {other.group_id} may not request this: it says {other.group_id}, and "
-        f"{job.group_id} is right"
+        f"NodeRefused: the workflow {other.group_id} may not request this: "
+        f"expected {job.group_id}, found {other.group_id}"
     )
     mixed = other.request().model_copy(update={"node": job.request(1).node})
     assert "may not request this" in str(await forger.execute_update(WatchedGroup.create, mixed))

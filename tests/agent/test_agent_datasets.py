@@ -123,8 +123,8 @@ async def test_ranks_wait_while_the_server_is_away(tmp_path_factory: pytest.Temp
 @pytest.mark.parametrize(
     ("one", "expected"),
     [
-        (body(3), "no world of this node"),
-        (body(rank=1), "no rank of this node"),
+        (body(3), "not a world of this node"),
+        (body(rank=1), "not a rank of this node"),
         (b"{", "Invalid JSON"),
         (b'{"parameters": {"size": 0, "shard_size": 1}}', "parameters.size"),
         (body(holds=((0, 10),)).model_dump_json().replace("[0,10]", "[10,0]").encode(), "request.holds"),
@@ -153,7 +153,7 @@ def _later(term: Term) -> Term:
 async def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str):
     bench = Bench(tmp_path)
     bench.apply(1)
-    with pytest.raises(RefusedRequest, match="no name of a dataset"):
+    with pytest.raises(RefusedRequest, match="not the name of a dataset"):
         await bench.datasets.exchange(name, body().model_dump_json().encode())
 
 
@@ -227,8 +227,8 @@ async def test_whatever_fails_is_tried_again_and_a_missing_dataset_is_requested_
 
 
 async def test_a_refusal_reaches_the_rank(tmp_path: Path):
-    ranks = Ranks(tmp_path, PlayedDataset([UpdateRefused("the sender is no node of this job")]))
-    assert (await ranks.ask()).refused == "the sender is no node of this job"
+    ranks = Ranks(tmp_path, PlayedDataset([UpdateRefused("the sender is not a node of this job")]))
+    assert (await ranks.ask()).refused == "the sender is not a node of this job"
 
 
 async def test_a_rank_is_told_to_ask_again_while_nothing_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

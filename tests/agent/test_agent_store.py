@@ -240,8 +240,8 @@ async def test_what_fails_is_tried_again_and_changes_the_store_once(ranks: Ranks
 
 
 async def test_a_refusal_reaches_the_rank(ranks: Ranks):
-    ranks.played.errors = [UpdateRefused("the sender is no node of this job")]
-    assert (await ranks.ask(set_key("k"))).refused == "the sender is no node of this job"
+    ranks.played.errors = [UpdateRefused("the sender is not a node of this job")]
+    assert (await ranks.ask(set_key("k"))).refused == "the sender is not a node of this job"
 
 
 async def test_a_rank_asks_again_for_the_answer_to_the_same_call(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
@@ -302,7 +302,7 @@ async def test_calls_of_an_older_world_end(ranks: Ranks):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (body(StoreAction.COUNT, generation=2).model_dump_json().encode(), "no world of this node"),
+        (body(StoreAction.COUNT, generation=2).model_dump_json().encode(), "not a world of this node"),
         (b"{", "Invalid JSON"),
         (b'{"generation": 1, "call": {"client": "", "sequence": 1, "action": "COUNT"}}', "call.client"),
         (b'{"generation": 1, "call": {"client": "c", "sequence": 0, "action": "COUNT"}}', "call.sequence"),

@@ -31,8 +31,8 @@ def test_a_key_ring_is_read_as_it_was_written_and_shows_no_secret() -> None:
         ({SIGNING_KEYS: "abcd"}, "line 1: the key has 2 bytes and needs 32"),
         ({SIGNING_KEYS: "xyz"}, "hexadecimal"),
         ({AUTHORITY: ""}, "ca.crt is missing"),
-        ({AUTHORITY: "x"}, "no PEM"),
-        ({AUTHORITY_KEY: "x"}, "no PEM"),
+        ({AUTHORITY: "x"}, "not the PEM"),
+        ({AUTHORITY_KEY: "x"}, "not the PEM"),
         ({AUTHORITY_KEY: Keyring.new().to_entries()[AUTHORITY_KEY]}, "not that of the certificate"),
     ],
 )

@@ -148,8 +148,8 @@ def test_a_gateway_does_not_start_with_a_certificate_that_it_cannot_use(authorit
     with pytest.raises(CertificateInvalid, match="is not the key of"):
         ServerCertificates(own, authority.files)
     authority.files.private_key.write_bytes(b"x")
-    with pytest.raises(CertificateInvalid, match="is no private key"):
+    with pytest.raises(CertificateInvalid, match="is not a private key"):
         ServerCertificates(own, authority.files)
     authority.files.certificate.write_bytes(b"x")
-    with pytest.raises(CertificateInvalid, match="is no certificate"):
+    with pytest.raises(CertificateInvalid, match="is not a certificate"):
         ServerCertificates(own, authority.files)

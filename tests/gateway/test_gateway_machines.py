@@ -318,7 +318,7 @@ async def test_a_machine_has_the_rights_of_its_own_node_only(owner: Owner, site:
         ("suspend", ReasonRequest()),
         ("issue_ticket", {"id": "x" * 12, "digest": "0" * 64, "nodes": 9, "lifetime": 3600}),
     ):
-        with pytest.raises(RPCError, match=r"is no dataset of the node.s own job") as refusal:
+        with pytest.raises(RPCError, match=r"is neither a dataset of the node.s own job") as refusal:
             await handle.execute_update(update, argument)
         assert refusal.value.status is RPCStatusCode.PERMISSION_DENIED
     with pytest.raises(RPCError) as unknown:

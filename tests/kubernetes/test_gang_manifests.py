@@ -234,7 +234,7 @@ def test_a_pod_that_is_deleted_before_it_had_a_machine_is_gone_and_held():
 
 def test_a_site_names_its_system():
     environment = {"PERDURE_KUBERNETES_AGENT_IMAGE": "perdure:1", "PERDURE_KUBERNETES_GANGS": "slurm"}
-    with pytest.raises(ValueError, match="'slurm' is no gang system; expected one of kueue, volcano"):
+    with pytest.raises(ValueError, match="'slurm' is not a gang system; expected one of kueue, volcano"):
         KubernetesSettings.from_environment(environment)
     with pytest.raises(ValueError, match="is Kueue's alone"):
         KubernetesSettings.from_environment(

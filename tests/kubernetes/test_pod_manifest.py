@@ -209,8 +209,8 @@ def test_a_template_has_the_last_word_but_for_what_makes_it_a_node():
     [
         ({"image": None}, "roles.worker.image is missing"),
         ({"pod_template": {"spec": {"containers": [{"name": "training", "args": ["x"]}]}}}, "sets args"),
-        ({"pod_template": {"spec": {"containers": {"name": "training"}}}}, "is no PodTemplateSpec"),
-        ({"pod_template": {"spec": {"containers": [{"image": "x"}]}}}, "is no PodTemplateSpec"),
+        ({"pod_template": {"spec": {"containers": {"name": "training"}}}}, "is not a PodTemplateSpec"),
+        ({"pod_template": {"spec": {"containers": [{"image": "x"}]}}}, "is not a PodTemplateSpec"),
     ],
 )
 def test_what_is_no_pod_is_refused_by_name(role: dict[str, Any], text: str):

@@ -49,7 +49,7 @@ def test_a_wrong_object_is_refused_in_the_words_of_validate():
 
 
 def test_an_object_has_its_name_in_its_metadata_only():
-    with pytest.raises(SpecError, match=r'name: the object\'s metadata says it: llama; got "other"; remove it'):
+    with pytest.raises(SpecError, match=r'name: the object\'s metadata sets it: llama; got "other"; remove it'):
         resource({"name": "other"}).job()
 
 

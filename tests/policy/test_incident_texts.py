@@ -26,7 +26,7 @@ def test_the_longest_incidents_fit_into_one_answer(text: str):
     assert size(told) < ANSWER
     assert told[-1] == long_incident(KEPT_INCIDENTS, text)
     assert [incident.number for incident in told] == list(range(1, KEPT_INCIDENTS + 1))
-    assert "21 of its signs left out" in told[0].left_out
+    assert "21 pieces of its evidence left out" in told[0].left_out
     assert within_budget(told) == told
 
 

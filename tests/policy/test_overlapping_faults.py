@@ -36,9 +36,9 @@ def test_a_rank_killed_in_the_next_world_is_an_incident_of_its_own():
     assert (first.generation_before, first.generation_after) == (1, 2)
     assert (second.generation_before, second.generation_after) == (2, 3)
     assert "cost 3.0 s until #2 began" in told(first)["TITLE"]
-    assert "culprit: node 1; fair confidence: 1 sign from 1 source" in told(first)["MEANS"]
+    assert "culprit: node 1; fair confidence: 1 piece of evidence from 1 source" in told(first)["MEANS"]
     assert told(first)["TOOK"].endswith("did not run again before #2 began")
-    assert "culprit: node 0; fair confidence: 1 sign from 1 source" in told(second)["MEANS"]
+    assert "culprit: node 0; fair confidence: 1 piece of evidence from 1 source" in told(second)["MEANS"]
     assert "node 1" not in told(second)["TITLE"]
     assert told(second)["TOOK"] == "noticed after 0.00 s, decided in 0.00 s"
     job.wait(2).steps()
@@ -56,14 +56,17 @@ def test_two_ranks_killed_on_two_nodes_within_a_second_are_both_named():
     job = Scenario("2").running().rank_killed(0).wait(0.4).rank_killed(1, generation=1)
     [incident] = job.state.incidents
     assert (incident.culprit, incident.also_failed) == (0, (1,))
-    assert "culprit: node 0; also failed: node 1; fair confidence: 1 sign from 1 source" in told(incident)["MEANS"]
+    assert (
+        "culprit: node 0; also failed: node 1; fair confidence: 1 piece of evidence from 1 source"
+        in told(incident)["MEANS"]
+    )
 
 
 def test_victims_are_no_culprits_and_raise_the_confidence():
     job = Scenario("2").running().rank_killed(0).peer_failed(1, generation=1)
     [incident] = job.state.incidents
     assert incident.also_failed == ()
-    assert "culprit: node 0; high confidence: 2 signs from 2 sources" in told(incident)["MEANS"]
+    assert "culprit: node 0; high confidence: 2 pieces of evidence from 2 sources" in told(incident)["MEANS"]
 
 
 def test_a_rank_killed_while_a_replacement_is_awaited_is_named():
@@ -71,7 +74,7 @@ def test_a_rank_killed_while_a_replacement_is_awaited_is_named():
     [incident] = job.state.incidents
     assert (incident.failure, incident.culprit, incident.also_failed) == (FailureClass.NODE_LOST, 1, (0,))
     assert "decided in 0.00 s" in told(incident)["TOOK"], "the first decision stands"
-    assert "also failed: node 0; fair confidence: 1 sign from 1 source" in told(incident)["MEANS"]
+    assert "also failed: node 0; fair confidence: 1 piece of evidence from 1 source" in told(incident)["MEANS"]
 
 
 def test_a_torchrun_killed_during_the_repair_is_an_incident_of_its_own():

@@ -130,5 +130,5 @@ def answer(job: Scenario, *, preparing: bool) -> None:
         entered=0,
         inquiry=job.state.inquiry,
         preparing=preparing,
-        detail="its command has not come to its torchrun",
+        detail="its command has not reached its torchrun",
     )

@@ -73,7 +73,7 @@ def test_an_error_about_a_configuration_has_no_secret(tmp_path: Path, monkeypatc
     path = tmp_path / "agent.json"
     path.write_text(json.dumps({"node": {**NODE.model_dump(), "rank": TOKEN, "uid": [TOKEN]}}))
     monkeypatch.setenv(CONFIG_VARIABLE, str(path))
-    with pytest.raises(ConfigError, match="is no agent configuration") as agents:
+    with pytest.raises(ConfigError, match="is not an agent configuration") as agents:
         AgentConfig.load()
     fields: dict[str, Any] = {"command": ["true"], "run_id": "0" * 8, "env": {"HF_TOKEN": TOKEN, "N": 1}}
     with pytest.raises(LauncherConfigError, match="env") as launchers:

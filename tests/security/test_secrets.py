@@ -185,7 +185,7 @@ def test_a_terminal_does_not_show_what_is_typed(tmp_path: Path, value: str) -> N
 
 @pytest.mark.parametrize("reference", ["token", "/etc/passwd", "hf/..", "../x", "hf/a/b", "hf/", "HF/token", "hf/a b"])
 def test_no_other_file_is_read(tmp_path: Path, reference: str) -> None:
-    with pytest.raises(SecretUnavailable, match="names no secret"):
+    with pytest.raises(SecretUnavailable, match="does not name a secret"):
         SecretStore(tmp_path).read(reference)
 
 
@@ -193,12 +193,12 @@ def test_what_others_may_read_is_refused(tmp_path: Path) -> None:
     own = SecretStore(tmp_path / "secrets")
     own.write("hf/token", b"hunter2")
     (own.path / "hf" / "token").chmod(0o640)
-    with pytest.raises(SecretUnavailable, match="others may read") as refused:
+    with pytest.raises(SecretUnavailable, match="other users may read") as refused:
         own.read("hf/token")
     assert "hunter2" not in f"{refused.value} {refused.value.remedy}"
 
 
 @pytest.mark.parametrize("content", [b"a\0b", b"\xff", b"x" * 200_000], ids=["nul", "binary", "long"])
 def test_what_can_be_no_variable_is_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(SecretUnavailable, match="can be no environment variable"):
+    with pytest.raises(SecretUnavailable, match="cannot be an environment variable"):
         SecretStore(tmp_path / "secrets").write("hf/token", content)

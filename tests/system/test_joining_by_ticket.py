@@ -101,7 +101,7 @@ async def test_a_machine_with_a_ticket_trains_and_survives_a_kill_of_the_gateway
 @pytest.mark.long("joining")
 async def test_what_is_wrong_with_a_ticket_is_said(site: Site, here: Machines, tmp_path: Path) -> None:
     for arguments, code, words in (
-        (("--gateway", "https://127.0.0.1:1"), 2, "takes a ticket"),
+        (("--gateway", "https://127.0.0.1:1"), 2, "requires a ticket"),
         (("--ticket", "missing"), 2, "cannot be read"),
         (("--ticket", str(written(tmp_path, job="another"))), 2, "is a ticket of the job another"),
         (("--ticket", str(written(tmp_path)), "--gateway", "http://127.0.0.1:1"), 2, "expected HOST:PORT"),

@@ -217,7 +217,7 @@ def test_a_wait_ends_when_a_newer_generation_begins(agent: AgentInThread, monkey
 def test_what_is_refused_says_why(agent: AgentInThread, monkeypatch: pytest.MonkeyPatch):
     store = store_of(agent, monkeypatch)
     store.set("text", "no number")
-    with pytest.raises(StoreError, match="no whole number"):
+    with pytest.raises(StoreError, match="not a whole number"):
         store.add("text", 1)
     with pytest.raises(StoreError, match="600001 bytes"):
         store.set("k", bytes(600_000))
@@ -237,7 +237,7 @@ def test_without_an_agent_calls_end_with_a_timeout(tmp_path: Path, monkeypatch: 
 
 
 def test_a_process_that_is_no_rank_has_no_store():
-    with pytest.raises(StoreError, match="no rank of a Perdure job"):
+    with pytest.raises(StoreError, match="not a rank of a Perdure job"):
         JobStore()
 
 

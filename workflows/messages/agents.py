@@ -50,7 +50,7 @@ class Progress(Message):
     """Over the last minute or since the generation began, whichever is shorter."""
     loss: float | None = None
     diverged: bool = False
-    """The reported loss is no finite number, which no message can carry."""
+    """The reported loss is not a finite number, which no message can carry."""
     mfu: float | None = None
     """The model FLOPs utilization that the script reported last, as a share."""
     source: ProgressSource = ProgressSource.COUNTED
@@ -160,7 +160,7 @@ class LeaseTaken(AgentMessage):
 
 
 class Heartbeat(AgentMessage):
-    """A sign of life of an agent. To the NodeGroup, within its signal budget. Agents of older releases add the node's
+    """The heartbeat of an agent. To the NodeGroup, within its signal budget. Agents of older releases add the node's
     progress, which travels with the lease."""
 
     store_ports: Ports = ()

@@ -29,7 +29,7 @@ class CheckpointStored(AgentMessage):
     folder: ShortText
     """The checkpoint's path within the storage."""
     size: int = 0
-    """Bytes of the node's parts."""
+    """The size of the node's parts in bytes."""
     took: Duration = timedelta()
     """The time from the first rank's request until all was durable."""
     problem: ShortText = ""
@@ -112,7 +112,7 @@ class CheckpointView(Message):
     """Its path within the storage."""
     committed_at: Time | None = None
     size: int = 0
-    """Its bytes."""
+    """Its size in bytes."""
     took: Duration | None = None
     """The time from its snapshot until it was durable."""
     problem: ShortText = ""

@@ -135,9 +135,9 @@ class ShardRequest(Message):
     position: Position | None = None
     """The position that the rank has loaded, in the first request of a term that begins with one."""
     grown: tuple[Annotated[int, Field(ge=0, le=PARTITION_SIZE)], ...] = Field(default=(), max_length=MOST_PARTITIONS)
-    """Of a stream: the end of each partition, as far as this rank knows; `PARTITION_SIZE` for one without an end."""
+    """For a stream: the end of each partition, as far as this rank knows; `PARTITION_SIZE` for one without an end."""
     complete: bool = False
-    """Of a stream: its partitions will not grow any more."""
+    """For a stream: its partitions will not grow any more."""
     needs_base: bool = False
     """Whether the answer must hold the position at which the term began."""
 
@@ -187,7 +187,7 @@ class SetAside(Message):
     end: int
     error: ShortText = ""
     partition: str = ""
-    """Of a stream; then `first` and `end` are offsets."""
+    """The partition of a stream; `first` and `end` are then offsets."""
 
     @property
     def summary(self) -> str:
@@ -235,12 +235,12 @@ class DatasetView(Message):
     """What is known of a dataset: its query `progress`, and the workflow's result."""
 
     done: int = 0
-    """Samples, of all epochs."""
+    """Samples that are done, in all epochs."""
     leased: int = 0
     total: int | None = None
-    """None where no end is known."""
+    """All samples, in all epochs; None where no end is known."""
     partitions: tuple[PartitionView, ...] = ()
-    """Of a stream."""
+    """The partitions of a stream."""
     set_aside_samples: int = 0
     set_aside: tuple[SetAside, ...] = ()
     """The first of them, with their errors."""

@@ -130,7 +130,7 @@ class PlaceAnswer(Message):
     """Set: the job has ended."""
     refusal: JoinRefusal | None = None
     reason: ShortText = ""
-    """Of the refusal."""
+    """The reason of the refusal."""
 
 
 class DepartureCall(Message):

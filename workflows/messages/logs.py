@@ -28,7 +28,7 @@ class ReadLog(NodeId):
 
 
 class LineTime(Message):
-    """Says when lines were printed, up to the line of the next one."""
+    """The time at which lines were printed: from this line up to that of the next mark."""
 
     line: int
     """The number in the piece of the first of them; 0 is the line in which the piece begins."""

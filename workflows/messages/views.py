@@ -30,7 +30,7 @@ class NodeView(Incarnation):
     """Its rank in the current world; None where it is not a member."""
     processes: int = 1
     progress: Progress | None = None
-    """As its agent's lease has it, in `Client.nodes`."""
+    """The newest progress in the agent's lease, in answers of `Client.nodes`."""
     metrics: Metrics | None = None
     stalled_since: Time | None = None
     """When its stalled ranks made their last step."""
@@ -75,8 +75,8 @@ class Observation(Message):
 
 
 class IncidentView(Message):
-    """One interruption, from its first sign until the world steps again, or an observation. `perdure explain` prints
-    these."""
+    """One interruption, from its first evidence until the world steps again, or an observation. `perdure explain`
+    prints these."""
 
     number: int
     title: str

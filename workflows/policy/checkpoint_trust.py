@@ -52,7 +52,7 @@ def load(state: JobState, *, folder: str, step: int) -> JobState:
 
 def _reason(state: JobState, loaded: LoadedCheckpoint, progress: Progress) -> str:
     if progress.diverged:
-        return f"the loss was no finite number at step {progress.step:,} after it was loaded"
+        return f"the loss was not a finite number at step {progress.step:,} after it was loaded"
     if progress.source is ProgressSource.REPORTED:
         if 0 <= progress.step <= state.checkpoints.failed_at:
             failed_at = state.checkpoints.failed_at

@@ -73,16 +73,16 @@ class DatasetState(Message):
     free: Spans = ()
     """Positions below `next` that were returned."""
     leases: dict[int, Spans] = Field(default={})
-    """By global rank."""
+    """Keyed by global rank."""
     aside: Spans = ()
     details: tuple[SetAside, ...] = ()
     failures: tuple[FailedTries, ...] = ()
     ends: tuple[int, ...] = ()
-    """Of a stream: the end of each partition."""
+    """For a stream: the end of each partition."""
     complete: bool = False
-    """Of a stream: it will not grow any more."""
+    """For a stream: it will not grow any more."""
     turn: int = 0
-    """Of a stream: the partition that is leased from next, so that none has to wait for the end of another."""
+    """For a stream: the partition that is leased from next, so that none has to wait for the end of another."""
 
     @property
     def leased(self) -> Spans:
@@ -162,7 +162,7 @@ def exchange(
 
 
 def samples_done(state: DatasetState) -> int:
-    """The samples that ranks have processed, of all epochs."""
+    """The samples that ranks have processed, in all epochs."""
     aside = size(intersection(state.aside, ((0, state.next),) if state.next else ()))
     return state.next - sum(state.parameters.starts) - size(state.leased) - size(state.free) - aside
 

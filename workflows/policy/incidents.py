@@ -1,6 +1,6 @@
 """Records the story of each interruption while it happens: evidence, meaning, actions, and options not taken.
 
-An incident lasts from the first sign until the next world runs: its ranks step, or stay alive there for a while. A
+An incident lasts from the first evidence until the next world runs: its ranks step, or stay alive there for a while. A
 failure of a node that took part in the next world is another incident, although nothing has run yet. The failure of a
 node that never took part belongs to the same incident: such a node, found dead while its peers restart, caused what
 they reported.

@@ -17,11 +17,11 @@ from workflows.policy.state import Interruption, JobState, NodeFailure, NodeStat
 def interrupt(
     state: JobState, failure: NodeFailure, *, now: datetime, source: EvidenceSource, generation: int = 0
 ) -> JobState:
-    """Records that the current world is over, and one sign of it.
+    """Records that the current world is over, and one piece of evidence for it.
 
     Args:
         state: The job.
-        failure: The sign.
+        failure: The evidence.
         now: The time.
         source: The reporter.
         generation: The world in which the failure is known to have happened; 0 where that is not known.

@@ -341,7 +341,7 @@ class JobState(Message):
     `workflows.policy.entering`."""
     inquired_at: datetime | None = None
     interruption: Interruption | None = None
-    """Set from the first sign that the current world is over until the next one is sent out."""
+    """Set from the first evidence that the current world is over until the next one is sent out."""
     complete_generation: int = 0
     """The newest generation that all ranks of the job have finished."""
     stages_complete: int = 0

@@ -83,15 +83,15 @@ class StoreState(Message):
 
     generation: int = 0
     own: Namespace = Namespace()
-    """Of the generation."""
+    """The keys and barriers of the generation."""
     lasting: Namespace = Namespace()
-    """Of the job."""
+    """The lasting keys, which belong to the job."""
     clients: dict[str, Change] = Field(default={})
     """The least recent first."""
     watches: dict[str, Watch] = Field(default={})
-    """By the path of the node."""
+    """Keyed by the node's path."""
     bytes: int = 0
-    """Of all keys and values."""
+    """The size of all keys and values."""
 
 
 class _Refused(Exception):
@@ -120,7 +120,7 @@ def answer_calls(state: StoreState, request: StoreRequest) -> tuple[StoreState, 
 
 
 def record_notification(state: StoreState, path: str, changes: int) -> StoreState:
-    """Records that a node has learned of so many changes; it has sent its calls again, or will."""
+    """Records how many changes a node has been notified of; it sends its calls again."""
     watch = state.watches.get(path)
     if watch is None:
         return state
@@ -195,7 +195,7 @@ def _carry_out(state: StoreState, call: StoreCall) -> tuple[StoreState | None, S
         case StoreAction.ADD:
             total = _number(call.keys[0], values.get(call.keys[0], b"0")) + call.amount
             if not -(2**63) <= total < 2**63:
-                raise _Refused(f"key {call.keys[0]!r}: {total} is no number of 64 bits")
+                raise _Refused(f"key {call.keys[0]!r}: {total} does not fit into 64 bits")
             return _with_values(state, call, {call.keys[0]: b"%d" % total}), StoreAnswer(number=total)
         case StoreAction.APPEND:
             (key,), (value,) = call.keys, call.values
@@ -310,7 +310,7 @@ def _number(key: str, value: bytes) -> int:
             raise ValueError
         return int(value)
     except ValueError:
-        raise _Refused(f"key {key!r} has a value that is no whole number, so nothing can be added to it") from None
+        raise _Refused(f"key {key!r} has a value that is not a whole number, so nothing can be added to it") from None
 
 
 def _abridge(keys: list[str]) -> tuple[str, ...]:

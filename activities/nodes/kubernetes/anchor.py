@@ -104,7 +104,7 @@ class Anchors:
                 raise
             if not is_ours(found, {UID: request.node.uid}):
                 raise NodeRefused(
-                    f"a ConfigMap {name} that is not of this job exists in namespace {spec.namespace}; "
+                    f"a ConfigMap {name} that does not belong to this job exists in namespace {spec.namespace}; "
                     "remove it, or give the job another name"
                 ) from error
             made = found

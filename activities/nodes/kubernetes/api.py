@@ -308,7 +308,7 @@ class KubernetesApi:
         patience: aiohttp.ClientTimeout = _REQUEST_TIMEOUT,
     ) -> aiohttp.ClientResponse:
         if not _PATH.fullmatch(path):
-            raise KubernetesError(400, "BadRequest", f"{path!r} is no path of an object: a name in it is invalid")
+            raise KubernetesError(400, "BadRequest", f"{path!r} is not the path of an object: a name in it is invalid")
         parameters = await self._client.param_serialize(
             method,
             path,

@@ -257,7 +257,7 @@ class KubernetesBackend:
         labels = Pod.model_validate(found).metadata.labels
         if (labels.get(UID), labels.get(INCARNATION)) != (request.node.uid, str(request.node.incarnation)):
             raise NodeRefused(
-                f"a pod {request.name} that is not of this job exists in namespace {request.spec.namespace}; "
+                f"a pod {request.name} that does not belong to this job exists in namespace {request.spec.namespace}; "
                 "remove it, or give the job another name"
             )
 

@@ -40,7 +40,7 @@ ENDINGS: Mapping[str, Ending] = {
     "TerminationByKubelet": Ending("its machine ended it"),
     "WorkloadEvicted": Ending("its queue has evicted it"),
     "NotAdmitted": Ending("its queue no longer admits it"),
-    "NoMatchingWorkload": Ending("its queue no longer knows its group"),
+    "NoMatchingWorkload": Ending("its queue no longer has its group"),
     "WorkloadDeleted": Ending("its Workload in the queue was deleted"),
 }
 """The meaning of each reason for which Kubernetes or Kueue ends a pod. Texts keep the original reason and message."""

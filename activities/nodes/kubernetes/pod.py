@@ -103,7 +103,7 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
         )
         refused = violations(settings.policy, pod, template=template, reserved=reserved)
     except (AttributeError, KeyError, TypeError) as error:
-        raise NodeRefused(f"roles.{request.node.role}.pod_template is no PodTemplateSpec: {error!r}") from error
+        raise NodeRefused(f"roles.{request.node.role}.pod_template is not a PodTemplateSpec: {error!r}") from error
     if refused:
         raise NodeRefused("; ".join(map(str, refused)))
     if not next(one for one in pod["spec"]["containers"] if one["name"] == TRAINING).get("image"):

@@ -198,7 +198,7 @@ class NodeFolders:
     def folder(self, name: str) -> NodeFolder:
         """Returns the folder of a node, which need not exist."""
         if not re.fullmatch(r"[a-z0-9][-a-z0-9]*", name):
-            raise ValueError(f"{name!r} is no name of a node; expected lowercase letters, digits and hyphens")
+            raise ValueError(f"{name!r} is not the name of a node; expected lowercase letters, digits and hyphens")
         return NodeFolder(self._nodes / name)
 
     def of_job(self, uid: str, role: str) -> list[NodeFolder]:

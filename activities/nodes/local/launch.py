@@ -51,7 +51,7 @@ def refuse_impossible(request: NodeRequest) -> None:
         return
     if not Path(workdir.path).is_dir():
         raise NodeRefused(
-            f"workdir.path is {workdir.path!r}, which is no folder on {socket.gethostname()}; "
+            f"workdir.path is {workdir.path!r}, which is not a folder on {socket.gethostname()}; "
             "set it to one that exists where the worker runs"
         )
 

@@ -45,5 +45,5 @@ async def _read(node: NodeFolder) -> bytes | None:
                 content += more
             return content
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        logger.info("%s did not tell its metrics: %s", node.name, error or type(error).__name__)
+        logger.info("%s did not return its metrics: %s", node.name, error or type(error).__name__)
         return None

@@ -198,7 +198,7 @@ class _Finder:
             return f"node {view.rank} has no incarnation {incarnation}, its newest is {view.incarnation}"
         if newest and view.phase not in _GONE and status.phase not in FINAL_PHASES:
             return None
-        return f"the log of node {view.rank}.{incarnation} went with it"
+        return f"the log of node {view.rank}.{incarnation} was deleted with it"
 
     def _refuse_unknown(self, known: Collection[int]) -> None:
         for rank in sorted(self._selection.nodes or ()):

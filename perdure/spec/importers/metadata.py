@@ -63,8 +63,8 @@ def _drop_annotations(metadata: Field, messages: Mapping[str, str]) -> None:
             field.drop(messages.get(annotation, "Perdure's jobs have no annotations; pods may have some"))
     for written in _BY_CLUSTER:
         metadata[written].drop("written by the cluster, and no part of the job")
-    metadata["finalizers"].drop("Perdure's jobs are no objects of the cluster")
-    metadata["ownerReferences"].drop("Perdure's jobs are no objects of the cluster")
+    metadata["finalizers"].drop("Perdure's jobs are not objects of the cluster")
+    metadata["ownerReferences"].drop("Perdure's jobs are not objects of the cluster")
 
 
 def put_name(draft: Draft, field: Field) -> None:

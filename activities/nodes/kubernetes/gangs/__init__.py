@@ -34,4 +34,4 @@ def adapter_of(system: str, *, elastic_priority_class: str = "") -> GangAdapter:
         case "workload":
             return Workload()
         case _:
-            raise ValueError(f"{system!r} is no gang system; expected one of {', '.join(SYSTEMS)}, or nothing")
+            raise ValueError(f"{system!r} is not a gang system; expected one of {', '.join(SYSTEMS)}, or nothing")
