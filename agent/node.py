@@ -16,7 +16,7 @@ from agent import ends
 from agent.config import AgentConfig
 from agent.ends import Meaning, Scene
 from agent.files import log_tail
-from agent.node_events import NodeEvents
+from agent.node_events import NodeEventEmitter
 from agent.notifier import Notifier
 from agent.outbox import envelope
 from agent.protocol import bounded_ranks, time_or_arrival
@@ -76,10 +76,10 @@ class Node:
         to_job: MessageSink,
         to_group: MessageSink,
         progress: Callable[[], Progress | None],
-        events: NodeEvents | None = None,
+        events: NodeEventEmitter | None = None,
     ) -> None:
         self.config = config
-        self.events = events or NodeEvents()
+        self.events = events or NodeEventEmitter()
         self.changed = Notifier()
         self._file = state_file
         self._to_job = to_job

@@ -12,7 +12,7 @@ from workflows.messages import Failure, FailureKind
 _WITH_EXITS = (FailureKind.RANKS, FailureKind.COMMAND)
 
 
-class NodeEvents(AgentEvents):
+class NodeEventEmitter(AgentEvents):
     """The events of one node, and how many of some kinds there were."""
 
     def __init__(self, *exporters: AsyncExporter) -> None:

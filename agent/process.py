@@ -19,7 +19,7 @@ from agent.datasets import Datasets
 from agent.lease import Lease
 from agent.logs import LogShipper
 from agent.node import Node
-from agent.node_events import NodeEvents
+from agent.node_events import NodeEventEmitter
 from agent.notifier import Notifier
 from agent.outbox import Outbox, envelope, spread_of
 from agent.progress import ProgressReader
@@ -85,7 +85,7 @@ class Agent:
             to_job=self._to_job,
             to_group=self._to_group,
             progress=lambda: ranks.newest,
-            events=NodeEvents(*self._events),
+            events=NodeEventEmitter(*self._events),
         )
         self._telemetry = Telemetry(
             self.node, ranks, to_group=self._to_group, on_preparing=partial(self._join, preparing=True)

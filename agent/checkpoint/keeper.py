@@ -25,7 +25,7 @@ from agent.checkpoint import names
 from agent.checkpoint.connections import Answer, CheckpointSocket, Content, Json, Refused
 from agent.checkpoint.part import Part, PartRequest, SnapshotChanged
 from agent.checkpoint.progress import Progress, ProgressFile
-from agent.checkpoint.records import FileRecord, NodeRecord, damage, read_metrics
+from agent.checkpoint.records import FileRecord, NodeFiles, damage, read_metrics
 from agent.checkpoint.retention import best_of, superfluous
 from agent.checkpoint.storage import Storage
 from agent.checkpoint.watched import WatchedFiles
@@ -364,7 +364,7 @@ class Checkpoints:
         first = world.base_rank if world is not None else request.rank
         with self._changed:
             metrics = dict(self._of(saved.folder).metrics)
-        record = NodeRecord(ranks=request.ranks, files=files, metrics=metrics)
+        record = NodeFiles(ranks=request.ranks, files=files, metrics=metrics)
         storage.write(f"{saved.folder}/{names.record_name(first)}", [record.model_dump_json().encode()])
         with self._changed:
             progress = self._of(saved.folder)

@@ -22,7 +22,7 @@ class FileRecord(BaseModel):
     """CRC-32."""
 
 
-class NodeRecord(BaseModel):
+class NodeFiles(BaseModel):
     """The files that one node stored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -38,7 +38,7 @@ def read_metrics(storage: Storage, saved: Saved) -> dict[str, float]:
     """Reads what the script measured at the step of a checkpoint; empty if that is not known."""
     try:
         content = storage.read(f"{saved.folder}/{record_name(0)}")
-        return NodeRecord.model_validate_json(content).metrics
+        return NodeFiles.model_validate_json(content).metrics
     except (FileNotFoundError, ValueError):
         return {}
 
@@ -58,7 +58,7 @@ def damage(storage: Storage, saved: Saved, *, share: tuple[int, int]) -> str:
     ranks = 0
     for name in sorted(filter(is_record, names)):
         try:
-            record = NodeRecord.model_validate_json(storage.read(f"{saved.folder}/{name}"))
+            record = NodeFiles.model_validate_json(storage.read(f"{saved.folder}/{name}"))
         except ValueError:
             return f"{name} is damaged"
         records |= record.files

@@ -146,7 +146,7 @@ def rotate_keys(path: Path) -> PayloadKeys:
 
 def _write(path: Path, keys: tuple[PayloadKey, ...], *, replace: bool) -> None:
     """Writes the file, readable by its owner only, as a whole; a file that another process made meanwhile is kept
-    unless it is to be replaced."""
+    unless it is to be replaced. `perdure.files` is for folders of this user alone; this one may be in any folder."""
     content = json.dumps(_KeysFile(keys=keys).model_dump(mode="json"), indent=1) + "\n"
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:

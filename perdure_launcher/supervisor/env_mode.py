@@ -27,7 +27,7 @@ from ..warm_start.plan import Plan
 from ..warm_start.starts import read_start, record_all_cold
 from ..warm_start.supervisor import PREPARATION, SETTLING, InterpreterSupervisor, offer
 from .capture import Output
-from .node import Node
+from .node import NodeResources
 from .process_tree import CommandFailed, Exit
 from .python_commands import python_command
 from .torchrun_mode import not_started
@@ -60,7 +60,7 @@ class EnvMode:
 
     name = "env"
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeResources) -> None:
         self._node = node
         self._ports = PortPool(node.config.address, listening=False, allowed=node.config.store_ports)
         self._command: Sequence[str] = node.config.command

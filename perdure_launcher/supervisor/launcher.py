@@ -40,7 +40,7 @@ from ..watched_folder import WatchedFolder, folder_of
 from .capture import Capture
 from .commands import begins_with_torchrun, starts_torchrun
 from .env_mode import EnvMode
-from .node import Mode, Node
+from .node import Mode, NodeResources
 from .process_tree import ProcessTree
 from .signals import SignalFeed
 from .torchrun_mode import TorchrunMode
@@ -129,7 +129,7 @@ class Launcher:
             else None
         )
         self._begun = False
-        node = Node(
+        node = NodeResources(
             config=config,
             environment=environment,
             processes=self._processes,

@@ -20,7 +20,7 @@ from .process_tree import Exit, ProcessTree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class NodeResources:
     """The resources of one node, which both modes use."""
 
     config: LauncherConfig

@@ -22,7 +22,7 @@ from ..warm_start.plan import Plan
 from ..warm_start.supervisor import InterpreterSupervisor
 from .capture import Output
 from .commands import BACKEND, expected_ranks
-from .node import Node
+from .node import NodeResources
 from .process_tree import CommandFailed, Exit
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class TorchrunMode:
 
     name = "torchrun"
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeResources) -> None:
         self._node = node
         self._command = node.config.command
         self._environment = torchrun_environment(node.config, node.environment, processes=node.processes)

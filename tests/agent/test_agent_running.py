@@ -15,7 +15,7 @@ from perdure.spec.checkpoint import Checkpoint
 from perdure_launcher import layout
 from perdure_launcher.protocol import EnteredReport, LauncherHello
 from perdure_launcher.rank_plugins.progress import COUNTED, ProgressWriter, progress_path
-from tests.agent.test_agent_node import Bench
+from tests.agent.bench import Bench
 from tests.support.waiting import eventually
 from workflows.messages import Stepping
 

@@ -20,8 +20,8 @@ from agent.outbox import ControlPlaneBusy, DestinationNotFound
 from agent.pump import NotNow, RefusedRequest
 from agent.store import RankCall, StoreCalls
 from agent.transport import UpdateRefused
+from tests.agent.bench import IDENTITY, Bench
 from tests.agent.harness import RunningAgent, Workflows, recording, running_agent
-from tests.agent.test_agent_node import IDENTITY, Bench
 from tests.support.temporal_server import DevServer, dev_server
 from tests.support.waiting import eventually
 from workflows.companion import JobOwner

@@ -22,7 +22,7 @@ from perdure_launcher.protocol import (
     UsageReport,
     protocol_mismatch,
 )
-from tests.agent.test_agent_node import NOW, Bench
+from tests.agent.bench import NOW, Bench
 from workflows.messages import Failure, Ready
 from workflows.messages.agents import MOST_RANKS
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agent.node_events import NodeEvents
+from agent.node_events import NodeEventEmitter
 from perdure.events import AsyncExporter, FileExporter
 from perdure_launcher.protocol import LeavingReport, RankExit, ReadyReport
-from tests.agent.test_agent_node import NOW, Bench
+from tests.agent.bench import NOW, Bench
 from tests.training.events.collected import lines
 
 
@@ -16,7 +16,7 @@ def test_the_life_of_a_node_is_told(tmp_path: Path):
     bench = Bench(tmp_path)
     path = tmp_path / "events" / "agent.jsonl"
     exporter = AsyncExporter(FileExporter(path))
-    bench.node.events = NodeEvents(exporter)
+    bench.node.events = NodeEventEmitter(exporter)
     bench.node.on_ready(ReadyReport())
     bench.apply(1)
     bench.enter(1)

@@ -29,7 +29,7 @@ from perdure_launcher.protocol import (
     ReadyReport,
     UnmanagedReport,
 )
-from tests.agent.test_agent_node import Bench
+from tests.agent.bench import Bench
 from workflows.messages import Failure, FailureKind, Finished
 
 PATIENCE = timedelta(seconds=30)

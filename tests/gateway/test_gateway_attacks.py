@@ -12,7 +12,6 @@ import secrets
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,62 +19,23 @@ from typing import Any
 import grpc
 import pytest
 import temporalio.api.workflowservice.v1 as service
-from temporalio.api.common.v1 import Payload, WorkflowExecution
+from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import TaskQueueKind
 from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.credentials.keyring import Keyring
 from perdure.credentials.names import GATEWAY_NAME, GRANT_HEADER, TOKEN_HEADER
 from perdure.gateway.calls import CALLS, GROUP_SIGNALS, JOB_SIGNALS, SERVICE
-from perdure.gateway.limits import AGENT, MESSAGE_BYTES
+from perdure.gateway.limits import MESSAGE_BYTES
 from tests.agent.harness import Workflows, recording
+from tests.gateway.attacker import Attacker
 from tests.gateway.site import GatewaySite
 from tests.support.temporal_server import DevServer
 from workflows.names import dataset_workflow_id, store_workflow_id
 
 DENIED = RPCStatusCode.PERMISSION_DENIED
 GUIDE = Path(__file__).parents[2] / "docs" / "gateway.md"
-
-
-class Attacker:
-    """One who took over the node of a grant."""
-
-    def __init__(self, site: GatewaySite, workflows: Workflows, client: Client) -> None:
-        self.site, self.workflows, self.client = site, workflows, client
-        self.namespace = site.server.namespace
-
-    async def refused(self, call: Awaitable[Any], status: RPCStatusCode, reason: str = "") -> None:
-        with pytest.raises(RPCError) as refusal:
-            await call
-        assert refusal.value.status is status, refusal.value
-        assert reason in refusal.value.message
-
-    def poll(self, queue: str, **fields: Any) -> Awaitable[service.PollActivityTaskQueueResponse]:
-        request = service.PollActivityTaskQueueRequest(
-            **{"namespace": self.namespace, "task_queue": TaskQueue(name=queue), **fields}
-        )
-        return self.client.workflow_service.poll_activity_task_queue(request)
-
-    def signal(self, workflow: str, name: str, message: Any, **fields: Any) -> Awaitable[Any]:
-        request = service.SignalWorkflowExecutionRequest(
-            **{
-                "namespace": self.namespace,
-                "workflow_execution": WorkflowExecution(workflow_id=workflow),
-                "signal_name": name,
-                **fields,
-            }
-        )
-        data = message if isinstance(message, bytes) else json.dumps(message).encode()
-        request.input.payloads.append(Payload(metadata={"encoding": b"json/plain"}, data=data))
-        return self.client.workflow_service.signal_workflow_execution(request)
-
-
-@pytest.fixture
-async def attacker(site: GatewaySite, workflows: Workflows) -> Attacker:
-    grant = site.grant(workflows, uid="aaaaaaaa")
-    return Attacker(site, workflows, await site.client(grant, site.token(grant)))
 
 
 @pytest.fixture
@@ -371,91 +331,6 @@ async def test_while_the_api_server_is_away_known_agents_are_served(
     assert (await site.describe(workflows.job.id, *new))[0] is grpc.StatusCode.UNAVAILABLE
     monkeypatch.setattr("perdure.gateway.callers._STALE_SECONDS", 0.0)
     assert (await site.describe(workflows.job.id, *other))[0] is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_one_that_floods_is_held_back(attacker: Attacker, workflows: Workflows) -> None:
-    request = service.DescribeWorkflowExecutionRequest(
-        namespace=attacker.namespace, execution=WorkflowExecution(workflow_id=workflows.job.id)
-    )
-    describe = attacker.client.workflow_service.describe_workflow_execution
-    tries = int(2 * AGENT.burst)
-    answers = await asyncio.gather(*(describe(request) for _ in range(tries)), return_exceptions=True)
-    refused = [one for one in answers if isinstance(one, RPCError)]
-    # Unavailable: the connection has no room for more calls that wait for their refusal.
-    assert len(refused) == sum(isinstance(one, Exception) for one in answers)
-    assert {one.status for one in refused} <= {RPCStatusCode.RESOURCE_EXHAUSTED, RPCStatusCode.UNAVAILABLE}
-    assert len(refused) > AGENT.at_once
-    assert tries - len(refused) >= AGENT.at_once
-
-
-async def test_nothing_is_received_of_one_who_has_proven_nothing(site: GatewaySite, workflows: Workflows) -> None:
-    """Bodies that wait for their refusal would fill the gateway's memory, and end it with all its leases."""
-    never = asyncio.Event()
-
-    async def body() -> AsyncIterator[bytes]:
-        await never.wait()
-        yield b""
-
-    genuine = site.headers(site.grant(workflows))
-    async with site.channel() as channel:
-        call = channel.stream_unary(f"/{SERVICE}/SignalWorkflowExecution")
-        for headers in ((), genuine[:1], (genuine[0], (TOKEN_HEADER, "Bearer x"))):
-            with pytest.raises(grpc.aio.AioRpcError) as refusal:
-                await call(body(), metadata=headers, timeout=20)
-            assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
-
-
-async def test_who_has_read_a_grant_cannot_use_up_its_share(site: GatewaySite, workflows: Workflows) -> None:
-    grant = site.grant(workflows)
-    own = site.headers(grant)
-    await site.describe(workflows.job.id, *own)
-    tries = int(2 * AGENT.burst)
-    flood = [
-        asyncio.create_task(site.describe(workflows.job.id, *site.headers(grant, "stolen"))) for _ in range(tries // 8)
-    ]
-    for _ in range(5):
-        assert await site.describe(workflows.job.id, *own) == (grpc.StatusCode.OK, "")
-    assert {status for status, _ in await asyncio.gather(*flood)} == {grpc.StatusCode.UNAUTHENTICATED}
-    # One review of the stolen token served all of them.
-    assert site.reviewer.reviews.count("stolen") == 1
-
-
-async def test_leases_hold_while_an_agent_and_strangers_flood(
-    site: GatewaySite, attacker: Attacker, workflows: Workflows, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """As fast as the machine allows, over several connections, with and without proofs."""
-    agent = site.agent(workflows, tmp_path_factory.mktemp("n"))
-    await agent.start()
-    floods: list[asyncio.Task[None]] = []
-    try:
-        await workflows.expect(workflows.group, "joined")
-        lease = await agent.start_lease(epoch=1)
-        await workflows.expect(workflows.group, "lease_taken")
-        headers = site.headers(site.grant(workflows, uid="aaaaaaaa"))
-        async with AsyncExitStack() as channels:
-            for proofs in ((), headers, ((GRANT_HEADER, "x"), (TOKEN_HEADER, "Bearer x"))):
-                channel = await channels.enter_async_context(site.channel())
-                floods += [asyncio.create_task(_flood(channel, proofs)) for _ in range(100)]
-            await workflows.beats(3)
-            assert (await agent.command("apply_world", agent.world(1)))["accepted"]
-            await workflows.beats(3)
-            for flood in floods:
-                flood.cancel()
-            await asyncio.gather(*floods, return_exceptions=True)
-        assert not lease.done()
-        assert len(await workflows.seen(workflows.group, "lease_taken")) == 1
-        await workflows.group.terminate("over")
-        await asyncio.gather(lease, return_exceptions=True)
-    finally:
-        await agent.close()
-
-
-async def _flood(channel: grpc.aio.Channel, headers: tuple[tuple[str, str], ...]) -> None:
-    """Repeats a call that is refused."""
-    call: Callable[..., Awaitable[bytes]] = channel.unary_unary(f"/{SERVICE}/DescribeWorkflowExecution")
-    while True:
-        with suppress(grpc.aio.AioRpcError):
-            await call(b"", metadata=headers, timeout=60)
 
 
 async def test_an_impostor_learns_nothing(site: GatewaySite, workflows: Workflows) -> None:

@@ -13,7 +13,7 @@ from agent.progress import ProgressReader
 from agent.server import NodeServer
 from agent.store import StoreCalls
 from agent.telemetry import Telemetry
-from tests.agent.test_agent_node import IDENTITY, Bench
+from tests.agent.bench import IDENTITY, Bench
 from workflows.messages import StoreAnswers, StoreRequest
 from workflows.policy.store import StoreState, answer_calls, nodes_to_notify, record_notification
 

@@ -1,0 +1,124 @@
+"""A node with the receivers of its messages, for tests of its decisions."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from agent.config import AgentConfig
+from agent.datasets import Datasets
+from agent.node import Node
+from agent.outbox import ControlPlaneBusy
+from agent.state import StateFile
+from agent.store import StoreCalls
+from perdure_launcher.protocol import (
+    CommandExit,
+    EnteredReport,
+    LauncherHello,
+    RankExit,
+)
+from workflows.messages import (
+    AgentMessage,
+    ApplyWorld,
+    DatasetAnswer,
+    DatasetRequest,
+    NodeCredentials,
+    Progress,
+    StoreAnswers,
+    StoreRequest,
+)
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+IDENTITY = NodeCredentials(uid="0a1b2c3d", role="worker", rank=3, incarnation=2, token="secret")
+
+
+class Received:
+    """Records the messages that it receives."""
+
+    def __init__(self) -> None:
+        self.messages: list[AgentMessage] = []
+
+    def put(self, message: AgentMessage, *, first: bool = False) -> None:
+        self.messages.append(message)
+
+    def of(self, kind: type) -> list[Any]:
+        return [message for message in self.messages if isinstance(message, kind)]
+
+
+async def _no_exchange(name: str, request: DatasetRequest) -> DatasetAnswer:
+    raise ControlPlaneBusy(f"{name} does not answer")
+
+
+async def _no_call(request: StoreRequest) -> StoreAnswers:
+    raise ControlPlaneBusy("the store does not answer")
+
+
+class Bench:
+    """A node and those it talks to."""
+
+    def __init__(self, run_dir: Path, *, nodes: str = "2:4", mode: str = "torchrun") -> None:
+        self.config = AgentConfig(
+            node=IDENTITY,
+            job_id="job/a/b",
+            job_first_run_id="first",
+            group_id="group",
+            task_queue="queue",
+            address="127.0.0.1",
+            nodes=nodes,
+            run_dir=run_dir,
+        )
+        self.job, self.group = Received(), Received()
+        self.node = self.start()
+        self.node.on_launcher_hello(LauncherHello(pid=1, attempt=1, mode=mode, processes=1))
+        self.store = StoreCalls(
+            IDENTITY,
+            send=_no_call,
+            state=lambda: self.node.state,
+            changed=self.node.changed,
+            to_group=self.group.put,
+        )
+        self.datasets = Datasets(IDENTITY, send=_no_exchange, state=lambda: self.node.state, to_group=self.group.put)
+
+    @property
+    def of_ranks(self) -> dict[str, Any]:
+        """What serves requests of ranks, as a server takes it."""
+        return {"datasets": self.datasets, "store": self.store}
+
+    def start(self) -> Node:
+        """An agent that has just started, perhaps again."""
+        self.node = Node(
+            self.config,
+            StateFile(self.config.run_dir),
+            to_job=self.job,
+            to_group=self.group,
+            progress=lambda: Progress(step=7),
+        )
+        return self.node
+
+    def apply(self, generation: int, *, stage: int = 0) -> None:
+        command = ApplyWorld(
+            node=IDENTITY,
+            generation=generation,
+            nodes=2,
+            group_rank=0,
+            base_rank=0,
+            world_size=2,
+            store_address="127.0.0.1",
+            store_port=29500 + generation,
+            store_host=True,
+            stage=stage,
+        )
+        assert self.node.apply_world(command).accepted
+
+    def enter(self, generation: int) -> None:
+        self.node.on_entered(EnteredReport(generation=generation, time=NOW.timestamp()))
+
+    def exit(self, *, attempt: int = 1, generation: int, code: int | None = None, **fields: Any) -> None:
+        self.node.on_exited(
+            CommandExit(attempt=attempt, generation=generation, exit_code=code, time=NOW.timestamp(), **fields)
+        )
+
+
+def rank(**fields: Any) -> RankExit:
+    return RankExit(**{"local_rank": 0, "global_rank": 0, "pid": 10, "exit_code": 1, "time": NOW.timestamp(), **fields})
