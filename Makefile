@@ -68,7 +68,7 @@ bench-chaos: setup  ## Random, overlapping faults on third-party programs: right
 bench-history: setup  ## History of an idle job; signals and leases while a group continues as new
 	@$(BIN)/python -m benchmarks.history $(BENCH_ARGS)
 
-bench-checkpoint: setup  ## How long a save stops the training: in memory, and by PyTorch's own ways
+bench-checkpoint: setup  ## How long a save stops the training: in memory, by PyTorch's own ways, by DLRover's
 	@$(BIN)/python -m benchmarks.checkpoint $(BENCH_ARGS)
 
 bench-gateway: setup  ## A thousand agents through one gateway: latency, processor, memory, leases while it is away

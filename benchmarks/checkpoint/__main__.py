@@ -1,8 +1,9 @@
-"""`make bench-checkpoint`: how long a save stops the training, and a restore takes, beside PyTorch's own ways.
+"""`make bench-checkpoint`: how long a save stops the training, and a restore takes, beside PyTorch's own ways and
+DLRover's flash checkpoint.
 
 Two ranks over gloo have the same state, as with DistributedDataParallel. Every way saves it several times in one run;
 the medians of rank 0 count. Snapshots are in memory (/dev/shm), the others' files on the disk of the temporary folder.
-Durable checkpoints are copied there by an agent, which syncs them.
+Durable checkpoints are copied there by an agent, which syncs them; DLRover's agent does not.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +21,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.checkpoint import flash
 from benchmarks.checkpoint.kills import Ranks
-from tests.training.checkpoint_agent import checkpoint_agent
+from benchmarks.recovery.dlrover_environment import NotAvailable
+from tests.training.checkpoint_agent import NODE, checkpoint_agent
 
 RANK = Path(__file__).with_name("rank.py")
 MEMORY = Path("/dev/shm")
@@ -29,42 +33,57 @@ MEMORY = Path("/dev/shm")
 def main(
     gigabytes: Annotated[float, typer.Option(help="Size of a rank's parameters and optimizer state.")] = 1.0,
     saves: Annotated[int, typer.Option(help="Saves in each way that count; one more comes before.")] = 5,
+    steps: Annotated[int, typer.Option(help="Steps with snapshots, and as many without, three times in turn.")] = 30,
     quick: Annotated[bool, typer.Option("--quick", help="A tenth of the size.")] = False,
 ) -> None:
     """Saves the same state in several ways, and prints the stall of each."""
     console = Console(highlight=False)
     found: dict[str, Any] = {}
     size = gigabytes / 10 if quick else gigabytes
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        tempfile.TemporaryDirectory(dir=MEMORY) as memory,
-        checkpoint_agent(Path(folder) / "storage", ranks=2, keep_last=1) as agent,
-    ):
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        options = ["--gigabytes", str(size), "--saves", str(saves)]
+
+    def take(lines: Iterable[str]) -> None:
+        for what, value in values(lines):
+            found[what] = value
+            console.print(f"bench: {what}: {value}", soft_wrap=True)
+
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=MEMORY) as memory:
+        arguments = [folder, "--gigabytes", str(size), "--saves", str(saves), "--steps", str(steps)]
+        take(save(arguments, memory=memory))
+        try:
+            take(flash.save(arguments))
+        except NotAvailable as reason:
+            console.print(f"bench: DLRover was not measured: {reason}", markup=False)
+        found["restore"] = Ranks(Path(folder), Path(memory), size).measure()
+        console.print(f"bench: restore: {found['restore']}")
+    report(found, console)
+
+
+def save(arguments: list[str], *, memory: str) -> Iterator[str]:
+    """Has two ranks save in every way but DLRover's; yields the lines of their output."""
+    # The agent stores checkpoints of its own run only.
+    rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", f"--rdzv-id={NODE.uid}"]
+    launch = ["-m", "torch.distributed.run", *rendezvous, "--nproc-per-node=2"]
+    with checkpoint_agent(Path(arguments[0]) / "storage", ranks=2, keep_last=1) as agent:
         environment = os.environ | {
             "PERDURE_MEMORY_DIR": memory,
             "BENCH_AGENT": agent.environment["PERDURE_PROGRESS_DIR"],
             "OMP_NUM_THREADS": "1",
         }
+        with subprocess.Popen(
+            [sys.executable, *launch, str(RANK), *arguments], env=environment, stdout=subprocess.PIPE, text=True
+        ) as ranks:
+            assert ranks.stdout is not None
+            yield from ranks.stdout
+    if ranks.returncode:
+        sys.exit(f"bench: the ranks ended with {ranks.returncode}; their errors are above")
 
-        def run(command: list[str]) -> int:
-            with subprocess.Popen(
-                [*command, folder, *options], env=environment, stdout=subprocess.PIPE, text=True
-            ) as run:
-                assert run.stdout is not None
-                for line in run.stdout:
-                    if line.startswith('{"what"'):
-                        one = json.loads(line)
-                        found[one["what"]] = one["value"]
-                        console.print(f"bench: {one['what']}: {one['value']}")
-            return run.returncode
 
-        if failed := run([sys.executable, *launch, str(RANK)]):
-            sys.exit(f"bench: the ranks ended with {failed}; their errors are above")
-        found["restore"] = Ranks(Path(folder), Path(memory), size).measure()
-        console.print(f"bench: restore: {found['restore']}")
-    report(found, console)
+def values(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yields what the ranks measured, by name."""
+    for line in lines:
+        if line.startswith('{"what"'):
+            one = json.loads(line)
+            yield one["what"], one["value"]
 
 
 def report(found: dict[str, Any], console: Console) -> None:

@@ -25,7 +25,6 @@ from perdure_training.checkpoint import Checkpointer
 WIDTH = 4096
 BYTES_PER_PARAMETER = 12
 """Parameter, and the two moments of AdamW, in 32 bits."""
-STEPS = 30
 STEP_SECONDS = 0.4
 """Time of a step of the overhead's measurement: the model itself would take several seconds on two cores."""
 
@@ -39,7 +38,7 @@ def seconds(action: Callable[[], object]) -> float:
 class Measurement:
     """The state, and the time that each way takes with it."""
 
-    def __init__(self, folder: Path, *, gigabytes: float, saves: int = 0, trained: bool = True) -> None:
+    def __init__(self, folder: Path, *, gigabytes: float, saves: int = 0, steps: int = 0, trained: bool = True) -> None:
         layers = max(1, round(gigabytes * 1e9 / BYTES_PER_PARAMETER / WIDTH**2))
         self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
@@ -51,6 +50,7 @@ class Measurement:
         self.size = layers * WIDTH**2 * BYTES_PER_PARAMETER
         self.folder = folder
         self.saves = saves
+        self.steps_in_turn = steps
         self._stores: list[TCPStore | None] = []
 
     def run(self) -> None:
@@ -144,7 +144,7 @@ class Measurement:
             for _ in range(3):
                 without += self.steps(lambda _: None, first=0)
                 with_snapshots += self.steps(partial(self.save, checkpointer), first=step)
-                step += STEPS
+                step += self.steps_in_turn
             self.report(f"overhead {every}", 100 * (with_snapshots / without - 1))
             checkpointer.close()
             self.forget_memory()
@@ -156,7 +156,7 @@ class Measurement:
         dist.barrier()
 
         def run() -> None:
-            for step in range(first + 1, first + STEPS + 1):
+            for step in range(first + 1, first + self.steps_in_turn + 1):
                 work(STEP_SECONDS)
                 save(step)
 
@@ -195,19 +195,21 @@ def work(duration: float) -> None:
         torch.mm(one, one)
 
 
-def main() -> None:
+def run_as_rank(kind: type[Measurement]) -> None:
+    """Makes a measurement as the rank that a launcher started this process as."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gigabytes", type=float, required=True)
     parser.add_argument("--saves", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     os.environ["PERDURE_RUN_ID"] = os.environ["TORCHELASTIC_RUN_ID"]
-    Measurement(options.folder, gigabytes=options.gigabytes, saves=options.saves).run()
+    kind(options.folder, gigabytes=options.gigabytes, saves=options.saves, steps=options.steps).run()
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    run_as_rank(Measurement)
