@@ -25,7 +25,7 @@ from perdure_training.events import AsyncExporter, FileExporter, TrainerEvents, 
 
 def main(
     count: Annotated[int, typer.Option(min=1000, help="Events of each measurement of costs.")] = 100_000,
-    pairs: Annotated[int, typer.Option(min=4, help=f"Blocks of {STEPS} steps with telemetry, and without.")] = 150,
+    pairs: Annotated[int, typer.Option(min=4, help=f"Blocks of {STEPS} steps with telemetry, and without.")] = 60,
     fleet: Annotated[int, typer.Option(min=0, help="Nodes of a job with all telemetry and without; 0: no job.")] = 0,
     minutes: Annotated[float, typer.Option(min=0.1, help="For each of these jobs.")] = 10.0,
 ) -> None:

@@ -23,6 +23,8 @@ class Collector(ThreadingHTTPServer):
 
 
 class _Accepts(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    """Connections stay open, as with every collector."""
     server: Collector
 
     def do_POST(self) -> None:

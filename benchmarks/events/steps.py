@@ -11,9 +11,9 @@ from statistics import median
 from perdure_training import report
 from perdure_training.events import TrainerEvents
 
-STEPS = 8
-"""Steps of a block; blocks with and without telemetry alternate. A block is longer than the time after which events are
-exported, so that most of that is in the block."""
+STEPS = 32
+"""Steps of a block; blocks with and without telemetry alternate. A block is longer than the second after which events
+are sent to a collector: a shorter one would have more requests than a training has."""
 
 
 @dataclass(frozen=True)

@@ -100,19 +100,23 @@ class FileExporter(Exporter):
 
     def _follow_rotation(self) -> None:
         """Opens the file, or the next one if it is full; another process may have done the same."""
-        if self._file >= 0 and not self._is_current():
+        found = self._current()
+        if found is None:
             self.close()
-        if self._file < 0:
             self._open()
-        if os.fstat(self._file).st_size >= self._max_bytes:
+            found = os.fstat(self._file)
+        if found.st_size >= self._max_bytes:
             self._rotate()
 
-    def _is_current(self) -> bool:
+    def _current(self) -> os.stat_result | None:
+        """The status of the open file; None if none is open, or another one has its place."""
+        if self._file < 0:
+            return None
         try:
             own, found = os.fstat(self._file), os.stat(self._path, follow_symlinks=False)
         except FileNotFoundError:
-            return False
-        return (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino)
+            return None
+        return own if (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino) else None
 
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +135,7 @@ class FileExporter(Exporter):
         except BlockingIOError:
             # Another process renames the files at this moment; this one follows with its next write.
             return
-        if self._is_current():
+        if self._current() is not None:
             for number in range(self._kept, 0, -1):
                 newer = self._numbered(number - 1)
                 with contextlib.suppress(FileNotFoundError):

@@ -12,11 +12,15 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from perdure_training.events.event import Event
+from perdure_training.events.plain import IMMUTABLE
 
 REDACTED = "[redacted]"
 
 _SHORTEST = 8
 """Characters of a variable's value: shorter ones are often ordinary words."""
+_REMEMBERED = 1024
+"""Names of events and attributes whose redaction is remembered: the same few come with each step of a training."""
+_LONGEST_NAME = 128
 _NAMES = "PERDURE_SECRET_NAMES"
 """Variable with the names of the job's secrets, which the launcher sets."""
 _SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|_KEY$", re.IGNORECASE)
@@ -55,10 +59,11 @@ class Redaction:
         # The longest first: a value may begin with another one.
         words = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
         self._values = re.compile(words) if words else None
+        self._known: dict[str, tuple[str, bool]] = {}
 
     def event(self, event: Event) -> Event:
         """Returns the event without secrets."""
-        name, attributes = self.text(event.name), self._mapping(event.attributes)
+        (name, _), attributes = self._name(event.name), self._mapping(event.attributes)
         changed = name != event.name or attributes != event.attributes
         return event._replace(name=name, attributes=attributes) if changed else event
 
@@ -70,13 +75,25 @@ class Redaction:
             text = self._values.sub(REDACTED, text)
         return _FORMS.sub(_keep_context, text)
 
+    def _name(self, name: str) -> tuple[str, bool]:
+        """Returns a name without secrets, and whether it tells that its value is one."""
+        known = self._known.get(name)
+        if known is None:
+            known = self.text(name), _SECRET_NAME.search(name) is not None
+            if len(name) <= _LONGEST_NAME and len(self._known) < _REMEMBERED:
+                self._known[name] = known
+        return known
+
     def _mapping(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            self.text(name): REDACTED if isinstance(value, str) and _SECRET_NAME.search(name) else self._value(value)
-            for name, value in values.items()
-        }
+        found = dict[str, Any]()
+        for name, value in values.items():
+            text, is_secret = self._name(name)
+            found[text] = REDACTED if is_secret and isinstance(value, str) else self._value(value)
+        return found
 
     def _value(self, value: Any) -> Any:
+        if type(value) in IMMUTABLE:
+            return value
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
