@@ -20,7 +20,7 @@ class JobLiveness(StrEnum):
     CLOSED = "CLOSED"
     """The run with the job's own first run ID has closed: the only proof that training has no owner."""
     NOT_FOUND = "NOT_FOUND"
-    """The server does not know the job. That is no proof: its database may be restored, or the address may be another
+    """The server does not know the job. That is not proof: its database may be restored, or the address may be another
     namespace's."""
 
 

@@ -1,7 +1,7 @@
 """Parses the bodies that the node's processes post: the dataclasses of `perdure_launcher.protocol`, with pydantic.
 
 A report is accepted even if one of its fields is malformed: the field then has its default. Only a body that lacks a
-required field, or is no JSON, is refused.
+required field, or is not JSON, is refused.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _Location = tuple[int | str, ...]
 
 
 class Malformed(Exception):
-    """The content is no valid body; the message says why."""
+    """The content is not a valid body; the message says why."""
 
 
 def read_body(kind: type[_Body], content: bytes) -> _Body:
     """Parses one body; malformed fields are left out.
 
     Raises:
-        Malformed: if a field that has no default is missing or malformed, or the content is no JSON.
+        Malformed: if a field that has no default is missing or malformed, or the content is not JSON.
     """
     return _bounded(_read(kind, content))
 

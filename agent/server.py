@@ -189,7 +189,7 @@ class _Connection(asyncio.Protocol):
         self._open = others
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # What a client sends at once stays in memory for a while where it is no HTTP.
+        # What a client sends at once stays in memory for a while where it is not HTTP.
         cast("Any", transport).max_size = _RECEIVED_AT_ONCE
         self._open.add(self)
         self._served.connection_made(transport)

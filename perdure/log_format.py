@@ -22,7 +22,7 @@ FORMAT_VARIABLE = "PERDURE_LOG_FORMAT"
 PLACES = ("job", "node", "rank", "generation", "incident")
 """Where something happened. A log call names them in its `extra`, where they are not known from what runs."""
 _LONGEST = 32_768
-"""Characters of a message or of an exception. Collectors split longer lines, which are no JSON then."""
+"""Characters of a message or of an exception. Collectors split longer lines, which are not JSON then."""
 
 Context = Callable[[], Mapping[str, Any]]
 """Returns the places that all lines of a process have now."""

@@ -71,7 +71,7 @@ class SecretStore:
         """Stores a secret, in place of an earlier value.
 
         Raises:
-            SecretUnavailable: if it can be no variable.
+            SecretUnavailable: if it cannot be a variable.
         """
         path = self._file(reference)
         _check_value(reference, value)

@@ -97,7 +97,7 @@ class StateFolder:
         """Refuses a folder that this release cannot read.
 
         Raises:
-            StateFolderError: if the folder exists and is of another version, or is no state folder.
+            StateFolderError: if the folder exists and is of another version, or is not a state folder.
         """
         if self.path.is_dir():
             with self._one_at_a_time():

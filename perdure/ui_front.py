@@ -67,7 +67,7 @@ async def _refuse_pages(
 def _split(address: str) -> SplitResult:
     try:
         return urlsplit(address)
-    except ValueError:  # Brackets that are no address.
+    except ValueError:  # Brackets that are not an address.
         return urlsplit("")
 
 

@@ -96,7 +96,7 @@ class JobRevoked(Exception):
 
 
 class NodeNotYet(Exception):
-    """The backend cannot create this node yet, which is no error; the message says what the node waits for."""
+    """The backend cannot create this node yet, which is not an error; the message says what the node waits for."""
 
     def __init__(self, message: str, *, queued: bool = True) -> None:
         """Creates the exception.

@@ -39,7 +39,7 @@ def best_of(values: Mapping[Saved, float], *, highest: bool, count: int) -> list
     """Chooses the best checkpoints; of those that are as good, the latest.
 
     Args:
-        values: The metric of each checkpoint that has one. Infinity and NaN are no values.
+        values: The metric of each checkpoint that has one. Infinity and NaN do not count.
         highest: Whether higher values are better.
         count: The number of checkpoints.
     """

@@ -116,7 +116,7 @@ class Storage:
         files.mv(f"{folder}/{UNCOMMITTED}", f"{folder}/{METADATA}")
 
     def delete(self, saved: Saved) -> None:
-        """Deletes a folder; it is no checkpoint from the first file on."""
+        """Deletes a folder; from the first deleted file on it is not a checkpoint."""
         self.remove(saved.folder, first=METADATA)
 
     def remove(self, folder: str, *, first: str) -> None:

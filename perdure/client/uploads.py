@@ -36,7 +36,7 @@ REPORT_INTERVAL = 2.0
 """Seconds between two lines about a long upload."""
 
 Report = Callable[[str], None]
-"""Is called with lines about the progress, for people."""
+"""A function that is called with lines about the progress, for people."""
 
 
 @asynccontextmanager

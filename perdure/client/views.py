@@ -33,7 +33,7 @@ class Submission(View):
 
 
 class IssuedTicket(View):
-    """A ticket for joining a job through the gateway. Its secret is known to who made it only."""
+    """A ticket for joining a job through the gateway. Only its maker knows its secret."""
 
     id: str
     """Names the ticket in `revoke_ticket`."""

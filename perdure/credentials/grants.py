@@ -78,7 +78,7 @@ class Grant(BaseModel):
         """Reads a signed grant.
 
         Raises:
-            NotGranted: if the text is no grant, or no key has signed it.
+            NotGranted: if the text is not a grant, or no key has signed it.
         """
         content_text, _, mac_text = text.partition(".")
         try:

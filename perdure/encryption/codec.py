@@ -217,7 +217,7 @@ class _Refused(EncodingPayloadConverter):
 
 
 class _Unreadable(EncodingPayloadConverter):
-    """Fails on payloads whose key is missing. It is no reason to fail a job: the task is retried until there is the
+    """Fails on payloads whose key is missing. It is not a reason to fail a job: the task is retried until there is the
     key."""
 
     @property

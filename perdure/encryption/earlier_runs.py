@@ -28,7 +28,7 @@ class EarlierRuns:
     def __init__(self, before: datetime) -> None:
         self._before = before
         self._asked: dict[str, float] = {}
-        """Workflows that did, and when the server said so."""
+        """The workflows that did, with the time of the server's answer."""
         self.client: Client | None = None
 
     async def includes(self, workflow_id: str) -> bool:

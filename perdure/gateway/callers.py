@@ -1,6 +1,6 @@
-"""Who asks: the grant that was signed for it, and the token of the very pod or machine that it was signed for.
+"""Authenticates callers: by a grant, and by the token of the very pod or machine that the grant was signed for.
 
-Neither is enough alone: grants stand in pods' manifests, and other programs of a pod's service account have tokens. A
+Neither is enough alone: grants are in pods' manifests, and other programs of a pod's service account have tokens. A
 pod's token is that of its service account, which the API server reviews; a machine has made its own, whose digest is in
 its grant.
 """
@@ -54,7 +54,7 @@ class PlaceLost(Unauthenticated):
 
 
 class Unavailable(Exception):
-    """Whether the caller is who it says cannot be found out now."""
+    """The caller cannot be authenticated now."""
 
 
 def bearer_of(headers: Mapping[str, str]) -> str:
@@ -77,7 +77,7 @@ class TokenReviewer(Protocol):
 
         Raises:
             Unauthenticated: if the token is not valid, or is not bound to a pod.
-            Unavailable: if that cannot be found out now.
+            Unavailable: if the token cannot be reviewed now.
         """
         ...
 
@@ -140,7 +140,7 @@ class Callers:
         self._under_review: dict[bytes, asyncio.Task[_Review]] = {}
 
     def grant(self, headers: Mapping[str, str]) -> Grant:
-        """Returns the grant that a call carries. Who carries it is not known yet.
+        """Returns the grant that a call carries. The caller is not authenticated yet.
 
         Raises:
             Unauthenticated: if there is none, or it is not genuine.

@@ -2,7 +2,7 @@
 
 Whatever is not listed here is refused. A request that is passed on is built anew from the fields that were checked, so
 that a field which a later release of Temporal adds cannot carry anything past the gateway. The same holds for what an
-agent is told about its job and about the Temporal namespace.
+agent learns about its job and about the Temporal namespace.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Call(ABC, Generic[Request, Response]):
         """
 
     def answer(self, response: Response) -> Response:
-        """Returns what the agent is told."""
+        """Returns the response for the agent."""
         return response
 
     def identity(self, given: str) -> str:

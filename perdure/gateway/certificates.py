@@ -105,7 +105,7 @@ class ServerCertificates:
         return self._configuration() if issued or read else None
 
     def _configuration(self) -> Any:
-        # Who asks for no name, or another one, gets the first.
+        # A caller that asks for no name, or for another one, gets the first certificate.
         pairs = [self._own] + ([self._sites_own] if self._sites_own else [])
         return grpc.ssl_server_certificate_configuration([(one.private_key, one.certificate) for one in pairs])
 

@@ -1,4 +1,4 @@
-"""Limits, so that one who floods the gateway, or the servers behind it, does not slow down the others.
+"""Limits calls, so that a caller who floods the gateway, or the servers behind it, does not slow down the others.
 
 An agent that stays below them never notices: it sends some ten messages a second at most, and polls with one call.
 What an agent has used is counted after it has proven who it is: no other caller can use up its share.
@@ -44,7 +44,8 @@ MESSAGE_BYTES: Final = 1024 * 1024
 """The largest message from an agent. Its largest are pieces of a log, of 256 KiB."""
 
 _REFUSAL_SECONDS: Final = 0.5
-"""The least time until a refusal is answered: who repeats refused calls waits, and costs next to nothing meanwhile."""
+"""The least time until a refusal is answered: a caller who repeats refused calls waits, and costs next to
+nothing meanwhile."""
 _REFUSALS_AT_ONCE: Final = 50
 """Refusals that one address may await before each of them takes longer: it gets at most this number in the time above,
 however many connections it opens."""
@@ -67,7 +68,7 @@ class _Share:
 
 
 class Refusals:
-    """Delays the answers to refused calls. Who is refused has often not proven who it is, so addresses are counted."""
+    """Delays the answers to refused calls. A refused caller is often not authenticated, so addresses are counted."""
 
     def __init__(self) -> None:
         self._waiting = Counter[str]()

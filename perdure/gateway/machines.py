@@ -119,7 +119,7 @@ class Machines:
             except JoinRefused as refused:
                 if refused.kind not in set(JoinRefusal):
                     raise
-                # Of the text, what the job said: the machine prefixes its name itself.
+                # The job's own text only: the machine prefixes its name itself.
                 return PlaceAnswer(
                     refusal=JoinRefusal(refused.kind), reason=str(refused).removeprefix(f"{call.job} refuses: ")
                 )
@@ -204,8 +204,8 @@ def _read(call: type[_Call], content: bytes) -> _Call:
 
 
 def _share_of(ticket: Ticket, machine: str) -> str:
-    """Returns the name under which a machine's calls are counted: who holds a ticket cannot make more calls by naming
-    more machines than it admits."""
+    """Returns the name under which a machine's calls are counted: the holder of a ticket cannot make more calls by
+    naming more machines than it admits."""
     return f"{ticket.digest}/{zlib.crc32(machine.encode()) % ticket.nodes}"
 
 

@@ -45,7 +45,7 @@ class Reason(StrEnum):
     TOO_MANY = "too_many"
     """The caller is over its limit."""
     UNREADABLE = "unreadable"
-    """The request is no message of its method."""
+    """The request is not a message of its method."""
     UNKNOWN_METHOD = "unknown_method"
     """The gateway does not have the method."""
 

@@ -220,7 +220,7 @@ class _Methods(grpc.GenericRpcHandler):
     def __init__(self, gateway: Gateway) -> None:
         self._metrics = gateway.metrics
         self._handlers: dict[str, Any] = {
-            # Handlers of streams read the body themselves: who has not proven who it is takes no memory with it.
+            # Handlers of streams read the body themselves: a caller without proofs takes no memory with it.
             f"/{SERVICE}/{name}": grpc.stream_unary_rpc_method_handler(_handler(gateway, call))
             for name, call in CALLS.items()
         } | {

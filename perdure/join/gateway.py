@@ -1,7 +1,7 @@
 """A joining machine's connection through the gateway: it reaches neither Temporal nor a worker.
 
 The machine makes a token of its own. The job knows a digest of it as the machine's session, so a place that this
-process was given is no other's, although others have the ticket, too.
+process was given belongs to no other process, although others have the ticket, too.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class TicketFile(BaseModel):
         """Reads the file.
 
         Raises:
-            PerdureError: if it cannot be read or is no ticket.
+            PerdureError: if it cannot be read or is not a ticket.
         """
         try:
             return cls.model_validate_json(path.read_bytes())

@@ -19,7 +19,7 @@ _COUNTED = {"get": "modules fetched", "mod": "modules fetched", "build": "packag
 """The meaning of a subcommand's output lines. Packages in Go's cache are not printed."""
 
 Report = Callable[[str], None]
-"""Is called with lines about the build, for people."""
+"""A function that is called with lines about the build, for people."""
 
 
 class GoFailed(Exception):

@@ -39,7 +39,7 @@ class PrometheusMonitor:
             timeout: The longest time for one reading.
 
         Raises:
-            ValueError: if the address is no URL of HTTP.
+            ValueError: if the address is not an HTTP URL.
         """
         if not address.startswith(("http://", "https://")):
             raise ValueError(f"address: expected http://HOST:PORT/PATH, found {address!r}")
@@ -53,7 +53,7 @@ class PrometheusMonitor:
 
         Raises:
             OSError: if it does not answer.
-            ValueError: if the answer is no text of Prometheus'.
+            ValueError: if the answer is not in Prometheus' text format.
         """
         with urllib.request.urlopen(self._address, timeout=self._timeout) as answer:
             text = answer.read(_LARGEST).decode("utf-8", "replace")

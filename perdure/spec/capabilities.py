@@ -62,4 +62,4 @@ CAPABILITIES = complete(
 )
 
 BESIDE_WORKER = tuple(backend for backend, can in CAPABILITIES.items() if can.runs_beside_worker)
-"""For names that may not be a backend's: compared, and not looked up."""
+"""Names that are not a backend's can be compared with these, and not looked up in the table."""

@@ -25,7 +25,7 @@ _Body = TypeVar("_Body", bound=Body)
 
 
 class Malformed(ValueError):
-    """The content is no valid body; the message says why."""
+    """The content is not a valid body; the message says why."""
 
 
 def encode(body: Body) -> bytes:

@@ -27,7 +27,7 @@ class PythonCommand:
 
 
 def python_command(command: Sequence[str], *, path: str, workdir: Path) -> PythonCommand | None:
-    """Parses the command; None if it is no Python program or is ambiguous."""
+    """Parses the command; None if it is not a Python program or is ambiguous."""
     if len(command) < 2 or not Path(command[0]).name.startswith("python"):
         return None
     # A path with a slash is relative to the command's working directory.

@@ -125,7 +125,7 @@ def parse_ports(text: str) -> range:
     """Reads a range such as `29500-29599`, both ends included.
 
     Raises:
-        ValueError: if the text is no range of ports.
+        ValueError: if the text is not a range of ports.
     """
     first, _, last = text.partition("-")
     ports = range(int(first), int(last) + 1)

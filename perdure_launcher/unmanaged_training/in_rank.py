@@ -46,7 +46,7 @@ def autoload() -> None:
 
 
 def refuse_steps() -> None:
-    """Makes the first optimizer step fail in a process that is no rank, below a command that should start torchrun."""
+    """Makes the first optimizer step fail in a process that is not a rank, below a command that starts torchrun."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     settings = TorchrunSettings.load(os.environ[TORCHRUN_VARIABLE])

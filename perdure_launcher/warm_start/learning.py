@@ -38,7 +38,7 @@ class Learned:
         """Reads a rank's message.
 
         Raises:
-            KeyError, TypeError, ValueError: if it is no valid report.
+            KeyError, TypeError, ValueError: if it is not a valid report.
         """
         return cls(tuple(map(str, body["modules"])), dict(body["changed"]))
 

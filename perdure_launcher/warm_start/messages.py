@@ -54,7 +54,7 @@ def read_message(connection: socket.socket) -> Request | Learned | None:
     """Reads the message of a shim or a rank; None for a peer that only waits for the answer.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError, IndexError: if it is no valid message.
+        OSError, ValueError, KeyError, TypeError, IndexError: if it is not a valid message.
     """
     fields, files = receive(connection, files=_STANDARD_FILES)
     try:

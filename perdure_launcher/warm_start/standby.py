@@ -41,7 +41,7 @@ def wait_for_request(
     order, _ = receive(control)
     if not order:
         os._exit(0)
-    # Not written to /proc's view of this process's environment: it is no rank yet.
+    # Not written to /proc's view of this process's environment: it is not a rank yet.
     os.environ.update(order["place"])
     imports = Imports(plan, STANDBY)
     try:

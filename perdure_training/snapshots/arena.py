@@ -28,7 +28,7 @@ from typing import Any, cast
 PAGE = 4096
 """Bytes of the header, and the alignment of what follows it."""
 _MAGIC = b"PDSNAP02"
-"""Also the version of the format: a file of another one is no snapshot."""
+"""Also the version of the format: a file of another one is not a snapshot."""
 _FRAME = struct.Struct("<8sII")
 """Magic number, length of the header's text, checksum of that text."""
 _CHECKED_AT_ONCE = 1 << 24

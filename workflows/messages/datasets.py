@@ -66,7 +66,7 @@ class DatasetParameters(Message):
     partitions: tuple[Annotated[str, StringConstraints(min_length=1, max_length=100)], ...] = Field(
         default=(), max_length=MOST_PARTITIONS
     )
-    """The names of a stream's partitions. Empty where it is no stream."""
+    """The names of a stream's partitions. Empty unless the dataset is a stream."""
     starts: tuple[Annotated[int, Field(ge=0, lt=PARTITION_SIZE)], ...] = ()
     """The first offset of each partition."""
 

@@ -234,7 +234,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
         return planned_changes.forget_world(state.replace(ready_since=None, waiting_since=None))
     # From here on a world is due: there is none, it broke, it must shrink, or it can grow.
     if not state.between_stages and any(node.alive and not node.reachable for node in state.members):
-        # The node cannot be sent a world. While its own world steps, that is no evidence against it.
+        # The node cannot be sent a world. While its own world steps, that is not evidence against it.
         return state
     is_stopped = world is None or interruption is not None or state.between_stages
     if size == 0:

@@ -23,7 +23,7 @@ LOSSES = 2
 
 _STANDS_OUT = 2
 """A machine stands out with more than this many times the mean of unexplained losses of the job's other machines: a
-user or a script that kills processes everywhere is no machine's fault."""
+user or a script that kills processes everywhere is not a machine's fault."""
 
 _REMEMBERED = 64
 """Losses that a job remembers, the newest: they ride through continue-as-new."""

@@ -1,8 +1,8 @@
 """Records pauses that ended by themselves: nodes that could not be reached, ranks that stalled and stepped again, a
 storage that took no checkpoints.
 
-Nothing was interrupted and nothing was done, so an observation is no interruption: it is written when it is over, as a
-closed entry among the incidents, so that `perdure explain` can account for a pause that nothing else explains. Pauses
+Nothing was interrupted and nothing was done, so an observation is not an interruption: it is written when it is over,
+as a closed entry among the incidents, so that `perdure explain` can account for a pause that nothing else explains. Pauses
 that overlap are one entry: a partition silences several nodes, and ranks on both sides of it stall.
 """
 

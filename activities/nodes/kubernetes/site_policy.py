@@ -127,7 +127,7 @@ class SitePolicy(Section):
         """Reads a policy from YAML.
 
         Raises:
-            ValueError: if it is no policy; the message names each field and what is wrong with it.
+            ValueError: if it is not a policy; the message names each field and what is wrong with it.
         """
         try:
             return cls.model_validate(yaml.safe_load(text) or {})

@@ -120,7 +120,7 @@ async def remove(api: KubernetesApi, namespace: str, archive: WorkdirArchive) ->
 
 
 async def _head(api: KubernetesApi, namespace: str, archive: WorkdirArchive) -> Object | None:
-    """Returns the archive's head. A specification may name any ConfigMap: one that is no archive's head is not
+    """Returns the archive's head. A specification may name any ConfigMap: one that is not an archive's head is not
     returned."""
     found = await api.get(f"{_config_maps(namespace)}/{archive.name}")
     return found if found and _is_head(found, archive) else None

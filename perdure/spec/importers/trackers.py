@@ -117,7 +117,7 @@ _TRACKERS: dict[str, Callable[[str, list[str]], str | None]] = {
 
 
 def _step_of(name: str) -> int | None:
-    """The step in the name of a checkpoint; None if it is no checkpoint's."""
+    """The step in the name of a checkpoint; None if it is not that of a checkpoint."""
     match = re.fullmatch(r"[A-Za-z_.=-]*?(\d+)(\.(pt|pth|ckpt|bin|safetensors))?", name)
     return int(match[1]) if match else None
 
