@@ -40,8 +40,9 @@ copy logs to the job's storage: `resources`, mounts beneath `/mnt`, and the vari
 init containers may mount the volume `perdure`, in which the agent and training code meet. No job may use the Secret
 with the worker's own connection, nor, in the worker's namespace, the control plane's other Secrets and its service
 accounts: the chart passes their names to the worker, and
-[`PERDURE_KUBERNETES_RESERVED_SECRETS`](kubernetes.md#the-worker) does so without it. Those in the values' `imagePullSecrets` are not among them. No pod of a job may have the label
-`app.kubernetes.io/name: perdure`, by which Services select the control plane's pods.
+[`PERDURE_KUBERNETES_RESERVED_SECRETS`](kubernetes.md#the-worker) does so without it. Those in the values'
+`imagePullSecrets` are not among them. No pod of a job may have the label `app.kubernetes.io/name: perdure`, by which
+Services select the control plane's pods.
 
 | Field | Default | Meaning |
 |-|-|-|

@@ -2,8 +2,8 @@
 storage that took no checkpoints.
 
 Nothing was interrupted and nothing was done, so an observation is not an interruption: it is written when it is over,
-as a closed entry among the incidents, so that `perdure explain` can account for a pause that nothing else explains. Pauses
-that overlap are one entry: a partition silences several nodes, and ranks on both sides of it stall.
+as a closed entry among the incidents, so that `perdure explain` can account for a pause that nothing else explains.
+Pauses that overlap are one entry: a partition silences several nodes, and ranks on both sides of it stall.
 """
 
 from __future__ import annotations
