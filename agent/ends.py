@@ -14,6 +14,8 @@ from perdure.spec.durations import format_duration
 from perdure_launcher.protocol import CommandExit, ReadyReport, UnmanagedReport
 from perdure_launcher.protocol import RankExit as ReportedExit
 from workflows.messages import Failure, FailureKind, NodeCredentials, Progress, RankExit
+from workflows.messages.agents import MOST_RANKS, UNKNOWN_RANK
+from workflows.policy import claims
 
 _CANNOT_START = (126, 127)
 """Exit codes of commands that cannot be started: another start would fail in the same way."""
@@ -78,7 +80,8 @@ def meaning(state: AgentState, body: CommandExit, generation: int) -> Meaning:
 
 def ranks_failure(scene: Scene, body: ReadyReport) -> FoundFailure:
     """Returns the failure of the ranks that ended a node's last world."""
-    state, ranks = scene.state, _rank_exits(body.ranks)
+    state = scene.state
+    ranks, wrong = _own_exits(state, body.ranks)
     return FoundFailure(
         identity=f"ranks of {state.attempt}/{body.after_generation}: {sorted((rank.pid or 0) for rank in ranks)}",
         report=Failure(
@@ -91,19 +94,22 @@ def ranks_failure(scene: Scene, body: ReadyReport) -> FoundFailure:
             progress=scene.progress,
             store_ports=body.store_ports,
             out_of_memory=body.out_of_memory,
+            wrong_claims=wrong,
         ),
     )
 
 
 def command_failure(scene: Scene, body: CommandExit, generation: int, *, starts_again: bool) -> FoundFailure:
     """Returns the failure of a command in this generation, or before it entered it."""
+    ranks, wrong = _own_exits(scene.state, body.ranks)
     return FoundFailure(
         identity=f"command {body.attempt}/{body.generation}",
         report=Failure(
             **envelope(scene.node, time_or_arrival(body.time)),
             generation=generation,
             kind=FailureKind.COMMAND,
-            ranks=_rank_exits(body.ranks),
+            ranks=ranks,
+            wrong_claims=wrong,
             exit_code=body.exit_code,
             signal=body.signal,
             starts_again=starts_again,
@@ -210,11 +216,21 @@ def _rank_exits(reported: tuple[ReportedExit, ...]) -> tuple[RankExit, ...]:
     )
 
 
+def _own_exits(state: AgentState, reported: tuple[ReportedExit, ...]) -> tuple[tuple[RankExit, ...], int]:
+    """The exits of the node's own ranks, and the number of claims about others."""
+    firsts: set[int] = set()
+    # An agent that has lost its state does not know where its ranks are.
+    if state.entered_base_rank is not None and state.world is not None:
+        firsts = {state.entered_base_rank, state.world.base_rank}
+    return claims.own_exits(_rank_exits(reported), first_ranks=firsts, processes=state.processes or MOST_RANKS)
+
+
 def _rank_message(ranks: tuple[RankExit, ...]) -> str:
     """Returns one line for users about ranks that ended together."""
     # A rank that was ended by a signal did not fail because of the others.
     first = min(ranks, key=lambda rank: (rank.signal is None, rank.time or datetime.max.replace(tzinfo=UTC)))
     name = f"rank {first.local_rank if first.global_rank is None else first.global_rank}"
+    name = name if first.local_rank != UNKNOWN_RANK else "an unknown rank"
     message = f"{name}: {first.error}" if first.error else _end_message(name, first.exit_code, first.signal)
     return message if len(ranks) == 1 else f"{message} (and {len(ranks) - 1} more)"
 

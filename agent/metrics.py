@@ -131,6 +131,7 @@ class NodeMetrics:
             # Also those that have not happened: Prometheus counts what grows.
             yield Sample("perdure_node_failures_total", self._node.events.failures[kind.value], {"kind": kind.value})
         yield Sample("perdure_node_rank_exits_total", self._node.events.rank_exits)
+        yield Sample("perdure_node_wrong_claims_total", self._node.wrong_claims)
         for dataset, waiting in self._datasets.waiting().items():
             yield Sample("perdure_node_shard_requests", waiting, {"dataset": dataset})
         dropped, refused = sum(one.dropped for one in self._events), sum(one.refused for one in self._events)

@@ -85,6 +85,8 @@ class Node:
         self._to_job = to_job
         self._to_group = to_group
         self._progress = progress
+        self.wrong_claims = 0
+        """What the node's processes have reported of ranks or worlds that are not theirs."""
         self.state = state_file.load()
         # Launchers that polled the previous agent must detect that this one may have another desired state.
         self._keep(version=self.state.version + 1)
@@ -250,6 +252,7 @@ class Node:
 
     def on_ready(self, body: ReadyReport) -> None:
         """Handles a node that waits for a world; `ranks` are the exits that ended its last one."""
+        body = replace(body, after_generation=self._received(body.after_generation))
         state = self.state
         if state.ended_by:
             if body.ranks:
@@ -282,12 +285,20 @@ class Node:
 
     def on_entered(self, body: EnteredReport) -> None:
         """Records that the node's rendezvous returned this world."""
+        body = replace(body, generation=self._received(body.generation))
         state = self.state
         if body.generation >= state.entered:
             entered_at = time_or_arrival(body.time)
             self.events.entered(generation=body.generation, time=entered_at.timestamp())
             ports = state.store_ports if body.store_ports is None else body.store_ports
-            self._keep(entered=body.generation, entered_at=entered_at, ready_after=None, store_ports=ports)
+            known = state.world is not None and state.world.generation == body.generation
+            self._keep(
+                entered=body.generation,
+                entered_at=entered_at,
+                entered_base_rank=state.world.base_rank if known and state.world else None,
+                ready_after=None,
+                store_ports=ports,
+            )
 
     def report_stepping(self, generation: int, *, counted: bool, starts: RankStarts | None) -> None:
         """Records that all local ranks made a step in this generation, or have stayed alive in it without one."""
@@ -340,6 +351,7 @@ class Node:
 
     def on_finished(self, body: FinishedReport) -> None:
         """Records that all local ranks ended with 0 in this generation."""
+        body = replace(body, generation=self._received(body.generation))
         if self.state.ended_by:
             # They ended on request, so their success completes nothing.
             return
@@ -387,6 +399,7 @@ class Node:
         the job would follow. Every end is reported, unless the command is restarted after it was superseded or
         exited with 0.
         """
+        body = replace(body, generation=self._received(body.generation))
         state = self.state
         identity = f"{body.attempt}/{body.generation}"
         if identity == state.exited:
@@ -453,10 +466,21 @@ class Node:
             log_tail=log_tail(self.config.run_dir, ends.LOG_TAIL_MAX),
         )
 
+    def _received(self, generation: int) -> int:
+        """Returns a generation that a process of the node names, or the newest that the node has received: there is no
+        other source of worlds. An agent that has lost its state knows none."""
+        newest = self.state.generation
+        if not newest or generation <= newest:
+            return generation
+        self.wrong_claims += 1
+        logger.warning("generation %d is reported, and this node has received none after %d", generation, newest)
+        return newest
+
     def _fail(self, found: ends.FoundFailure) -> None:
         if found.identity in self.state.failures:
             return
         failure = found.report
+        self.wrong_claims += failure.wrong_claims
         logger.warning("failure in generation %d: %s", failure.generation, failure.message)
         self.events.on_failure(failure)
         self._to_job.put(failure)

@@ -65,6 +65,8 @@ class AgentState(BaseModel):
     entered: int = 0
     """The generation that the node's processes are in."""
     entered_at: datetime | None = None
+    entered_base_rank: int | None = None
+    """The global rank of the node's first rank in that generation; None where it is not known."""
     stepping: int = 0
     """The newest generation that was reported to run or to step."""
     stepped: int = 0

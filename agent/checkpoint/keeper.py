@@ -44,6 +44,7 @@ from workflows.messages import (
     OrderCheckpoint,
     RestoreSource,
 )
+from workflows.messages.agents import LARGEST_NUMBER
 
 logger = logging.getLogger(__name__)
 
@@ -256,7 +257,8 @@ class Checkpoints:
         if self._spec is None:
             return {"stores": False}
         if self._loop is not None and request.get("saves", True):
-            generation = int(request.get("generation", self._state().generation))
+            generation = _number(request.get("generation", self._state().generation))
+            self._check_received(generation)
             self._loop.call_soon_threadsafe(self._saving, generation)
         every = self._spec.every
         return {
@@ -266,13 +268,15 @@ class Checkpoints:
         }
 
     def _restored(self, request: Json) -> Json:
+        generation = _number(request["generation"])
+        self._check_received(generation)
         message = CheckpointRestored(
             **envelope(self._config.node),
-            generation=int(request["generation"]),
-            step=int(request["step"]),
+            generation=generation,
+            step=_number(request["step"]),
             source=RestoreSource(str(request["source"]).upper()),
-            again=None if request.get("again") is None else max(int(request["again"]), 0),
-            distrusted=tuple(int(step) for step in request.get("distrusted") or ())[:_NAMED],
+            again=None if request.get("again") is None else max(_number(request["again"]), 0),
+            distrusted=tuple(_number(step) for step in (request.get("distrusted") or ())[:_NAMED]),
             folder=names.read_folder(str(request["folder"])).folder if request.get("folder") else "",
         )
         self._send(message)
@@ -420,6 +424,13 @@ class Checkpoints:
         current = self._state().generation
         if generation < current:
             raise Refused(f"generation {generation} is over: this node is in generation {current}")
+        self._check_received(generation)
+
+    def _check_received(self, generation: int) -> None:
+        """Refuses what is said of a world that the node has not received; an agent that lost its state knows none."""
+        current = self._state().generation
+        if current and generation > current:
+            raise Refused(f"generation {generation} is no world of this node, which is in generation {current}")
 
     def _of(self, folder: str) -> Progress:
         """The progress of a checkpoint; `_changed` is held."""
@@ -432,3 +443,15 @@ class Checkpoints:
     def _send(self, message: AgentMessage) -> None:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._to_group, message)
+
+
+def _number(value: Any) -> int:
+    """Reads a whole number that a rank has sent.
+
+    Raises:
+        ValueError: if it is none, or larger than messages carry.
+    """
+    number = int(value)
+    if abs(number) > LARGEST_NUMBER:
+        raise ValueError("the number is too large")
+    return number

@@ -8,14 +8,18 @@ import stat
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from workflows.messages.agents import LARGEST_NUMBER
 
 _LENGTH = struct.Struct("<Q")
 _MOST_TEXT = 1 << 24
 """Bytes of a recipe: half a million pieces. It is read as a whole, and an agent has little memory."""
 _AT_ONCE = 1 << 23
 """Bytes that are read at once."""
+Number = Annotated[int, Field(ge=0, le=LARGEST_NUMBER)]
 _PIECES = TypeAdapter(list[tuple[int, int, int]])
 
 
@@ -28,8 +32,8 @@ class Snapshot(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    offset: int = Field(ge=0)
-    size: int = Field(ge=0)
+    offset: Number
+    size: Number
     checksum: int
     """CRC-32."""
 
@@ -40,15 +44,15 @@ class PartRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     folder: str
-    step: int = Field(ge=0)
-    rank: int = Field(ge=0)
-    ranks: int = Field(ge=1)
+    step: Number
+    rank: Number
+    ranks: int = Field(ge=1, le=LARGEST_NUMBER)
     """Ranks of the world, each of which stores a part."""
-    generation: int = Field(ge=0)
+    generation: Number
     name: str
-    size: int = Field(ge=0)
+    size: Number
     """The size of the part in bytes."""
-    order: int = Field(default=0, ge=0)
+    order: Number = 0
     """The newest request for a checkpoint that this one answers; rank 0 knows it."""
     snapshot: Snapshot
     metrics: dict[str, float] = Field(default={}, max_length=64)

@@ -305,6 +305,12 @@ AGENT_METRICS: Final = (
     ),
     _agent("perdure_node_rank_exits_total", Kind.COUNTER, "ranks", "Ranks that ended before the training did."),
     _agent(
+        "perdure_node_wrong_claims_total",
+        Kind.COUNTER,
+        "claims",
+        "Ranks and worlds that the node's processes have named to its agent and that are not theirs.",
+    ),
+    _agent(
         "perdure_node_torch_events_total",
         Kind.COUNTER,
         "events",

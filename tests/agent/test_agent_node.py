@@ -29,6 +29,7 @@ from workflows.messages import (
 
 
 def test_the_culprit_named_is_who_died_of_a_signal(bench: Bench) -> None:
+    bench.node.on_handler_hello(HandlerHello(pid=1, min_nodes=2, max_nodes=4, processes=2))
     bench.apply(1)
     victim = rank(error="RuntimeError: Connection closed by peer", time=NOW.replace(second=0).timestamp())
     culprit = rank(

@@ -23,7 +23,7 @@ def test_the_life_of_a_node_is_told(tmp_path: Path):
     bench.node.report_stepping(1, counted=True, starts=None)
     bench.node.report_stall(since=datetime(2026, 1, 2, tzinfo=UTC), usual_step=None)
     bench.node.report_stall_end()
-    culprit = RankExit(local_rank=0, global_rank=5, pid=77, signal=9, time=NOW.timestamp())
+    culprit = RankExit(local_rank=0, global_rank=0, pid=77, signal=9, time=NOW.timestamp())
     for _ in range(2):
         bench.node.on_ready(ReadyReport(after_generation=1, ranks=(culprit,)))
     bench.apply(2)
@@ -52,7 +52,7 @@ def test_the_life_of_a_node_is_told(tmp_path: Path):
         ("leaving", None),
     ]
     exited = found[6]
-    assert (exited["rank"], exited["time"]) == (5, NOW.timestamp())
+    assert (exited["rank"], exited["time"]) == (0, NOW.timestamp())
     assert exited["attributes"] == {"local_rank": 0, "exited_pid": 77, "exit_code": None, "signal": 9, "error": None}
-    assert found[7]["attributes"] == {"kind": "RANKS", "message": "rank 5 was ended by SIGKILL"}
+    assert found[7]["attributes"] == {"kind": "RANKS", "message": "rank 0 was ended by SIGKILL"}
     assert found[1]["attributes"]["world_size"] == 2

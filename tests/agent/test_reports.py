@@ -73,6 +73,7 @@ def deliver(bench: Bench, *reports: tuple[str, Body], hello: LauncherHello = HEL
 
 def node(folder: str) -> Bench:
     bench = Bench(Path(folder))
+    bench.node.on_handler_hello(HandlerHello(pid=4, min_nodes=2, max_nodes=4, processes=8))
     bench.apply(1)
     bench.enter(1)
     return bench
@@ -112,6 +113,7 @@ def test_the_commands_end_counts_whatever_it_printed(
 def test_every_other_report_counts_too(text: str, time: float | None) -> None:
     with tempfile.TemporaryDirectory(prefix="pl-") as folder:
         bench = node(folder)
+        bench.apply(2)
         handler = HandlerHello(pid=5, torch=text, min_nodes=2, max_nodes=4, processes=1)
         deliver(
             bench,
@@ -139,7 +141,7 @@ def test_a_report_that_the_agent_cannot_parse_counts_without_its_texts(monkeypat
     monkeypatch.setattr(client, "encode", encode)
     with tempfile.TemporaryDirectory(prefix="pl-") as folder:
         bench = node(folder)
-        ended = RankExit(local_rank=0, global_rank=3, signal=9, error="odd")
+        ended = RankExit(local_rank=3, global_rank=3, signal=9, error="odd")
         deliver(bench, ("/v1/rendezvous/ready", ReadyReport(after_generation=1, ranks=(ended,))))
         [failure] = bench.job.of(Failure)
         assert (failure.ranks[0].signal, failure.message) == (9, "rank 3 was ended by SIGKILL")

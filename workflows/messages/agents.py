@@ -20,13 +20,21 @@ MOST_RANKS = 4_096
 """Ranks of one node. It bounds what a node can claim: a job adds these numbers up."""
 LARGEST_NUMBER = 2**53
 """Generations, stages and steps that an agent accepts from its node's processes."""
+UNKNOWN_RANK = -1
+"""The local rank of an exit whose node does not have the rank that was named."""
+LARGEST_PORT = 2**16 - 1
 MOST_PORTS = 64
 MOST_EXITS = 256
 MOST_DEVICES = 64
 MOST_STEPS = 64
 """Items of one list. A job carries them in its state, which the server limits; further ones are left out."""
 
-Ports = Annotated[tuple[int, ...], AfterValidator(lambda ports: ports[:MOST_PORTS])]
+
+def _possible_ports(ports: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(port for port in ports if 0 < port <= LARGEST_PORT)[:MOST_PORTS]
+
+
+Ports = Annotated[tuple[int, ...], AfterValidator(_possible_ports)]
 Steps = Annotated[tuple[int, ...], AfterValidator(lambda steps: steps[:MOST_STEPS])]
 
 
@@ -203,6 +211,7 @@ class RankExit(Message):
     """One rank that failed."""
 
     local_rank: int
+    """`UNKNOWN_RANK` where the node does not have the rank that was named."""
     global_rank: int | None = None
     pid: int | None = None
     exit_code: int | None = None
@@ -254,6 +263,8 @@ class Failure(AgentMessage):
     store_ports: Ports = ()
     out_of_memory: bool = False
     """The node's memory controller counted an OOM kill."""
+    wrong_claims: int = 0
+    """Ranks that the agent was told of and that the node does not have: they are unknown here, or left out."""
 
 
 class GroupMissing(AgentMessage):

@@ -20,7 +20,7 @@ from workflows.messages import (
     RestoreSource,
     TransitionKind,
 )
-from workflows.policy import checkpoint_trust, incidents, observations
+from workflows.policy import checkpoint_trust, claims, incidents, observations
 from workflows.policy.events import CheckpointRequested, Event
 from workflows.policy.state import DurableCheckpoint, JobState, NodeState, StoredParts
 
@@ -192,6 +192,9 @@ def _restored(state: JobState, node: NodeState, facts: CheckpointFacts, transiti
     world = state.world
     if world is None or not state.is_member(node) or transition.generation < known.restored_generation:
         return state
+    if not claims.may_report_restore(state, node, transition.generation):
+        text = f"node {node.rank} has reported what the ranks of generation {transition.generation} continue with"
+        return claims.count(state, f"{text}, and does not have rank 0 of it")
     source = facts.source if facts.source is not RestoreSource.UNKNOWN else None
     state = incidents.record_restore(
         state, facts, generation=transition.generation, rank=node.rank, time=transition.time

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from workflows.messages import EvidenceSource, Failure, FailureClass, FailureKind, RankExit
+from workflows.messages.agents import UNKNOWN_RANK
 from workflows.policy.state import NodeFailure
 
 _READ_LOGS = "perdure logs {job}{flag}{node} --tail 50"
@@ -288,7 +289,10 @@ def failed_by_themselves(failures: Iterable[NodeFailure]) -> frozenset[int]:
 
 def describe_rank(exit: RankExit) -> str:
     """Describes a rank's exit: `rank 3 SIGSEGV` or `rank 3 exit code 1: ValueError: …`."""
-    rank = exit.global_rank if exit.global_rank is not None else f"(local {exit.local_rank})"
+    if exit.global_rank is not None:
+        rank: int | str = exit.global_rank
+    else:
+        rank = "(unknown)" if exit.local_rank == UNKNOWN_RANK else f"(local {exit.local_rank})"
     how = signal_name(exit.signal) if exit.signal is not None else f"exit code {exit.exit_code}"
     if exit.error:
         return f"rank {rank} {how}: {exit.error}"

@@ -17,6 +17,7 @@ from workflows.messages import EvidenceSource, FailureClass, JobPhase, LossCause
 from workflows.policy import (
     checkpoint_trust,
     checkpoints,
+    claims,
     entering,
     hold_on_failure,
     incidents,
@@ -279,7 +280,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
             used_ports=(*host.used_ports, formed.store_port)[-ports_remembered(job.network) :],
         )
     )
-    state = succession.leave_out(user_requests.settle(state, formed), formed)
+    state = claims.remember_ranks(succession.leave_out(user_requests.settle(state, formed), formed))
     return incidents.record_world(
         state.replace(
             world=formed,

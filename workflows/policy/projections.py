@@ -79,6 +79,11 @@ def warnings_of(state: JobState, job: JobSpec) -> tuple[str, ...]:
         f"{state.dropped_events} messages could not be processed and were left out, the last one {state.last_dropped}: "
         "please report this as a defect"
     )
+    wrong = (
+        f"{state.wrong_claims} claims of nodes about ranks or worlds that are not theirs were left out or are shown as "
+        f"unknown, the last one: {state.last_wrong_claim}. Something other than Perdure's launcher writes to these "
+        "nodes' agents"
+    )
     known = state.checkpoints
     failing = (
         f"no checkpoint could be stored since {known.problem_since:%Y-%m-%d %H:%M:%S} UTC, training continues: "
@@ -92,6 +97,7 @@ def warnings_of(state: JobState, job: JobSpec) -> tuple[str, ...]:
     )
     return (
         *((dropped,) if state.dropped_events else ()),
+        *((wrong,) if state.wrong_claims else ()),
         *((failing,) if failing else ()),
         *((unused,) if checkpoints.saves_nothing(state) and not (job.checkpoint and job.checkpoint.watch) else ()),
         *(one.summary for one in state.unprocessed.values()),

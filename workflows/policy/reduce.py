@@ -24,7 +24,7 @@ from workflows.messages import (
     ShardsSetAside,
     TransitionKind,
 )
-from workflows.policy import incidents, observations, succession
+from workflows.policy import claims, incidents, observations, succession
 from workflows.policy.behavior import Behavior
 from workflows.policy.events import Event, GroupAdopted, GroupWoundDown
 from workflows.policy.failures import node_failure, source_of
@@ -68,6 +68,7 @@ def _(failure: Failure, state: JobState, now: datetime) -> JobState:
     if known is None:
         return state
     state, node = known
+    state, failure = claims.verify_failure(state, node, failure)
     reported = node_failure(failure, shells=state.behavior >= Behavior.RELEASE_0_2)
     member = state.is_member(node)
     node = _with_preparation(node, preparing=False).replace(
@@ -133,7 +134,8 @@ def _(finished: Finished, state: JobState, now: datetime) -> JobState:
 @_observe.register
 def _(event: GroupAdopted, state: JobState, now: datetime) -> JobState:
     for view in event.nodes:
-        state = _newer_generation(state, view.generation, now)
+        generation = view.generation if claims.is_possible(state, view.generation) else state.generation
+        state = _newer_generation(state, generation, now)
         ours = state.nodes.get(view.rank)
         if ours is not None and ours.incarnation > view.incarnation:
             continue
@@ -151,7 +153,7 @@ def _(event: GroupAdopted, state: JobState, now: datetime) -> JobState:
                 processes=view.processes,
                 store_ports=view.store_ports,
                 command_nodes=view.command_nodes,
-                commanded=view.generation,
+                commanded=generation,
                 avoids=view.avoids,
             )
         )
@@ -169,6 +171,10 @@ def _(event: GroupWoundDown, state: JobState, now: datetime) -> JobState:
 @_observe.register
 def _(transition: NodeTransition, state: JobState, now: datetime) -> JobState:
     node = state.nodes.get(transition.rank)
+    if not claims.is_possible(state, transition.generation):
+        what = f"node {transition.rank} has reported generation {transition.generation}, and the job is in"
+        state = claims.count(state, f"{what} generation {state.generation}")
+        transition = transition.model_copy(update={"generation": state.generation})
     state = succession.observe_end(_newer_generation(state, transition.generation, now), transition)
     if node is None or node.incarnation != transition.incarnation or not node.alive:
         return state

@@ -389,6 +389,11 @@ class JobState(Message):
     unprocessed: dict[str, UnprocessedSamples] = Field(default={})
     """What was set aside, by dataset."""
     postponed: PostponedChange | None = None
+    first_ranks_before: dict[int, int] = Field(default={})
+    """The global ranks of the members' first ranks in the world before this one, by node (slot)."""
+    wrong_claims: int = 0
+    """What nodes have reported of ranks or worlds that are not theirs: see `workflows.policy.claims`."""
+    last_wrong_claim: str = ""
     dropped_events: int = 0
     """Events that could not be decided on: a defect of this release, or a malformed message."""
     last_dropped: str = ""

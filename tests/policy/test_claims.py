@@ -1,0 +1,103 @@
+"""Tests that a node speaks for its own ranks and worlds only, whatever it claims: wrong claims are counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.policy.scenario import Scenario
+from workflows.messages import CheckpointFacts, JobPhase, RankExit, RestoreSource, TransitionKind
+from workflows.messages.agents import LARGEST_NUMBER, UNKNOWN_RANK
+from workflows.policy.claims import MOST_AHEAD, own_exits
+from workflows.policy.projections import warnings_of
+
+
+def running(nodes: int = 2, processes: int = 2) -> Scenario:
+    """A job that trains, in which node n has ranks 2n and 2n + 1."""
+    job = Scenario(str(nodes))
+    job.ready(*range(nodes), processes=processes)
+    return job.steps()
+
+
+def warning(job: Scenario) -> str:
+    [found] = [one for one in warnings_of(job.state, job.job) if "not theirs" in one]
+    return found
+
+
+def exits(*numbers: tuple[int, int | None]) -> tuple[RankExit, ...]:
+    return tuple(
+        RankExit(local_rank=local, global_rank=rank, exit_code=1, error="ValueError: no") for local, rank in numbers
+    )
+
+
+@pytest.mark.parametrize(
+    ("reported", "kept", "wrong"),
+    [
+        ([(0, 2), (1, 3)], [(0, 2), (1, 3)], 0),
+        ([(1, None)], [(1, None)], 0),
+        ([(0, 0)], [(0, None)], 1),
+        ([(1, 2)], [(1, None)], 1),
+        ([(2, 4)], [(UNKNOWN_RANK, None)], 1),
+        ([(-3, -1)], [(UNKNOWN_RANK, None)], 1),
+        ([(0, 2), (1, 3), (2, 4), (3, 5)], [(0, 2), (1, 3)], 2),
+        # Those of the world before, whose ends may be reported late.
+        ([(0, 6), (1, 7)], [(0, 6), (1, 7)], 0),
+    ],
+)
+def test_ranks_of_other_nodes_are_unknown(reported: Any, kept: Any, wrong: int) -> None:
+    own, count = own_exits(exits(*reported), first_ranks=(2, 6), processes=2)
+    assert [(one.local_rank, one.global_rank) for one in own] == kept
+    assert count == wrong
+
+
+def test_a_failure_counts_whatever_rank_it_names() -> None:
+    job = running()
+    job.take(job.failure(1, ranks=exits((0, 0))))
+    assert job.state.generation == 2
+    assert job.state.wrong_claims == 1
+    assert "rank (local 0) exit code 1" in job.incident.evidence[0].text
+    assert "node 1 has reported the end of ranks that it does not have" in warning(job)
+
+
+def test_a_failure_of_an_own_rank_is_no_wrong_claim_also_after_the_next_world() -> None:
+    job = running(3)
+    job.take(job.failure(1, ranks=exits((1, 3))))
+    assert "rank 3 exit code 1" in job.incident.evidence[0].text
+    job.ready(0, 1, 2, after=1, processes=2)
+    assert job.state.generation == 2
+    job.take(job.failure(2, ranks=exits((0, 4)), generation=1))
+    assert job.state.wrong_claims == 0
+
+
+@pytest.mark.parametrize("ahead", [MOST_AHEAD + 1, LARGEST_NUMBER, 10**30])
+@pytest.mark.parametrize(
+    "kind", [TransitionKind.CHECKPOINT_RESTORED, TransitionKind.STEPPING, TransitionKind.STORE_PORTS]
+)
+def test_no_node_makes_up_a_generation(kind: TransitionKind, ahead: int) -> None:
+    """The job would number its next world after it, and no agent accepts so large a number from its ranks."""
+    job = running()
+    facts = CheckpointFacts(step=1, source=RestoreSource.MEMORY)
+    job.transition(1, kind, generation=1 + ahead, checkpoint=facts)
+    assert (job.state.generation, job.state.interruption, job.state.phase) == (1, None, JobPhase.RUNNING)
+    assert job.state.wrong_claims >= 1
+    assert "node 1 has reported" in warning(job)
+
+
+def test_a_job_that_was_reset_follows_its_nodes() -> None:
+    job = running()
+    job.transition(1, TransitionKind.JOINED, generation=40)
+    assert job.state.generation > 40
+    assert job.state.wrong_claims == 0
+
+
+def test_only_the_node_of_rank_0_reports_what_all_ranks_continue_with() -> None:
+    job = running()
+    facts = CheckpointFacts(step=7, source=RestoreSource.STORAGE, folder="step-7-0123abcd-1")
+    job.transition(1, TransitionKind.CHECKPOINT_RESTORED, generation=1, checkpoint=facts)
+    assert job.state.checkpoints.restored_step is None
+    assert job.state.checkpoints.loaded is None
+    assert "does not have rank 0" in warning(job)
+    job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=1, checkpoint=facts)
+    assert job.state.checkpoints.restored_step == 7
+    assert job.state.wrong_claims == 1
