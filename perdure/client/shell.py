@@ -15,12 +15,10 @@ from pathlib import Path
 import psutil
 
 from activities.nodes.containers import SHELL, TRAINING
-from activities.nodes.joined.machine import joined_nodes
 from activities.nodes.local.folders import NodeFolder, NodeFolders
 from activities.nodes.local.launch import program
+from perdure.client.local_nodes import nodes_here
 from perdure.errors import PerdureError, Refused
-from perdure.spec.job import Backend
-from perdure.state_folder import default_path
 from workflows.messages import JobStatus, NodeId, NodePhase, NodeView
 from workflows.names import node_name
 
@@ -75,11 +73,10 @@ def shell_command(status: JobStatus, node: NodeView, command: Sequence[str], *, 
     Raises:
         PerdureError: if the node is on another machine.
     """
-    if status.backend == Backend.LOCAL:
-        return _on_this_machine(NodeFolders(default_path()), status, node, command)
-    if status.backend == Backend.JOINED:
-        return _on_this_machine(joined_nodes(), status, node, command)
-    return _in_its_pod(status, node, command, terminal=terminal)
+    nodes = nodes_here(status.backend)
+    if nodes is None:
+        return _in_its_pod(status, node, command, terminal=terminal)
+    return _on_this_machine(nodes, status, node, command)
 
 
 def _in_its_pod(status: JobStatus, node: NodeView, command: Sequence[str], *, terminal: bool) -> ShellCommand:

@@ -14,10 +14,13 @@ class RestoreSource(Vocabulary):
     """Where ranks found the state with which they continued."""
 
     MEMORY = "MEMORY"
+    """The memory of their own nodes."""
     PEER = "PEER"
     """The memory of other nodes, for some of the ranks."""
     STORAGE = "STORAGE"
+    """The job's storage for checkpoints."""
     UNKNOWN = "UNKNOWN"
+    """A source that only a newer release knows."""
 
 
 class CheckpointStored(AgentMessage):

@@ -51,16 +51,21 @@ class Evidence(Message):
     """One observed fact that a decision rests on."""
 
     time: Time
+    """When it happened."""
     source: EvidenceSource
     rank: int | None = None
+    """The node (slot) that it is about, where that is known."""
     text: ShortText
+    """A description for people."""
 
 
 class Considered(Message):
     """An option that was not taken, and why."""
 
     option: str
+    """What the job could have done."""
     why_not: str
+    """Why it did not."""
 
 
 class Observation(Message):
@@ -79,7 +84,9 @@ class IncidentView(Message):
     prints these."""
 
     number: int
+    """Counts the job's incidents and observations, from 1."""
     title: str
+    """What happened, in one clause."""
     failure: FailureClass | None = None
     """None for what users requested."""
     culprit: int | None = None
@@ -91,6 +98,7 @@ class IncidentView(Message):
     noticed_at: Time
     """When the job learned of it."""
     decided_at: Time | None = None
+    """When the job first decided on it."""
     commanded_at: Time | None = None
     """When the last surviving agent had received the new world."""
     entered_at: Time | None = None
@@ -106,27 +114,37 @@ class IncidentView(Message):
     starts: RankStarts | None = None
     """Warm and cold starts of the new world's ranks, as far as agents report them."""
     evidence: tuple[Evidence, ...] = ()
+    """What was observed, in the order in which the job learned of it."""
     rule: str = ""
     """The policy's rule that decided, by name."""
     action: str = ""
+    """What the job did."""
     waited_for: str = ""
     """The node that was not available at once, and the reason, such as the scheduler's message."""
     avoided: tuple[str, ...] = ()
     """Suspect machines that the new nodes should avoid where other machines have room."""
     considered: tuple[Considered, ...] = ()
+    """The options that were not taken."""
     generation_before: int = 0
+    """The generation that was interrupted."""
     generation_after: int | None = None
+    """The next generation, once it was sent out."""
     nodes_before: int = 0
+    """Nodes of the interrupted world."""
     nodes_after: int | None = None
+    """Nodes of the next world."""
     step_before: int | None = None
+    """The last known step before the interruption."""
     restored_step: int | None = None
     """The step with which the new world continued, where a checkpointer loaded one."""
     restored_from: RestoreSource | None = None
+    """Where that step was found."""
     steps_again: int | None = None
     """The number of steps that the new world makes again; None where that is unknown."""
     observation: Observation | None = None
     """Set where this is an observation and not an interruption; an observation is closed from the beginning."""
     log_tail: str = ""
+    """The last lines of the output of a node that failed."""
     left_out: str = ""
     """A note that texts were shortened, if they were: a job keeps only the newest incidents in full."""
 
@@ -142,6 +160,7 @@ class JobStatus(Message):
     name: str
     namespace: str
     uid: str
+    """The run's uid: 8 hexadecimal digits, which names of nodes and labels of pods contain."""
     phase: JobPhase
     reason: str = ""
     """Why it is in this phase, in a sentence."""
@@ -150,10 +169,13 @@ class JobStatus(Message):
     workdir_digest: str = ""
     """The digest of the code that was uploaded with the job; empty where none was."""
     generation: int
+    """The newest generation of the world."""
     nodes: int
     """Members of the current world."""
     nodes_min: int
+    """The fewest nodes that form a world, as scaled last."""
     nodes_max: int
+    """The number of nodes that the job requests, as scaled last."""
     world_size: int
     """Ranks of the current world."""
     restarts: int
@@ -161,7 +183,9 @@ class JobStatus(Message):
     restarts_total: int = 0
     """Restarts since the job began."""
     max_restarts: int
+    """The most restarts within the window: `retry.max_restarts`."""
     restart_window: Duration
+    """The window: `retry.window`."""
     started_at: Time
     finished_at: Time | None = None
     logs_url: str = ""
@@ -169,7 +193,9 @@ class JobStatus(Message):
     groups: tuple[str, ...] = ()
     """Workflow IDs of the node groups, which know each node's progress."""
     unreachable: tuple[int, ...] = ()
+    """Nodes (slots) whose lease has lapsed, and that are not lost."""
     lost: tuple[int, ...] = ()
+    """Nodes (slots) that are lost and not replaced yet."""
     stalled: tuple[int, ...] = ()
     """Nodes whose ranks have stepped in this generation and are stalled."""
     protected: bool = True
@@ -179,7 +205,9 @@ class JobStatus(Message):
     unprocessed: tuple[UnprocessedSamples, ...] = ()
     """Shards that were set aside after repeated failures, by dataset."""
     last_incident: IncidentView | None = None
+    """The newest interruption; observations do not count."""
     next_action: str = ""
+    """The next thing that happens if no one requests anything."""
     checkpoint: CheckpointView = CheckpointView()
     """The newest durable checkpoint, and the step that was restored last."""
     progress: Progress | None = None
@@ -193,10 +221,13 @@ class JobResult(Message):
     exit_code: int
     """0 ok, 1 user code failed, 3 infrastructure, 4 cancelled, 5 deadline."""
     reason: str
+    """Why the job ended so, in a sentence."""
     generations: int
+    """The number of worlds that the job formed."""
     restarts: int
     """Restarts that failures caused since the job began."""
     step: int | None = None
+    """The last step that the script reported; None where it reports none."""
     unprocessed: tuple[UnprocessedSamples, ...] = ()
     """Shards that were set aside after repeated failures, by dataset."""
     started_at: Time

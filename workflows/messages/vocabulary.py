@@ -100,12 +100,19 @@ class EvidenceSource(Vocabulary):
     """The reporter of a piece of evidence. Independent sources raise confidence."""
 
     AGENT = "AGENT"
+    """The agent of a node."""
     BACKEND = "BACKEND"
+    """The node's backend: the machine, the cluster, or `perdure join`."""
     LEASE = "LEASE"
+    """The server: a lease lapsed."""
     COMMAND = "COMMAND"
+    """A command that the node's agent did not take."""
     PEERS = "PEERS"
+    """Victims: ranks that failed because a peer did."""
     USER = "USER"
+    """A user's request."""
     UNKNOWN = "UNKNOWN"
+    """A source that only a newer release knows."""
 
 
 class ProgressSource(Vocabulary):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from activities.nodes.joined.machine import joined_nodes
-from activities.nodes.local.folders import NodeFolders
+from perdure.client.local_nodes import nodes_here
 from perdure.client.logs.agents import AgentLog, Ask, ask_agent
 from perdure.client.logs.copies import CopiedLog
 from perdure.client.logs.files import FileLog
@@ -22,7 +21,6 @@ from perdure.client.logs.order import merged
 from perdure.client.views import FINAL_PHASES, View
 from perdure.errors import ControlPlaneUnreachable, LogsUnavailable, PerdureError
 from perdure.spec.job import Backend
-from perdure.state_folder import default_path
 from workflows.messages import JobStatus, NodeId, NodePhase, NodeView
 from workflows.names import job_workflow_id
 
@@ -209,14 +207,11 @@ class _Finder:
 
 def _logs_here(status: JobStatus) -> dict[tuple[int, int], Path]:
     """The logs of nodes of this machine, which are kept after the nodes are gone; by rank and incarnation."""
-    folders: dict[str, Callable[[], NodeFolders]] = {
-        Backend.LOCAL: lambda: NodeFolders(default_path()),
-        Backend.JOINED: joined_nodes,
-    }
-    if status.backend not in folders:
+    nodes = nodes_here(status.backend)
+    if nodes is None:
         return {}
-    nodes = folders[status.backend]().of_job(status.uid, status.role)
-    return {(record.rank, record.incarnation): folder.log for folder in nodes if (record := folder.record)}
+    folders = nodes.of_job(status.uid, status.role)
+    return {(record.rank, record.incarnation): folder.log for folder in folders if (record := folder.record)}
 
 
 def _unavailable(status: JobStatus, missing: list[str]) -> LogsUnavailable:

@@ -1,0 +1,19 @@
+"""The nodes whose files are on this machine, by their backend: for logs and shells, which then need no agent."""
+
+from __future__ import annotations
+
+from activities.nodes.joined.machine import joined_nodes
+from activities.nodes.local.folders import NodeFolders
+from perdure.spec.job import Backend
+from perdure.state_folder import default_path
+
+
+def nodes_here(backend: str) -> NodeFolders | None:
+    """Returns the folders of a backend's nodes on this machine; None for a backend whose nodes keep no files here."""
+    match backend:
+        case Backend.LOCAL:
+            return NodeFolders(default_path())
+        case Backend.JOINED:
+            return joined_nodes()
+        case _:
+            return None
