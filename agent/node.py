@@ -30,6 +30,7 @@ from perdure_launcher.protocol import (
     LauncherHello,
     LeavingReport,
     ReadyReport,
+    RestoringReport,
     SupersededReport,
     UnmanagedReport,
     World,
@@ -391,6 +392,15 @@ class Node:
         # The launcher waits for `released`, for some time.
         leaving = Leaving(**envelope(self.config.node), generation=self.state.generation, reason=reason)
         self._to_group.put(leaving, first=True)
+
+    def on_restoring(self, body: RestoringReport) -> None:
+        """Records that the command waits for its watched folder, or does not any longer."""
+        checkpoint, waits = self.config.checkpoint, ""
+        if body.since is not None and checkpoint is not None:
+            since, problem = time_or_arrival(body.since), f": {body.problem}" if body.problem else ""
+            restored = f"until {checkpoint.watch} is restored from {checkpoint.storage}{problem}"
+            waits = f"its command waits since {since:%H:%M:%S} UTC {restored}"
+        self._keep(waits=waits)
 
     def on_exited(self, body: CommandExit) -> None:
         """Handles the end of the command. The launcher continues to run, and restarts the command on request.

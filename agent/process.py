@@ -136,6 +136,7 @@ class Agent:
             store=self._store,
             metrics=self._read_metrics,
             on_hello=self._follow_launcher,
+            on_waits=self._join,
         )
         self._shipper = (
             LogShipper(
@@ -187,6 +188,7 @@ class Agent:
                 generation=self.node.state.generation,
                 log_path=self._config.log_path,
                 preparing=preparing,
+                waits=self.node.state.waits,
             ),
             first=True,
         )

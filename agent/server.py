@@ -37,6 +37,7 @@ from perdure_launcher.protocol import (
     LeaveRequest,
     LeavingReport,
     ReadyReport,
+    RestoringReport,
     SupersededReport,
     UnmanagedReport,
     UsageReport,
@@ -73,6 +74,7 @@ class NodeServer:
         store: StoreCalls,
         metrics: Callable[[], Awaitable[bytes]] | None = None,
         on_hello: Callable[[LauncherHello], None],
+        on_waits: Callable[[], None],
     ) -> None:
         self._node = node
         self._datasets = datasets
@@ -90,6 +92,10 @@ class NodeServer:
             _check_protocol(body)
             node.on_handler_hello(body)
             return HelloAnswer()
+
+        def restoring(body: RestoringReport) -> None:
+            node.on_restoring(body)
+            on_waits()
 
         def leave(body: LeaveRequest) -> None:
             node.depart(body.reason, save=body.save)
@@ -111,6 +117,7 @@ class NodeServer:
                 web.post("/v1/launcher/ready", _post(ReadyReport, node.on_ready)),
                 web.post("/v1/launcher/entered", _post(EnteredReport, node.on_entered)),
                 web.post("/v1/launcher/finished", _post(FinishedReport, node.on_finished)),
+                web.post("/v1/launcher/restoring", _post(RestoringReport, restoring)),
                 web.post("/v1/launcher/usage", _post(UsageReport, telemetry.usage)),
                 web.post("/v1/launcher/unprotected", _post(UnmanagedReport, node.on_unmanaged)),
                 web.post("/v1/leave", _post(LeaveRequest, leave)),

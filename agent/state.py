@@ -86,6 +86,8 @@ class AgentState(BaseModel):
     """That party has started the node, and reports its end itself."""
     released: bool = False
     """A node that is ended from outside need not wait for a checkpoint any longer."""
+    waits: str = ""
+    """What its command waits for before it starts; empty if it does not."""
     leaving: str | None = None
     """Why the command must end for good; None while it may run."""
     leaving_grace: float = 0.0
@@ -100,7 +102,7 @@ class AgentState(BaseModel):
     def prepares(self) -> bool:
         """Whether the command does other work before its next torchrun: a download, an installation."""
         runs = self.run and self.exited_attempt < self.attempt and self.leaving is None
-        return runs and self.script and self.rendezvous_attempt < self.attempt
+        return runs and self.script and not self.waits and self.rendezvous_attempt < self.attempt
 
     @property
     def summary(self) -> str:
@@ -109,6 +111,8 @@ class AgentState(BaseModel):
             return "leaving"
         if self.exited_attempt >= self.attempt:
             return "command ended"
+        if self.waits:
+            return self.waits
         if self.prepares:
             return "its command has not reached its torchrun"
         if self.ready_after is not None:

@@ -167,6 +167,16 @@ class LeavingReport(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RestoringReport(Body):
+    """The command waits until its watched folder is restored, or does not wait any longer."""
+
+    since: float | None = None
+    """When it began to wait; None once the folder is restored."""
+    problem: str = ""
+    """Why the folder could not be restored yet, if that is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceUsage(Body):
     """The usage of one GPU; None for values that the driver does not report."""
 
@@ -263,6 +273,7 @@ POSTS: Final[Mapping[str, type[Body]]] = MappingProxyType(
         "/v1/launcher/finished": FinishedReport,
         "/v1/launcher/exited": CommandExit,
         "/v1/launcher/leaving": LeavingReport,
+        "/v1/launcher/restoring": RestoringReport,
         "/v1/launcher/usage": UsageReport,
         "/v1/launcher/unprotected": UnmanagedReport,
         "/v1/leave": LeaveRequest,

@@ -26,13 +26,20 @@ from typing import Any
 from perdure_training.snapshots.copies import yield_to_training
 from perdure_training.storage_link import StorageAway, StorageLink, StorageProblem
 
+from .protocol import RestoringReport
+
 logger = logging.getLogger(__name__)
 
 LOOK = 1.0
 """Seconds between two looks at the folder. What does not change between two of them may be complete."""
 _AGAIN = 5.0
 """Seconds until a copy to or from the storage is tried again."""
-_FOREVER = float("inf")
+_RESTORE_AGAIN = 1.0
+"""The same for the copies that the command waits for."""
+WAITS = 5.0
+"""Seconds of waiting for the folder after which the job learns of it."""
+_REWORD = 60.0
+"""Seconds after which the job learns of another reason for the same wait: each report is an event of its history."""
 _DRAFT_BEGINS = (".", "tmp-", "tmp_", "tmp.")
 _DRAFT_ENDS = (".tmp", ".temp", ".part", ".partial", ".incomplete")
 """How names of what is still being written begin or end."""
@@ -66,17 +73,26 @@ class WatchedFolder:
         - No failure ends the command; it starts once the folder is restored.
     """
 
-    def __init__(self, folder: Path, link: StorageLink, *, on_restored: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        link: StorageLink,
+        *,
+        on_restored: Callable[[], None],
+        report: Callable[[RestoringReport], None] = lambda _: None,
+    ) -> None:
         """Creates the object.
 
         Args:
             folder: The folder, which need not exist.
             link: The node's agent.
             on_restored: Called by the thread when the command may start.
+            report: Tells the job that the command waits, and when it does not wait any longer. Any thread calls it.
         """
         self._folder = folder
         self._link = link
         self._on_restored = on_restored
+        self._wait = _Wait(report)
         self._seen: Entries = {}
         self._copied: Entries = {}
         self._ending = threading.Event()
@@ -95,8 +111,10 @@ class WatchedFolder:
             self._thread.join(within)
 
     def _run(self) -> None:
-        while not self._restore() and not self._ending.wait(_AGAIN):
-            pass
+        with self._wait:
+            while not self._restore() and not self._ending.wait(_RESTORE_AGAIN):
+                self._wait.explain(self._problem)
+        self._problem = ""
         self.restored = True
         self._on_restored()
         yield_to_training()
@@ -152,7 +170,7 @@ class WatchedFolder:
             damaged: list[tuple[str, str]] = []
             while True:
                 request = {"request": "watched", "do": "choose", "damaged": damaged}
-                chosen = json.loads(self._link.read(request, patience=_FOREVER))
+                chosen = json.loads(self._link.read(request, patience=0.0))
                 shutil.rmtree(staging, ignore_errors=True)
                 bad = next((one for one in self._missing(chosen) if not self._fetch(one, staging)), None)
                 if bad is None:
@@ -164,7 +182,7 @@ class WatchedFolder:
             # An agent of an older release does not know these requests.
             self._warn(f"nothing is restored: {error}")
         except (StorageAway, OSError, ValueError) as error:
-            self._warn(f"the command waits, since the folder cannot be restored: {error}")
+            self._warn(str(error) or type(error).__name__, "the command waits, since it cannot be restored")
             return False
         return True
 
@@ -213,10 +231,52 @@ class WatchedFolder:
         if names:
             logger.info("restored %s in %s", ", ".join(names), self._folder)
 
-    def _warn(self, problem: str) -> None:
+    def _warn(self, problem: str, effect: str = "") -> None:
         if problem != self._problem:
             self._problem = problem
-            logger.warning("%s: %s", self._folder, problem)
+            logger.warning("%s: %s", self._folder, f"{effect}: {problem}" if effect else problem)
+
+
+class _Wait:
+    """Tells the job of a wait that takes long."""
+
+    def __init__(self, report: Callable[[RestoringReport], None]) -> None:
+        self._report = report
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(WAITS, self._begin)
+        self._timer.daemon = True
+        self._problem = ""
+        self._reported: tuple[float, str] | None = None
+
+    def __enter__(self) -> None:
+        self._since = time.time()
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            if self._reported is not None:
+                self._report(RestoringReport())
+            self._reported = 0.0, ""
+
+    def explain(self, problem: str) -> None:
+        """Sets the reason."""
+        with self._lock:
+            self._problem = problem
+            if self._reported is None or self._reported[1] == problem:
+                return
+            if not self._reported[1] or time.monotonic() - self._reported[0] >= _REWORD:
+                self._tell()
+
+    def _begin(self) -> None:
+        with self._lock:
+            # It may have ended while this thread began.
+            if self._reported is None:
+                self._tell()
+
+    def _tell(self) -> None:
+        self._reported = time.monotonic(), self._problem
+        self._report(RestoringReport(since=self._since, problem=self._problem))
 
 
 def folder_of(text: str, environment: Mapping[str, str]) -> Path:

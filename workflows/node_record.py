@@ -56,6 +56,8 @@ class NodeRecord(Message):
     """As in `Ready`."""
     joining: Ready | None = None
     """Its report that it is ready for a world that trains already, kept until it has proved that it can connect."""
+    waits: str = ""
+    """What its command waits for before it starts."""
     cut_off: str = ""
     """Why it cannot connect, as last reported."""
     generation: int = 0
@@ -96,7 +98,7 @@ class NodeRecord(Message):
             reachable=self.reachable,
             host=self.host,
             address=self.address,
-            reason=self.reason or self.obstacle,
+            reason=self.reason or self.obstacle or self.waits,
             generation=self.generation,
             group_rank=group_rank,
             processes=self.processes,

@@ -179,6 +179,7 @@ class NodeTable:
                 joined=True,
                 reachable=True,
                 reason="",
+                waits=message.waits,
                 address=message.address,
                 host=message.host,
                 log_path=message.log_path,
@@ -196,6 +197,8 @@ class NodeTable:
                 record, kind, message.time, address=message.address, host=message.host, generation=message.generation
             )
             tell_obstacle(self, record)
+        if message.waits != record.waits:
+            self.transition(record, TransitionKind.JOINED, message.time, waits=message.waits)
         self.dirty = True
 
     def lease_taken(self, message: LeaseTaken) -> None:
@@ -217,6 +220,7 @@ class NodeTable:
                 since=message.time,
                 reason="",
                 obstacle="",
+                waits="",
                 processes=message.processes,
                 store_ports=message.store_ports,
                 command_nodes=message.command_nodes,

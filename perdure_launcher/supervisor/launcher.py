@@ -124,6 +124,7 @@ class Launcher:
                 folder_of(config.watch, environment),
                 StorageLink(config.run_directory),
                 on_restored=lambda: self._events.put(_Wake()),
+                report=lambda body: self._outbox.post("/v1/launcher/restoring", body),
             )
             if config.watch
             else None

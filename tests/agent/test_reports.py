@@ -58,7 +58,9 @@ def deliver(bench: Bench, *reports: tuple[str, Body], hello: LauncherHello = HEL
 
     async def run(run_dir: Path) -> None:
         telemetry = Telemetry(bench.node, ProgressReader(run_dir), to_group=bench.group)
-        server = NodeServer(bench.node, telemetry, run_dir, **bench.of_ranks, on_hello=lambda _: None)
+        server = NodeServer(
+            bench.node, telemetry, run_dir, **bench.of_ranks, on_hello=lambda _: None, on_waits=lambda: None
+        )
         await server.start()
         session = AgentSession(socket_path=run_dir / "agent.sock", hello_path="/v1/launcher/hello", hello=lambda: hello)
         outbox = Outbox(session)
@@ -164,6 +166,7 @@ def test_a_hello_of_another_protocol_is_refused_and_changes_nothing(path: str, h
             datasets=bench.datasets,
             store=bench.store,
             on_hello=lambda _: pytest.fail("it counts"),
+            on_waits=lambda: pytest.fail("it counts"),
         ).start()
         known = bench.node.state
         with pytest.raises(AgentRefused, match="launcher speaks protocol 2 and the agent speaks protocol 1"):

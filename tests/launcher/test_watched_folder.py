@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from perdure_launcher import watched_folder
+from perdure_launcher.protocol import RestoringReport
 from perdure_launcher.watched_folder import WatchedFolder, folder_of, is_whole, read_entries
 from perdure_training.storage_link import StorageLink
 from tests.support.waiting import wait_for
@@ -39,6 +40,35 @@ def on_another_node(agent: CheckpointAgent, folder: Path) -> list[str]:
     """The files that a replacement finds."""
     watch(agent, folder).close(within=60)
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_folder_that_cannot_be_restored_is_reported_until_it_is(
+    agent: CheckpointAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watched_folder, "WAITS", 0.2)
+    saves, place = tmp_path / "saves", tmp_path / "storage" / "watched"
+    saves.mkdir()
+    watched = watch(agent, saves)
+    torch.save({"step": 1}, saves / "last.pt")
+    watched.close(within=60)
+    place.rename(tmp_path / "away")
+    place.touch()
+    reports: list[RestoringReport] = []
+    ready = threading.Event()
+    other = WatchedFolder(tmp_path / "other", StorageLink(agent.run_dir), on_restored=ready.set, report=reports.append)
+    other.start()
+    wait_for(lambda: reports and reports[-1].problem)
+    assert "NotARegularFile" in reports[-1].problem
+    assert not ready.is_set()
+    place.unlink()
+    (tmp_path / "away").rename(place)
+    assert ready.wait(60)
+    other.close(within=60)
+    assert torch.load(tmp_path / "other" / "last.pt") == {"step": 1}
+    assert reports[-1] == RestoringReport()
+    # Not each of the tries.
+    assert len(reports) <= 3
+    assert {report.since for report in reports[:-1]} == {reports[0].since}
 
 
 def torn(path: Path) -> None:

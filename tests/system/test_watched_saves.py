@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import re
 import shlex
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from tests.support.command_line import PERDURE
 from tests.support.waiting import eventually
 from tests.system.site import PATIENCE, Job, Site
+from workflows.messages import JobPhase
 
 SCRIPT = Path(__file__).with_name("saves_itself.py")
 
@@ -30,6 +36,45 @@ def repeated_first(job: Job, made: int) -> int | None:
     """The first step that was made again, after so many lines."""
     pairs = pairwise(job.steps()[made - 1 :])
     return next((after.number for before, after in pairs if after.number <= before.number), None)
+
+
+async def test_a_node_that_waits_for_its_storage_is_named_with_the_reason(site: Site, tmp_path: Path):
+    storage, out = tmp_path / "storage", tmp_path / "out"
+    out.mkdir()
+    storage.mkdir()
+    away = storage / "watched"
+    away.touch()
+    job = await site.submit(
+        nodes="1",
+        command=[sys.executable, str(SCRIPT), str(out), str(tmp_path / "saves")],
+        checkpoint={"storage": f"file://{storage}", "watch": str(tmp_path / "saves")},
+        recovery={"warm_starts": False},
+    )
+    job.out = out
+    known = await job.until(lambda status: any("NotARegularFile" in text for text in status.warnings))
+    [warning] = known.warnings
+    assert re.match(
+        r"node 0: its command waits since \d\d:\d\d:\d\d UTC until .*/saves is restored from file://", warning
+    )
+    assert known.phase is JobPhase.STARTING
+    assert warning in known.reason
+    explained = await asyncio.to_thread(
+        subprocess.run,
+        [*PERDURE, "explain", job.name],
+        env={**os.environ, "PERDURE_STATE": str(site.state.path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert "NotARegularFile" in " ".join(explained.stdout.split())
+    [node] = await job.client.nodes(job.name)
+    assert f"node 0: {node.reason}" == warning
+    assert not job.processes(0, kind="rank")
+    away.unlink()
+    await job.until(lambda status: not status.warnings)
+    await eventually(lambda: copied(storage), within=PATIENCE)
+    assert not (await job.status()).warnings
+    assert [node.reason for node in await job.client.nodes(job.name)] == [""]
 
 
 @pytest.mark.long("storage")

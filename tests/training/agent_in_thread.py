@@ -57,7 +57,13 @@ class AgentInThread:
         )
         telemetry = Telemetry(bench.node, ProgressReader(self._folder), to_group=bench.group)
         server = NodeServer(
-            bench.node, telemetry, self._folder, datasets=bench.datasets, store=self._store, on_hello=lambda _: None
+            bench.node,
+            telemetry,
+            self._folder,
+            datasets=bench.datasets,
+            store=self._store,
+            on_hello=lambda _: None,
+            on_waits=lambda: None,
         )
         await server.start()
         self._ready.set()

@@ -84,6 +84,8 @@ class Joined(AgentMessage):
     preparing: bool = False
     """Its command has run for a while and has not started torchrun yet. The agent repeats this report while that
     lasts."""
+    waits: ShortText = ""
+    """What its command waits for before it starts."""
 
 
 class Leaving(AgentMessage):

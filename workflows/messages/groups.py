@@ -81,6 +81,8 @@ class NodeTransition(Incarnation):
     """Set with READY only, as in `Ready`."""
     preparing: bool = False
     """Set with JOINED and COMMANDED only: the node's command runs, and has not started its torchrun yet."""
+    waits: ShortText | None = None
+    """Set with JOINED only, where that has changed: what the node's command waits for before it starts."""
     checkpoint: CheckpointFacts | None = None
     """Set with the kinds of checkpoints only."""
 

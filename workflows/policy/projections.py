@@ -75,6 +75,9 @@ def warnings_of(state: JobState, job: JobSpec) -> tuple[str, ...]:
     cut_off = [f"node {node.rank} is left out of the world: {node.reason}" for node in left_out[:_WARNED_OF]]
     if len(left_out) > _WARNED_OF:
         cut_off.append(f"{len(left_out) - _WARNED_OF} more nodes are left out of the world: `perdure nodes` names them")
+    waiting = [f"node {node.rank}: {node.waits}" for node in state.nodes.values() if node.alive and node.waits]
+    if len(waiting) > _WARNED_OF:
+        waiting[_WARNED_OF - 1 :] = [f"{len(waiting) - _WARNED_OF + 1} more nodes wait: `perdure nodes` names them"]
     dropped = (
         f"{state.dropped_events} messages could not be processed and were left out, the last one {state.last_dropped}: "
         "please report this as a defect"
@@ -102,6 +105,7 @@ def warnings_of(state: JobState, job: JobSpec) -> tuple[str, ...]:
         *((unused,) if checkpoints.saves_nothing(state) and not (job.checkpoint and job.checkpoint.watch) else ()),
         *(one.summary for one in state.unprocessed.values()),
         *cut_off,
+        *waiting[:_WARNED_OF],
         *(
             f"the command asks for {_node_count(*counts)} (--nnodes, or --num_machines of accelerate) and the job for "
             f"{_node_count(*desired)}: the job decides. Leave the option out of the command"

@@ -188,10 +188,14 @@ def _(transition: NodeTransition, state: JobState, now: datetime) -> JobState:
                 if transition.detail:
                     state = incidents.waits(state, f"node {transition.rank}: {transition.detail}")
         case TransitionKind.JOINED:
+            if transition.waits is not None:
+                node = node.replace(waits=transition.waits)
+                if node.waits:
+                    state = incidents.waits(state, f"node {node.rank}: {node.waits}")
             if transition.preparing:
                 state = state.replace(prepares=True)
             elif node.phase is not NodePhase.READY:
-                node = node.replace(phase=NodePhase.JOINED, since=now, reason="", queued=False)
+                node = node.replace(phase=NodePhase.JOINED, since=now, reason=node.waits, queued=False)
             node = _with_preparation(node.replace(reachable=True), preparing=transition.preparing or node.preparing)
         case TransitionKind.READY:
             return _ready(state.with_node(_facts(node, transition)), transition, now)
@@ -231,7 +235,7 @@ def _(transition: NodeTransition, state: JobState, now: datetime) -> JobState:
             node = _silent(node, transition, now)
         case TransitionKind.REACHABLE:
             state = observations.observe_reachable(state, node, now)
-            node = node.replace(reachable=True, reason="")
+            node = node.replace(reachable=True, reason=node.waits)
         case TransitionKind.UNRESPONSIVE:
             return _unresponsive(state, node, transition, now)
         case TransitionKind.LOST | TransitionKind.CREATE_FAILED:
@@ -267,7 +271,8 @@ def _ready(state: JobState, transition: NodeTransition, now: datetime) -> JobSta
     node = state.nodes[transition.rank]
     world = state.world
     node = _with_preparation(node, preparing=False)
-    node = node.replace(phase=NodePhase.READY, since=now, reason=transition.detail, cut_off=bool(transition.detail))
+    node = node.replace(phase=NodePhase.READY, since=now, reason=transition.detail, waits="")
+    node = node.replace(cut_off=bool(transition.detail))
     if transition.stage is not None:
         # Only the job decides that a stage is complete. A node that has passed more stages knows what a reset job has
         # lost.

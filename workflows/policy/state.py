@@ -96,6 +96,8 @@ class NodeState(Incarnation):
     """Its command started over after a stage was complete, and has not skipped all complete stages yet."""
     preparing: bool = False
     """Its command runs, and has not started its torchrun yet."""
+    waits: str = ""
+    """What its command waits for before it starts."""
     command_restarts: int = 0
     """The number of restarts of its command between two worlds that were requested."""
     released: bool = False
