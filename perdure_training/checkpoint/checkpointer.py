@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import logging
 import os
 import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, MutableMapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
+from perdure_training.checkpoint.agreed_step import AgreedStep, agree_on_step
 from perdure_training.checkpoint.cadence import Cadence
-from perdure_training.checkpoint.direct import MORE_MEMORY, DirectSaves
+from perdure_training.checkpoint.direct import DirectSaves
 from perdure_training.checkpoint.durable import DurableCheckpoints, Metrics, connect_storage
 from perdure_training.checkpoint.generators import Generators
 from perdure_training.checkpoint.optimizers import prepare_optimizer
@@ -26,17 +25,16 @@ from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.staging import Layout, meshes_of
 from perdure_training.checkpoint.transfer import exchange
-from perdure_training.checkpoint.values import capture, load_snapshot, put_into
-from perdure_training.checkpoint.verification import fingerprint, is_left_intact, verified_crc32
+from perdure_training.checkpoint.values import capture, load_snapshot, own_values, put_into
+from perdure_training.checkpoint.verification import fingerprint, verified_crc32
 from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, own_identity, snapshot_header
 from perdure_training.progress_file import SaveStall
-from perdure_training.snapshots.agreement import Decision, Holding, decide
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
 from perdure_training.snapshots.copies import yield_to_training
 from perdure_training.snapshots.made_steps import MadeSteps, newest_made
+from perdure_training.snapshots.private_map import PrivateMap
 
 logger = logging.getLogger(__name__)
-
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -136,7 +134,7 @@ class Checkpointer:
             world.arena.count_restore(slot)
         if decision.sources:
             exchange(decision.sources, sent=agreed.sent(world.own.rank), own=world.own, room=agreed.room)
-        load_snapshot(agreed.room or agreed.snapshots[world.own.rank], state)
+        world.load(agreed.loaded(world.own.rank), state)
         world.slots.adopt(decision.step)
         world.leave_others()
         world.copy_loaded()
@@ -212,22 +210,6 @@ class Checkpointer:
         return self._world
 
 
-@dataclass(frozen=True)
-class _Agreed:
-    """What the ranks have agreed to load, and this rank's part in it."""
-
-    decision: Decision
-    snapshots: Mapping[int, Slot]
-    """The verified snapshots of that step that this rank loads or sends, by the rank whose state they are."""
-    room: Slot | None
-    """The slot for the snapshot that another rank sends to this one; None if this rank has its own."""
-
-    def sent(self, own: int) -> dict[int, Slot]:
-        """The snapshots that this rank sends, by receiver."""
-        receivers = [receiver for receiver, sender in self.decision.sources.items() if sender == own]
-        return {receiver: self.snapshots[_spoken_for(receiver, self.snapshots)] for receiver in receivers}
-
-
 class _World:
     """A checkpointer's part in one generation."""
 
@@ -245,7 +227,6 @@ class _World:
         """How steps are stored once this rank keeps no snapshots."""
         self.finishing_seconds = 0.0
         """Time of a core that the thread which makes snapshots valid has used."""
-        self._full = False
         self._saved_any = False
         self._agreed: int | None = None
         self._made_before: int | None = None
@@ -287,7 +268,7 @@ class _World:
                 optimizer.state.clear()
             return None
         step, folder, saved = found
-        put_into(state, saved)
+        put_into(state, own_values(state, saved))
         self.begin_training(step, source="storage", folder=folder)
         return step
 
@@ -312,74 +293,28 @@ class _World:
         """Waits until nothing is being stored."""
         return self._durable is not None and self._durable.wait(timeout)
 
-    def agree(self) -> _Agreed:
-        """Tells all ranks what this one found, and follows the decision of rank 0.
+    def agree(self) -> AgreedStep:
+        """Finds out which step all ranks load."""
+        agreed = agree_on_step(self.own, self.arena, self.slots, self._store, last_made=self._last_made)
+        self._made_before = agreed.made_before
+        self._distrusted = tuple(agreed.decision.distrusted)
+        return agreed
 
-        Checksums take longer than everything else, so only what is loaded or sent is verified. If one of them is
-        damaged, or a rank has no room to receive one, all ranks decide again without it.
-        """
-        for attempt in itertools.count():
-            found = self._assigned_snapshots()
-            holdings = [{name: getattr(header, name) for name in Holding.__dataclass_fields__} for _, header in found]
-            own = {"holdings": holdings, "full": self._full, "made": self._last_made}
-            gathered = self._gather(f"held/{attempt}", json.dumps(own))
-            if gathered is not None:
-                reports = [json.loads(text) for text in gathered]
-                held = {rank: [Holding(**one) for one in report["holdings"]] for rank, report in enumerate(reports)}
-                full = [rank for rank, report in enumerate(reports) if report["full"]]
-                decision = decide(held, self.own.world_size, full=full)
-                self._made_before = max((report["made"] for report in reports if report["made"]), default=(0, None))[1]
-                self._distrusted = tuple(decision.distrusted)
-                self._store.set(f"decision/{attempt}", json.dumps(asdict(decision)))
-            fields = json.loads(self._store.get(f"decision/{attempt}"))
-            sources = {int(rank): source for rank, source in fields.pop("sources").items()}
-            decision = Decision(**fields, sources=sources)
-            version = (decision.step, decision.generation)
-            chosen = {header.rank: slot for slot, header in found if (header.step, header.generation) == version}
-            needed = {_spoken_for(receiver, chosen) for receiver, sender in sources.items() if sender == self.own.rank}
-            if decision.step is not None and self.own.rank not in sources:
-                needed.add(self.own.rank)
-            ready = all(is_left_intact(chosen[rank]) for rank in needed)
-            room = self._make_room(decision.size) if ready and self.own.rank in sources else None
-            ready = ready and not (self.own.rank in sources and room is None)
-            verdicts = self._gather(f"ready/{attempt}", json.dumps(ready))
-            if verdicts is not None:
-                self._store.set(f"verdict/{attempt}", json.dumps(all(json.loads(verdict) for verdict in verdicts)))
-            if json.loads(self._store.get(f"verdict/{attempt}")):
-                return _Agreed(decision, {rank: chosen[rank] for rank in needed}, room)
-        raise AssertionError("each further decision lacks a snapshot or a receiver, until none is left")
+    def load(self, slot: Slot, state: MutableMapping[str, Any]) -> None:
+        """Loads a snapshot. What the state keeps of it is copied while the training continues; until then it stays."""
+        self.slots.hold(slot)
+        memory = load_snapshot(slot, state)
+        threading.Thread(target=self._detach, args=(memory,), name="perdure-restored", daemon=True).start()
 
-    def _make_room(self, size: int) -> Slot | None:
-        """Prepares a slot for a snapshot that another rank sends; None if the memory is too small for it."""
-        self.slots.reload()
-        slot = self.slots.free_slot()
+    def _detach(self, memory: PrivateMap) -> None:
+        yield_to_training()
         try:
-            slot.begin(size)
-        except NoRoom as error:
-            slot.clear()
-            self._full = True
-            logger.warning(
-                "perdure: rank %d takes no snapshot from another node: %s. %s", self.own.rank, error, MORE_MEMORY
-            )
-            return None
-        return slot
-
-    def _gather(self, key: str, value: str) -> list[bytes] | None:
-        """Tells rank 0 a value; returns all ranks' values there, None elsewhere."""
-        self._store.set(f"{key}/{self.own.rank}", value)
-        if self.own.rank:
-            return None
-        return [self._store.get(f"{key}/{rank}") for rank in range(self.own.world_size)]
-
-    def _assigned_snapshots(self) -> list[tuple[Slot, Header]]:
-        """The snapshots on this node that this rank speaks for: its own, and a share of those of ranks that are on
-        other nodes now."""
-        local = self.own.ranks_of_node
-        return [
-            (slot, header)
-            for slot, header in self.arena.snapshots()
-            if self.own.rank == (header.rank if header.rank in local else local[header.rank % len(local)])
-        ]
+            memory.detach()
+        except OSError as error:
+            # What is not copied is still read from the slot, which therefore stays.
+            logger.warning("perdure: the restored snapshot stays in memory: %s", error)
+        else:
+            self.slots.release()
 
     def forget_after(self, step: int) -> None:
         """Deletes what was saved after the step that is loaded: the training makes these steps again.
@@ -502,8 +437,3 @@ class _World:
             logger.debug("step %d is not complete: %s", header.step, error)
         finally:
             self.slots.finish(slot)
-
-
-def _spoken_for(receiver: int, chosen: Collection[int]) -> int:
-    """The rank whose snapshot is sent: the receiver's own, else any, since the state is replicated then."""
-    return receiver if receiver in chosen else min(chosen)

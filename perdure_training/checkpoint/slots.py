@@ -1,10 +1,12 @@
 """Which slot a rank writes next: never the one with the newest step that all ranks have, nor one whose snapshot another
-thread still makes valid, nor one that is leased because its snapshot is being copied to storage."""
+thread still makes valid, nor one that is leased because its snapshot is being copied to storage, nor one that the state
+which was restored from it still reads."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from perdure_training.snapshots.arena import Arena, Header, Slot
 
@@ -48,6 +50,8 @@ class Slots:
         """The steps of the slots, by number."""
         self._staged: set[int] = set()
         """The slots that are filled, and not valid yet."""
+        self._held: Path | None = None
+        """The file whose bytes are part of the restored state, as long as they are."""
         self._complete: int | None = None
         self._full_since: float | None = None
 
@@ -100,7 +104,7 @@ class Slots:
             if step == self._complete or self._is_complete(step):
                 self._complete = step
                 break
-        free = [number for number in unleased if number in self._steps and number not in self._staged]
+        free = [number for number in unleased if number in self._steps and not self._is_in_use(number)]
         older = [number for number in free if self._complete is not None and self._steps[number] < self._complete]
         if older:
             self._full_since = None
@@ -113,6 +117,9 @@ class Slots:
         self._full_since = None
         return self._slots[min(pending, key=lambda number: self._steps[number])]
 
+    def _is_in_use(self, number: int) -> bool:
+        return number in self._staged or self._slots[number].path == self._held
+
     def stage(self, slot: Slot, step: int) -> None:
         """Records that a slot is filled with a step; `finish` follows."""
         number = self._slots.index(slot)
@@ -122,6 +129,14 @@ class Slots:
     def finish(self, slot: Slot) -> None:
         """Records that a slot's snapshot is valid, or will never be. Any thread may call it."""
         self._staged.discard(self._slots.index(slot))
+
+    def hold(self, slot: Slot) -> None:
+        """Keeps a snapshot from being overwritten until `release`."""
+        self._held = slot.path
+
+    def release(self) -> None:
+        """Records that the snapshot may be overwritten. Any thread may call it."""
+        self._held = None
 
     def clear(self) -> None:
         """Gives up all slots, and their memory."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -21,6 +21,9 @@ import torch
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
+
+Piece = Callable[[int, int], memoryview]
+"""Returns bytes of a snapshot, by offset and number."""
 
 _ALIGNMENT = 64
 """Bytes to which tensors are aligned."""
@@ -71,7 +74,7 @@ class Layout:
         """Copies the state into `size` bytes. Tensors on accelerators are complete when it returns."""
         for tensor, place in self._tensors:
             if place.size:
-                _elements(room, place).copy_(tensor, non_blocking=True)
+                _elements(room[place.offset : place.offset + place.size], place).copy_(tensor, non_blocking=True)
         if any(tensor.is_cuda for tensor, _ in self._tensors):
             torch.cuda.synchronize()
         room[self.index_at : self.size] = self.index
@@ -84,18 +87,20 @@ class Layout:
         return place
 
 
-def read_state(content: memoryview, *, index_at: int, meshes: Iterable[DeviceMesh] = ()) -> Any:
-    """Reads a state back. Its tensors are views of the content, unless they are on an accelerator.
+def read_state(piece: Piece, *, index_at: int, size: int, meshes: Iterable[DeviceMesh] = ()) -> Any:
+    """Reads a state back. Its tensors are views of the bytes, unless they are on an accelerator.
 
     Args:
-        content: The bytes.
+        piece: Returns the bytes at an offset.
         index_at: Offset of the description.
+        size: Number of all bytes.
         meshes: The device meshes of this world, over which DTensors are put together.
 
     Raises:
         KeyError: if a DTensor's mesh is none of them.
     """
-    return _Reader(io.BytesIO(bytes(content[index_at:])), content, {_key(mesh): mesh for mesh in meshes}).load()
+    index = io.BytesIO(piece(index_at, size - index_at))
+    return _Reader(index, piece, {_key(mesh): mesh for mesh in meshes}).load()
 
 
 def meshes_of(state: object) -> list[DeviceMesh]:
@@ -128,7 +133,8 @@ def read_parts(content: memoryview, *, index_at: int, meshes: Iterable[DeviceMes
     """
     contents: dict[int, torch.Tensor] = {}
     known = {_key(mesh): mesh for mesh in meshes}
-    state = _Reader(io.BytesIO(bytes(content[index_at:])), content, known, parts=contents).load()
+    index = io.BytesIO(content[index_at:])
+    state = _Reader(index, lambda start, size: content[start : start + size], known, parts=contents).load()
     return Parts(state, contents)
 
 
@@ -172,13 +178,13 @@ class _Reader(pickle.Unpickler):
     def __init__(
         self,
         stream: io.BytesIO,
-        content: memoryview,
+        piece: Piece,
         meshes: dict[Any, DeviceMesh],
         *,
         parts: dict[int, torch.Tensor] | None = None,
     ) -> None:
         super().__init__(stream)
-        self._content = content
+        self._piece = piece
         self._meshes = meshes
         self._parts = parts
         self._known: dict[int, torch.Tensor] = {}
@@ -201,14 +207,12 @@ class _Reader(pickle.Unpickler):
                 self._parts[id(whole)] = local
             return whole
         if pid.number not in self._known:
-            self._known[pid.number] = _elements(self._content, pid) if pid.size else _empty(pid)
+            self._known[pid.number] = _elements(self._piece(pid.offset, pid.size), pid) if pid.size else _empty(pid)
         return self._known[pid.number]
 
 
 def _elements(content: memoryview, place: _Place) -> torch.Tensor:
-    count = place.size // place.dtype.itemsize
-    flat = torch.frombuffer(content, dtype=place.dtype, offset=place.offset, count=count)
-    return flat.reshape(place.shape)
+    return torch.frombuffer(content, dtype=place.dtype).reshape(place.shape)
 
 
 def is_split(value: object) -> TypeGuard[DTensor]:

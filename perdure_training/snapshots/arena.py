@@ -25,6 +25,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from perdure_training.snapshots.private_map import PrivateMap
+
 PAGE = 4096
 """Bytes of the header, and the alignment of what follows it."""
 _MAGIC = b"PDSNAP02"
@@ -161,6 +163,14 @@ class Slot:
                 # All pages at once, which takes half as long as one by one.
                 self._map = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         return memoryview(self._map)[PAGE : PAGE + header.size]
+
+    def map_privately(self) -> PrivateMap:
+        """Maps a complete snapshot so that what is written there does not change it. Its bytes begin at `PAGE`.
+
+        Raises:
+            OSError: if the file cannot be read.
+        """
+        return PrivateMap(self.path)
 
     def clear(self) -> None:
         """Gives up the snapshot, and its memory."""

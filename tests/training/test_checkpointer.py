@@ -100,7 +100,7 @@ def test_tensors_come_back_as_they_were():
     layout = Layout(state)
     room = memoryview(bytearray(layout.size))
     layout.copy_into(room)
-    found = read_state(room, index_at=layout.index_at)
+    found = read_state(lambda start, size: room[start : start + size], index_at=layout.index_at, size=layout.size)
     assert found["a"] is found["same"]
     assert found["others"][:2] == [1, ("x", None)]
     torch.testing.assert_close(found["others"][2][2], base[1], rtol=0, atol=0)

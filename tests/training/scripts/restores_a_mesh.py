@@ -58,7 +58,8 @@ def restored(state: dict[str, Any]) -> tuple[Checkpointer, int | None]:
 stores: list[Any] = []
 found: list[object] = []
 dist.init_process_group("gloo")
-os.environ["PERDURE_RUN_ID"] = os.environ["TORCHELASTIC_RUN_ID"]
+# The run that the agent knows.
+os.environ["PERDURE_RUN_ID"] = os.environ["TORCHELASTIC_RUN_ID"] = "run"
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
 checkpointer, step = restored(fresh(mesh, filled=False))
 assert step is None

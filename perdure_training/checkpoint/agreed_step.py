@@ -1,0 +1,130 @@
+"""How all ranks of a new world come to load the same step: they tell rank 0 what they hold, and follow its decision."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+from perdure_training.checkpoint.direct import MORE_MEMORY
+from perdure_training.checkpoint.slots import Slots
+from perdure_training.checkpoint.verification import is_left_intact
+from perdure_training.checkpoint.world import RankIdentity
+from perdure_training.snapshots.agreement import Decision, Holding, decide
+from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreedStep:
+    """What the ranks have agreed to load, and this rank's part in it."""
+
+    decision: Decision
+    snapshots: Mapping[int, Slot]
+    """The verified snapshots of that step that this rank loads or sends, by the rank whose state they are."""
+    room: Slot | None
+    """The slot for the snapshot that another rank sends to this one; None if this rank has its own."""
+    made_before: int | None
+    """On rank 0: the newest step that the last world has made."""
+
+    def loaded(self, own: int) -> Slot:
+        """The slot with the snapshot that this rank loads, once the others have sent theirs."""
+        return self.room or self.snapshots[own]
+
+    def sent(self, own: int) -> dict[int, Slot]:
+        """The snapshots that this rank sends, by receiver."""
+        receivers = [receiver for receiver, sender in self.decision.sources.items() if sender == own]
+        return {receiver: self.snapshots[_spoken_for(receiver, self.snapshots)] for receiver in receivers}
+
+
+def agree_on_step(
+    own: RankIdentity, arena: Arena, slots: Slots, store: Store, *, last_made: tuple[int, int] | None
+) -> AgreedStep:
+    """Tells all ranks what this one found, and follows the decision of rank 0. Every rank of the world calls it.
+
+    Checksums take longer than everything else, so only what is loaded or sent is verified. If one of them is damaged,
+    or a rank has no room to receive one, all ranks decide again without it.
+
+    Args:
+        own: This rank.
+        arena: The snapshots on this node.
+        slots: Those of this rank.
+        store: A connection to the generation's store.
+        last_made: The newest generation that made steps on this node, and the newest of these, as far as this rank
+            speaks for the node.
+    """
+    made_before: int | None = None
+    full = False
+    for attempt in itertools.count():
+        found = _assigned_snapshots(own, arena)
+        holdings = [{name: getattr(header, name) for name in Holding.__dataclass_fields__} for _, header in found]
+        report = {"holdings": holdings, "full": full, "made": last_made}
+        gathered = _gather(own, store, f"held/{attempt}", json.dumps(report))
+        if gathered is not None:
+            reports = [json.loads(text) for text in gathered]
+            held = {rank: [Holding(**one) for one in report["holdings"]] for rank, report in enumerate(reports)}
+            without_room = [rank for rank, report in enumerate(reports) if report["full"]]
+            made_before = max((report["made"] for report in reports if report["made"]), default=(0, None))[1]
+            store.set(f"decision/{attempt}", json.dumps(asdict(decide(held, own.world_size, full=without_room))))
+        fields = json.loads(store.get(f"decision/{attempt}"))
+        sources = {int(rank): source for rank, source in fields.pop("sources").items()}
+        decision = Decision(**fields, sources=sources)
+        version = (decision.step, decision.generation)
+        chosen = {header.rank: slot for slot, header in found if (header.step, header.generation) == version}
+        needed = {_spoken_for(receiver, chosen) for receiver, sender in sources.items() if sender == own.rank}
+        if decision.step is not None and own.rank not in sources:
+            needed.add(own.rank)
+        ready = all(is_left_intact(chosen[rank]) for rank in needed)
+        room: Slot | None = None
+        if ready and own.rank in sources:
+            room = _make_room(own, slots, decision.size)
+            ready, full = room is not None, room is None
+        verdicts = _gather(own, store, f"ready/{attempt}", json.dumps(ready))
+        if verdicts is not None:
+            store.set(f"verdict/{attempt}", json.dumps(all(json.loads(verdict) for verdict in verdicts)))
+        if json.loads(store.get(f"verdict/{attempt}")):
+            snapshots = {rank: chosen[rank] for rank in needed}
+            return AgreedStep(decision=decision, snapshots=snapshots, room=room, made_before=made_before)
+    raise AssertionError("each further decision lacks a snapshot or a receiver, until none is left")
+
+
+def _make_room(own: RankIdentity, slots: Slots, size: int) -> Slot | None:
+    """Prepares a slot for a snapshot that another rank sends; None if the memory is too small for it."""
+    slots.reload()
+    slot = slots.free_slot()
+    try:
+        slot.begin(size)
+    except NoRoom as error:
+        slot.clear()
+        logger.warning("perdure: rank %d takes no snapshot from another node: %s. %s", own.rank, error, MORE_MEMORY)
+        return None
+    return slot
+
+
+def _gather(own: RankIdentity, store: Store, key: str, value: str) -> list[bytes] | None:
+    """Tells rank 0 a value; returns all ranks' values there, None elsewhere."""
+    store.set(f"{key}/{own.rank}", value)
+    if own.rank:
+        return None
+    return [store.get(f"{key}/{rank}") for rank in range(own.world_size)]
+
+
+def _assigned_snapshots(own: RankIdentity, arena: Arena) -> list[tuple[Slot, Header]]:
+    """The snapshots on this node that this rank speaks for: its own, and a share of those of ranks that are on other
+    nodes now."""
+    local = own.ranks_of_node
+    return [
+        (slot, header)
+        for slot, header in arena.snapshots()
+        if own.rank == (header.rank if header.rank in local else local[header.rank % len(local)])
+    ]
+
+
+def _spoken_for(receiver: int, chosen: Collection[int]) -> int:
+    """The rank whose snapshot is sent: the receiver's own, else any, since the state is replicated then."""
+    return receiver if receiver in chosen else min(chosen)
