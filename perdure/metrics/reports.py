@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import urllib.request
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,20 @@ _MOST_SAMPLES: Final = 200
 """Samples in one event, at most: what one line has room for."""
 _LARGEST: Final = 8 * 1024 * 1024
 """Bytes of a scrape, at most."""
+_LARGEST_PART: Final = 512 * 1024
+"""Bytes of the lines that are parsed, at most: samples take a hundred times their text, and an agent has little
+memory. Where an exporter is expected, training code may listen: all containers of a pod share its ports."""
+_LONGEST_LINE: Final = 4 * 1024
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Who answers in the place of an exporter does not choose what is read."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        return None
+
+
+_OPENER: Final = urllib.request.build_opener(_NoRedirects)
 
 
 class PrometheusMonitor:
@@ -55,14 +70,27 @@ class PrometheusMonitor:
             OSError: if it does not answer.
             ValueError: if the answer is not in Prometheus' text format.
         """
-        with urllib.request.urlopen(self._address, timeout=self._timeout) as answer:
-            text = answer.read(_LARGEST).decode("utf-8", "replace")
+        with _OPENER.open(self._address, timeout=self._timeout) as answer:
+            text = self._wanted(answer.read(_LARGEST)).decode("utf-8", "replace")
         return [
             Sample(one.name, one.value, one.labels)
             for family in text_string_to_metric_families(text)
             for one in family.samples
             if one.name.startswith(self._prefixes)
         ]
+
+    def _wanted(self, content: bytes) -> bytes:
+        """Returns the lines of the metrics that are read, as far as they are bounded."""
+        beginnings = (b"#", *(prefix.encode() for prefix in self._prefixes))
+        lines, size = list[bytes](), 0
+        for line in io.BytesIO(content):
+            if len(line) > _LONGEST_LINE or not line.startswith(beginnings):
+                continue
+            size += len(line)
+            if size > _LARGEST_PART:
+                break
+            lines.append(line)
+        return b"".join(lines)
 
 
 def endpoint_monitors(addresses: Iterable[str]) -> list[PrometheusMonitor]:

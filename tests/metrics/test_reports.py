@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from perdure.events import AsyncExporter, EventEmitter, EventType, FileExporter
 from perdure.events import Event as BusEvent
@@ -68,6 +71,48 @@ async def test_addresses_name_what_is_read_and_what_does_not_fit_is_counted(
     assert chosen == {'DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-1"}': 0.0, "go_goroutines": 12.0}
     assert cut_off["left_out"] == 1003 - 200
     assert "metrics are not read: address: expected http" in caplog.text
+
+
+@asynccontextmanager
+async def answering(path: str, answer: Callable[[], web.Response]) -> AsyncIterator[str]:
+    """Training code that listens in the place of an exporter."""
+
+    async def handle(_: web.Request) -> web.Response:
+        return answer()
+
+    application = web.Application()
+    application.router.add_get(path, handle)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}{path}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_who_answers_does_not_choose_what_is_read() -> None:
+    async with serving_metrics(exported, 0) as port:
+        elsewhere = {"Location": f"http://127.0.0.1:{port}/metrics"}
+        async with answering("/metrics", lambda: web.Response(status=302, headers=elsewhere)) as address:
+            with pytest.raises(OSError, match="302"):
+                await asyncio.to_thread(PrometheusMonitor(address).read)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"".join(b"DCGM_FI_%d 1\n" % number for number in range(700_000)),
+        b'DCGM_FI_DEV{x="' + b"a" * 8_000_000 + b'"} 1\n',
+        b"#" * 8_000_000,
+    ],
+    ids=["samples", "one long line", "a comment"],
+)
+async def test_what_is_read_takes_little_memory(content: bytes) -> None:
+    async with answering("/metrics", lambda: web.Response(body=content)) as address:
+        samples = await asyncio.to_thread(PrometheusMonitor(address, prefixes=("DCGM_",)).read)
+    assert len(samples) < 50_000
+    assert all(len(str(sample)) < 5_000 for sample in samples)
 
 
 async def test_without_samples_there_is_no_event(tmp_path: Path) -> None:
