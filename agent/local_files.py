@@ -23,7 +23,12 @@ def open_storage(url: str) -> tuple[Any, str]:
 
     Args:
         url: A folder, as fsspec takes it.
+
+    Raises:
+        ValueError: if it is a chain of file systems: the last one would open files of the machine, and follow links.
     """
+    if "::" in url:
+        raise ValueError(f"storage: {url} chains file systems; expected the URL of one, such as file:///folder")
     # Imported late: with its backends it is a large part of an agent's memory.
     fsspec: Any = importlib.import_module("fsspec.core")
     # Nodes write to the same folder, so listings are never kept.

@@ -266,6 +266,17 @@ def test_in_the_storage_of_checkpoints(tmp_path: Path, secret: Path, trap: Trap)
     assert secret.read_text() == SECRET
 
 
+@pytest.mark.parametrize("chain", ["simplecache", "filecache", "blockcache", "cached", "dir"])
+def test_no_file_system_around_the_folder_follows_links(tmp_path: Path, secret: Path, chain: str) -> None:
+    (tmp_path / STEP).mkdir()
+    (tmp_path / STEP / ".metadata").symlink_to(secret)
+    url = f"{chain}::file://{tmp_path}"
+    with pytest.raises(ValueError, match="chains file systems"):
+        open_storage(url)
+    with checkpoint_agent(url) as agent, pytest.raises((StorageAway, StorageProblem)):
+        StorageLink(agent.run_dir).read(READ, patience=0)
+
+
 def test_in_place_of_what_the_script_itself_saved(tmp_path: Path, secret: Path) -> None:
     files = tmp_path / "storage" / "watched" / "worker-0" / "00000001-run-1" / "files"
     files.mkdir(parents=True)
