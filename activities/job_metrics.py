@@ -21,6 +21,7 @@ from workflows.messages import IncidentView, JobPhase
 from workflows.names import TRAINING_JOB, job_of
 from workflows.policy.datasets import DatasetState, samples_done
 from workflows.policy.job_events import JobEvent
+from workflows.policy.spans import size
 from workflows.policy.state import JobState
 from workflows.search_attributes import JOB_BACKEND, JOB_PHASE, WORLD_SIZE
 
@@ -85,6 +86,7 @@ class JobMetrics:
         labels = self._labels(*job_of(job_id))
         done = samples_done(state)
         self.series.set("perdure_dataset_samples_done", done, **labels, dataset=name)
+        self.series.set("perdure_dataset_samples_set_aside", size(state.aside), **labels, dataset=name)
         if state.parameters.end is not None:
             left = max(state.parameters.end - done, 0)
             self.series.set("perdure_dataset_samples_left", left, **labels, dataset=name)

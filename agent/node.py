@@ -112,7 +112,7 @@ class Node:
             return CommandAnswer(accepted=False, generation=state.generation, detail=refusal)
         if world.generation > state.generation:
             logger.info("generation %d: node %d of %d", world.generation, world.group_rank, world.nodes)
-            self.events.on_world(world)
+            self.events.on_world(world, trains_in=state.entered if self._has_ranks else None)
             restart = command.restart_command and state.entered < state.generation
             start = restart or state.exited_attempt >= state.attempt
             self._keep(
@@ -166,7 +166,7 @@ class Node:
         seconds = self.config.termination_grace if grace is None else grace.total_seconds()
         if self.state.leaving is None:
             logger.info("leaving within %g s: %s", seconds, reason)
-            self.events.leaving(reason=reason, grace_s=seconds)
+            self.events.on_leaving(reason, seconds)
             self._keep(leaving=reason, leaving_grace=seconds, run=False)
         elif seconds < self.state.leaving_grace:
             self._keep(leaving_grace=seconds)
@@ -290,7 +290,7 @@ class Node:
         state = self.state
         if body.generation >= state.entered:
             entered_at = time_or_arrival(body.time)
-            self.events.entered(generation=body.generation, time=entered_at.timestamp())
+            self.events.on_entered(body.generation, entered_at.timestamp())
             ports = state.store_ports if body.store_ports is None else body.store_ports
             known = state.world is not None and state.world.generation == body.generation
             self._keep(
@@ -329,8 +329,14 @@ class Node:
         """Whether the processes are alive in the newest world and have stepped there, so that they should continue to
         step."""
         state = self.state
+        return self._has_ranks and state.entered == state.stepping == state.generation
+
+    @property
+    def _has_ranks(self) -> bool:
+        """Whether ranks train in the world that the node entered last, as far as is known."""
+        state = self.state
         ended = state.exited_attempt >= state.attempt or state.ready_after is not None or not state.run
-        return not ended and state.finished < state.entered == state.stepping == state.generation
+        return not ended and state.finished < state.entered
 
     def report_stall(self, *, since: datetime, usual_step: timedelta | None) -> None:
         """Records that no local rank steps any more, and reports it once per generation."""

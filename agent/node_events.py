@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from agent.protocol import time_or_arrival
-from perdure.events import AgentEvents, AsyncExporter
+from perdure.events import AgentEvents, AsyncExporter, Span
 from perdure_launcher.protocol import CommandExit, World
 from workflows.messages import Failure, FailureKind
 
@@ -21,8 +21,17 @@ class NodeEventEmitter(AgentEvents):
         """Failures that were reported to the job, by their kind."""
         self.rank_exits = 0
         """Ranks that ended before the training did."""
+        self._entering: tuple[int, Span] | None = None
+        """The generation that the node enters, and the span of its rendezvous."""
+        self._aborted = 0
+        """The newest generation whose ranks were ended for a newer one."""
 
-    def on_world(self, world: World) -> None:
+    def on_world(self, world: World, *, trains_in: int | None) -> None:
+        """Emits a newer world; `trains_in` is the generation whose ranks end for it, if any."""
+        if trains_in is not None and trains_in > self._aborted:
+            self._aborted = trains_in
+            self.abort(generation=trains_in, reason=f"generation {world.generation} follows")
+        self._end_rendezvous(f"generation {world.generation} follows")
         self.world(
             generation=world.generation,
             group_rank=world.group_rank,
@@ -30,6 +39,28 @@ class NodeEventEmitter(AgentEvents):
             world_size=world.world_size,
             base_rank=world.base_rank,
         )
+        self._entering = world.generation, self.rendezvous(generation=world.generation).begin()
+
+    def on_entered(self, generation: int, time: float) -> None:
+        """Emits that the node's rendezvous returned a world."""
+        if self._entering is not None and self._entering[0] == generation:
+            self._end_rendezvous(None)
+        self.entered(generation=generation, time=time)
+
+    def on_leaving(self, reason: str, grace: float) -> None:
+        """Emits that the node leaves the job."""
+        self._end_rendezvous(reason)
+        self.leaving(reason=reason, grace_s=grace)
+
+    def _end_rendezvous(self, error: str | None) -> None:
+        if self._entering is None:
+            return
+        _, span = self._entering
+        self._entering = None
+        if error is None:
+            span.succeed()
+        else:
+            span.fail(error)
 
     def on_command_exit(self, body: CommandExit) -> None:
         self.command_exited(
@@ -55,5 +86,7 @@ class NodeEventEmitter(AgentEvents):
                 signal=rank.signal,
                 error=rank.error,
             )
+        if self._entering is not None and self._entering[0] <= failure.generation:
+            self._end_rendezvous(failure.message)
         self.failures[failure.kind.value] += 1
         self.fault_detected(generation=failure.generation, kind=failure.kind, message=failure.message)

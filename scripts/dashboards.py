@@ -167,6 +167,13 @@ JOB: Final = Dashboard(
             },
             help="Samples that no rank has processed yet.",
         ),
+        Panel(
+            title="Samples set aside",
+            queries={
+                "{{dataset}}": f"max by (dataset) (perdure_dataset_samples_set_aside{{{_JOB}}})",
+            },
+            help="Samples that no rank will process, as each try failed.",
+        ),
         Panel(title="Stalled nodes", queries={"": f"sum(perdure_node_stalled{{{_JOB}}})"}),
         Panel(
             title="Use of GPUs",

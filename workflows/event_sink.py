@@ -7,6 +7,7 @@ history, and a worker that dies may lose the last ones or send them again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 
 from workflows.policy.datasets import DatasetState
 from workflows.policy.job_events import JobEvent, events_between
@@ -34,13 +35,13 @@ def set_dataset_sink(sink: DatasetSink | None) -> None:
     _Sinks.datasets = sink
 
 
-def send_events(before: JobState, after: JobState) -> None:
+def send_events(before: JobState, after: JobState, now: datetime) -> None:
     """Sends what a decision changed; never raises."""
     sink = _Sinks.current
     if sink is None or after is before:
         return
     try:
-        for event in events_between(before, after):
+        for event in events_between(before, after, now):
             sink(after, event)
     except Exception:
         # The job continues without its events; a task that fails for them would stop it.

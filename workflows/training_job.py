@@ -382,7 +382,7 @@ class TrainingJob:
         """Shows users the new state, and notes what groups are to be sent."""
         before, self._told = self._told, self.state
         if not workflow.unsafe.is_replaying():
-            send_events(before, self.state)
+            send_events(before, self.state, workflow.now())
         if self._unchecked:
             return
         self._groups.note_changes()

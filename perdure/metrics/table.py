@@ -201,6 +201,14 @@ WORKER_METRICS: Final = (
         "Samples that no rank has processed yet: the backlog of shards. None for a dataset without an end.",
     ),
     _worker(
+        "perdure_dataset_samples_set_aside",
+        Kind.GAUGE,
+        "samples",
+        (*_JOB, "dataset"),
+        "Samples that no rank will process, as each try failed; `perdure status` names them.",
+        "above 0",
+    ),
+    _worker(
         "perdure_listing_failures_total",
         Kind.COUNTER,
         "calls",

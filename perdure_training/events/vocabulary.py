@@ -111,6 +111,14 @@ class AgentEvents(EventEmitter):
         """The node was given a newer world."""
         self.instant("world", generation=generation, **attributes)
 
+    def rendezvous(self, *, generation: int, **attributes: Any) -> Span:
+        """The node enters a world, from the time at which it was given it until its rendezvous returned."""
+        return self.span("rendezvous", generation=generation, **attributes)
+
+    def abort(self, *, generation: int, reason: str, **attributes: Any) -> None:
+        """The ranks of the node that train in a world are ended, for a newer world."""
+        self.instant("abort", generation=generation, reason=reason, **attributes)
+
     def ready(self, *, generation: int, **attributes: Any) -> None:
         """The node waits for a world newer than this generation."""
         self.instant("ready", generation=generation, **attributes)
@@ -179,6 +187,14 @@ class JobEvents(EventEmitter):
         """The job formed a world."""
         self.instant("world", world_generation=world_generation, **attributes)
 
+    def rendezvous(self, *, world_generation: int, **attributes: Any) -> Span:
+        """The nodes of a world enter it, from the decision until the job knows that all of them have."""
+        return self.span("rendezvous", world_generation=world_generation, **attributes)
+
+    def abort(self, *, world_generation: int, reason: str, **attributes: Any) -> None:
+        """A world is over before its ranks were done: after a failure, on request, or for a change of its nodes."""
+        self.instant("abort", world_generation=world_generation, reason=reason, **attributes)
+
     def incident(self, *, number: int, **attributes: Any) -> Span:
         """An interruption, from its first evidence until the world steps again; its number is `perdure explain`'s."""
         return self.span("incident", number=number, **attributes)
@@ -198,6 +214,10 @@ class JobEvents(EventEmitter):
     def checkpoint(self, *, step: int, **attributes: Any) -> None:
         """A checkpoint became durable."""
         self.instant("checkpoint", step=step, **attributes)
+
+    def shards_set_aside(self, *, dataset: str, samples: int, **attributes: Any) -> None:
+        """More samples of a dataset were set aside, as each try to process them failed; the number of all of them."""
+        self.instant("shards_set_aside", dataset=dataset, samples=samples, **attributes)
 
     def outcome(self, *, phase: str, exit_code: int, **attributes: Any) -> None:
         """The job's end is decided: it succeeded, failed or was cancelled."""

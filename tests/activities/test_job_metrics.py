@@ -27,7 +27,7 @@ class NoServer:
 
 
 def take(metrics: JobMetrics, before: JobState, job: Scenario) -> None:
-    for event in events_between(before, job.state):
+    for event in events_between(before, job.state, job.now):
         metrics.on_event(job.state, event)
 
 
@@ -69,10 +69,11 @@ async def test_the_end_and_replaced_nodes_are_counted() -> None:
 async def test_the_backlog_of_a_dataset_is_told() -> None:
     metrics = JobMetrics(cast("Client", NoServer()), zero_for=timedelta())
     parameters = DatasetParameters(size=1_000, shard_size=10)
-    metrics.on_dataset("job/nlp/llama", "train", DatasetState(parameters=parameters, next=300))
+    metrics.on_dataset("job/nlp/llama", "train", DatasetState(parameters=parameters, next=300, aside=((40, 50),)))
     found = values(await metrics.text())
-    assert found["perdure_dataset_samples_done", "nlp", "llama", "train"] == 300
-    assert found["perdure_dataset_samples_left", "nlp", "llama", "train"] == (parameters.end or 0) - 300
+    assert found["perdure_dataset_samples_done", "nlp", "llama", "train"] == 290
+    assert found["perdure_dataset_samples_left", "nlp", "llama", "train"] == (parameters.end or 0) - 290
+    assert found["perdure_dataset_samples_set_aside", "nlp", "llama", "train"] == 10
 
 
 async def test_open_jobs_are_listed_by_the_server(temporal_client: Client) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from workflows.messages import IncidentView
+from workflows.messages import IncidentView, World
 from workflows.policy.state import JobState
 
 
@@ -24,8 +24,9 @@ class JobEvent:
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-def events_between(before: JobState, after: JobState) -> Iterator[JobEvent]:
-    """Returns the events of a job whose state was `before`, and is `after`."""
+def events_between(before: JobState, after: JobState, now: datetime) -> Iterator[JobEvent]:
+    """Returns the events of a job whose state was `before`, and is `after` since `now`."""
+    yield from _of_endings(before, after, now)
     if after.incidents is not before.incidents:
         yield from _of_incidents(before, after)
     if after.restart_count > before.restart_count:
@@ -39,10 +40,13 @@ def events_between(before: JobState, after: JobState) -> Iterator[JobEvent]:
     if world is not None and (before.world is None or world.generation > before.world.generation):
         attributes = {"world_generation": world.generation, "nodes": world.nodes, "world_size": world.processes}
         yield JobEvent(name="world", attributes=attributes)
+        yield from _of_beginning(after, world, now)
     durable = after.checkpoints.durable
     if durable is not None and durable != before.checkpoints.durable:
         attributes = {"step": durable.step, "size": durable.size, "duration_s": durable.took.total_seconds()}
         yield JobEvent(name="checkpoint", time=durable.committed_at, attributes=attributes)
+    if after.unprocessed is not before.unprocessed:
+        yield from _of_datasets(before, after)
     if after.phase is not before.phase:
         attributes = {"phase": after.phase.value, "before": before.phase.value, "reason": after.reason}
         yield JobEvent(name="phase", attributes=attributes)
@@ -53,6 +57,89 @@ def events_between(before: JobState, after: JobState) -> Iterator[JobEvent]:
             "reason": after.outcome.reason,
         }
         yield JobEvent(name="outcome", time=after.outcome.decided_at, attributes=attributes)
+
+
+def _of_beginning(after: JobState, world: World, now: datetime) -> Iterator[JobEvent]:
+    attributes = {"world_generation": world.generation, "nodes": world.nodes, "world_size": world.processes}
+    span, time = _rendezvous_of(after, world), after.world_decided_at
+    yield JobEvent(name="rendezvous", type="begin", span=span, time=time, attributes=attributes)
+    if _entering(after) is None:
+        yield _rendezvous_end(after, after, world, now)
+
+
+def _of_endings(before: JobState, after: JobState, now: datetime) -> Iterator[JobEvent]:
+    """What ended with the world of `before`, or with its beginning."""
+    entering, training = _entering(before), _training(before)
+    if entering is not None and _entering(after) != entering:
+        yield _rendezvous_end(before, after, entering, now)
+    if training is not None and after.complete_generation < training.generation and not _continues(training, after):
+        attributes = {"world_generation": training.generation, **_reason_of_end(training, after)}
+        yield JobEvent(name="abort", attributes=attributes)
+
+
+def _rendezvous_end(before: JobState, after: JobState, world: World, now: datetime) -> JobEvent:
+    decided = before.world_decided_at or now
+    formed = after.world == world and _has_entered(after, world)
+    attributes: dict[str, Any] = {
+        "world_generation": world.generation,
+        "nodes": world.nodes,
+        "world_size": world.processes,
+        "duration_s": max((now - decided).total_seconds(), 0.0),
+        "success": formed,
+    }
+    if not formed:
+        attributes["error"] = _reason_of_end(world, after)["reason"]
+    return JobEvent(name="rendezvous", type="end", span=_rendezvous_of(before, world), time=now, attributes=attributes)
+
+
+def _rendezvous_of(job: JobState, world: World) -> str:
+    return f"{job.uid}-rendezvous-{world.generation}"
+
+
+def _training(job: JobState) -> World | None:
+    """The world that exists, and that nothing has ended; its ranks may not have entered it yet."""
+    world = job.world
+    over = job.interruption is not None or job.outcome is not None
+    return None if world is None or over or job.complete_generation >= world.generation else world
+
+
+def _entering(job: JobState) -> World | None:
+    """The world that exists, and that not all of its nodes have entered."""
+    world = _training(job)
+    return None if world is None or _has_entered(job, world) else world
+
+
+def _has_entered(job: JobState, world: World) -> bool:
+    members = (job.nodes.get(rank) for rank in world.members)
+    return all(
+        node is not None and max(node.entered, node.stepping, node.finished) >= world.generation for node in members
+    )
+
+
+def _continues(world: World, after: JobState) -> bool:
+    training = _training(after)
+    return training is not None and training.generation == world.generation
+
+
+def _reason_of_end(world: World, after: JobState) -> dict[str, Any]:
+    """Why a world is over, as the job's newest incident or its outcome tells."""
+    incident = after.last_incident
+    if incident is not None and incident.generation_before == world.generation:
+        return {"reason": incident.title, "incident": incident.number}
+    if after.outcome is not None:
+        return {"reason": after.outcome.reason}
+    if after.complete_generation >= world.generation:
+        return {"reason": "its ranks are done"}
+    return {"reason": after.reason or "another world follows"}
+
+
+def _of_datasets(before: JobState, after: JobState) -> Iterator[JobEvent]:
+    for name, aside in after.unprocessed.items():
+        known = before.unprocessed.get(name)
+        if known is None or aside.samples > known.samples:
+            shards = [one.summary for one in aside.shards if known is None or one not in known.shards]
+            attributes = {"dataset": name, "samples": aside.samples, "shards": shards}
+            yield JobEvent(name="shards_set_aside", attributes=attributes)
 
 
 def _of_incidents(before: JobState, after: JobState) -> Iterator[JobEvent]:
