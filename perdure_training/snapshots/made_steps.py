@@ -15,24 +15,27 @@ class MadeSteps:
     """One rank's file in the node's memory folder. It costs no system call to write a step."""
 
     def __init__(self, folder: Path, rank: int, *, generation: int) -> None:
-        """Opens the file; `write` sets its first step.
-
-        Raises:
-            OSError: if there is no room for it.
-        """
+        """Opens the file; `write` sets its first step. Without room for it, the next world does not know the steps."""
         self._generation = generation
-        descriptor = os.open(folder / f"rank-{rank}.made", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            # A hole in a full tmpfs would end the process with SIGBUS.
-            if os.fstat(descriptor).st_size < _LAYOUT.size:
-                os.pwrite(descriptor, bytes(_LAYOUT.size), 0)
-            self._map = mmap.mmap(descriptor, _LAYOUT.size)
-        finally:
-            os.close(descriptor)
+            self._map = _map(folder, rank)
+        except OSError:
+            self._map = mmap.mmap(-1, _LAYOUT.size)
 
     def write(self, step: int) -> None:
         """Records that the rank has made a step."""
         _LAYOUT.pack_into(self._map, 0, self._generation, step)
+
+
+def _map(folder: Path, rank: int) -> mmap.mmap:
+    descriptor = os.open(folder / f"rank-{rank}.made", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        # A hole in a full tmpfs would end the process with SIGBUS.
+        if os.fstat(descriptor).st_size < _LAYOUT.size:
+            os.pwrite(descriptor, bytes(_LAYOUT.size), 0)
+        return mmap.mmap(descriptor, _LAYOUT.size)
+    finally:
+        os.close(descriptor)
 
 
 def newest_made(folder: Path) -> tuple[int, int] | None:

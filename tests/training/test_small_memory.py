@@ -77,6 +77,21 @@ def test_a_step_that_fits_nowhere_is_a_warning_and_is_stored_when_there_is_room(
         assert durable(checkpointer, 3, state)
 
 
+def test_memory_that_others_have_filled_keeps_no_step_from_being_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with (
+        small_disk(tmp_path / "memory", "64k") as memory,
+        checkpoint_agent(tmp_path / "storage", every=1000) as agent,
+    ):
+        (memory / "others").write_bytes(bytes(64 * 1024))
+        site = Site(tmp_path, agent, monkeypatch)
+        state = trained(steps=5)
+        checkpointer, _ = site.begin(state)
+        assert durable(checkpointer, 1, state)
+        assert site.begin(trained(seed=2))[1] == 1
+
+
 def test_a_rank_without_room_has_all_store_without_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with (
         small_disk(tmp_path / "small", "32k") as small,
@@ -84,8 +99,14 @@ def test_a_rank_without_room_has_all_store_without_snapshots(tmp_path: Path, mon
     ):
         (tmp_path / "large").mkdir()
         monkeypatch.setenv("PERDURE_PROGRESS_DIR", agent.environment["PERDURE_PROGRESS_DIR"])
-        agent.begin(1)
         folders = [str(tmp_path / "large"), str(small)]
-        run = run_ranks("stores_without_room.py", tmp_path, arguments=[*folders, NODE.uid])
-    assert sorted(run.stdout.splitlines()) == ["rank 0: 9, 9", "rank 1: 9, 9"]
-    assert run.stderr.count("checkpoints are stored without snapshots") == 1
+        outputs: list[str] = []
+        for generation in (1, 2):
+            agent.begin(generation)
+            run = run_ranks("stores_without_room.py", tmp_path, arguments=[*folders, NODE.uid, str(generation)])
+            outputs.append(run.stdout)
+            assert run.stderr.count("checkpoints are stored without snapshots") == (generation == 1)
+    assert [sorted(output.splitlines()) for output in outputs] == [
+        ["rank 0: None, 0", "rank 1: None, 0"],
+        ["rank 0: 9, 9", "rank 1: 9, 9"],
+    ]
