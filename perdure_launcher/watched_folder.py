@@ -194,7 +194,7 @@ class WatchedFolder:
             own = here.get(one["entry"], ())
             if own == files:
                 self._copied[one["entry"]] = own
-            elif not own or _modified(own) < _modified(files):
+            elif not own or _last_change(own) < _last_change(files):
                 yield one
 
     def _fetch(self, entry: Mapping[str, Any], staging: Path) -> bool:
@@ -344,5 +344,5 @@ def _has_end(path: Path) -> bool:
         return False
 
 
-def _modified(files: Iterable[SavedFile]) -> int:
+def _last_change(files: Iterable[SavedFile]) -> int:
     return max(file.modified for file in files)

@@ -99,7 +99,7 @@ class NodeGroup:
 
     @workflow.signal(description="The desired state of this group")
     def desire(self, desire: GroupDesire) -> None:
-        self._table.want(desire)
+        self._table.take_desire(desire)
 
     @workflow.signal(description="A job that was reset or replaced adopts this group")
     def adopt(self, adopt: Adopt) -> None:
@@ -179,12 +179,12 @@ class NodeGroup:
         self._start(_WATCH, backend_calls.watch(table))
         desired = {} if table.winding_down else table.desire.nodes
         for rank, record in list(table.records.items()):
-            want = desired.get(rank)
-            if want is None or want.incarnation > record.node.incarnation:
+            target = desired.get(rank)
+            if target is None or target.incarnation > record.node.incarnation:
                 self._retire(record)
-        for rank, want in desired.items():
+        for rank, target in desired.items():
             if rank not in table.records:
-                table.begin(rank, want, workflow.now())
+                table.begin(rank, target, workflow.now())
         self._create_together()
         for record in list(table.records.values()):
             node = record.node
@@ -225,11 +225,11 @@ class NodeGroup:
                 self._start(("world", node.rank, generation), agent_calls.apply_world(table, node, generation))
         if self._waits_for_release(record):
             self._release(record)
-        want = table.desire.nodes.get(node.rank)
-        restarts = want.command_restarts if want is not None and want.incarnation == node.incarnation else 0
+        target = table.desire.nodes.get(node.rank)
+        restarts = target.command_restarts if target is not None and target.incarnation == node.incarnation else 0
         if record.joined and restarts > record.command_restarts:
             self._start(("command", node.rank, restarts), agent_calls.restart_command(table, node, restarts))
-        if want is not None and want.incarnation == node.incarnation and want.released and not record.released:
+        if target is not None and target.incarnation == node.incarnation and target.released and not record.released:
             self._start(("release", *node.key), agent_calls.release(table, node))
         self._command_checkpoints(record)
 

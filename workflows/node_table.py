@@ -136,7 +136,7 @@ class NodeTable:
 
     # Messages of the job
 
-    def want(self, desire: GroupDesire) -> None:
+    def take_desire(self, desire: GroupDesire) -> None:
         if desire.version > self.desire.version:
             self.desire = desire
             self.dirty = True
@@ -148,7 +148,7 @@ class NodeTable:
         views = tuple(self._view(record, with_token=True) for record in self.records.values())
         self.transitions.report_adoption(views, ownership_epoch=adopt.ownership_epoch)
 
-    def begin(self, rank: int, want: DesiredNode, now: datetime) -> None:
+    def begin(self, rank: int, desired: DesiredNode, now: datetime) -> None:
         """Begins the record of an incarnation that the job desires and this group does not know.
 
         If it is a member of the world, an earlier group knew it and its agent has reported: it is leased at once,
@@ -156,10 +156,10 @@ class NodeTable:
         """
         group, world = self.group, self.desire.world
         node = NodeCredentials(
-            uid=group.uid, role=group.role, rank=rank, incarnation=want.incarnation, token=want.token
+            uid=group.uid, role=group.role, rank=rank, incarnation=desired.incarnation, token=desired.token
         )
         member = world.members.get(rank) if world is not None else None
-        takes_part = member is not None and member.incarnation == want.incarnation
+        takes_part = member is not None and member.incarnation == desired.incarnation
         joined = takes_part and self.behavior >= Behavior.RELEASE_0_2
         self.put(NodeRecord(node=node, since=now, joined=joined))
 

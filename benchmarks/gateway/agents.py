@@ -62,7 +62,7 @@ class GatewayProcess:
             data_converter=pydantic_data_converter,
             tls=TLSConfig(server_root_ca_cert=self.keyring.authority.certificate.encode(), domain=GATEWAY_NAME),
             api_key=grant.pod.name,
-            rpc_metadata={GRANT_HEADER: grant.signed(self.keyring.signing_keys)},
+            rpc_metadata={GRANT_HEADER: grant.sign(self.keyring.signing_keys)},
             # As agents do: the SDK would warn about each call while no gateway runs.
             runtime=shared_runtime(),
         )

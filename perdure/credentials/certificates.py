@@ -43,7 +43,7 @@ class Authority(BaseModel):
     @model_validator(mode="after")
     def _belong_together(self) -> Authority:
         try:
-            certificate, key = self._loaded()
+            certificate, key = self._load()
         except (ValueError, TypeError):
             raise ValueError("certificate or private key is not the PEM of an elliptic curve") from None
         if certificate.public_key() != key.public_key():
@@ -66,7 +66,7 @@ class Authority(BaseModel):
 
     def issue(self) -> Certificate:
         """Returns a new certificate for a gateway."""
-        authority, authority_key = self._loaded()
+        authority, authority_key = self._load()
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
             _builder(
@@ -83,7 +83,7 @@ class Authority(BaseModel):
         )
         return Certificate(certificate=_pem(certificate), private_key=_private_pem(key))
 
-    def _loaded(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    def _load(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
         key = serialization.load_pem_private_key(self.private_key.get_secret_value().encode(), password=None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise TypeError

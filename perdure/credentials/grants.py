@@ -68,13 +68,13 @@ class Grant(BaseModel):
         """The incarnation, as text."""
         return f"{self.uid}/{self.role}-{self.rank}/{self.incarnation}"
 
-    def signed(self, keys: Sequence[SecretBytes]) -> str:
+    def sign(self, keys: Sequence[SecretBytes]) -> str:
         """Returns the grant as text, with a signature by the first key."""
         content = self.model_dump_json().encode()
         return f"{_text(content)}.{_text(_mac(keys[0], _FOR_GRANTS, content))}"
 
     @classmethod
-    def verified(cls, text: str, keys: Iterable[SecretBytes]) -> Grant:
+    def verify(cls, text: str, keys: Iterable[SecretBytes]) -> Grant:
         """Reads a signed grant.
 
         Raises:
@@ -100,7 +100,7 @@ class Grant(BaseModel):
             workflow: The ID of the workflow that waits for its result.
             keys: The first one signs.
         """
-        content = _joined(workflow.encode(), token)
+        content = _join(workflow.encode(), token)
         return _mac(keys[0], _FOR_TASKS, self._task(content)) + content
 
     def verify_task(self, signed: bytes, keys: Iterable[SecretBytes]) -> tuple[bytes, str]:
@@ -120,7 +120,7 @@ class Grant(BaseModel):
         return f"{self.temporal_namespace}\0{self.node}\0".encode() + content
 
 
-def _joined(first: bytes, second: bytes) -> bytes:
+def _join(first: bytes, second: bytes) -> bytes:
     """Joins two texts so that they can be told apart again."""
     return len(first).to_bytes(_LENGTH_BYTES) + first + second
 

@@ -151,7 +151,7 @@ class Callers:
         if known := self._grants.get(text):
             return known
         try:
-            grant = Grant.verified(text, self._keys)
+            grant = Grant.verify(text, self._keys)
         except NotGranted as error:
             raise Unauthenticated(str(error)) from error
         self._grants.put(text, grant)

@@ -128,7 +128,7 @@ class Machines:
         grant = self._grant(answer.node, session) if answer.node else None
         return PlaceAnswer(
             answer=answer,
-            grant=grant.signed(self._keys) if grant else "",
+            grant=grant.sign(self._keys) if grant else "",
             temporal_namespace=self._temporal.namespace,
         )
 

@@ -113,14 +113,14 @@ class GatewayMetrics:
             if not self._calls_of_agents[node]:
                 del self._calls_of_agents[node]
 
-    def refused(self, reason: Reason) -> None:
+    def count_refusal(self, reason: Reason) -> None:
         """Counts a refusal."""
         self._refused.labels(reason.value).inc()
 
     def unknown_method(self) -> None:
         """Counts a call of a method that the gateway does not have."""
         self._calls.labels(OTHER_METHOD, "UNIMPLEMENTED").inc()
-        self.refused(Reason.UNKNOWN_METHOD)
+        self.count_refusal(Reason.UNKNOWN_METHOD)
 
     def text(self) -> bytes:
         """Returns all metrics in Prometheus' text format."""

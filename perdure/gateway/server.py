@@ -152,7 +152,7 @@ class Gateway:
                 return answer
             except _Refused as refusal:
                 self._log(refusal.who, method, refusal.reason)
-                self.metrics.refused(refusal.kind)
+                self.metrics.count_refusal(refusal.kind)
                 refused, status, text = True, refusal.status, refusal.reason
             except Unavailable as error:
                 status, text = grpc.StatusCode.UNAVAILABLE, str(error)

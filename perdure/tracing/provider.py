@@ -66,7 +66,7 @@ class _Ids(RandomIdGenerator):
         self._known = threading.local()
 
     @contextmanager
-    def known(self, ids: TraceIds) -> Generator[None]:
+    def use(self, ids: TraceIds) -> Generator[None]:
         self._known.ids = ids
         try:
             yield
@@ -153,7 +153,7 @@ class Tracing:
 
     def first(self, name: str, ids: TraceIds, began: datetime, ended: datetime, attributes: Values, error: str) -> None:
         """Adds the first span of a trace whose identifiers are known."""
-        with self._ids.known(ids):
+        with self._ids.use(ids):
             span = self._start(name, Context(), began, attributes)
         if error:
             span.set_status(Status(StatusCode.ERROR, self._redaction.text(error)))

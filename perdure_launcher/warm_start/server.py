@@ -77,7 +77,7 @@ class Server:
         self._standbys = Standbys(plan=plan, folder=folder, loop=self._loop)
         self._devices = has_devices(plan.environment)
         if unfit_for_forks:
-            self._standbys.want(Learned((), {}), reason=unfit_for_forks)
+            self._standbys.keep(Learned((), {}), reason=unfit_for_forks)
         self._loop.watch(listening.fileno(), self._accept)
 
     def serve(self) -> Request:
@@ -195,7 +195,7 @@ class Server:
 
     def _keep_standbys(self, learned: Learned, lost_by_forks: Mapping[str, str], left_out: Mapping[str, str]) -> None:
         if reason := why_standbys(devices=self._devices, lost_by_forks=lost_by_forks):
-            self._standbys.want(learned, reason=reason, without=left_out)
+            self._standbys.keep(learned, reason=reason, without=left_out)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -53,7 +53,7 @@ class _Standby:
 
 @dataclass(kw_only=True)
 class Standbys:
-    """All standbys of a node. There are none until `want` is called."""
+    """All standbys of a node. There are none until `keep` is called."""
 
     plan: Plan
     folder: str
@@ -70,7 +70,7 @@ class Standbys:
     _due: float = 0.0
     """The monotonic time at which the next standby may be started."""
 
-    def want(self, learned: Learned, *, reason: str, without: Mapping[str, str] | None = None) -> None:
+    def keep(self, learned: Learned, *, reason: str, without: Mapping[str, str] | None = None) -> None:
         """Keeps standbys from now on.
 
         Args:
@@ -92,7 +92,7 @@ class Standbys:
         if self._learned is not None and learned.changed.keys() - self._learned.changed.keys():
             # Their imports may include those for which such a script sets variables.
             self._discard_all()
-        self.want(learned, reason=self._reason)
+        self.keep(learned, reason=self._reason)
 
     def give_up(self, reason: str) -> None:
         """Ends all standbys and starts no more."""

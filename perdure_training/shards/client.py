@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from perdure_training.shards.link import Away, Json, Link, find_link
 from perdure_training.shards.shard import Shard, StreamShard
-from perdure_training.shards.spans import Span, advanced, length, merged, without
+from perdure_training.shards.spans import Span, advance, length, merge, without
 
 logger = logging.getLogger(__name__)
 
@@ -214,14 +214,14 @@ class LeaseClient(ABC, Generic[_Leased]):
         with self._changed:
             self._finish(self._handed)
             self._handed = []
-            own, base = merged(self._consumed), self._base
+            own, base = merge(self._consumed), self._base
         parts: list[tuple[list[Span], Json | None]] = [(own, base)]
         if self._world_size > 1:
             parts = _gather(parts[0], self._world_size, group)
         known = next((base for _, base in parts if base is not None), None)
         if known is not None:
             with self._changed:
-                self._base = self._agreed = advanced(known, merged(*(consumed for consumed, _ in parts)))
+                self._base = self._agreed = advance(known, merge(*(consumed for consumed, _ in parts)))
                 self._consumed = []
 
     def active_ranks(self, is_active: bool, *, group: Any = None) -> tuple[int, int]:
@@ -239,7 +239,7 @@ class LeaseClient(ABC, Generic[_Leased]):
         with self._changed:
             position = self._agreed
             if position is None and (self._world_size == 1 or (not (self._consumed or self._out or self._handed))):
-                position = advanced(self._base or self._beginning, merged(self._consumed))
+                position = advance(self._base or self._beginning, merge(self._consumed))
             if position is None:
                 raise RuntimeError("call step() on all ranks after the optimizer's step, and state_dict() after that")
             return {"version": _STATE_VERSION, **self._to_save(position)}
@@ -254,7 +254,7 @@ class LeaseClient(ABC, Generic[_Leased]):
         """
         if state.get("version") != _STATE_VERSION:
             raise ValueError(f"version: expected {_STATE_VERSION}, found {state.get('version')!r}")
-        self._rewind(self._saved(state))
+        self._rewind(self._validate_state(state))
 
     def start_over(self) -> None:
         """Reads the dataset from its beginning, as a model that has found no checkpoint does. All ranks call it.
@@ -295,7 +295,7 @@ class LeaseClient(ABC, Generic[_Leased]):
         """Returns a position as it is saved."""
 
     @abstractmethod
-    def _saved(self, state: Mapping[str, Any]) -> Json:
+    def _validate_state(self, state: Mapping[str, Any]) -> Json:
         """Returns a saved position.
 
         Raises:
@@ -357,10 +357,10 @@ class LeaseClient(ABC, Generic[_Leased]):
         return spans
 
     def _finish(self, spans: list[Span]) -> None:
-        self._done = merged(self._done, spans)
+        self._done = merge(self._done, spans)
         self._consumed += spans
         if len(self._consumed) > self._merge_at:
-            self._consumed = merged(self._consumed)
+            self._consumed = merge(self._consumed)
             self._merge_at = 2 * (len(self._consumed) + _MOST_SPANS)
 
     def _ask(self) -> None:
@@ -425,7 +425,7 @@ class LeaseClient(ABC, Generic[_Leased]):
         request = {
             "rank": self._rank,
             "world_size": self._world_size,
-            "holds": merged(self._held, self._out, self._handed, *unreported),
+            "holds": merge(self._held, self._out, self._handed, *unreported),
             "done": done,
             "failed": [{"span": span, "error": error[:1000]} for span, error in failed],
             "shards": shards,
@@ -447,7 +447,7 @@ class LeaseClient(ABC, Generic[_Leased]):
         self._acknowledged = True
         if answer.get("base") is not None and self._base is None:
             self._base = answer["base"]
-        reported = merged(done)
+        reported = merge(done)
         self._done = [one for span in self._done for one in without(span, reported)]
         self._failed = [one for one in self._failed if one not in failed]
         self._held.extend((first, end) for first, end in answer.get("granted", ()))

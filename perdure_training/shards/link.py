@@ -8,7 +8,7 @@ from itertools import islice, takewhile
 from typing import Any, Protocol
 
 from perdure_training.agent_link import Agent, AgentRefused, Away, Json, find_agent
-from perdure_training.shards.spans import Span, gaps, merged
+from perdure_training.shards.spans import Span, gaps, merge
 
 BEGINNING: Json = {"next": 0, "holes": []}
 """The position before anything was consumed."""
@@ -61,7 +61,7 @@ class AloneLink:
         available = islice(self._rest, max(wanted - len(failed), 0))
         granted = failed[:wanted] + list(takewhile(bool, available))
         may_grow = is_stream and not request["complete"]
-        return {"granted": merged(granted), "drained": wanted > 0 and not granted and not may_grow, "base": base}
+        return {"granted": merge(granted), "drained": wanted > 0 and not granted and not may_grow, "base": base}
 
     def _shards(self, parameters: Json, position: Json) -> Iterator[Span]:
         size, shard_size = parameters["size"], parameters["shard_size"]

@@ -112,7 +112,7 @@ class StreamClient(LeaseClient[StreamShard]):
             saved[partition] = position_of(own)
         return {"partitions": saved}
 
-    def _saved(self, state: Mapping[str, Any]) -> Json:
+    def _validate_state(self, state: Mapping[str, Any]) -> Json:
         saved = state.get("partitions", {})
         if strangers := sorted(set(saved) - set(self._numbers)) or (not saved and ["none"]):
             raise ValueError(f"partitions: the position is of a stream with other ones: {', '.join(strangers)}")

@@ -68,7 +68,7 @@ class ShardingClient(LeaseClient[Shard]):
         kept = {name: self._parameters[name] for name in ("size", "shuffle", "seed")}
         return {**kept, "next": position["next"], "holes": [[first, end] for first, end in position["holes"]]}
 
-    def _saved(self, state: Mapping[str, Any]) -> Json:
+    def _validate_state(self, state: Mapping[str, Any]) -> Json:
         for field in ("size", "shuffle", "seed"):
             if state.get(field) != self._parameters[field]:
                 raise ValueError(

@@ -10,7 +10,7 @@ Span = tuple[int, int]
 """The positions from the first number, included, to the second, excluded."""
 
 
-def merged(*sets: Iterable[Span]) -> list[Span]:
+def merge(*sets: Iterable[Span]) -> list[Span]:
     """Returns the positions that are in any of the sets; adjacent spans become one."""
     result: list[Span] = []
     for first, end in sorted(span for spans in sets for span in spans):
@@ -45,9 +45,9 @@ def position_of(consumed: list[Span]) -> Json:
     return {"next": end, "holes": [[first, last] for first, last in gaps(consumed, end)]}
 
 
-def advanced(position: Json, consumed: list[Span]) -> Json:
+def advance(position: Json, consumed: list[Span]) -> Json:
     """Returns the position after more was consumed."""
-    return position_of(merged(consumed_before(position), consumed))
+    return position_of(merge(consumed_before(position), consumed))
 
 
 def length(spans: Iterable[Span]) -> int:

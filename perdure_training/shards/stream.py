@@ -20,7 +20,7 @@ from perdure_training.shards.client import LeaseClient
 from perdure_training.shards.partitions import StreamClient
 from perdure_training.shards.shard import Shard, StreamShard
 from perdure_training.shards.sharding_client import ShardingClient
-from perdure_training.shards.spans import Span, merged
+from perdure_training.shards.spans import Span, merge
 
 _SHARDS_PER_WORKER = 2
 """Shards that wait for a worker process."""
@@ -92,10 +92,10 @@ class ShardStream(IterableDataset[Part], Generic[_Sample]):
                 samples.append(sample)
                 spans.append((first + place, first + place + 1))
                 if len(samples) == self._batch_size:
-                    yield Part(self._collate(samples), merged(spans))
+                    yield Part(self._collate(samples), merge(spans))
                     samples, spans = [], []
         if samples:
-            yield Part(self._collate(samples), merged(spans))
+            yield Part(self._collate(samples), merge(spans))
 
     def in_step(self, loader: DataLoader[Part]) -> Iterator[tuple[Any, float]]:
         """Yields as many batches on all ranks, each with the factor of its mean loss: see `batches.in_step`."""

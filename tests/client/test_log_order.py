@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perdure.client.logs.files import FileLog
 from perdure.client.logs.lines import Lines, PrintedLine
-from perdure.client.logs.order import merged
+from perdure.client.logs.order import merge_by_time
 from perdure.client.logs.read import LogLine
 from perdure_launcher.supervisor.capture import RotatingFile
 
@@ -29,7 +29,10 @@ async def log(node: int, times: Iterable[int | None]) -> AsyncGenerator[LogLine]
 
 
 async def order(*logs: Iterable[int | None]) -> list[str]:
-    return [f"{line.node}.{line.text}" async for line in merged([log(node, times) for node, times in enumerate(logs)])]
+    return [
+        f"{line.node}.{line.text}"
+        async for line in merge_by_time([log(node, times) for node, times in enumerate(logs)])
+    ]
 
 
 async def test_lines_are_ordered_by_time() -> None:

@@ -24,27 +24,27 @@ GRANT = Grant(
 
 
 def test_a_grant_is_read_as_it_was_signed() -> None:
-    assert Grant.verified(GRANT.signed([KEY]), [KEY]) == GRANT
+    assert Grant.verify(GRANT.sign([KEY]), [KEY]) == GRANT
     assert GRANT.node == "abcd0123/worker-3/2"
 
 
 def test_after_a_key_is_replaced_older_grants_hold_until_it_is_removed() -> None:
-    old, new = GRANT.signed([KEY]), GRANT.signed([OTHER, KEY])
+    old, new = GRANT.sign([KEY]), GRANT.sign([OTHER, KEY])
     for text in (old, new):
-        assert Grant.verified(text, [OTHER, KEY]) == GRANT
-    assert Grant.verified(new, [OTHER]) == GRANT
+        assert Grant.verify(text, [OTHER, KEY]) == GRANT
+    assert Grant.verify(new, [OTHER]) == GRANT
     with pytest.raises(NotGranted):
-        Grant.verified(old, [OTHER])
+        Grant.verify(old, [OTHER])
 
 
 @given(st.integers(min_value=0), st.integers(min_value=1, max_value=255))
 def test_no_byte_of_a_grant_can_be_changed(position: int, by: int) -> None:
-    signed = bytearray(GRANT.signed([KEY]).encode())
+    signed = bytearray(GRANT.sign([KEY]).encode())
     index = position % len(signed)
     signed[index] = (signed[index] + by) % 256
     text = signed.decode("latin-1")
     try:
-        read = Grant.verified(text, [KEY])
+        read = Grant.verify(text, [KEY])
     except NotGranted:
         return
     # Base64 ignores characters outside of its alphabet, and the unused bits of its last one.
@@ -54,7 +54,7 @@ def test_no_byte_of_a_grant_can_be_changed(position: int, by: int) -> None:
 @given(st.text())
 def test_text_is_no_grant(text: str) -> None:
     with pytest.raises(NotGranted):
-        Grant.verified(text, [KEY])
+        Grant.verify(text, [KEY])
 
 
 def test_a_task_belongs_to_the_incarnation_it_was_handed_to() -> None:
@@ -72,6 +72,6 @@ def test_the_signature_of_a_grant_is_none_of_a_task() -> None:
     """Both are made with the same key."""
     content = GRANT.model_dump_json().encode()
     token = GRANT.sign_task(content, "", [KEY])
-    assert token[:32] not in GRANT.signed([KEY]).encode()
+    assert token[:32] not in GRANT.sign([KEY]).encode()
     with pytest.raises(NotGranted):
         GRANT.verify_task(token[:32] + b"other", [KEY])

@@ -109,7 +109,7 @@ class GatewaySite:
             data_converter=pydantic_data_converter,
             tls=TLSConfig(server_root_ca_cert=self.keyring.authority.certificate.encode(), domain=GATEWAY_NAME),
             api_key=token,
-            rpc_metadata={GRANT_HEADER: grant.signed(self.keyring.signing_keys)},
+            rpc_metadata={GRANT_HEADER: grant.sign(self.keyring.signing_keys)},
             lazy=lazy,
         )
 
@@ -136,7 +136,7 @@ class GatewaySite:
 
     def headers(self, grant: Grant, token: str = "") -> tuple[tuple[str, str], ...]:
         """The proofs of an agent."""
-        signed = grant.signed(self.keyring.signing_keys)
+        signed = grant.sign(self.keyring.signing_keys)
         return (GRANT_HEADER, signed), (TOKEN_HEADER, f"Bearer {token or self.token(grant)}")
 
     def agent(self, workflows: Workflows, folder: Path) -> RunningAgent:
@@ -149,7 +149,7 @@ class GatewaySite:
             address=self.address,
             authority=self.keyring.authority.certificate,
             namespace=self.server.namespace,
-            grant=grant.signed(self.keyring.signing_keys),
+            grant=grant.sign(self.keyring.signing_keys),
             token_path=token_path,
         )
         agent.config = agent.config.model_copy(update={"gateway": connection})

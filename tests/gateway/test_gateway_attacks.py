@@ -281,17 +281,17 @@ async def test_nobody_is_served_without_both_proofs(site: GatewaySite, workflows
     grant, other = site.grant(workflows), site.grant(workflows)
     token = site.token(grant)
     keys = site.keyring.signing_keys
-    genuine = grant.signed(keys)
+    genuine = grant.sign(keys)
     content, _, signature = genuine.partition(".")
-    widened = grant.model_copy(update={"job_id": "job/other/job"}).signed(keys).split(".")[0]
+    widened = grant.model_copy(update={"job_id": "job/other/job"}).sign(keys).split(".")[0]
     for proof, bearer, reason in (
         (None, token, "no grant"),
         (genuine, None, "no token"),
         (genuine, "Bearer ", "no token"),
         (genuine, f"Bearer {secrets.token_hex(8)}", "not valid"),
         (genuine, f"Bearer {site.token(other)}", "different pods"),
-        (other.signed(keys), f"Bearer {token}", "different pods"),
-        (grant.signed(Keyring.new().signing_keys), f"Bearer {token}", "signature"),
+        (other.sign(keys), f"Bearer {token}", "different pods"),
+        (grant.sign(Keyring.new().signing_keys), f"Bearer {token}", "signature"),
         (f"{widened}.{signature}", f"Bearer {token}", "signature"),
         (f"{content}.", f"Bearer {token}", "signature"),
         ("x.y", f"Bearer {token}", "base64"),

@@ -66,7 +66,7 @@ async def agent_client(site: GatewaySite, machine: GatewayJobConnection) -> Temp
     """The connection of a machine's agent, with what the machine hands it."""
     proof = machine.agent_connection().gateway
     assert proof
-    grant = Grant.verified(proof.grant, site.keyring.signing_keys)
+    grant = Grant.verify(proof.grant, site.keyring.signing_keys)
     return await site.client(grant, proof.token.get_secret_value(), lazy=False)
 
 

@@ -155,7 +155,7 @@ async def test_proofs_of_one_tenant_are_worth_nothing_at_the_gateway_of_another(
     nlp, vision = tenants
     # Its agents do not even trust that gateway: each has an authority of its own.
     assert nlp.site.keyring.authority.certificate != vision.site.keyring.authority.certificate
-    signed = nlp.grant.signed(nlp.site.keyring.signing_keys)
+    signed = nlp.grant.sign(nlp.site.keyring.signing_keys)
     token = vision.site.token(nlp.grant)
     status, reason = await vision.site.describe(
         nlp.workflows.job.id, (GRANT_HEADER, signed), (TOKEN_HEADER, f"Bearer {token}")

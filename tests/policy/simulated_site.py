@@ -128,7 +128,7 @@ class Site:
             self.after(self.delay(), lambda: self._desire(versioned))
 
     def _desire(self, desire: GroupDesire) -> None:
-        self.table.want(desire)
+        self.table.take_desire(desire)
         self.reconcile()
 
     def transition(self, record: NodeRecord, kind: TransitionKind, **facts: Any) -> None:
@@ -144,16 +144,16 @@ class Site:
         table = self.table
         desired = {} if table.winding_down else table.desire.nodes
         for rank, record in list(table.records.items()):
-            want = desired.get(rank)
-            if want is None or want.incarnation > record.node.incarnation:
+            target = desired.get(rank)
+            if target is None or target.incarnation > record.node.incarnation:
                 del table.records[rank]
                 agent = self.agents.get((rank, record.node.incarnation))
                 if agent is not None:
                     agent.machine, agent.process = False, None
-        for rank, want in desired.items():
+        for rank, target in desired.items():
             if rank not in table.records:
                 node = NodeCredentials(
-                    uid=UID, role="worker", rank=rank, incarnation=want.incarnation, token=want.token
+                    uid=UID, role="worker", rank=rank, incarnation=target.incarnation, token=target.token
                 )
                 table.put(NodeRecord(node=node, since=self.job.now))
                 self.after(self.delay(), lambda node=node: self._create(node))

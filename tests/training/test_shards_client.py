@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perdure_training.shards import MicroBatches, Shard, ShardingClient, ShardsRefused
 from perdure_training.shards.link import AloneLink, Away
 from perdure_training.shards.permutation import Permutation
-from perdure_training.shards.spans import gaps, merged
+from perdure_training.shards.spans import gaps, merge
 from tests.support.waiting import eventually
 from workflows.messages import DatasetParameters, ShardRequest, Term
 from workflows.policy import spans
@@ -88,8 +88,8 @@ def test_epochs_and_seeds_are_shuffled_differently():
 @given(st.frozensets(st.integers(0, 40)), st.frozensets(st.integers(0, 40)))
 def test_both_sides_of_the_socket_calculate_alike(one: frozenset[int], other: frozenset[int]):
     first, second = ([(number, number + 1) for number in sorted(numbers)] for numbers in (one, other))
-    assert merged(first, second) == list(spans.union(first, second))
-    assert gaps(merged(first), 41) == list(spans.difference(((0, 41),), spans.union(first)))
+    assert merge(first, second) == list(spans.union(first, second))
+    assert gaps(merge(first), 41) == list(spans.difference(((0, 41),), spans.union(first)))
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

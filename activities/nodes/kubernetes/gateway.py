@@ -60,7 +60,7 @@ class GatewayAccess:
             address=self.address,
             authority=(self.keyring / AUTHORITY).read_text(encoding="ascii"),
             namespace=self.temporal_namespace,
-            grant=grant.signed(keys),
+            grant=grant.sign(keys),
             token_path=_TOKEN_FOLDER / "token",
         )
 

@@ -17,7 +17,7 @@ _AT_ONCE = 32
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
-async def merged(logs: Sequence[AsyncGenerator[LogLine]]) -> AsyncGenerator[LogLine]:
+async def merge_by_time(logs: Sequence[AsyncGenerator[LogLine]]) -> AsyncGenerator[LogLine]:
     """Yields the lines of all logs by their times, and lines without a time right after the one before.
 
     The lines of one log stay in their order, also if its clock was set back.

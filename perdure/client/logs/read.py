@@ -17,7 +17,7 @@ from perdure.client.logs.agents import AgentLog, Ask, ask_agent
 from perdure.client.logs.copies import CopiedLog
 from perdure.client.logs.files import FileLog
 from perdure.client.logs.lines import PrintedLine
-from perdure.client.logs.order import merged
+from perdure.client.logs.order import merge_by_time
 from perdure.client.views import FINAL_PHASES, View
 from perdure.errors import ControlPlaneUnreachable, LogsUnavailable, PerdureError
 from perdure.spec.job import Backend
@@ -100,7 +100,7 @@ async def read_logs(
         status, found, problems = await find()
         logs.update(found)
         old = [_lines_of(key, log.old_lines(tail, since), problems) for key, log in logs.items()]
-        async for line in merged(old):
+        async for line in merge_by_time(old):
             yield line
         loop = asyncio.get_running_loop()
         ask_at = loop.time() + NODES_INTERVAL.total_seconds()
@@ -117,7 +117,7 @@ async def read_logs(
                         if isinstance(known, AgentLog) and isinstance(log, AgentLog):
                             known.end = log.end
             new = [_lines_of(key, log.new_lines(), []) for key, log in logs.items()]
-            async for line in merged(new):
+            async for line in merge_by_time(new):
                 yield line
         for key, log in logs.items():
             for text, time in log.last_line():
