@@ -34,7 +34,7 @@ from workflows.messages import (
 from workflows.messages.datasets import DATASET_NAME
 
 ANSWER_WITHIN = 20.0
-"""Seconds after which a rank is told to ask again: its connection counts against those that the agent serves."""
+"""Seconds after which a rank has to ask again: its connection counts against those that the agent serves."""
 _MOST_DATASETS = 32
 """Datasets that the ranks of a node exchange with at a time."""
 

@@ -32,7 +32,7 @@ from workflows.messages import (
 from workflows.messages.store import LARGEST_CALL, MOST_CALLS
 
 ANSWER_WITHIN = 20.0
-"""Seconds after which a rank is told to ask again."""
+"""Seconds after which a rank has to ask again."""
 FIRST_ANSWER_WITHIN = 3.0
 """Seconds in which the store is given time to answer, however shortly a rank waits."""
 SEND_AGAIN = 60.0
@@ -40,7 +40,7 @@ SEND_AGAIN = 60.0
 older backup, or started anew."""
 _MOST_HELD = 24
 """Ranks whose connections are held until there is an answer: fewer than the agent's connections, since the launcher
-needs one. Others are told to ask again at once."""
+needs one. Others have to ask again at once."""
 _MOST_CALLERS = 1_024
 """Calls known at a time. A process has one for each thread that uses the store."""
 _FORGET_AFTER = 60.0

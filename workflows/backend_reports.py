@@ -118,7 +118,7 @@ def _wait_for_backend(table: NodeTable, record: NodeRecord, event: NodeEvent) ->
 
 
 def _rewords_often(table: NodeTable, record: NodeRecord, event: NodeEvent) -> bool:
-    """Whether the reason changes too often: a scheduler that counts its machines again tells a job nothing to
+    """Whether the reason changes too often: a scheduler that counts its machines again gives a job nothing to
     decide on."""
     return (
         table.behavior >= Behavior.RELEASE_0_2

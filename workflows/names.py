@@ -73,12 +73,12 @@ def store_workflow_id(job_id: str, uid: str) -> str:
 
 
 def log_workflow_id(job_id: str, node: NodeId, request: str) -> str:
-    """The workflow ID of one request for a node's log; `request` tells it from others."""
+    """The workflow ID of one request for a node's log; `request` distinguishes it from others."""
     return f"log/{job_id.removeprefix('job/')}/{node.path}/{request}"
 
 
 def site_workflow_id(request: str) -> str:
-    """The workflow ID of one request for a site's configuration; `request` tells it from others."""
+    """The workflow ID of one request for a site's configuration; `request` distinguishes it from others."""
     return f"site/{request}"
 
 

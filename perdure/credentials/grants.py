@@ -121,7 +121,7 @@ class Grant(BaseModel):
 
 
 def _join(first: bytes, second: bytes) -> bytes:
-    """Joins two texts so that they can be told apart again."""
+    """Joins two texts so that they can be separated again."""
     return len(first).to_bytes(_LENGTH_BYTES) + first + second
 
 

@@ -82,7 +82,7 @@ class ResourceStatus(Part):
     workflow_id: str = ""
     """The workflow ID of the job in Temporal."""
     run_id: str = ""
-    """The workflow's first run, which tells this job from others of its name."""
+    """The workflow's first run, which distinguishes this job from others of its name."""
     uid: str = ""
     """The value of the label `perdure.dev/uid` of the job's pods."""
     page: str = ""

@@ -125,7 +125,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("perdure")
         self._redaction = Redaction()
         self.on_activity: Callable[[Sequence[Any], Context], None] = lambda arguments, context: None
-        """Is told the arguments and the trace of each activity that has one."""
+        """Called with the arguments and the trace of each activity that has one."""
 
     @property
     def lost(self) -> int:

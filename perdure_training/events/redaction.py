@@ -76,7 +76,7 @@ class Redaction:
         return _FORMS.sub(_keep_context, text)
 
     def _name(self, name: str) -> tuple[str, bool]:
-        """Returns a name without secrets, and whether it tells that its value is one."""
+        """Returns a name without secrets, and whether it indicates that its value is one."""
         known = self._known.get(name)
         if known is None:
             known = self.text(name), _SECRET_NAME.search(name) is not None

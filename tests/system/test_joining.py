@@ -259,4 +259,4 @@ async def test_what_is_wrong_is_said(site: Site, here: Machines):
     job = await submitted(site, nodes="1")
     other = here.join(job.name, "a", "--", "torchrun", str(SCRIPT), "elsewhere")
     assert await other.leave() == 2
-    assert "was told to run" in other.text
+    assert "was started to run" in other.text

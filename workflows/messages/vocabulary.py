@@ -84,7 +84,7 @@ class FailureClass(Vocabulary):
 
 
 class LossCause(Vocabulary):
-    """Why a node was lost. The cause tells whether the loss speaks against its machine."""
+    """Why a node was lost. The cause decides whether the loss counts against its machine."""
 
     WANTED = "WANTED"
     """The node was removed on purpose: deleted, drained, preempted, or replaced on request."""

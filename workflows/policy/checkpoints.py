@@ -1,8 +1,8 @@
 """Decides when a checkpoint in storage is complete, and how often one is made.
 
 A checkpoint counts once every node of the world that saved it has reported that its parts are durable: then one agent
-is told to commit it, which makes it visible. Reports of a world that is over do not count, so of two generations that
-save at the same time only the newest commits.
+gets the command to commit it, which makes it visible. Reports of a world that is over do not count, so of two
+generations that save at the same time only the newest commits.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def saves_nothing(state: JobState) -> bool:
 
 
 def commit_of(state: JobState) -> Commit | None:
-    """The commit that groups are told, with the node that carries it out: one whose agent can be reached."""
+    """The commit that groups receive, with the node that carries it out: one whose agent can be reached."""
     commit = state.checkpoints.commit
     if commit is None:
         return None

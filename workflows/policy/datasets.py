@@ -168,7 +168,7 @@ def samples_done(state: DatasetState) -> int:
 
 
 def unprocessed(state: DatasetState, name: str) -> UnprocessedSamples:
-    """What the job is told about the shards that were set aside."""
+    """The report to the job about the shards that were set aside."""
     return UnprocessedSamples(dataset=name, samples=size(state.aside), shards=state.details[:MOST_NAMED])
 
 

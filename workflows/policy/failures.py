@@ -278,7 +278,7 @@ def node_failure(failure: Failure, *, shells: bool = True) -> NodeFailure:
 
 
 def source_of(failure: NodeFailure) -> EvidenceSource:
-    """Returns who speaks in the report: a victim tells what it saw of its peers."""
+    """Returns the source of the report: a victim reports what it saw of its peers."""
     return EvidenceSource.PEERS if failure.failure in VICTIMS else EvidenceSource.AGENT
 
 

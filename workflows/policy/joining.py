@@ -58,7 +58,7 @@ def refusal(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) 
         return Refusal(JoinRefusal.ENDING, f"the job is ending: {state.outcome.reason}")
     command = job.role[1].command
     if request.command is not None and list(request.command) != command:
-        text = f"it runs `{shlex.join(command)}`, and this node was told to run `{shlex.join(request.command)}`"
+        text = f"it runs `{shlex.join(command)}`, and this node was started to run `{shlex.join(request.command)}`"
         return Refusal(JoinRefusal.OTHER_COMMAND, text)
     if request.ticket and (refused := _ticket_refusal(state, request, now)):
         return refused

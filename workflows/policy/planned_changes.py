@@ -94,7 +94,7 @@ def is_due(state: JobState, now: datetime) -> bool:
 
 
 def settle(state: JobState, now: datetime) -> JobState:
-    """Ends the wait; the open incident, which the change has begun, tells what came of it."""
+    """Ends the wait; the open incident, which the change has begun, shows the result."""
     postponed = state.postponed
     if postponed is None:
         return state

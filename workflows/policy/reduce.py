@@ -426,10 +426,10 @@ def _accept_message(state: JobState, message: AgentMessage, now: datetime) -> tu
 
 @_observe.register
 def _(aside: ShardsSetAside, state: JobState, now: datetime) -> JobState:
-    known, told = state.unprocessed, aside.unprocessed
-    if told.dataset not in known and len(known) >= _MOST_DATASETS:
+    known, reported = state.unprocessed, aside.unprocessed
+    if reported.dataset not in known and len(known) >= _MOST_DATASETS:
         return state
-    return state.replace(unprocessed={**known, told.dataset: told})
+    return state.replace(unprocessed={**known, reported.dataset: reported})
 
 
 def _facts(node: NodeState, transition: NodeTransition) -> NodeState:
