@@ -69,9 +69,9 @@ def test_timeouts_and_restarts_have_fields():
     [
         ("python train.py", "perdure run --nodes MIN:MAX -- COMMAND"),
         ("torchrun --nnodes 2", "names no training script"),
-        ("torchrun --nodes 2 train.py", "--nodes, which is none of the launcher's; did you mean --nnodes?"),
+        ("torchrun --nodes 2 train.py", "--nodes, which the launcher does not have; did you mean --nnodes?"),
         ("torchrun --nnodes", "--nnodes has no value"),
-        ("dlrover-run --nnode 2 train.py", "--nnode, which is none of the launcher's"),
+        ("dlrover-run --nnode 2 train.py", "--nnode, which the launcher does not have"),
         ("torchrun --nnodes 0 train.py", "at least one node"),
         ("torchrun --nnodes 4:2 train.py", "4 to 2 nodes"),
     ],

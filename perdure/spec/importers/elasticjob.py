@@ -22,7 +22,7 @@ SYSTEM = System(
     ),
 )
 
-_JOIN = "timing.rendezvous.join_timeout says how long a new job waits for its nodes"
+_JOIN = "timing.rendezvous.join_timeout limits how long a new job waits for its nodes"
 _NO_MASTER = "Perdure has no master process"
 _NO_CHECK = "Perdure does not test machines before it trains on them"
 _ANNOTATIONS = {

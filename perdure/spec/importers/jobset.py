@@ -64,7 +64,7 @@ def read_job_set_spec(
     policy = spec["failurePolicy"]
     put_restarts(draft, policy["maxRestarts"])
     policy["restartStrategy"].drop("Perdure restarts ranks in place, and replaces only what is lost")
-    policy["rules"].drop("Perdure judges failures by more than their reasons; `perdure explain` says how")
+    policy["rules"].drop("Perdure judges failures by more than their reasons; `perdure explain` shows how")
     drop_suspend(spec["suspend"])
     put_seconds(draft, ("ttl_after_finished",), spec["ttlSecondsAfterFinished"])
     spec["network"].drop(_ADDRESSES)
@@ -137,7 +137,7 @@ def _read_job(spec: Field, draft: Draft) -> Replicas:
     if draft.get(("retry", "max_restarts")) is None:
         put_restarts(draft, backoff)
     else:
-        backoff.drop("failurePolicy.maxRestarts says retry.max_restarts already")
+        backoff.drop("failurePolicy.maxRestarts already sets retry.max_restarts")
     put_seconds(draft, ("limits", "active_deadline"), spec["activeDeadlineSeconds"], least=1)
     put_seconds(draft, ("ttl_after_finished",), spec["ttlSecondsAfterFinished"])
     drop_suspend(spec["suspend"])

@@ -111,7 +111,7 @@ DLROVER_OPTIONS: Mapping[str, Option] = {
     "accelerator": Option(Use.DROP, message="torch finds its devices itself"),
     "training-port": Option(Use.DROP, message="Perdure takes free ports"),
     "numa-affinity": Option(
-        Use.DROP, takes_value=False, message="write torchrun's --numa-binding into the command for the like of it"
+        Use.DROP, takes_value=False, message="for a similar effect, write torchrun's --numa-binding into the command"
     ),
     "membind-policy": Option(Use.DROP, message="it belongs to --numa-affinity"),
     "ucp-device-type": Option(Use.DROP, message="Perdure converts no checkpoints"),
@@ -298,4 +298,4 @@ def _option_name(written: str, options: Mapping[str, Option], *, abbreviated: bo
         return begun[0]
     nearest = difflib.get_close_matches(name, options, n=1)
     meant = f"; did you mean --{nearest[0]}?" if nearest else ""
-    raise LauncherError(f"has the option {written}, which is none of the launcher's{meant}")
+    raise LauncherError(f"has the option {written}, which the launcher does not have{meant}")

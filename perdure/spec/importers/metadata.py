@@ -41,7 +41,7 @@ def read_metadata(job: Field, draft: Draft, *, annotations: Mapping[str, str] | 
     for label, field in metadata["labels"].entries().items():
         put_label(draft, label, field)
     _drop_annotations(metadata, annotations or {})
-    job["status"].drop("the state of a job that ran, and no part of it")
+    job["status"].drop("the state of a job that ran, and not a part of it")
 
 
 def drop_metadata(metadata: Field) -> None:
@@ -62,7 +62,7 @@ def _drop_annotations(metadata: Field, messages: Mapping[str, str]) -> None:
         else:
             field.drop(messages.get(annotation, "Perdure's jobs have no annotations; pods may have some"))
     for written in _BY_CLUSTER:
-        metadata[written].drop("written by the cluster, and no part of the job")
+        metadata[written].drop("written by the cluster, and not a part of the job")
     metadata["finalizers"].drop("Perdure's jobs are not objects of the cluster")
     metadata["ownerReferences"].drop("Perdure's jobs are not objects of the cluster")
 

@@ -87,7 +87,7 @@ def read_pod(template: Field, draft: Draft, *, containers: Sequence[str], overri
     pod = Pod()
     metadata, spec = template["metadata"], template["spec"]
     _pass_on(metadata, ("labels", "annotations"), draft, (*_TEMPLATE, "metadata"))
-    metadata["creationTimestamp"].drop("written by the cluster, and no part of the job")
+    metadata["creationTimestamp"].drop("written by the cluster, and not a part of the job")
     metadata["name"].drop("Perdure names the pods")
     metadata["namespace"].drop("pods run in the job's namespace")
     container, others = _training_container(spec["containers"], containers)
@@ -168,7 +168,7 @@ def expand_references(text: str, variables: Mapping[str, str], field: Field) -> 
             return "$"
         if name not in variables:
             field.warn_changed(
-                "Perdure fills no references in; use a shell and ${" + name + "}", part=match[0], value=""
+                "Perdure expands no references; use a shell and ${" + name + "}", part=match[0], value=""
             )
             return match[0]
         return variables[name]

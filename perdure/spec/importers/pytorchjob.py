@@ -111,7 +111,7 @@ def _read_elastic_policy(elastic: Field, draft: Draft) -> None:
     if draft.get(("retry", "max_restarts")) is None:
         put_restarts(draft, restarts)
     else:
-        restarts.drop("another field, or the command, says retry.max_restarts already")
+        restarts.drop("another field, or the command, already sets retry.max_restarts")
     elastic["metrics"].drop("Perdure does not resize jobs by load; `perdure scale NAME MIN:MAX` does")
     for name in ("rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId", "standalone"):
         elastic[name].drop(_OURS)

@@ -47,7 +47,7 @@ def read_job_file(job: Field, draft: Draft) -> None:
     if draft.get(("workdir",)) is None:
         _read_working_directory(job["working_dir"], draft)
     else:
-        job["working_dir"].drop("runtime_env says it already")
+        job["working_dir"].drop("runtime_env already sets it")
     for name in ("address", "headers", "cookies", "verify", "no_wait"):
         job[name].drop("Perdure talks to Temporal, and not to Ray's dashboard")
     pod = Pod()
@@ -185,7 +185,7 @@ def _read_runtime_environment(environment: Field, draft: Draft) -> None:
     if draft.get(("workdir", "path")) is not None:
         draft.put(("workdir", "exclude"), excludes.texts(), excludes)
     else:
-        excludes.drop("it belongs to a folder that is carried along")
+        excludes.drop("it belongs to a folder that is carried over")
     image = environment["image_uri"]
     container = environment["container"]
     for field in (image, container["image"]):

@@ -84,7 +84,7 @@ def _read_runtime(runtime: Field, trainer: Field, draft: Draft) -> None:
         if policy[name].present:
             policy[name].wrong("torch", hint="Perdure runs PyTorch jobs")
     spec["podGroupPolicy"].drop(
-        "Perdure's backend for Kubernetes asks for its nodes as one group; name a queue in queue"
+        "Perdure's backend for Kubernetes requests its nodes as one group; name a queue in queue"
     )
     template = spec["template"]
     drop_metadata(template["metadata"])
@@ -133,7 +133,7 @@ def _nodes(of_job: Field, of_runtime: Field, elastic: Field, of_template: Replic
     least, most = (field.integer(least=1) for field in bounds)
     if least or most:
         for field in (of_job, of_runtime):
-            field.drop("elasticPolicy says how many nodes there are")
+            field.drop("elasticPolicy sets the number of nodes")
         replicas = Replicas(least=least or most or 1, most=most or least or 1, fields=bounds)
     elif (count := of_job.integer(least=1)) is not None:
         of_runtime.settle()

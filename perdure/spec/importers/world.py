@@ -165,7 +165,7 @@ class _World:
         parts = filled.split(":")
         if len(parts) <= 2 and all(part.strip().isdecimal() for part in parts):
             return int(parts[0]), int(parts[-1])
-        self._note("cannot be determined here; the number of replicas is taken", given.written, given.value)
+        self._note("cannot be determined here; the number of replicas is used", given.written, given.value)
         return None
 
     def _agree(self, given: Given, given_range: tuple[int, int], replicas: Replicas) -> tuple[int, int]:
