@@ -117,7 +117,8 @@ async def test_a_server_that_is_away_for_long_costs_no_node():
         assert (known.phase, known.generation, known.restarts) == (JobPhase.RUNNING, 1, 0)
         assert not fleet.deleted
         assert {incarnation for _, _, incarnation in fleet.nodes} == {1}
-        assert not await incidents(handle)
+        # A busy machine may be slow to renew them all: that is observed, and interrupts nothing.
+        assert all(incident.observation for incident in await incidents(handle))
 
 
 async def leases_renewed(group: WorkflowHandle[Any, Any], *, since: datetime, leases: int) -> None:
@@ -142,7 +143,8 @@ async def test_a_job_that_continues_as_new_forgets_nothing():
             await (await node(fleet, handle, kills % 3)).rank_dies()
             kills, generation = kills + 1, generation + 1
             await running(handle, nodes=3, generation=generation)
-        assert [incident.failure for incident in await incidents(handle)][-kills:] == [FailureClass.KILLED] * kills
+        failures = [incident.failure for incident in await incidents(handle) if incident.failure is not None]
+        assert failures == [FailureClass.KILLED] * kills
         known = await status(handle)
         assert (known.restarts, known.generation) == (kills, generation)
 
