@@ -86,6 +86,11 @@ class AgentConfig(BaseModel):
     """URL of a folder, in fsspec's format, to which the node's log is copied."""
 
     @property
+    def is_another_user(self) -> bool:
+        """Whether the agent can read and write what the node's training code cannot."""
+        return self.state_dir is not None
+
+    @property
     def private_dir(self) -> Path:
         """The folder for what the agent keeps for itself."""
         return self.state_dir or self.run_dir

@@ -6,23 +6,25 @@ there must not lead the agent to files that only the agent can read or write, so
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import shutil
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
-from perdure_launcher.system.untrusted_files import folder_beneath, open_file
+from perdure_launcher.system.untrusted_files import NotARegularFile, folder_beneath, open_file
 
 
-def open_storage(url: str) -> tuple[Any, str]:
+def open_storage(url: str, *, contained: bool = False) -> tuple[Any, str]:
     """Returns a file system and the path of a storage in it.
 
     Args:
         url: A folder, as fsspec takes it.
+        contained: Whether a folder must be on the volume that its path names: see `LocalFiles`.
 
     Raises:
         ValueError: if it is a chain of file systems: the last one would open files of the machine, and follow links.
@@ -35,7 +37,7 @@ def open_storage(url: str) -> tuple[Any, str]:
     files, root = fsspec.url_to_fs(url, use_listings_cache=False)
     protocols = (files.protocol,) if isinstance(files.protocol, str) else files.protocol
     root = str(root).rstrip("/")
-    return (LocalFiles(Path(root)) if "file" in protocols else files), root
+    return (LocalFiles(Path(root), contained=contained) if "file" in protocols else files), root
 
 
 class LocalFiles:
@@ -44,13 +46,16 @@ class LocalFiles:
     Invariant: no link below the folder is followed, and only regular files are read and written.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, contained: bool = False) -> None:
         """Creates the object.
 
         Args:
             root: The folder. The path to it may have links, which users make.
+            contained: Whether these links may not lead out of the mounted volume that the path names. Where training
+                code is another user than this process, it can replace the folder itself by a link.
         """
         self._root = root
+        self._contained = contained
 
     def open(self, path: str, mode: str) -> BinaryIO:
         """Opens a file for `rb` or `wb`."""
@@ -65,8 +70,9 @@ class LocalFiles:
 
     def makedirs(self, path: str, *, exist_ok: bool) -> None:
         """Creates a folder, and those above it."""
-        self._root.mkdir(parents=True, exist_ok=exist_ok)
-        with folder_beneath(self._root.resolve(), self._parts(path), create=exist_ok):
+        if not self._contained:
+            self._root.mkdir(parents=True, exist_ok=exist_ok)
+        with self._folder(self._parts(path), create=exist_ok):
             pass
 
     def size(self, path: str) -> int:
@@ -85,7 +91,7 @@ class LocalFiles:
     def ls(self, path: str, *, detail: bool) -> list[str]:
         """Returns the paths in a folder."""
         assert not detail
-        with folder_beneath(self._root.resolve(), self._parts(path)) as within:
+        with self._folder(self._parts(path)) as within:
             return [f"{path}/{name}" for name in os.listdir(within)]
 
     def mv(self, path: str, new: str) -> None:
@@ -111,8 +117,21 @@ class LocalFiles:
     @contextmanager
     def _parent(self, path: str) -> Generator[tuple[str, int]]:
         *folders, name = self._parts(path)
-        with folder_beneath(self._root.resolve(), folders) as within:
+        with self._folder(folders) as within:
             yield name, within
+
+    @contextmanager
+    def _folder(self, parts: Sequence[str], *, create: bool = False) -> Generator[int]:
+        """Opens a folder below the storage, and yields its descriptor."""
+        found, beneath = self._root.resolve(), tuple[str, ...]()
+        if self._contained:
+            volume = next(folder for folder in (self._root, *self._root.parents) if os.path.ismount(folder))
+            if not found.is_relative_to(volume):
+                raise NotARegularFile(errno.EXDEV, f"a link leads out of the volume {volume}", str(self._root))
+            # What was resolved may have been replaced since: from the volume on, no link is followed.
+            found, beneath = volume, found.relative_to(volume).parts
+        with folder_beneath(found, (*beneath, *parts), create=create) as within:
+            yield within
 
     def _parts(self, path: str) -> tuple[str, ...]:
         return PurePosixPath(path).relative_to(self._root).parts

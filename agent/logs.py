@@ -63,6 +63,8 @@ class LogShipper:
                 a file without end in their place.
         """
         self._run_dir = run_dir
+        # A folder of its own is what the agent has where it is another user.
+        self._contained = private_dir not in (None, run_dir)
         self._url = url
         self._folder = f"{node.role}-{node.rank}/{node.incarnation}"
         self._part_max = part_max
@@ -129,7 +131,7 @@ class LogShipper:
 
     def _upload(self, part: int, content: bytes) -> None:
         if self._files is None:
-            files, root = open_storage(self._url)
+            files, root = open_storage(self._url, contained=self._contained)
             self._root = f"{root}/{self._folder}"
             files.makedirs(self._root, exist_ok=True)
             self._files = files

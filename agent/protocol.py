@@ -7,6 +7,7 @@ required field, or is not JSON, is refused.
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import MISSING, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, cast
@@ -101,6 +102,17 @@ def _bounded_item(item: Any) -> Any:
         except Malformed:
             return None
     return item if abs(item) <= LARGEST_NUMBER else None
+
+
+def bounded_wait(seconds: float) -> float:
+    """Returns a time that a client may wait.
+
+    Raises:
+        ValueError: if it is no number: no timer of the process would be in order with it.
+    """
+    if math.isnan(seconds):
+        raise ValueError("expected a number of seconds")
+    return min(max(seconds, 0.0), LONGEST_WAIT)
 
 
 def bounded_ranks(count: int) -> int:

@@ -19,7 +19,7 @@ from pydantic_core import to_json
 
 from agent.datasets import Datasets
 from agent.node import Node
-from agent.protocol import LONGEST_WAIT, Malformed, read_body
+from agent.protocol import Malformed, bounded_wait, read_body
 from agent.pump import NotNow, RefusedRequest
 from agent.sockets import listen_beneath
 from agent.store import StoreCalls
@@ -295,7 +295,7 @@ def _number(request: web.Request, name: str, default: int) -> int:
 def _wait(request: web.Request) -> float:
     text = request.query.get("wait", "0")
     try:
-        return min(max(float(text), 0.0), LONGEST_WAIT)
+        return bounded_wait(float(text))
     except ValueError:
         raise _Refused(f"wait is {text!r}; expected a number of seconds") from None
 

@@ -31,6 +31,7 @@ from agent.checkpoint.storage import Storage
 from agent.checkpoint.watched import WatchedFiles
 from agent.config import AgentConfig
 from agent.outbox import envelope
+from agent.protocol import bounded_wait
 from agent.state import AgentState
 from perdure.spec.checkpoint import Checkpoint
 from perdure_launcher.layout import CHECKPOINT_ORDERS, CHECKPOINT_SOCKET
@@ -108,7 +109,9 @@ class Checkpoints:
         self._saving = saving
         self._to_group = to_group
         self._spec = config.checkpoint
-        self._storage = Storage(config.checkpoint.storage) if config.checkpoint else None
+        self._storage = (
+            Storage(config.checkpoint.storage, contained=config.is_another_user) if config.checkpoint else None
+        )
         self._watched = (
             WatchedFiles(self._storage, config.node, keep_last=config.checkpoint.keep_last)
             if config.checkpoint and self._storage
@@ -288,7 +291,7 @@ class Checkpoints:
         with self._changed:
             progress = self._of(saved.folder)
             self._changed.wait_for(
-                lambda: progress.committed or progress.given_up, min(max(float(request.get("within", 0)), 0.0), 60.0)
+                lambda: progress.committed or progress.given_up, bounded_wait(float(request.get("within", 0)))
             )
         if not progress.committed and not progress.given_up:
             # Another node's agent may have committed it, or this node's before it was started again.

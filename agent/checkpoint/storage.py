@@ -21,12 +21,14 @@ _LARGEST_RECORD = 1 << 24
 class Storage:
     """Files below one URL. Any thread may use it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, contained: bool = False) -> None:
         """Creates the object; it contacts the storage when it is used.
 
         Args:
             url: A folder, as fsspec takes it.
+            contained: As in `open_storage`.
         """
+        self._contained = contained
         self.url = url.rstrip("/")
         self._opened: tuple[Any, str] | None = None
 
@@ -129,7 +131,7 @@ class Storage:
 
     def _open(self) -> tuple[Any, str]:
         if self._opened is None:
-            self._opened = open_storage(self.url)
+            self._opened = open_storage(self.url, contained=self._contained)
         return self._opened
 
 

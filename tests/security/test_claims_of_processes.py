@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from agent.progress import ProgressReader
+from agent.server import NodeServer
+from agent.telemetry import Telemetry
 from perdure_launcher.protocol import EnteredReport, FinishedReport, HandlerHello, RankExit, ReadyReport
 from perdure_training.storage_link import StorageLink, StorageProblem
 from tests.agent.test_agent_node import Bench
@@ -103,6 +107,27 @@ def test_what_is_said_of_checkpoints_in_a_world_to_come_is_refused(tmp_path: Pat
         [told] = wait_for(lambda: agent.of(CheckpointRestored))
         assert told.generation == 2
         assert agent.saving == []
+
+
+async def test_a_wait_that_is_no_number_is_refused(bench: Bench) -> None:
+    """The event loop's timers are in order of their times, and nothing is before or after such a time."""
+    run_dir = bench.config.run_dir
+    telemetry = Telemetry(bench.node, ProgressReader(run_dir), to_group=bench.group)
+    server = NodeServer(bench.node, telemetry, run_dir, **bench.of_ranks, on_hello=lambda _: None)
+    await server.start()
+    connector = aiohttp.UnixConnector(str(run_dir / "agent.sock"))
+    async with aiohttp.ClientSession(connector=connector) as session:
+        for target in ("launcher/desired?version=0", "rendezvous/world?after=9"):
+            async with session.get(f"http://agent/v1/{target}&wait=nan") as answer:
+                assert (answer.status, "expected a number" in await answer.text()) == (400, True)
+
+
+def test_a_wait_for_a_checkpoint_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    """The thread that waits would never sleep, nor end."""
+    with checkpoint_agent(tmp_path / "storage") as agent:
+        wanted = {"request": "await", "folder": "step-1-run-1", "within": float("nan")}
+        with pytest.raises(StorageProblem, match="expected a number"):
+            StorageLink(agent.run_dir).ask(wanted, within=10)
 
 
 @pytest.mark.parametrize("field", ["step", "again", "distrusted"])

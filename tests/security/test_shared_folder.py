@@ -7,7 +7,8 @@ import os
 import shutil
 import stat
 import struct
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -323,6 +324,42 @@ def test_in_place_of_a_folder_of_the_storage(tmp_path: Path, secret: Path) -> No
         with pytest.raises(OSError):  # noqa: PT011
             change()
     assert [path.name for path in private.iterdir()] == [".metadata"]
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A folder of a mounted volume."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_in_place_of_the_storage_itself(tmp_path: Path, volume: Path) -> None:
+    """Its folder is on a volume that the training code writes to, too."""
+    private = tmp_path / "private"
+    private.mkdir()
+    (volume / "storage").symlink_to(private)
+    files, root = open_storage(f"file://{volume}/storage", contained=True)
+    for change in (
+        lambda: files.makedirs(f"{root}/{STEP}", exist_ok=True),
+        lambda: files.pipe_file(f"{root}/new", b""),
+        lambda: files.ls(root, detail=False),
+    ):
+        with pytest.raises(OSError, match="leads out of the volume /dev/shm"):
+            change()
+    begin = {"request": "watched", "do": "begin"}
+    agents = checkpoint_agent(volume / "storage", state_dir=tmp_path / "state")
+    with agents as agent, pytest.raises((StorageAway, StorageProblem)):
+        StorageLink(agent.run_dir).ask(begin, within=30)
+    assert list(private.iterdir()) == []
+
+
+def test_a_link_within_the_volume_is_followed(volume: Path) -> None:
+    (volume / "first").mkdir()
+    (volume / "storage").symlink_to(volume / "first")
+    files, root = open_storage(f"file://{volume}/storage", contained=True)
+    files.makedirs(f"{root}/{STEP}", exist_ok=True)
+    files.pipe_file(f"{root}/{STEP}/new", b"mine")
+    assert (volume / "first" / STEP / "new").read_bytes() == b"mine"
 
 
 async def test_in_place_of_a_copy_of_the_log(run: Path, secret: Path) -> None:

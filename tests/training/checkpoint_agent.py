@@ -23,8 +23,11 @@ NODE = NodeCredentials(uid="run", role="worker", rank=0, incarnation=1, token="s
 class CheckpointAgent:
     """An agent without Temporal. Where `commits` is set, it commits a checkpoint when its own ranks have stored it."""
 
-    def __init__(self, run_dir: Path, storage: str, *, ranks: int = 1, **checkpoint: Any) -> None:
+    def __init__(
+        self, run_dir: Path, storage: str, *, ranks: int = 1, state_dir: Path | None = None, **checkpoint: Any
+    ) -> None:
         self.run_dir = run_dir
+        self._state_dir = state_dir
         self.ranks = ranks
         self.commits = True
         self.messages: list[AgentMessage] = []
@@ -49,6 +52,7 @@ class CheckpointAgent:
             address="127.0.0.1",
             nodes="1",
             run_dir=self.run_dir,
+            state_dir=self._state_dir,
             checkpoint=self._checkpoint,
         )
         self.checkpoints = Checkpoints(config, state=self._state, saving=self.saving.append, to_group=self._take)
