@@ -28,6 +28,7 @@ from perdure_training.checkpoint.transfer import exchange
 from perdure_training.checkpoint.values import capture, load_snapshot, own_values, put_into
 from perdure_training.checkpoint.verification import fingerprint, verified_crc32
 from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, own_identity, snapshot_header
+from perdure_training.events import TrainerEvents
 from perdure_training.progress_file import SaveStall
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
 from perdure_training.snapshots.copies import yield_to_training
@@ -36,6 +37,8 @@ from perdure_training.snapshots.private_map import PrivateMap
 
 logger = logging.getLogger(__name__)
 
+_EMITTER = "Checkpointer"
+"""Distinguishes its events from those that a script emits around its calls."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -88,6 +91,7 @@ class Checkpointer:
         self._storage = storage
         self._restored = False
         self._save_stall = SaveStall(os.environ)
+        self._events = TrainerEvents()
 
     def restore(self, state: MutableMapping[str, Any]) -> int | None:
         """Loads the newest step that all ranks have in memory, else the newest checkpoint in the job's storage. Call it
@@ -112,7 +116,11 @@ class Checkpointer:
             raise RuntimeError("Checkpointer.restore: called before; a process restores once, when it begins")
         world = self._begin()
         self._restored = True
-        step = None if world is None else self._load(world, state)
+        step = None
+        if world is not None:
+            with self._events.load_checkpoint(by=_EMITTER) as span:
+                step = self._load(world, state)
+                span.add(loaded_step=step)
         if step is None:
             for value in state.values():
                 if callable(start_over := getattr(value, "start_over", None)):
@@ -166,8 +174,12 @@ class Checkpointer:
         if not (durable or self._cadence.is_due(step, agreed=world.cadence_agreed)):
             return False
         world.measured(step, metrics)
-        with self._cadence.measure(step, finishing=world.finishing_seconds) as measured:
+        with (
+            self._events.save(step=step, durable=durable, by=_EMITTER) as span,
+            self._cadence.measure(step, finishing=world.finishing_seconds) as measured,
+        ):
             saved = world.save(step, lambda: Layout(capture(state)), replicated=self._replicated, durable=durable)
+            span.add(saved=saved)
         self._save_stall.add(measured.seconds)
         world.announce(step, every=self._cadence.every(agreed=world.cadence_agreed))
         if saved and world.own.rank == 0 and measured.every is not None:

@@ -16,9 +16,11 @@ from torch import nn
 from perdure_training.checkpoint import Checkpointer, Generators
 from perdure_training.checkpoint.cadence import Cadence
 from perdure_training.checkpoint.staging import Layout, read_state
+from perdure_training.events import TrainerEvents, process
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES
 from perdure_training.snapshots.arena import Arena
 from tests.training.checkpoint_agent import checkpoint_agent
+from tests.training.events.collected import lines
 from tests.training.one_rank import World
 from tests.training.ranks import run_ranks
 
@@ -238,6 +240,29 @@ def test_too_little_memory_is_one_warning_and_the_training_continues(
     assert "No space left on device" in warning
     assert "A rank needs 12," in warning
     assert world.files() == []
+
+
+def test_loads_and_saves_are_events_of_the_rank(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PERDURE_PROGRESS_DIR", str(tmp_path / "run" / "progress"))
+    process._own.forget()
+    try:
+        checkpointer, _ = world.begin(state := {"step": 3})
+        save(checkpointer, 3, state)
+        world.begin(state)
+        assert TrainerEvents().flush()
+    finally:
+        process._own.forget()
+    found = lines(tmp_path / "run" / "events" / "local-rank-0.jsonl")
+    assert all(event["attributes"]["by"] == "Checkpointer" for event in found)
+    ends = [event for event in found if event["type"] == "end"]
+    assert [(event["name"], event["attributes"]["success"]) for event in ends] == [
+        ("load_checkpoint", True),
+        ("save", True),
+        ("load_checkpoint", True),
+    ]
+    first, saved, loaded = (event["attributes"] for event in ends)
+    assert (first["loaded_step"], loaded["loaded_step"]) == (None, 3)
+    assert (saved["step"], saved["saved"], saved["durable"]) == (3, True, False)
 
 
 def test_it_saves_nothing_before_it_has_restored(world: World):
