@@ -23,7 +23,6 @@ from agent.protocol import bounded_ranks, time_or_arrival
 from agent.state import StateFile
 from perdure_launcher.protocol import (
     CommandExit,
-    Desired,
     EnteredReport,
     FinishedReport,
     HandlerHello,
@@ -34,7 +33,6 @@ from perdure_launcher.protocol import (
     SupersededReport,
     UnmanagedReport,
     World,
-    WorldAnswer,
 )
 from workflows.messages import (
     AgentMessage,
@@ -190,41 +188,6 @@ class Node:
         """Whether a node that is ended from outside waits until the job releases it."""
         checkpoint = self.config.checkpoint
         return checkpoint is not None and bool(checkpoint.save_timeout) and self.state.leaving is None
-
-    # Desired state for the node's processes
-
-    def has_news(self, *, after: int, complete: int, stage: int = -1, stages: int = 0) -> bool:
-        """Returns whether there is news for a handler that left world `after` and knows `complete` and `stages`."""
-        state = self.state
-        newer = self.world_for(stage).generation > max(after, state.left)
-        return newer or state.complete > complete or state.stages_complete > stages
-
-    def world_for(self, stage: int) -> WorldAnswer:
-        """Returns the newest world that the torchrun of this stage may enter; a negative stage means any."""
-        world, state = self._world, self.state
-        if world and stage >= 0 and world.stage not in (None, stage):
-            world = None
-        return WorldAnswer.of(world, complete=state.complete, stages_complete=state.stages_complete)
-
-    @property
-    def _world(self) -> World | None:
-        """The newest world that a handler may enter."""
-        return self.state.world if self.state.generation > self.state.left else None
-
-    @property
-    def desired(self) -> Desired:
-        """The desired state of the launcher."""
-        state = self.state
-        return Desired(
-            version=state.version,
-            run=state.run,
-            attempt=state.attempt,
-            stop_generation=max(state.generation - 1, 0),
-            world=self._world,
-            exit=state.leaving is not None or state.released,
-            exit_grace_s=state.leaving_grace if state.leaving is not None else None,
-            reason=state.leaving or "",
-        )
 
     # Reports of the node's processes
 
@@ -504,9 +467,9 @@ class Node:
 
     def _keep(self, **changes: object) -> None:
         """Changes the state, saves it, and wakes waiting tasks."""
-        before = replace(self.desired, version=0)
+        before = replace(self.state.desired, version=0)
         self.state = self.state.model_copy(update=changes)
-        if replace(self.desired, version=0) != before:
+        if replace(self.state.desired, version=0) != before:
             self.state = self.state.model_copy(update={"version": self.state.version + 1})
         self._file.save(self.state)
         self.changed.fire()

@@ -153,8 +153,8 @@ class NodeServer:
 
     async def _desired(self, request: web.Request) -> web.Response:
         version = _number(request, "version", 0)
-        await self._node.changed.wait_for(lambda: self._node.desired.version != version, within=_wait(request))
-        return _json(self._node.desired)
+        await self._node.changed.wait_for(lambda: self._node.state.desired.version != version, within=_wait(request))
+        return _json(self._node.state.desired)
 
     async def _world(self, request: web.Request) -> web.Response:
         after = _number(request, "after", 0)
@@ -163,10 +163,10 @@ class NodeServer:
         stage = _number(request, "stage", -1)
         stages = _number(request, "stages", self._node.state.stages_complete)
         await self._node.changed.wait_for(
-            lambda: self._node.has_news(after=after, complete=complete, stage=stage, stages=stages),
+            lambda: self._node.state.has_news(after=after, complete=complete, stage=stage, stages=stages),
             within=_wait(request),
         )
-        return _json(self._node.world_for(stage))
+        return _json(self._node.state.world_for(stage))
 
     async def _read_metrics(self, _: web.Request) -> web.Response:
         if self._metrics is None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from agent.files import KeptFile
 from perdure_launcher.layout import AGENT_STATE
-from perdure_launcher.protocol import World
+from perdure_launcher.protocol import Desired, World, WorldAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +122,37 @@ class AgentState(BaseModel):
         if self.entered and self.entered == self.stepping >= self.generation:
             return "stepping" if self.stepped == self.stepping else "running"
         return "starting"
+
+    @property
+    def desired(self) -> Desired:
+        """The desired state of the launcher."""
+        return Desired(
+            version=self.version,
+            run=self.run,
+            attempt=self.attempt,
+            stop_generation=max(self.generation - 1, 0),
+            world=self._open_world,
+            exit=self.leaving is not None or self.released,
+            exit_grace_s=self.leaving_grace if self.leaving is not None else None,
+            reason=self.leaving or "",
+        )
+
+    def world_for(self, stage: int) -> WorldAnswer:
+        """Returns the newest world that the torchrun of this stage may enter; a negative stage means any."""
+        world = self._open_world
+        if world and stage >= 0 and world.stage not in (None, stage):
+            world = None
+        return WorldAnswer.of(world, complete=self.complete, stages_complete=self.stages_complete)
+
+    def has_news(self, *, after: int, complete: int, stage: int = -1, stages: int = 0) -> bool:
+        """Returns whether there is news for a handler that left world `after` and knows `complete` and `stages`."""
+        newer = self.world_for(stage).generation > max(after, self.left)
+        return newer or self.complete > complete or self.stages_complete > stages
+
+    @property
+    def _open_world(self) -> World | None:
+        """The newest world that a handler may enter."""
+        return self.world if self.generation > self.left else None
 
     def refusal_of(self, world: World) -> str:
         """Returns why the node refuses a world; empty if it accepts it."""

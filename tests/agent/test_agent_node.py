@@ -85,24 +85,24 @@ def test_a_new_torchrun_never_gets_the_world_that_the_last_one_left(bench: Bench
     bench.enter(1)
     bench.exit(generation=1, signal=9)
     node.on_handler_hello(HandlerHello(pid=6, min_nodes=2, max_nodes=4, processes=1))
-    assert not node.has_news(after=0, complete=0)
-    assert node.world_for(-1).generation == 0
+    assert not node.state.has_news(after=0, complete=0)
+    assert node.state.world_for(-1).generation == 0
     node.on_ready(ReadyReport(after_generation=0))
     assert bench.group.of(Ready)[-1].after_generation == 1
     bench.apply(2)
-    assert node.has_news(after=0, complete=0)
-    assert (node.world_for(-1).generation, node.desired.attempt) == (2, 2)
+    assert node.state.has_news(after=0, complete=0)
+    assert (node.state.world_for(-1).generation, node.state.desired.attempt) == (2, 2)
 
 
 def test_a_torchrun_is_shown_worlds_of_its_own_stage_only(bench: Bench) -> None:
     bench.node.complete_generation(4, stages=1)
     bench.apply(5, stage=1)
-    assert bench.node.world_for(0).generation == 0
-    assert bench.node.world_for(0).stages_complete == 1
-    assert not bench.node.has_news(after=0, complete=4, stage=0, stages=1)
-    assert bench.node.has_news(after=0, complete=4, stage=0, stages=0)
-    assert bench.node.world_for(1).generation == 5
-    assert bench.node.has_news(after=0, complete=4, stage=1, stages=1)
+    assert bench.node.state.world_for(0).generation == 0
+    assert bench.node.state.world_for(0).stages_complete == 1
+    assert not bench.node.state.has_news(after=0, complete=4, stage=0, stages=1)
+    assert bench.node.state.has_news(after=0, complete=4, stage=0, stages=0)
+    assert bench.node.state.world_for(1).generation == 5
+    assert bench.node.state.has_news(after=0, complete=4, stage=1, stages=1)
 
 
 def test_in_env_mode_the_launcher_goes_into_newer_worlds_itself(tmp_path: Path) -> None:
@@ -112,19 +112,19 @@ def test_in_env_mode_the_launcher_goes_into_newer_worlds_itself(tmp_path: Path) 
     bench.node.on_finished(FinishedReport(generation=1, time=NOW.timestamp()))
     bench.apply(2)
     bench.exit(generation=1, code=0)
-    assert bench.node.desired.attempt == 1
+    assert bench.node.state.desired.attempt == 1
     assert bench.node.state.summary != "command ended"
     bench.enter(2)
     bench.node.on_finished(FinishedReport(generation=2, time=NOW.timestamp()))
     bench.exit(generation=2, code=0)
     assert [finished.generation for finished in bench.job.of(Finished)] == [1, 2]
     bench.apply(3)
-    assert bench.node.desired.attempt == 2
+    assert bench.node.state.desired.attempt == 2
 
 
 def test_unprotected_ranks_are_stopped_and_explained_once(bench: Bench) -> None:
     bench.node.on_unmanaged(UnmanagedReport(ranks=(11, 12), detail="ranks without a rendezvous"))
-    assert not bench.node.desired.run
+    assert not bench.node.state.desired.run
     bench.exit(generation=0, signal=9)
     [failure] = bench.job.of(Failure)
     assert failure.kind is FailureKind.UNPROTECTED
@@ -138,9 +138,9 @@ def test_a_node_that_departs_has_a_checkpoint_made_first_and_reports_no_failure(
     bench.node.on_leaving(LeavingReport(reason="the launcher received SIGTERM"))
     [leaving] = bench.group.of(Leaving)
     assert leaving.reason == "`perdure join` got SIGTERM"
-    assert not bench.node.desired.exit
+    assert not bench.node.state.desired.exit
     bench.node.release()
-    assert bench.node.desired.exit
+    assert bench.node.state.desired.exit
     bench.node.on_exited(CommandExit(attempt=1, generation=1, signal=15))
     assert bench.job.of(Failure) == []
 
@@ -151,7 +151,7 @@ def test_a_node_that_departs_without_saving_leaves_at_once(bench: Bench, again: 
         bench.config = bench.config.model_copy(update={"checkpoint": Checkpoint(storage="file:///saves")})
         bench.start().depart("Ctrl-C", save=True)
     bench.node.depart("Ctrl-C", save=not again)
-    assert bench.node.desired.exit
+    assert bench.node.state.desired.exit
     assert bench.node.state.leaving == "Ctrl-C"
 
 
@@ -161,19 +161,19 @@ def test_a_node_that_leaves_reports_no_failure(bench: Bench) -> None:
     bench.node.on_ready(ReadyReport(after_generation=1, ranks=(rank(),)))
     bench.exit(generation=1, signal=15)
     assert not bench.job.messages
-    assert bench.node.desired.exit
+    assert bench.node.state.desired.exit
     assert bench.node.state.summary == "leaving"
 
 
 def test_versions_change_with_what_is_wanted_and_with_each_agent(bench: Bench) -> None:
-    first = bench.node.desired.version
+    first = bench.node.state.desired.version
     bench.node.on_ready(ReadyReport())
-    assert bench.node.desired.version == first
+    assert bench.node.state.desired.version == first
     bench.apply(1)
-    second = bench.node.desired.version
+    second = bench.node.state.desired.version
     assert second > first
     bench.start()
-    assert bench.node.desired.version > second
+    assert bench.node.state.desired.version > second
     assert bench.node.state.generation == 1
 
 
@@ -182,10 +182,10 @@ def test_an_agent_that_forgot_learns_from_its_launcher(tmp_path: Path) -> None:
     (tmp_path / "agent-state.json").write_text("{")
     bench.start()
     bench.node.on_launcher_hello(LauncherHello(pid=1, attempt=4, mode="torchrun"))
-    assert bench.node.desired.attempt == 4
+    assert bench.node.state.desired.attempt == 4
     bench.exit(attempt=4, generation=9, signal=9)
     bench.apply(10)
-    assert bench.node.desired.attempt == 5
+    assert bench.node.state.desired.attempt == 5
 
 
 def script(bench: Bench, *, attempt: int = 1) -> None:

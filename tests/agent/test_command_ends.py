@@ -47,7 +47,7 @@ def test_a_superseded_command_runs_again_at_once(bench: Bench) -> None:
     bench.node.on_finished(FinishedReport(generation=1, time=NOW.timestamp()))
     bench.apply(2)
     bench.exit(generation=1, code=87, superseded=True)
-    assert bench.node.desired.attempt == 2
+    assert bench.node.state.desired.attempt == 2
     assert not bench.job.of(Failure)
 
 
@@ -56,7 +56,7 @@ def test_leaving_the_barrier_of_a_generation_that_is_over_is_no_end(bench: Bench
     bench.enter(1)
     bench.apply(2)
     bench.exit(generation=1, code=0)
-    assert bench.node.desired.attempt == 2
+    assert bench.node.state.desired.attempt == 2
     assert not bench.job.of(Finished)
 
 
@@ -72,7 +72,7 @@ def test_a_command_that_ends_runs_again_for_a_newer_world_and_is_reported(
     bench.exit(generation=1, **how)
     if not world_first:
         bench.apply(2)
-    assert bench.node.desired.attempt == 2
+    assert bench.node.state.desired.attempt == 2
     [failure] = bench.job.of(Failure)
     assert (failure.kind, failure.generation, failure.starts_again) == (FailureKind.COMMAND, 1, world_first)
 
@@ -80,15 +80,15 @@ def test_a_command_that_ends_runs_again_for_a_newer_world_and_is_reported(
 def test_a_command_that_ends_before_its_rendezvous_runs_again_once_for_each_newer_world(bench: Bench) -> None:
     bench.apply(1)
     bench.exit(attempt=1, generation=0, code=1)
-    assert bench.node.desired.attempt == 2
+    assert bench.node.state.desired.attempt == 2
     bench.exit(attempt=2, generation=0, code=1)
-    assert bench.node.desired.attempt == 2
+    assert bench.node.state.desired.attempt == 2
     first, second = bench.job.of(Failure)
     assert (first.generation, first.starts_again) == (0, True)
     assert (second.generation, second.starts_again) == (1, False)
     assert second.message == "the command exited with 1 before it entered generation 1"
     bench.apply(2)
-    assert bench.node.desired.attempt == 3
+    assert bench.node.state.desired.attempt == 3
 
 
 def test_a_command_that_leaves_before_it_enters_its_world_has_not_finished(bench: Bench) -> None:
@@ -105,7 +105,7 @@ def test_a_command_that_leaves_before_it_enters_its_world_has_not_finished(bench
 def test_a_command_that_cannot_be_started_is_not_tried_again_for_a_newer_world(bench: Bench) -> None:
     bench.apply(1)
     bench.exit(generation=0, code=127)
-    assert bench.node.desired.attempt == 1
+    assert bench.node.state.desired.attempt == 1
     [failure] = bench.job.of(Failure)
     assert (failure.generation, failure.starts_again) == (1, False)
 
@@ -114,7 +114,7 @@ def test_a_command_without_a_rendezvous_finishes_by_ending_well(bench: Bench) ->
     bench.exit(generation=0, code=0)
     [finished] = bench.job.of(Finished)
     assert finished.generation == 0
-    assert bench.node.desired.attempt == 1
+    assert bench.node.state.desired.attempt == 1
 
 
 def test_the_end_of_torchrun_and_the_end_of_its_command_are_reported_apart(bench: Bench) -> None:
@@ -127,7 +127,7 @@ def test_the_end_of_torchrun_and_the_end_of_its_command_are_reported_apart(bench
         bench.exit(generation=1, code=0)
     assert [(told.generation, told.command_runs) for told in bench.job.of(Finished)] == [(1, True), (1, False)]
     assert not bench.job.of(Failure)
-    assert bench.node.desired.attempt == 1
+    assert bench.node.state.desired.attempt == 1
 
 
 @pytest.mark.parametrize("how", [{"code": 7}, {"signal": 9}])
@@ -141,10 +141,10 @@ def test_a_command_that_fails_after_its_torchrun_is_a_failure_and_starts_again_w
     bench.exit(generation=1, **how)
     [failure] = bench.job.of(Failure)
     assert (failure.kind, failure.generation, failure.starts_again) == (FailureKind.COMMAND, 1, False)
-    assert bench.node.desired.attempt == 1
+    assert bench.node.state.desired.attempt == 1
     for _ in range(2):
         assert bench.node.restart_command(1).accepted
-        assert bench.node.desired.attempt == 2
+        assert bench.node.state.desired.attempt == 2
 
 
 def test_an_exit_code_of_0_does_not_hide_ranks_that_have_not_finished(bench: Bench) -> None:
@@ -168,13 +168,13 @@ def test_a_superseded_exit_barrier_has_the_command_started_again_once(bench: Ben
     bench.apply(1)
     bench.enter(1)
     bench.node.on_superseded(SupersededReport(generation=1))
-    assert bench.node.desired.attempt == 1
+    assert bench.node.state.desired.attempt == 1
     bench.apply(2)
     for _ in range(2):
         bench.node.on_superseded(SupersededReport(generation=1))
-        assert bench.node.desired.attempt == 2
+        assert bench.node.state.desired.attempt == 2
     bench.exit(attempt=1, generation=1, code=87, superseded=True)
-    assert bench.node.desired.attempt == 2
+    assert bench.node.state.desired.attempt == 2
     assert not bench.job.of(Failure)
 
 

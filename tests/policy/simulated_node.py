@@ -169,7 +169,7 @@ class SimulatedNode:
         if not self.machine:
             return
         self._watch_for_overdue()
-        desired, process = self.node.desired, self.process
+        desired, process = self.node.state.desired, self.process
         if process is None:
             if desired.run and not desired.exit and desired.attempt > self.started:
                 self.started = desired.attempt
@@ -209,7 +209,7 @@ class SimulatedNode:
         self.follow()
 
     def _enter(self, process: _Process) -> None:
-        world = self.node.world_for(-1)
+        world = self.node.state.world_for(-1)
         if world.generation > max(process.after, process.inside):
             process.waits, process.inside, process.steps = False, world.generation, False
             self.entered = world.generation

@@ -198,7 +198,7 @@ class TrainingNode(PlayedNode):
         node = self.agent.node
         while self._reports:
             self._reports.popleft()(node)
-        desired, command = node.desired, self.command
+        desired, command = node.state.desired, self.command
         if command is None:
             if desired.exit:
                 # The launcher leaves, and the node is gone with it.
@@ -213,8 +213,8 @@ class TrainingNode(PlayedNode):
         elif desired.exit or desired.attempt > command.attempt:
             self.end_command(signal=15)
         elif command.asks:
-            if node.world_for(-1).generation > command.left:
-                self._enter(command, node.world_for(-1).generation)
+            if node.state.world_for(-1).generation > command.left:
+                self._enter(command, node.state.world_for(-1).generation)
         elif command.finished and node.state.complete >= command.world:
             self.end_command(exit_code=0)
         elif command.world and node.state.generation > command.world:
