@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from perdure_training.storage_link import StorageLink, StorageProblem
 from tests.agent.test_agent_checkpoints import opened, recipe, request
 from tests.support.allocation import REPOSITORY
 from tests.support.command_line import PERDURE
+from tests.support.small_disks import small_disk
 from tests.support.waiting import eventually
 from tests.system.site import PATIENCE, Job, Site
 from workflows.messages import JobPhase, RestoreSource
@@ -218,6 +220,35 @@ async def test_ranks_of_a_world_that_is_over_commit_nothing_while_the_next_one_s
     assert (storage / known.folder / ".metadata").exists()
     assert not (storage / folder / "__1_0.distcp").exists()
     assert not (storage / folder / ".metadata").exists()
+
+
+@pytest.mark.long("storage")
+async def test_a_job_whose_memory_is_too_small_for_snapshots_stores_and_continues_from_storage(
+    site: Site, tmp_path: Path
+):
+    out, storage = tmp_path / "out", tmp_path / "storage"
+    with small_disk(tmp_path / "memory", "16k") as memory:
+        train = shlex.join(["torchrun", str(EXAMPLE), "--steps", "100000", "--out", str(out)])
+        job = await site.submit(
+            nodes="1",
+            command=["sh", "-c", f"PERDURE_MEMORY_DIR={memory} exec {train}"],
+            checkpoint={"storage": f"file://{storage}", "every": 1_000_000},
+        )
+        job.out = out
+        await job.running(nodes=1)
+        await eventually(lambda: steps(job, 0)[10:], within=PATIENCE)
+        reached = steps(job, 0)[-1]
+        await site.client.save_checkpoint(job.name)
+        stored = await until_durable(job)
+        assert stored > reached
+        assert not list(memory.rglob("rank-*.[0-9]"))
+        job.signal(0, None)
+        known = await job.until(lambda status: status.checkpoint.restored_generation > 1)
+        assert known.checkpoint.restored_from is RestoreSource.STORAGE
+        assert known.checkpoint.restored_step == stored
+        assert not known.warnings
+        await site.client.cancel(job.name)
+        await job.ended()
 
 
 @pytest.mark.long("storage")
