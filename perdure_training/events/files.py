@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,9 @@ KEPT = 3
 """Older files that are kept."""
 _CHUNK = 1 << 18
 """Bytes that are written at once, and by which a file may exceed its limit."""
+
+_WRITTEN_WITHIN = 0.02
+"""Seconds within which another process completes a write. If it takes longer, an empty line precedes its next one."""
 
 
 class FileExporter(Exporter):
@@ -127,7 +131,21 @@ class FileExporter(Exporter):
         if not stat.S_ISREG(found.st_mode):
             self.close()
             raise OSError(errno.EINVAL, "not a regular file")
-        self._cut_off = found.st_size > 0 and os.pread(self._file, 1, found.st_size - 1) != b"\n"
+        self._cut_off = not self._ends_with_line() and not self._is_being_written()
+
+    def _ends_with_line(self) -> bool:
+        size = os.fstat(self._file).st_size
+        return size == 0 or os.pread(self._file, 1, size - 1) == b"\n"
+
+    def _is_being_written(self) -> bool:
+        """Returns whether another process writes the line at the end at this moment, so that it is not cut off."""
+        until = time.monotonic() + _WRITTEN_WITHIN
+        while time.monotonic() < until:
+            # Nothing tells when a write of another process is complete.
+            time.sleep(_WRITTEN_WITHIN / 20)
+            if self._ends_with_line():
+                return True
+        return False
 
     def _rotate(self) -> None:
         try:
