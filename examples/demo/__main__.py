@@ -25,6 +25,7 @@ from rich.table import Table
 from examples.demo.faults import kill_rank
 from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, processes
 from examples.demo.steps import Samples, longest_gap, made_between, read_samples, read_steps, stepping, steps_again
+from perdure.cli.text import describe_restore
 from perdure.client.client import Client
 from perdure.errors import JobNotFound, PerdureError
 from perdure.spec.job import Backend
@@ -213,11 +214,19 @@ class Demo:
             table.add_row(
                 fault.what,
                 f"{max(first.noticed_at.timestamp() - fault.at, 0):.2f} s",
-                "\n".join(incident.action for incident in fault.incidents),
+                "\n".join(map(done, fault.incidents)),
                 "\n".join(f"{incident.rule}" for incident in fault.incidents),
                 *cost,
             )
         return table
+
+
+def done(incident: IncidentView) -> str:
+    """Returns what the job did, and from where the training continued."""
+    if incident.restored_step is None:
+        return incident.action
+    restored = describe_restore(incident.restored_step, incident.restored_from, incident.steps_again)
+    return f"{incident.action}; continued {restored}"
 
 
 async def train_alone(out: Path, steps: int) -> float:

@@ -7,15 +7,18 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 import pytest
 
+from examples.demo.__main__ import done
 from perdure.local.control_plane import LocalControlPlane
 from perdure.state_folder import StateFolder
 from tests.support.allocation import REPOSITORY
 from tests.support.command_line import end_nodes
+from workflows.messages import IncidentView, RestoreSource
 
 
 @pytest.fixture
@@ -37,6 +40,16 @@ async def demo(tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
         for one in of_the_demo(tmp_path):
             one.kill()
         end_nodes(tmp_path)
+
+
+def test_the_table_tells_from_where_the_training_continued() -> None:
+    now = datetime.now(UTC)
+    incident = IncidentView(number=1, title="node 2: lost", started_at=now, noticed_at=now, action="replace node 2")
+    assert done(incident) == "replace node 2"
+    restored = {"restored_step": 140, "restored_from": RestoreSource.PEER, "steps_again": 1}
+    assert done(incident.model_copy(update=restored)) == (
+        "replace node 2; continued from step 140 in the memory of another node, with 1 step made again"
+    )
 
 
 @pytest.mark.long("survival")
