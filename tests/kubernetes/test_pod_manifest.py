@@ -230,6 +230,21 @@ def test_a_suspect_machine_is_kept_away_from_beside_what_the_user_prefers():
     assert after == before | {"nodeAffinity": {**affinity["nodeAffinity"], preferred: [ssd, away]}}
 
 
+def test_a_node_learns_its_rack_from_a_label_of_its_pod_unless_the_template_tells_it():
+    def rack(**variable: Any) -> Any:
+        template = {"spec": {"containers": [{"name": "training", "env": [{"name": "PERDURE_RACK", **variable}]}]}}
+        return env(manifest({"pod_template": template} if variable else {}), "training")["PERDURE_RACK"]
+
+    assert rack() == {"fieldRef": {"fieldPath": "metadata.labels['topology.kubernetes.io/zone']"}}
+    other = {"fieldRef": {"fieldPath": "metadata.labels['acme.example/rack']"}}
+    assert rack(valueFrom=other) == other
+    assert rack(value="") == ""
+    # A variable with both would be refused.
+    assert merge({"env": [{"name": "A", "valueFrom": other}]}, {"env": [{"name": "A", "value": "b"}]}) == {
+        "env": [{"name": "A", "value": "b"}]
+    }
+
+
 def test_merging_takes_away_what_is_null_and_replaces_lists_without_names():
     under = {"a": {"b": 1, "c": 2}, "command": ["x"], "env": [{"name": "A", "value": "1"}]}
     over = {"a": {"b": None}, "command": ["y"], "env": [{"name": "B", "value": "2"}]}

@@ -20,6 +20,9 @@ _KEYS = {
 }
 """The key that identifies the items of a list, by the field that holds the list."""
 
+_REPLACED = {"env"}
+"""Lists whose items are replaced as a whole: a variable has either a value or a reference to one."""
+
 _JOINED = {"tolerations", "envFrom"}
 """Lists whose items have no key, and that are concatenated."""
 
@@ -48,16 +51,17 @@ def _merge_value(field: str, under: Any, over: Any) -> Any:
         if field in _JOINED:
             return [*old, *(item for item in new if item not in old)]
         if key := key_of(field):
-            return _merge_items(key, old, new)
+            return _merge_items(key, old, new, whole=field in _REPLACED)
     return cast("Any", over)
 
 
-def _merge_items(key: str, under: Sequence[Any], over: Sequence[Any]) -> list[Any]:
-    """Keeps the order of `under`; appends items that only `over` has."""
+def _merge_items(key: str, under: Sequence[Any], over: Sequence[Any], *, whole: bool) -> list[Any]:
+    """Keeps the order of `under`; appends items that only `over` has. Items of both are merged, or those of `over`
+    taken whole."""
     items = {item[key]: item for item in under}
     for item in over:
         name = item.get(key)
-        items[name] = merge(items[name], item) if name in items else item
+        items[name] = merge(items[name], item) if name in items and not whole else item
     return list(items.values())
 
 

@@ -67,6 +67,9 @@ _PRIVATE_LIMIT = "256Mi"
 _ADDRESS_LATER = "0.0.0.0"
 """Placeholder in the configurations until the pod has an address; `agent.prepare` replaces it."""
 
+_RACK_LABEL = "topology.kubernetes.io/zone"
+"""The label of pods that `PERDURE_RACK` has by default. Kubernetes copies it from the pod's machine, from 1.35 on."""
+
 _START = (
     f'for python in python3 python; do command -v "$python" >/dev/null 2>&1 && exec "$python" {SHARED}/lib; done;'
     f" message='{NO_PYTHON.text}; choose one with Python and PyTorch, or set"
@@ -158,6 +161,8 @@ def _default_fields(request: NodeRequest, role: Role) -> dict[str, Any]:
             {"name": "HOME", "value": HOME},
             # Python asks for the user's name, torch's compiler among others, and finds it nowhere else.
             *({"name": name, "value": "perdure"} for name in ("USER", "LOGNAME")),
+            # Empty if the pod has no such label.
+            {"name": "PERDURE_RACK", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_RACK_LABEL}']"}}},
         ],
         "ports": [{"name": name, "containerPort": port} for name, port in role.ports.items()],
         "volumeMounts": [
