@@ -9,7 +9,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 SLEEPS = {
-    "perdure_training/events/files.py": "a write of another process",
     "tests/support/waiting.py": "the one place where it is looked again",
     "tests/launcher/scripts/": "trainings, whose steps and saves take time",
     "tests/system/train.py": "a training, whose steps take time",
