@@ -93,8 +93,10 @@ def _wait(process: psutil.Process, *, timeout: float | None) -> bool:
     except ProcessLookupError:
         return True
     try:
-        ended, _, _ = select.select([descriptor], [], [], timeout)
-        return bool(ended)
+        # Not `select`, which takes no descriptor above 1,023.
+        ending = select.poll()
+        ending.register(descriptor, select.POLLIN)
+        return bool(ending.poll(None if timeout is None else timeout * 1000))
     finally:
         os.close(descriptor)
 

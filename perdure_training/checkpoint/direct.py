@@ -7,6 +7,7 @@ finds such a file, so the training continues from storage.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -97,7 +98,7 @@ class DirectSaves:
             log("perdure: step %d is not stored: %s. Set TMPDIR to a folder with room", step, problem)
             self._problem = problem
             return False
-        lease = Lease(descriptor)
+        lease = _Room(descriptor)
         try:
             content = memoryview(mmap.mmap(descriptor, PAGE + layout.size))[PAGE:]
             layout.copy_into(content)
@@ -118,6 +119,17 @@ class DirectSaves:
             return _unnamed_file(self._arena.folder, size)
         except OSError:
             return _unnamed_file(Path(tempfile.gettempdir()), size)
+
+
+class _Room(Lease):
+    """An open file that takes no room when it has ended, even if something still maps it, such as tensors that wait for
+    Python's garbage collection."""
+
+    def end(self) -> None:
+        if self.descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self.descriptor, 0)
+        super().end()
 
 
 def _unnamed_file(folder: Path, size: int) -> int:

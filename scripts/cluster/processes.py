@@ -85,7 +85,10 @@ def kill_all(processes: Iterable[psutil.Process], *, within: float = 20.0) -> No
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                     descriptors.append(descriptor)
         for descriptor in descriptors:
-            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            # Not `select`, which takes no descriptor above 1,023.
+            ending = select.poll()
+            ending.register(descriptor, select.POLLIN)
+            if not ending.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError(f"killed processes do not end within {within:.0f} s")
 
 

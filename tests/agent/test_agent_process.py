@@ -381,7 +381,7 @@ async def test_a_wrong_configuration_is_named() -> None:
     for value, expected in (
         (None, "PERDURE_AGENT_CONFIG is not set"),
         ("/no/such/file", "'/no/such/file', which cannot be read"),
-        (__file__, "no agent configuration"),
+        (__file__, "not an agent configuration"),
     ):
         environment = {name: text for name, text in os.environ.items() if name != "PERDURE_AGENT_CONFIG"}
         process = await asyncio.create_subprocess_exec(

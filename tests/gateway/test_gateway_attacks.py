@@ -102,11 +102,11 @@ async def test_a_node_exchanges_with_the_datasets_of_its_own_job_only(
         own.removesuffix("/train"),
     ):
         handle = attacker.client.get_workflow_handle(workflow)
-        await attacker.refused(handle.execute_update("exchange", {"sender": OWN}), DENIED, "no dataset")
+        await attacker.refused(handle.execute_update("exchange", {"sender": OWN}), DENIED, "neither a dataset")
         poll = service.PollWorkflowExecutionUpdateRequest(namespace=attacker.namespace)
         poll.update_ref.workflow_execution.workflow_id = workflow
         called = attacker.client.workflow_service.poll_workflow_execution_update(poll)
-        await attacker.refused(called, DENIED, "no dataset")
+        await attacker.refused(called, DENIED, "neither a dataset")
     handle = attacker.client.get_workflow_handle(own)
     await attacker.refused(handle.execute_update("other", {"sender": OWN}), DENIED, "input.name")
     await attacker.refused(handle.execute_update("exchange", args=[{"sender": OWN}] * 2), DENIED, "one message")

@@ -46,7 +46,7 @@ def test_of_another_version_is_refused_with_a_remedy(tmp_path: Path, version: st
 
 def test_the_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(StateFolderError, match="no state folder of Perdure"):
+    with pytest.raises(StateFolderError, match="not a state folder of Perdure"):
         StateFolder(tmp_path).open()
     assert list(tmp_path.iterdir()) == [tmp_path / "thesis.tex"]
 

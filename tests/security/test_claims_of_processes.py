@@ -113,7 +113,9 @@ async def test_a_wait_that_is_no_number_is_refused(bench: Bench) -> None:
     """The event loop's timers are in order of their times, and nothing is before or after such a time."""
     run_dir = bench.config.run_dir
     telemetry = Telemetry(bench.node, ProgressReader(run_dir), to_group=bench.group)
-    server = NodeServer(bench.node, telemetry, run_dir, **bench.of_ranks, on_hello=lambda _: None)
+    server = NodeServer(
+        bench.node, telemetry, run_dir, **bench.of_ranks, on_hello=lambda _: None, on_waits=lambda: None
+    )
     await server.start()
     connector = aiohttp.UnixConnector(str(run_dir / "agent.sock"))
     async with aiohttp.ClientSession(connector=connector) as session:

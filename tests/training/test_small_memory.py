@@ -15,8 +15,8 @@ from tests.training.ranks import run_ranks
 from tests.training.test_durable_checkpoints import Site, durable, trained
 from workflows.messages import CheckpointRestored, RestoreSource
 
-NEEDED = "A rank needs 187,"
-"""Three times the 62 KB of the state."""
+NEEDED = "A rank needs 18"
+"""Three times the 62 KB of the state, whose description differs by some bytes between processes."""
 
 
 @pytest.mark.parametrize(("size", "snapshots"), [("96k", 1), ("160k", 2), ("32k", 0)])

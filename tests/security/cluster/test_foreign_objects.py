@@ -114,7 +114,7 @@ async def test_a_foreign_config_map_is_no_upload(backend: KubernetesBackend, job
 
 async def test_a_foreign_config_map_is_no_anchor(backend: KubernetesBackend, job: PodJob) -> None:
     kept = await config_map(job, f"perdure-made-up-{job.uid}", labels={"perdure.dev/uid": job.uid})
-    with pytest.raises(NodeRefused, match="that is not of this job exists"):
+    with pytest.raises(NodeRefused, match="that does not belong to this job exists"):
         await backend.create(job.request())
     await backend.delete(job.ref(winding_down=True))
     assert await stands(job, job.anchors_path, kept)
