@@ -95,6 +95,7 @@ class WatchedFolder:
         self._wait = _Wait(report)
         self._seen: Entries = {}
         self._copied: Entries = {}
+        self._again_at = 0.0
         self._ending = threading.Event()
         self._problem = ""
         self._thread = threading.Thread(target=self._run, name="watched-folder", daemon=True)
@@ -118,7 +119,7 @@ class WatchedFolder:
         self.restored = True
         self._on_restored()
         yield_to_training()
-        while not self._ending.wait(LOOK if not self._problem else _AGAIN):
+        while not self._ending.wait(LOOK):
             self.look()
         # No process is left that could change anything between these two.
         if self.look():
@@ -134,10 +135,12 @@ class WatchedFolder:
         complete = {
             name: files for name, files in new.items() if before.get(name) == files and is_whole(self._folder, files)
         }
-        if complete:
+        # A script may delete a save before a try that comes later, so that it looks as often as always.
+        if complete and (self._ending.is_set() or time.monotonic() >= self._again_at):
             try:
                 self._copy(complete)
             except (StorageAway, StorageProblem, OSError) as error:
+                self._again_at = time.monotonic() + _AGAIN
                 self._warn(f"what the script has saved is not copied, and is tried again: {error}")
                 return True
             self._problem = ""

@@ -71,6 +71,38 @@ def test_a_folder_that_cannot_be_restored_is_reported_until_it_is(
     assert {report.since for report in reports[:-1]} == {reports[0].since}
 
 
+def test_saves_that_the_script_soon_deletes_are_copied_after_a_copy_has_failed(
+    agent: CheckpointAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(watched_folder, "LOOK", 0.1)
+    # Longer than a save exists.
+    monkeypatch.setattr(watched_folder, "_AGAIN", 2.0)
+    saves, place = tmp_path / "saves", tmp_path / "storage" / "watched"
+    saves.mkdir()
+    watched = watch(agent, saves)
+    place.parent.mkdir(exist_ok=True)
+    place.touch()
+    ending = threading.Event()
+
+    def train() -> None:
+        step = 0
+        while not ending.wait(0.3):
+            step += 1
+            torch.save({"step": step}, saves / f"step-{step}.pt")
+            (saves / f"step-{step - 3}.pt").unlink(missing_ok=True)
+
+    training = threading.Thread(target=train)
+    training.start()
+    try:
+        wait_for(lambda: "is not copied, and is tried again" in caplog.text)
+        place.unlink()
+        wait_for(lambda: list(place.glob("worker-0/*/manifest.json")), within=60)
+    finally:
+        ending.set()
+        training.join()
+        watched.close(within=60)
+
+
 def torn(path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: len(content) * 2 // 3])
