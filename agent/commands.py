@@ -21,6 +21,7 @@ from workflows.messages import (
     CommandAnswer,
     CommitCheckpoint,
     CompleteGeneration,
+    HoldCopies,
     LeaseRequest,
     LogChunk,
     NodeCredentials,
@@ -57,6 +58,7 @@ class Commands:
             self.store_changed,
             self.commit_checkpoint,
             self.order_checkpoint,
+            self.hold_copies,
         )
 
     @activity.defn(name="hold_lease")
@@ -142,6 +144,11 @@ class Commands:
     async def order_checkpoint(self, command: OrderCheckpoint) -> CommandAnswer:
         """Has the ranks make a checkpoint."""
         return self._refusal_answer(command.node) or self._checkpoints.order(command)
+
+    @activity.defn(name="hold_copies")
+    async def hold_copies(self, command: HoldCopies) -> CommandAnswer:
+        """Has another node keep the copies of what this one's script saves."""
+        return self._refusal_answer(command.node) or self._checkpoints.hold_copies(command)
 
     def _refusal_answer(self, node: NodeCredentials) -> CommandAnswer | None:
         refusal = self._node.refusal(node)

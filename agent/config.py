@@ -75,7 +75,11 @@ class AgentConfig(BaseModel):
     gateway: GatewayConnection | None = None
     """Unset: the agent connects to Temporal itself."""
     checkpoint: Checkpoint | None = None
-    """Checkpoints in storage; None where the job has none."""
+    """Checkpoints in storage, and copies of what scripts save; None where the job has neither."""
+    store_ports: str | None = None
+    """The ports that may be listened on for other nodes, as in the specification; None for any free one."""
+    copies_dir: Path | None = None
+    """A folder in memory of the agent alone, for what other nodes have saved; unset: the machine's shared memory."""
     labels: dict[str, str] = {}
     """The job's labels, for metrics."""
     metrics_port: int | None = None
@@ -84,6 +88,11 @@ class AgentConfig(BaseModel):
     """Endpoints for Prometheus whose samples the agent writes to its event files: URLs, with prefixes after `#`."""
     outputs_logs: str | None = None
     """URL of a folder, in fsspec's format, to which the node's log is copied."""
+
+    @property
+    def stored(self) -> Checkpoint | None:
+        """The checkpoints that the ranks make, where the job has a storage for them."""
+        return self.checkpoint if self.checkpoint is not None and self.checkpoint.storage is not None else None
 
     @property
     def is_another_user(self) -> bool:

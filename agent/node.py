@@ -186,7 +186,7 @@ class Node:
     @property
     def _saves_first(self) -> bool:
         """Whether a node that is ended from outside waits until the job releases it."""
-        checkpoint = self.config.checkpoint
+        checkpoint = self.config.stored
         return checkpoint is not None and bool(checkpoint.save_timeout) and self.state.leaving is None
 
     # Reports of the node's processes
@@ -278,7 +278,7 @@ class Node:
                     entered_at=self.state.entered_at,
                     starts=starts if first else None,
                     # Without a step the ranks may still be on their way to where they begin to save.
-                    saves=self.state.saving >= generation if counted and self.config.checkpoint else None,
+                    saves=self.state.saving >= generation if counted and self.config.stored else None,
                 )
             )
 
@@ -367,7 +367,8 @@ class Node:
         checkpoint, waits = self.config.checkpoint, ""
         if body.since is not None and checkpoint is not None:
             since, problem = time_or_arrival(body.since), f": {body.problem}" if body.problem else ""
-            restored = f"until {checkpoint.watch} is restored from {checkpoint.storage}{problem}"
+            place = checkpoint.storage or "another node's memory"
+            restored = f"until {checkpoint.watch} is restored from {place}{problem}"
             waits = f"its command waits since {since:%H:%M:%S} UTC {restored}"
         self._keep(waits=waits)
 

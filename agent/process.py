@@ -189,6 +189,7 @@ class Agent:
                 log_path=self._config.log_path,
                 preparing=preparing,
                 waits=self.node.state.waits,
+                copies=self._checkpoints.receiver,
             ),
             first=True,
         )
@@ -222,6 +223,8 @@ class Agent:
             await self._report_shutdown()
             await asyncio.gather(*(asyncio.to_thread(exporter.close) for exporter in self._events))
             await asyncio.to_thread(self._machine.close)
+            if self.node.state.leaving is not None or self.node.state.ended_by or self._launcher_gone:
+                await asyncio.to_thread(self._checkpoints.close)
 
     async def _read_metrics(self) -> bytes:
         self._metrics = self._metrics or self._make_metrics()

@@ -1,9 +1,9 @@
-"""Has the agent copy to the job's storage what the script itself saves into a folder of the node (`checkpoint.watch`),
-and brings it back on a node that lacks it.
+"""Has the agent copy to the job's storage, or to another node's memory, what the script itself saves into a folder of
+the node (`checkpoint.watch`), and brings it back on a node that lacks it.
 
 The launcher does that because it sees the user's files, in a pod as well; the agent has the storage's credentials and
-libraries. A process that is killed while it saves leaves a file that never changes again, so that a file counts as
-complete only if its format, too, shows that it is.
+libraries, and knows the other nodes. A process that is killed while it saves leaves a file that never changes again, so
+that a file counts as complete only if its format, too, shows that it is.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ class WatchedFolder:
         self._wait = _Wait(report)
         self._seen: Entries = {}
         self._copied: Entries = {}
+        self._place: Any = None
+        """Distinguishes the nodes that keep the copies; None for the job's storage, and until one is known."""
         self._again_at = 0.0
         self._ending = threading.Event()
         self._problem = ""
@@ -129,6 +131,9 @@ class WatchedFolder:
 
     def look(self) -> bool:
         """Copies what is new and has not changed since the last look; returns whether something is left."""
+        if (place := self._link.orders().get("place")) != self._place:
+            # Another node keeps the copies now, and has none.
+            self._place, self._copied, self._again_at = place, {}, 0.0
         now = read_entries(self._folder)
         before, self._seen = self._seen, now
         new = {name: files for name, files in now.items() if self._copied.get(name) != files}
@@ -169,6 +174,7 @@ class WatchedFolder:
     def _restore(self) -> bool:
         """Brings back what the folder lacks; returns whether that is done."""
         staging = self._folder / _RESTORED
+        self._place = self._link.orders().get("place")
         try:
             damaged: list[tuple[str, str]] = []
             while True:
@@ -179,7 +185,7 @@ class WatchedFolder:
                 if bad is None:
                     break
                 damaged.append((bad["version"], bad["entry"]))
-                logger.warning("%s in the storage is damaged, and is not restored", bad["entry"])
+                logger.warning("the copy of %s is damaged, and is not restored", bad["entry"])
             self._put_in_place(staging)
         except StorageProblem as error:
             # An agent of an older release does not know these requests.

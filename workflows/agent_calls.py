@@ -21,6 +21,7 @@ with workflow.unsafe.imports_passed_through():
         CommitCheckpoint,
         CompleteGeneration,
         EvidenceSource,
+        HoldCopies,
         LeaseRequest,
         NodeCredentials,
         OrderCheckpoint,
@@ -242,6 +243,22 @@ async def order_checkpoint(table: NodeTable, node: NodeCredentials, number: int)
         table.put(record.replace(checkpoint_orders=number))
 
 
+async def hold_copies(table: NodeTable, node: NodeCredentials) -> None:
+    """Tells a node which other one keeps the copies of what its script saves, as soon as its agent can be reached."""
+    while (holder := table.copy_holder(node)) is not None and not table.winding_down:
+        before = table.current(node)
+        summary = f"node {holder.rank} keeps copies of what node {node.rank} saves"
+        if await _took(table, "hold_copies", HoldCopies(node=node, holder=holder), summary=summary):
+            record = table.current(node)
+            if before is None or record is None:
+                return
+            if record.holder_started_at == before.holder_started_at:
+                table.put(record.replace(copies_place=holder.address_key))
+                return
+        elif not await _until_reachable(table, node):
+            return
+
+
 async def release(table: NodeTable, node: NodeCredentials) -> None:
     """Lets a node end that is being ended from outside. One that cannot be reached ends by itself soon."""
     await _took(table, "release_node", ReleaseNode(node=node), summary="need not wait for a checkpoint any longer")
@@ -253,7 +270,7 @@ async def release(table: NodeTable, node: NodeCredentials) -> None:
 async def _took(
     table: NodeTable,
     name: str,
-    command: CompleteGeneration | RestartCommand | OrderCheckpoint | ReleaseNode,
+    command: CompleteGeneration | RestartCommand | OrderCheckpoint | ReleaseNode | HoldCopies,
     *,
     summary: str,
 ) -> bool:

@@ -232,6 +232,9 @@ class NodeGroup:
         if target is not None and target.incarnation == node.incarnation and target.released and not record.released:
             self._start(("release", *node.key), agent_calls.release(table, node))
         self._command_checkpoints(record)
+        holder = table.copy_holder(node)
+        if holder is not None and holder.address_key != record.copies_place and not table.winding_down:
+            self._start(("copies", *node.key), agent_calls.hold_copies(table, node))
 
     def _command_checkpoints(self, record: NodeRecord) -> None:
         """Has the node that the job chose commit a checkpoint, and the node of rank 0 make one that was requested."""

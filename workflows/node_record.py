@@ -8,6 +8,7 @@ from pydantic import Field
 
 from perdure.spec.accepted import AcceptedSpec
 from workflows.messages import (
+    CopyReceiver,
     CreatedNode,
     GroupDesire,
     Message,
@@ -58,6 +59,10 @@ class NodeRecord(Message):
     """Its report that it is ready for a world that trains already, kept until it has proved that it can connect."""
     waits: str = ""
     """What its command waits for before it starts."""
+    copies: CopyReceiver | None = None
+    """Where it takes copies of what other nodes' scripts have saved; None where it takes none."""
+    copies_place: str = ""
+    """Where its own copies are, as its agent was told last."""
     cut_off: str = ""
     """Why it cannot connect, as last reported."""
     generation: int = 0
@@ -85,6 +90,11 @@ class NodeRecord(Message):
     """The latest stall report of its agent."""
     sequences: dict[str, int] = Field(default={}, validation_alias="heard", serialization_alias="heard")
     """Highest sequence number by kind of message: within a kind, older ones are dropped."""
+
+    @property
+    def reports(self) -> bool:
+        """Whether its agent has reported, and it is not known to be lost."""
+        return self.joined and self.phase is not NodePhase.LOST
 
     def replace(self, **fields: object) -> NodeRecord:
         return self.model_copy(update=fields)
@@ -137,6 +147,8 @@ class GroupTable(Message):
     """The job has closed without telling the group to wind down."""
     datasets: tuple[str, ...] = ()
     """Datasets that the group was asked to start."""
+    copy_holders: dict[int, int] = Field(default={})
+    """By rank, the rank that keeps the copies of what its script has saved."""
 
 
 class GroupInput(Message):

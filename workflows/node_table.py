@@ -20,6 +20,7 @@ from workflows.messages import (
     CheckpointFacts,
     CheckpointRestored,
     CheckpointStored,
+    CopyHolder,
     DatasetNeeded,
     DesiredNode,
     EvidenceSource,
@@ -42,6 +43,7 @@ from workflows.messages import (
 from workflows.names import node_name, node_task_queue
 from workflows.node_record import GroupInput, GroupTable, NodeRecord, TransitionsCarried
 from workflows.policy.behavior import CURRENT, Behavior
+from workflows.policy.copies import choose_holder, copies_token
 from workflows.transitions import TransitionBatch
 
 
@@ -75,6 +77,7 @@ class NodeTable:
         )
         self.owner_closed = carried.owner_closed if carried else False
         self._datasets = carried.datasets if carried else ()
+        self._copy_holders = dict(carried.copy_holders) if carried else {}
         self.dirty = True
         """The group may have work to do because of new information."""
 
@@ -131,6 +134,7 @@ class NodeTable:
             transitions=self.transitions.carried,
             owner_closed=self.owner_closed,
             datasets=self._datasets,
+            copy_holders=self._copy_holders,
         )
         return self.group.model_copy(update={"desire": self.desire, "table": table})
 
@@ -187,6 +191,9 @@ class NodeTable:
                 holder_started_at=message.agent_started_at,
                 refused=0 if restarted else record.refused,
                 generation=max(record.generation, message.generation),
+                copies=message.copies,
+                # An agent that was started again does not know.
+                copies_place="" if restarted else record.copies_place,
             )
         )
         kind = TransitionKind.REACHABLE if record.joined and not record.reachable else TransitionKind.JOINED
@@ -200,6 +207,28 @@ class NodeTable:
         if message.waits != record.waits:
             self.transition(record, TransitionKind.JOINED, message.time, waits=message.waits)
         self.dirty = True
+
+    def copy_holder(self, node: NodeCredentials) -> CopyHolder | None:
+        """The node that keeps the copies of what this node's script has saved; None where there is none yet, or the
+        job has a storage for them."""
+        record = self.current(node)
+        if record is None or record.copies is None:
+            return None
+        receivers = {rank: other for rank, other in self.records.items() if other.copies and other.reports}
+        rank = choose_holder(node.rank, holders=self._copy_holders, receivers=receivers)
+        if rank is None:
+            return None
+        self._copy_holders = {**self._copy_holders, node.rank: rank}
+        chosen = receivers[rank]
+        assert chosen.copies is not None
+        return CopyHolder(
+            rank=rank,
+            incarnation=chosen.node.incarnation,
+            address=chosen.address,
+            port=chosen.copies.port,
+            folder=chosen.copies.folder,
+            token=copies_token(chosen.node.token, role=node.role, rank=node.rank),
+        )
 
     def lease_taken(self, message: LeaseTaken) -> None:
         record = self._accept_message("lease_taken", message)

@@ -76,7 +76,7 @@ def check_revocation(state: JobState, request: TicketRef) -> None:
 
 
 def check_checkpoint(state: JobState, job: JobSpec) -> None:
-    if job.checkpoint is None:
+    if job.stored is None:
         raise ApplicationError("the job has no storage for checkpoints; submit it with checkpoint.storage")
     if state.world is None or state.suspended:
         raise ApplicationError(f"there is nothing to save: the job is {state.phase}")

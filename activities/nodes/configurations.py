@@ -23,6 +23,7 @@ def agent_configuration(
     state_dir: Path | None = None,
     gateway: GatewayConnection | None = None,
     metrics_port: int | None = None,
+    copies_dir: Path | None = None,
 ) -> AgentConfig:
     """Returns the agent's configuration.
 
@@ -34,6 +35,7 @@ def agent_configuration(
         state_dir: a folder of its own, where the launcher runs as another user.
         gateway: how it reaches the control plane; None where it connects to Temporal itself.
         metrics_port: where Prometheus reads its metrics; None for no port.
+        copies_dir: a folder in memory of its own for what other nodes have saved; None for the machine's shared memory.
     """
     spec = request.spec
     role = spec.roles[request.node.role]
@@ -56,6 +58,8 @@ def agent_configuration(
         metrics_port=metrics_port,
         monitors=tuple(os.environ.get(MONITORS_VARIABLE, "").split()),
         checkpoint=spec.checkpoint,
+        store_ports=spec.network.store_ports,
+        copies_dir=copies_dir,
     )
 
 
@@ -70,7 +74,7 @@ def launcher_configuration(request: NodeRequest, *, address: str, workdir: str |
     spec = request.spec
     role = spec.roles[request.node.role]
     grace = spec.limits.termination_grace_period
-    saves = min(spec.checkpoint.save_timeout, grace / 2) if spec.checkpoint else timedelta()
+    saves = min(spec.stored.save_timeout, grace / 2) if spec.stored else timedelta()
     return {
         "command": list(role.command),
         "workdir": workdir,

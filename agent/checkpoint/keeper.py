@@ -12,6 +12,7 @@ import os
 import secrets
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from pydantic import ValidationError
 from agent.checkpoint import names
 from agent.checkpoint.connections import Answer, CheckpointSocket, Content, Json, Refused
 from agent.checkpoint.part import Part, PartRequest, SnapshotChanged
+from agent.checkpoint.peer_copies import PeerCopies, WatchedOnNodes
 from agent.checkpoint.progress import Progress, ProgressFile
 from agent.checkpoint.records import FileRecord, NodeFiles, damage, read_metrics
 from agent.checkpoint.retention import best_of, superfluous
@@ -42,6 +44,8 @@ from workflows.messages import (
     CheckpointStored,
     CommandAnswer,
     CommitCheckpoint,
+    CopyReceiver,
+    HoldCopies,
     OrderCheckpoint,
     RestoreSource,
 )
@@ -60,7 +64,7 @@ _REMEMBERED = 8
 _READ_AT_ONCE = 1 << 22
 _NAMED = 8
 """Distrusted steps that are reported."""
-_ORDERS = ("number", "done", "interval_s")
+_ORDERS = ("number", "done", "interval_s", "place")
 _LONGEST_ORDERS = 1024
 
 _LESS_URGENT = 10
@@ -108,15 +112,16 @@ class Checkpoints:
         self._state = state
         self._saving = saving
         self._to_group = to_group
-        self._spec = config.checkpoint
-        self._storage = (
-            Storage(config.checkpoint.storage, contained=config.is_another_user) if config.checkpoint else None
-        )
-        self._watched = (
-            WatchedFiles(self._storage, config.node, keep_last=config.checkpoint.keep_last)
-            if config.checkpoint and self._storage
-            else None
-        )
+        self._spec = config.stored
+        self._storage: Storage | None = None
+        self._peers: PeerCopies | None = None
+        self._watched: WatchedFiles | None = None
+        if (spec := config.checkpoint) is not None and spec.storage is not None:
+            self._storage = Storage(spec.storage, contained=config.is_another_user)
+            self._watched = WatchedFiles(self._storage, config.node, keep_last=spec.keep_last)
+        elif spec is not None:
+            self._peers = PeerCopies(config)
+            self._watched = WatchedOnNodes(self._peers, config, keep_last=spec.keep_last)
         self._socket = CheckpointSocket(config.run_dir / CHECKPOINT_SOCKET, self._handle)
         self._changed = threading.Condition()
         self._kept = ProgressFile(config.private_dir)
@@ -135,6 +140,18 @@ class Checkpoints:
         """Starts to answer ranks. Called in the event loop."""
         self._loop = asyncio.get_running_loop()
         self._socket.start()
+        if self._peers is not None:
+            self._peers.start()
+
+    def close(self) -> None:
+        """Deletes what is kept for other nodes: this node ends for good."""
+        if self._peers is not None:
+            self._peers.close()
+
+    @property
+    def receiver(self) -> CopyReceiver | None:
+        """Where copies of what other nodes save are taken; None where none are."""
+        return self._peers.receiver if self._peers is not None else None
 
     # Commands of the control plane
 
@@ -169,6 +186,20 @@ class Checkpoints:
             self._write_orders(number=command.number)
         except OSError as error:
             return CommandAnswer(accepted=False, detail=f"the ranks cannot be asked: {error}")
+        return CommandAnswer(accepted=True)
+
+    def hold_copies(self, command: HoldCopies) -> CommandAnswer:
+        """Has another node keep the copies of what the script saves, and the launcher copy all of it if that is a new
+        place.
+
+        Raises:
+            OSError: if the launcher cannot be told.
+        """
+        if self._peers is None or self._watched is None:
+            return CommandAnswer(accepted=False, detail="the nodes of this job keep no copies for each other")
+        if self._peers.hold(command.holder):
+            self._watched.forget()
+        self._write_orders(place=zlib.crc32(command.holder.place.encode()))
         return CommandAnswer(accepted=True)
 
     def _write_orders(self, **changes: float) -> None:
@@ -214,6 +245,11 @@ class Checkpoints:
             return self._hello(request)
         if kind == "restored":
             return self._restored(request)
+        if kind == "watched" and self._watched is not None:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LESS_URGENT)
+            with self._writing:
+                answer = self._watched.handle(request, files)
+            return answer if isinstance(answer, dict) else Content(*answer)
         storage = self._storage
         if storage is None:
             raise Refused("this job has no storage for checkpoints: set checkpoint.storage")
@@ -235,11 +271,6 @@ class Checkpoints:
                 size = max(storage.size(path) - offset, 0)
                 size = min(size, max(int(request.get("length", size)), 0))
                 return Content(size, storage.pieces(path, offset=offset, length=size, piece=_READ_AT_ONCE))
-            case "watched" if self._watched is not None:
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LESS_URGENT)
-                with self._writing:
-                    answer = self._watched.handle(request, files)
-                return answer if isinstance(answer, dict) else Content(*answer)
             case _:
                 raise Refused(f"request: {str(kind)[:40]!r} is unknown")
 

@@ -4,7 +4,8 @@
         files/…            files as they are in the watched folder
         manifest.json      what belongs to the version, written last: without it there is no version
 
-A version has the entries (files and folders) of the watched folderthat were complete and new when the launcher looked.
+A version has the entries (files and folders) of the watched folder that were complete and new when the launcher looked.
+Without a storage the same is in the memory of another node.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ import re
 import stat
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from agent.checkpoint.storage import Storage
 from workflows.messages import NodeCredentials
 
 Json = dict[str, Any]
@@ -32,6 +32,33 @@ _FILES: Final = "files"
 _VERSION = re.compile(r"(\d{8,18})-([A-Za-z0-9]{1,64})-(\d{1,9})")
 _LONGEST_PATH = 1024
 _AT_ONCE = 1 << 22
+
+
+class Pieces:
+    """What is written to a file, whose size is known before."""
+
+    def __init__(self, size: int, pieces: Iterable[bytes]) -> None:
+        self.size = size
+        self._pieces = pieces
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._pieces)
+
+
+class Files(Protocol):
+    """A place for files: the job's storage, or another node. The methods are those of `Storage`."""
+
+    def write(self, path: str, pieces: Pieces) -> tuple[int, int]: ...
+
+    def read(self, path: str) -> bytes: ...
+
+    def pieces(self, path: str, *, offset: int, length: int, piece: int) -> Iterator[bytes]: ...
+
+    def size(self, path: str) -> int: ...
+
+    def names(self, folder: str) -> set[str]: ...
+
+    def remove(self, folder: str, *, first: str) -> None: ...
 
 
 class WatchedFile(BaseModel):
@@ -81,17 +108,19 @@ class Version:
 
 
 class WatchedFiles:
-    """The versions of one node in the job's storage. Any thread may use it."""
+    """The versions of one node, in the job's storage or on another node. Any thread may use it."""
 
-    def __init__(self, storage: Storage, node: NodeCredentials, *, keep_last: int) -> None:
+    def __init__(self, storage: Files, node: NodeCredentials, *, keep_last: int, scarce: bool = False) -> None:
         """Creates the object.
 
         Args:
-            storage: The job's storage.
+            storage: The job's storage, or what stands for it.
             node: The node. A later incarnation of it finds the versions of this one.
             keep_last: The number of saves that are kept.
+            scarce: Whether the place is small, and of this run only: what was given up is deleted before the next try.
         """
         self._storage = storage
+        self._scarce = scarce
         self._node = node
         self._place = f"{_PLACE}/{node.role}-{node.rank}"
         self._keep_last = keep_last
@@ -126,8 +155,19 @@ class WatchedFiles:
             case other:
                 raise ValueError(f"do: {str(other)[:40]!r} is unknown")
 
+    def forget(self) -> None:
+        """Gives up versions that are not complete: the place that they are written to is another one now."""
+        with self._lock:
+            self._stored = {}
+
     def _begin(self) -> Json:
-        newest = max((version.number for version in self._all()), default=0)
+        known = self._all()
+        if self._scarce:
+            complete = self._versions()
+            for version in known:
+                if version not in complete:
+                    self._storage.remove(f"{self._place}/{version}", first=_MANIFEST)
+        newest = max((version.number for version in known), default=0)
         version = str(Version(newest + 1, self._node.uid, self._node.incarnation))
         with self._lock:
             # The launcher makes one version at a time; those that it gave up are never completed.
@@ -141,7 +181,7 @@ class WatchedFiles:
         stored = self._files_of(version)
         _compare(files[0], wanted)
         size, checksum = self._storage.write(
-            self._path(Version.parse(version), wanted.path), _content(files[0], wanted.size)
+            self._path(Version.parse(version), wanted.path), Pieces(wanted.size, _content(files[0], wanted.size))
         )
         _compare(files[0], wanted)
         stored.append(wanted.model_copy(update={"size": size, "checksum": checksum}))
@@ -151,7 +191,8 @@ class WatchedFiles:
         stored = self._files_of(version)
         if len(stored) != count or not stored:
             raise ValueError(f"the version has {len(stored)} files, not {count}: begin again")
-        self._storage.write(f"{self._place}/{version}/{_MANIFEST}", [_MANIFEST_CONTENT.dump_json(tuple(stored))])
+        manifest = _MANIFEST_CONTENT.dump_json(tuple(stored))
+        self._storage.write(f"{self._place}/{version}/{_MANIFEST}", Pieces(len(manifest), [manifest]))
         with self._lock:
             self._stored.pop(version, None)
         self._delete_superfluous(Version.parse(version))

@@ -1,11 +1,11 @@
-"""Checkpoints in storage: where they are, how often they are made, and which are kept."""
+"""Checkpoints: where they are, how often they are made, and which are kept."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from .base import Integer, Matching, Section, Template
 from .durations import Duration, format_duration, parse_duration
@@ -68,13 +68,13 @@ class KeepBest(Section):
 
 
 class Checkpoint(Section):
-    """Checkpoints in storage, of scripts that use `perdure_training.checkpoint`. `${job.name}` and `${job.namespace}`
-    are filled in."""
+    """Checkpoints in storage, of scripts that use `perdure_training.checkpoint`, and copies of what other scripts save.
+    `${job.name}` and `${job.namespace}` are filled in."""
 
-    storage: Template
+    storage: Template | None = None
     """URL of a folder, as fsspec takes it (`s3://…`, `gs://…`, `file:///…`). The nodes' agents write to it; ranks need
     neither its credentials nor its libraries. A job that finds checkpoints there continues with the newest one, so
-    different trainings need different folders."""
+    different trainings need different folders. It may be left out where `watch` is set."""
     every: CheckpointInterval = "auto"
     """A number of steps, a duration such as `10m`, or `auto`: as often as costs least in the long run, by the time that
     a checkpoint takes and the failures so far, between 30 s and 1 h."""
@@ -90,5 +90,19 @@ class Checkpoint(Section):
     """The best checkpoints by a metric are kept beside these; unset: none."""
     watch: WatchedPath | None = None
     """A folder on the node to which a script saves by itself that uses no `perdure_training.checkpoint`. What is
-    complete in it is copied to the storage, and a node that lacks it gets it back before its command starts. `~` and
-    variables of the command's environment, as in `$SCRATCH/saves`, are filled in. Unset: none."""
+    complete in it is copied to the storage, or without a `storage` to the memory of another node, and a node that
+    lacks it gets it back before its command starts. `~` and variables of the command's environment, as in
+    `$SCRATCH/saves`, are filled in. Unset: none."""
+
+    @property
+    def copies_to_nodes(self) -> bool:
+        """Whether nodes keep copies of what the scripts of other nodes save."""
+        return self.watch is not None and self.storage is None
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> Checkpoint:
+        if self.storage is None and self.watch is None:
+            raise ValueError(
+                "has neither storage nor watch; expected the URL of a folder as storage, or a path as watch"
+            )
+        return self

@@ -111,7 +111,8 @@ class JobSpec(Section):
     outputs: Outputs = Outputs()
     """The place for the job's outputs."""
     checkpoint: Checkpoint | None = None
-    """Checkpoints in storage, which survive the loss of all nodes. Unset: disabled."""
+    """Checkpoints in storage, which survive the loss of all nodes, and copies of what scripts save by themselves.
+    Unset: disabled."""
     hold_on_failure: Duration | None = None
     """The time for which the nodes of a failed job are kept as they are, for inspection: `perdure shell` opens a shell
     in one, `perdure cancel` releases them earlier. Unset: disabled."""
@@ -127,6 +128,11 @@ class JobSpec(Section):
         ((name, role),) = self.roles.items()
         return name, role
 
+    @property
+    def stored(self) -> Checkpoint | None:
+        """`checkpoint`, where the ranks' own checkpoints have a storage."""
+        return self.checkpoint if self.checkpoint is not None and self.checkpoint.storage is not None else None
+
     @field_validator("roles")
     @classmethod
     def _has_one_role(cls, roles: dict[str, Role]) -> dict[str, Role]:
@@ -135,6 +141,16 @@ class JobSpec(Section):
         if len(roles) > 1:
             raise ValueError(f"has {len(roles)} roles ({', '.join(roles)}); this release runs exactly one role per job")
         return roles
+
+    @model_validator(mode="after")
+    def _has_nodes_for_copies(self) -> JobSpec:
+        most = max((role.nodes.max for role in self.roles.values()), default=0)
+        if self.checkpoint is not None and self.checkpoint.copies_to_nodes and most < 2:
+            raise ValueError(
+                f"checkpoint.watch is {self.checkpoint.watch} without checkpoint.storage, and nodes is {most}: the "
+                "copies are in the memory of another node; set nodes to at least 2, or set checkpoint.storage"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sets_each_variable_once(self) -> JobSpec:

@@ -152,7 +152,7 @@ def fill_templates(spec: JobSpec) -> JobSpec:
     env = {name: fill(text) for name, text in spec.env.items()}
     if spec.checkpoint is not None:
         filled = {
-            "storage": fill(spec.checkpoint.storage),
+            "storage": spec.checkpoint.storage and fill(spec.checkpoint.storage),
             "watch": spec.checkpoint.watch and fill(spec.checkpoint.watch),
         }
         stored = spec.checkpoint.model_copy(update=filled)

@@ -31,7 +31,7 @@ from ..state import StateFile
 from ..system import processes
 from ..system.cgroups import MemoryController
 from ..system.files import write_file
-from ..system.memory_folder import MemoryFolder
+from ..system.memory_folder import COPIES_PREFIX, ROOT, MemoryFolder, sort_abandoned
 from ..system.nvml import Devices
 from ..system.ports import PortPool
 from ..system.usage import UsageMeter, processes_per_node
@@ -340,6 +340,8 @@ def write_exit_file(run_directory: Path, leaving: Leaving) -> None:
 def _memory_folder() -> MemoryFolder | None:
     node = os.environ.get("PERDURE_NODE", "").rpartition("/")[0]
     try:
+        # An agent that is killed with its node leaves nobody to delete what it has kept for others.
+        sort_abandoned(ROOT, prefix=COPIES_PREFIX)
         return MemoryFolder(node=node)
     except OSError as error:
         logger.warning("ranks can keep no snapshots in memory: %s", error)

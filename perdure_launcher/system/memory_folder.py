@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 ROOT = Path("/dev/shm")
 """Linux's tmpfs for shared memory. In a pod it has 64 MiB, or `resources.shm`."""
 _PREFIX = "perdure-memory-"
+COPIES_PREFIX = "perdure-copies-"
+"""The same for what an agent keeps for other nodes."""
 _LOCK = "owner"
 """File that the launcher has locked, with the node's name."""
 _LONGEST_NODE = 1024
@@ -28,22 +30,23 @@ _LONGEST_NODE = 1024
 class MemoryFolder:
     """A folder that exists for as long as this object's process holds its lock."""
 
-    def __init__(self, root: Path = ROOT, *, node: str = "") -> None:
+    def __init__(self, root: Path = ROOT, *, node: str = "", prefix: str = _PREFIX) -> None:
         """Takes over the folder that the node's last launcher left, or creates one; deletes those that other launchers
-        left.
+        left. The same for agents, whose folders have another prefix.
 
         Args:
             root: The folder in memory for all launchers.
             node: The job's UID with the node's role and rank; empty to take over none.
+            prefix: What the folder's name begins with.
 
         Raises:
             OSError: if the root does not exist or cannot be written.
         """
-        if (found := sort_abandoned(root, node=node)) is not None:
+        if (found := sort_abandoned(root, node=node, prefix=prefix)) is not None:
             self.path, self._lock = found
             return
         # It gets its name when it is locked: other launchers delete unlocked folders.
-        made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=root))
+        made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=root))
         self._lock = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.write(self._lock, node.encode())
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -57,14 +60,14 @@ class MemoryFolder:
             os.close(self._lock)
 
 
-def sort_abandoned(root: Path, *, node: str = "") -> tuple[Path, int] | None:
-    """Deletes the folders of this user's launchers that were killed, except for one of this node.
+def sort_abandoned(root: Path, *, node: str = "", prefix: str = _PREFIX) -> tuple[Path, int] | None:
+    """Deletes the folders of this user's launchers, or agents, that were killed, except for one of this node.
 
     Returns:
         The one of this node with its lock, which is held.
     """
     kept: tuple[Path, int] | None = None
-    for folder in root.glob(f"{_PREFIX}*"):
+    for folder in root.glob(f"{prefix}*"):
         try:
             if folder.lstat().st_uid != os.geteuid():
                 continue
@@ -77,10 +80,10 @@ def sort_abandoned(root: Path, *, node: str = "") -> tuple[Path, int] | None:
             os.close(lock)
             continue
         if kept is None and node and os.pread(lock, _LONGEST_NODE, 0) == node.encode():
-            logger.info("takes over %s, whose launcher was killed", folder)
+            logger.info("takes over %s, whose process was killed", folder)
             kept = folder, lock
             continue
-        logger.info("deletes %s, whose launcher has ended", folder)
+        logger.info("deletes %s, whose process has ended", folder)
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
     return kept

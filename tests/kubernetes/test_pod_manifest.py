@@ -13,6 +13,7 @@ from activities.nodes.backend import NodeNotYet, NodeRefused
 from activities.nodes.kubernetes import KubernetesSettings
 from activities.nodes.kubernetes.api import KubernetesError
 from activities.nodes.kubernetes.backend import refuse
+from activities.nodes.kubernetes.copies import bytes_of
 from activities.nodes.kubernetes.facts import WAITING, event_of, is_repeated, machine_is_silent
 from activities.nodes.kubernetes.merge import merge
 from activities.nodes.kubernetes.objects import Pod
@@ -395,3 +396,38 @@ def test_a_machine_that_does_not_answer_is_no_loss():
     assert event_of(silent).kind is NodeEventKind.RUNNING
     assert "gpu-17 does not answer" in event_of(silent).reason
     assert not machine_is_silent(pod_with(status | {"conditions": [{"type": "Ready", "status": "True"}]}))
+
+
+@pytest.mark.parametrize(("role", "size"), [({}, "64Mi"), ({"resources": {"shm": "16Gi"}}, "16Gi")])
+def test_only_an_agent_reaches_what_it_keeps_of_other_nodes_saves(role: dict[str, Any], size: str):
+    pod = manifest(role, checkpoint={"watch": "/tmp/saves"}, network={"store_ports": "29500-29599"})
+    [volume] = [one for one in pod["spec"]["volumes"] if one["name"] == "perdure-copies"]
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": size}
+    mounts = {
+        one["name"]: [mount["mountPath"] for mount in one["volumeMounts"] if mount["name"] == "perdure-copies"]
+        for kind in ("containers", "initContainers")
+        for one in pod["spec"][kind]
+    }
+    assert mounts == {"training": [], "perdure-prepare": [], "perdure-agent": ["/perdure-copies"]}
+    limit = (512 << 20) + ((16 << 30) if role else (64 << 20))
+    assert container(pod, "perdure-agent")["resources"]["limits"]["memory"] == str(limit)
+    config = json.loads(env(pod, "perdure-prepare")["PERDURE_PREPARE_AGENT_CONFIG"])
+    assert (config["copies_dir"], config["store_ports"]) == ("/perdure-copies", "29500-29599")
+    mount = {"name": "training", "volumeMounts": [{"name": "perdure-copies", "mountPath": "/copies"}]}
+    with pytest.raises(NodeRefused, match="perdure-copies"):
+        manifest({"pod_template": {"spec": {"containers": [mount]}}}, checkpoint={"watch": "/tmp/saves"})
+
+
+def test_a_job_with_a_storage_keeps_no_copies_in_memory():
+    pod = manifest(checkpoint={"watch": "/tmp/saves", "storage": "s3://a/b"})
+    assert "perdure-copies" not in json.dumps(pod["spec"]["volumes"])
+    config = json.loads(env(pod, "perdure-prepare")["PERDURE_PREPARE_AGENT_CONFIG"])
+    assert config["copies_dir"] is None
+
+
+@pytest.mark.parametrize(
+    ("quantity", "number"),
+    [("64Mi", 64 << 20), ("1.5Gi", 3 << 29), ("16G", 16 * 10**9), ("1000", 1000), ("500m", 0), ("2Ei", 2 << 60)],
+)
+def test_quantities_are_read_as_kubernetes_does(quantity: str, number: int):
+    assert bytes_of(quantity) == number

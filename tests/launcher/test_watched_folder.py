@@ -181,7 +181,7 @@ def test_a_flipped_bit_in_the_storage_brings_the_save_before(
     path.write_bytes(content)
     assert on_another_node(agent, tmp_path / "other") == ["latest", "step-1.pt"]
     assert (tmp_path / "other" / "latest").read_text() == "1"
-    assert "step-2.pt in the storage is damaged" in caplog.text
+    assert "the copy of step-2.pt is damaged" in caplog.text
 
 
 def test_formats_that_have_an_end_show_that_they_are_torn(tmp_path: Path):

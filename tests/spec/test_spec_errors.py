@@ -183,6 +183,17 @@ def test_lines_survive_a_file(tmp_path: Path):
         ({**worker(), "limits": {"active_deadline": "-3s"}}, "limits.active_deadline: got"),
         ({**worker(), "limits": {"active_deadline": float("inf")}}, "limits.active_deadline: got"),
         ({**worker(), "limits": {"active_deadline": "99999999999d"}}, "expected a duration such as 30s"),
+        (
+            {**worker(), "checkpoint": {"every": 5}},
+            "checkpoint: has neither storage nor watch; expected the URL of a folder as storage, or a path as watch",
+        ),
+        (
+            {**worker(nodes=1), "checkpoint": {"watch": "/saves"}},
+            (
+                "specification: checkpoint.watch is /saves without checkpoint.storage, and nodes is 1: the copies are "
+                "in the memory of another node; set nodes to at least 2, or set checkpoint.storage"
+            ),
+        ),
         ({**worker(), "env": {"A": "x" * 20_000}}, "bytes as JSON; expected at most 16384"),
     ],
 )

@@ -27,6 +27,17 @@ def copied(storage: Path) -> list[int]:
     return sorted(int(path.stem[5:]) for manifest in manifests for path in manifest.parent.glob("files/step-*.pt"))
 
 
+def kept_by(job: Job, rank: int, *, of: int) -> list[int]:
+    """The complete steps of one node in the memory of another one."""
+    folders = [
+        owner.parent
+        for owner in Path("/dev/shm").glob("perdure-copies-*/owner")
+        if owner.read_text().startswith(f"{job.uid}/worker-{rank}/")
+    ]
+    manifests = (path for folder in folders for path in folder.glob(f"worker-{of}/watched/worker-{of}/*/manifest.json"))
+    return sorted(int(path.stem[5:]) for manifest in manifests for path in manifest.parent.glob("files/step-*.pt"))
+
+
 def saves(job: Job) -> Path:
     [rank] = [one for one in job.processes(0) if str(SCRIPT) in one.cmdline()]
     return Path(rank.environ()["PERDURE_RUN_DIR"]) / "saves"
@@ -109,3 +120,34 @@ async def test_a_replaced_node_continues_from_what_its_script_had_saved(site: Si
     await job.client.wait(job.name)
     await job.ended()
     assert copied(storage)[-1] == job.steps()[-1].number // 50 * 50
+
+
+@pytest.mark.long("storage")
+async def test_a_replaced_node_gets_its_saves_back_from_another_node(site: Site, tmp_path: Path):
+    out = tmp_path / "out"
+    for rank in (0, 1):
+        (out / str(rank)).mkdir(parents=True)
+    script = shlex.join([sys.executable, str(SCRIPT)])
+    # Each node saves in its own run directory, which its replacement does not have.
+    job = await site.submit(
+        nodes="2",
+        command=["sh", "-c", f'exec {script} {shlex.quote(str(out))}/"$GROUP_RANK" "$PERDURE_RUN_DIR/saves"'],
+        checkpoint={"watch": "$PERDURE_RUN_DIR/saves"},
+        recovery={"warm_starts": False},
+    )
+    job.out = out / "1"
+    await eventually(lambda: kept_by(job, 0, of=1) and kept_by(job, 1, of=0), within=PATIENCE)
+    newest, made = kept_by(job, 0, of=1)[-1], len(job.steps())
+    job.signal(1, None)
+    first = await eventually(lambda: repeated_first(job, made), within=PATIENCE)
+    assert first % 50 == 1
+    assert first > newest
+    # The replacement keeps the copies of the other one again.
+    await eventually(lambda: kept_by(job, 1, of=0), within=PATIENCE)
+    assert not (await job.status()).warnings
+    assert [incident.culprit for incident in await job.incidents()] == [1]
+    for rank in (0, 1):
+        (out / str(rank) / "finish").touch()
+    await job.client.wait(job.name)
+    await job.ended()
+    await eventually(lambda: not kept_by(job, 0, of=1) and not kept_by(job, 1, of=0), within=PATIENCE)

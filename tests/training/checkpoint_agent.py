@@ -15,7 +15,16 @@ from agent.config import AgentConfig
 from agent.state import AgentState
 from perdure.spec.checkpoint import Checkpoint
 from perdure_launcher.protocol import World
-from workflows.messages import AgentMessage, CheckpointStored, CommitCheckpoint, NodeCredentials, OrderCheckpoint
+from workflows.messages import (
+    AgentMessage,
+    CheckpointStored,
+    CommitCheckpoint,
+    CopyHolder,
+    HoldCopies,
+    NodeCredentials,
+    OrderCheckpoint,
+)
+from workflows.policy.copies import copies_token
 
 NODE = NodeCredentials(uid="run", role="worker", rank=0, incarnation=1, token="secret")
 
@@ -24,9 +33,19 @@ class CheckpointAgent:
     """An agent without Temporal. Where `commits` is set, it commits a checkpoint when its own ranks have stored it."""
 
     def __init__(
-        self, run_dir: Path, storage: str, *, ranks: int = 1, state_dir: Path | None = None, **checkpoint: Any
+        self,
+        run_dir: Path,
+        storage: str | None,
+        *,
+        ranks: int = 1,
+        state_dir: Path | None = None,
+        node: NodeCredentials = NODE,
+        copies_dir: Path | None = None,
+        **checkpoint: Any,
     ) -> None:
         self.run_dir = run_dir
+        self.node = node
+        self.copies_dir = copies_dir
         self._state_dir = state_dir
         self.ranks = ranks
         self.commits = True
@@ -44,7 +63,8 @@ class CheckpointAgent:
     def start(self) -> None:
         """Starts an agent, which takes the place of the one before."""
         config = AgentConfig(
-            node=NODE,
+            node=self.node,
+            copies_dir=self.copies_dir,
             job_id="job/a/b",
             job_first_run_id="first",
             group_id="group",
@@ -61,6 +81,23 @@ class CheckpointAgent:
             self.checkpoints.start()
 
         asyncio.run_coroutine_threadsafe(start(), self._loop).result(30)
+
+    def hold_copies(self, holder: CheckpointAgent) -> None:
+        """The group says which node keeps this one's copies."""
+        receiver = holder.checkpoints.receiver
+        assert receiver is not None
+        command = HoldCopies(
+            node=self.node,
+            holder=CopyHolder(
+                rank=holder.node.rank,
+                incarnation=holder.node.incarnation,
+                address="127.0.0.1",
+                port=receiver.port,
+                folder=receiver.folder,
+                token=copies_token(holder.node.token, role=self.node.role, rank=self.node.rank),
+            ),
+        )
+        assert self.checkpoints.hold_copies(command).accepted
 
     def begin(self, generation: int) -> None:
         """A newer world reaches the node."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
@@ -13,6 +13,7 @@ from tests.workflows.fleet import job_spec
 from workflows import options
 from workflows.backend_reports import begin_watch, take_watch_events
 from workflows.messages import (
+    CopyReceiver,
     DatasetNeeded,
     DatasetParameters,
     DesiredNode,
@@ -31,6 +32,7 @@ from workflows.messages import (
 from workflows.node_record import GroupInput, NodeRecord
 from workflows.node_table import NodeTable
 from workflows.policy.behavior import CURRENT, Behavior
+from workflows.policy.copies import copies_token
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NODE = NodeCredentials(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="t" * 16)
@@ -168,3 +170,94 @@ def test_a_node_cannot_start_datasets_without_end() -> None:
     table.continue_as_new()
     assert not table.admits("another")
     assert table.admits("d0"), "one that was terminated begins anew"
+
+
+class Copies:
+    """A table of nodes that keep copies for each other, as their agents report."""
+
+    def __init__(self, nodes: int) -> None:
+        spec = job_spec(str(nodes), checkpoint={"watch": "/saves"})
+        desired = {rank: DesiredNode(incarnation=1, token=f"secret-{rank}") for rank in range(nodes)}
+        self.table = NodeTable(
+            GroupInput(
+                job_id=f"job/default/{spec['name']}",
+                job_first_run_id="run",
+                uid=NODE.uid,
+                group=0,
+                role="worker",
+                spec=parse_spec(spec),
+                desire=GroupDesire(version=1, nodes=desired),
+            )
+        )
+        self._sequence = count(1)
+
+    def node(self, rank: int, incarnation: int = 1) -> NodeCredentials:
+        return NodeCredentials(
+            uid=NODE.uid, role="worker", rank=rank, incarnation=incarnation, token=f"secret-{rank}-{incarnation}"
+        )
+
+    def join(self, rank: int, incarnation: int = 1, *, port: int = 1, started: datetime = NOW) -> None:
+        node = self.node(rank, incarnation)
+        if self.table.current(node) is None:
+            self.table.put(NodeRecord(node=node, since=NOW))
+        self.table.joined(
+            Joined(
+                sender=node,
+                sequence=next(self._sequence),
+                time=NOW,
+                agent_started_at=started,
+                address=f"10.0.0.{rank}",
+                copies=CopyReceiver(port=port, folder=f"folder-{rank}-{incarnation}"),
+            )
+        )
+
+    def lose(self, rank: int) -> None:
+        self.table.put(self.table.records[rank].replace(phase=NodePhase.LOST))
+
+    def holder(self, rank: int, incarnation: int = 1) -> tuple[int, int] | None:
+        found = self.table.copy_holder(self.node(rank, incarnation))
+        return None if found is None else (found.rank, found.incarnation)
+
+
+def test_a_replacement_is_told_the_node_that_has_kept_the_copies_also_in_the_next_run_of_the_group() -> None:
+    copies = Copies(3)
+    copies.join(0)
+    assert copies.holder(0) is None, "there is no other node yet"
+    for rank in (1, 2):
+        copies.join(rank)
+    assert [copies.holder(rank) for rank in range(3)] == [(1, 1), (2, 1), (0, 1)]
+    copies.table = NodeTable(copies.table.to_carry())
+    copies.lose(1)
+    copies.join(1, 2)
+    assert copies.holder(1, 2) == (2, 1)
+    found = copies.table.copy_holder(copies.node(1, 2))
+    assert found is not None
+    assert (found.address, found.port, found.folder) == ("10.0.0.2", 1, "folder-2-1")
+    assert found.token == copies_token("secret-2-1", role="worker", rank=1)
+
+
+def test_another_node_keeps_the_copies_of_one_whose_keeper_is_lost() -> None:
+    copies = Copies(3)
+    for rank in range(3):
+        copies.join(rank)
+    assert [copies.holder(rank) for rank in range(3)] == [(1, 1), (2, 1), (0, 1)]
+    copies.lose(1)
+    assert copies.holder(0) == (2, 1)
+
+
+def test_an_agent_that_was_started_again_is_told_again() -> None:
+    copies = Copies(2)
+    for rank in (0, 1):
+        copies.join(rank)
+    record = copies.table.records[0]
+    copies.table.put(record.replace(copies_place="there"))
+    copies.join(0)
+    assert copies.table.records[0].copies_place == "there"
+    copies.join(0, port=2, started=NOW + timedelta(seconds=9))
+    assert copies.table.records[0].copies_place == ""
+
+
+def test_the_agents_of_an_earlier_release_are_told_nothing() -> None:
+    table = Table()
+    table.joined()
+    assert table.table.copy_holder(NODE) is None

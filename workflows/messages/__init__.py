@@ -22,6 +22,7 @@ Each model is defined in one module. All can be imported from here, because most
 
 from workflows.messages.agents import (
     AgentMessage,
+    CopyReceiver,
     DeviceUsage,
     Failure,
     FailureKind,
@@ -74,6 +75,8 @@ from workflows.messages.commands import (
     CheckConnection,
     CommandAnswer,
     CompleteGeneration,
+    CopyHolder,
+    HoldCopies,
     LeaseRequest,
     ReleaseNode,
     RestartCommand,
@@ -159,6 +162,8 @@ __all__ = [
     "CommitCheckpoint",
     "CompleteGeneration",
     "Considered",
+    "CopyHolder",
+    "CopyReceiver",
     "CreatedNode",
     "DatasetAnswer",
     "DatasetNeeded",
@@ -181,6 +186,7 @@ __all__ = [
     "GroupRef",
     "GroupTransitions",
     "Heartbeat",
+    "HoldCopies",
     "Incarnation",
     "IncidentView",
     "JobCheck",

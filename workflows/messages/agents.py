@@ -69,6 +69,14 @@ class Progress(Message):
     """Several ranks step without a process group: each trains a model of its own."""
 
 
+class CopyReceiver(Message):
+    """Where an agent takes copies of what the scripts of other nodes have saved."""
+
+    port: Annotated[int, Field(ge=0, le=LARGEST_PORT)]
+    folder: ShortText
+    """The name of its folder, which is new where the copies of the one before are lost."""
+
+
 class Joined(AgentMessage):
     """An agent's first report, repeated whenever it restarts. To the NodeGroup."""
 
@@ -86,6 +94,8 @@ class Joined(AgentMessage):
     lasts."""
     waits: ShortText = ""
     """What its command waits for before it starts."""
+    copies: CopyReceiver | None = None
+    """Set where the job's nodes keep copies for each other, and this one can."""
 
 
 class Leaving(AgentMessage):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from perdure.spec.durations import Duration
 from workflows.messages.base import Message
 from workflows.messages.identity import NodeCredentials
@@ -79,6 +81,35 @@ class RestartCommand(Message):
     node: NodeCredentials
     number: int
     """Counts the requests to one incarnation: the agent ignores a number that it has already carried out."""
+
+
+class CopyHolder(Message):
+    """The node that keeps copies of what another node's script has saved."""
+
+    rank: int
+    incarnation: int
+    address: str
+    port: int
+    folder: str
+    token: str = Field(repr=False)
+    """What it asks for: `policy.copies.copies_token`."""
+
+    @property
+    def place(self) -> str:
+        """Distinguishes the place of its copies from all others."""
+        return f"{self.rank}/{self.incarnation}/{self.folder}"
+
+    @property
+    def address_key(self) -> str:
+        """The same, with where its agent is reached, which another one of the node may not be."""
+        return f"{self.place} {self.address}:{self.port}"
+
+
+class HoldCopies(Message):
+    """Argument of `hold_copies`: this node's copies are kept by that one."""
+
+    node: NodeCredentials
+    holder: CopyHolder
 
 
 class StopNode(Message):

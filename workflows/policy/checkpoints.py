@@ -100,7 +100,7 @@ def view(state: JobState, job: JobSpec) -> CheckpointView:
     """What `status` shows."""
     known, durable = state.checkpoints, state.checkpoints.durable
     return CheckpointView(
-        url=job.checkpoint.storage if job.checkpoint else "",
+        url=(job.checkpoint.storage or "") if job.checkpoint else "",
         step=durable.step if durable else None,
         folder=durable.folder if durable else "",
         committed_at=durable.committed_at if durable else None,
@@ -126,7 +126,7 @@ def _stored(
 ) -> JobState:
     world, known = state.world, state.checkpoints
     current = world is not None and transition.generation == world.generation and state.is_member(node)
-    if world is None or not current or job.checkpoint is None or state.outcome is not None:
+    if world is None or not current or job.stored is None or state.outcome is not None:
         return state
     # The script may begin to save after its first steps.
     state = state.with_node(node.replace(without_checkpoints=0))
@@ -153,7 +153,7 @@ def _stored(
         generation=parts.generation,
         step=parts.step,
         folder=parts.folder,
-        interval=interval(state, job.checkpoint, parts.took, now),
+        interval=interval(state, job.stored, parts.took, now),
         order=parts.order,
     )
     return state.replace(checkpoints=known.replace(parts=parts, commit=commit, commits=commit.number))

@@ -119,7 +119,7 @@ def _begin(state: JobState, job: JobSpec, now: datetime, *, title: str) -> JobSt
     if state.postponed is not None and not is_due(state, now):
         return state
     trains = state.stepping and state.interruption is None and not state.between_stages and state.outcome is None
-    if job.checkpoint is None or not job.checkpoint.save_timeout or not trains or checkpoints.saves_nothing(state):
+    if job.stored is None or not job.stored.save_timeout or not trains or checkpoints.saves_nothing(state):
         return None
     state = checkpoints.request(state)
     return state.replace(
@@ -127,7 +127,7 @@ def _begin(state: JobState, job: JobSpec, now: datetime, *, title: str) -> JobSt
             title=title,
             order=state.checkpoints.orders,
             since=now,
-            until=now + job.checkpoint.save_timeout,
+            until=now + job.stored.save_timeout,
             generation=state.generation,
         )
     )

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from activities.nodes.backend import NodeRefused
 from activities.nodes.configurations import agent_configuration, launcher_configuration
 from activities.nodes.containers import SHARED, TRAINING
+from activities.nodes.kubernetes import copies
 from activities.nodes.kubernetes.facts import NO_PYTHON
 from activities.nodes.kubernetes.gateway import TOKEN_MOUNT, TOKEN_VOLUME, token_volume
 from activities.nodes.kubernetes.merge import merge
@@ -41,7 +42,7 @@ PRIVATE = "/perdure-agent"
 """The agent's private folder: its configuration contains the incarnation's token."""
 RUN_DIRECTORY = f"{SHARED}/run"
 
-_PRIVATE_VOLUMES = ("perdure-agent", TOKEN_VOLUME)
+_PRIVATE_VOLUMES = ("perdure-agent", TOKEN_VOLUME, copies.VOLUME)
 _RUN_VOLUME = "perdure"
 
 BEYOND_GRACE = 10
@@ -312,6 +313,8 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
     if (port := _metrics_port(request, settings)) is not None:
         agent["ports"] = [{"name": METRICS_PORT, "containerPort": port}]
     agent["volumeMounts"] = [*agent["volumeMounts"], *_storage_mounts(request)]
+    if copies.keeps_copies(request):
+        copies.add_to(role, agent=agent, volumes=volumes)
     if settings.gateway:
         agent["volumeMounts"] = [*agent["volumeMounts"], dict(TOKEN_MOUNT)]
         volumes.append(token_volume())
@@ -367,8 +370,8 @@ def _metrics_port(request: NodeRequest, settings: KubernetesSettings) -> int | N
 def _storage_mounts(request: NodeRequest) -> list[dict[str, Any]]:
     """Returns the mount of the volume that checkpoints are stored in, if it is one of the job's."""
     spec = request.spec
-    path = urlsplit(spec.checkpoint.storage).path if spec.checkpoint else ""
-    local = spec.checkpoint is not None and urlsplit(spec.checkpoint.storage).scheme in ("", "file", "local")
+    storage = urlsplit((spec.stored.storage or "") if spec.stored else "")
+    path, local = storage.path, spec.stored is not None and storage.scheme in ("", "file", "local")
     return [
         {"name": f"volume-{index}", "mountPath": volume.mount_path}
         for index, volume in enumerate(spec.volumes)
@@ -384,6 +387,7 @@ def _agent_configuration(request: NodeRequest, settings: KubernetesSettings) -> 
         state_dir=Path(PRIVATE),
         gateway=settings.gateway.connection(request) if settings.gateway else None,
         metrics_port=_metrics_port(request, settings),
+        copies_dir=Path(copies.MOUNT) if copies.keeps_copies(request) else None,
     )
     return config.model_dump_json()
 

@@ -1,0 +1,36 @@
+"""Which node keeps the copies of what another node's script has saved, where the job has no storage for them."""
+
+from __future__ import annotations
+
+import hmac
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+
+def copies_token(receiver_token: str, *, role: str, rank: int) -> str:
+    """The token that a node shows to the receiver of its copies; it gives access to that rank's copies only.
+
+    Args:
+        receiver_token: The secret of the receiver's incarnation, which the node itself never learns.
+        role: The role of the node whose copies they are.
+        rank: Its rank, which a replacement has, too.
+    """
+    return hmac.new(receiver_token.encode(), f"copies/{role}-{rank}".encode(), "sha256").hexdigest()
+
+
+def choose_holder(rank: int, *, holders: Mapping[int, int], receivers: Collection[int]) -> int | None:
+    """Chooses the rank that keeps a node's copies: the one that does, while it can, so that a replacement finds them.
+
+    Otherwise one with the fewest, and of these the next in the order of ranks.
+
+    Args:
+        rank: The node whose copies they are.
+        holders: By rank, the rank that keeps its copies.
+        receivers: The ranks that can keep copies.
+    """
+    if (known := holders.get(rank)) is not None and known in receivers:
+        return known
+    load = Counter(holder for owner, holder in holders.items() if owner != rank)
+    others = [other for other in receivers if other != rank]
+    # False comes first: those after the rank, and then those before it.
+    return min(others, key=lambda other: (load[other], other < rank, other), default=None)
