@@ -38,6 +38,7 @@ from agent.state import AgentState
 from perdure.spec.checkpoint import Checkpoint
 from perdure_launcher.layout import CHECKPOINT_ORDERS, CHECKPOINT_SOCKET
 from perdure_launcher.system.untrusted_files import folder_beneath, open_file, read_beneath
+from perdure_training.snapshots.copies import yield_to_training
 from workflows.messages import (
     AgentMessage,
     CheckpointRestored,
@@ -66,9 +67,6 @@ _NAMED = 8
 """Distrusted steps that are reported."""
 _ORDERS = ("number", "done", "interval_s", "place")
 _LONGEST_ORDERS = 1024
-
-_LESS_URGENT = 10
-"""Nice value of threads that copy: training comes first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +244,7 @@ class Checkpoints:
         if kind == "restored":
             return self._restored(request)
         if kind == "watched" and self._watched is not None:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LESS_URGENT)
+            yield_to_training()
             with self._writing:
                 answer = self._watched.handle(request, files)
             return answer if isinstance(answer, dict) else Content(*answer)
@@ -342,7 +340,7 @@ class Checkpoints:
             self._of(saved.folder)
         with self._writing:
             part = Part(wanted, files)
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LESS_URGENT)
+            yield_to_training()
             try:
                 self._insist(storage, saved, part)
             except SnapshotChanged as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,3 +143,32 @@ def test_no_path_leads_out_of_the_folder(link: StorageLink, tmp_path: Path, path
         ask(link, "read", version="../..", path="x")
     with pytest.raises(StorageProblem, match="not begun"):
         put(link, "../../x", file)
+
+
+OF_LOW_PRIORITY = """
+import os, sys, tempfile
+from pathlib import Path
+# It is imported late, when this process cannot read root's files any more.
+import fsspec.implementations.local
+from perdure_training.storage_link import StorageLink
+from tests.training.checkpoint_agent import CheckpointAgent
+
+os.nice(15)
+if os.geteuid() == 0:
+    # Who may not raise priorities, as in a pod.
+    os.setgid(65534)
+    os.setuid(65534)
+with tempfile.TemporaryDirectory() as folder:
+    agent = CheckpointAgent(Path(folder), folder + "/storage")
+    link = StorageLink(agent.run_dir)
+    print(link.read({"request": "watched", "do": "choose"}, patience=0).decode(), flush=True)
+    os._exit(0)
+"""
+
+
+def test_an_agent_that_has_a_lower_priority_already_copies_nevertheless():
+    command = [sys.executable, "-c", OF_LOW_PRIORITY]
+    asked = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert asked.stdout == "[]\n", asked.stderr
