@@ -10,6 +10,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,41 @@ async def test_a_killed_rank_and_a_lost_pod_lose_at_most_one_step(
         for rank in (0, 1):
             assert sorted(set(steps(training, rank))) == list(range(1, STEPS + 1))
             assert repeated(steps(training, rank)) <= 2
+
+
+@pytest.mark.long("cluster-faults")
+async def test_a_lost_pod_gets_what_its_script_has_saved_from_the_agent_of_another_one(
+    own_cluster: Cluster, cluster: TestCluster, job: PodJob, results: Path
+) -> None:
+    for rank in (0, 1):
+        (results / str(rank)).mkdir()
+    name = f"k-{secrets.token_hex(4)}"
+    script = f"{sys.executable} {REPOSITORY / 'tests' / 'system' / 'saves_itself.py'}"
+    async with perdure(cluster, job.namespace) as (_, client):
+        worker = {
+            "nodes": 2,
+            "image": BARE_IMAGE,
+            # A pod's own /tmp ends with it.
+            "command": ["sh", "-c", f'exec {script} {results}/"$GROUP_RANK" /tmp/saves'],
+            "resources": {"shm": "32Mi"},
+            "pod_template": merge(with_host_programs(results), one_pod_per_machine(name)),
+        }
+        training = await start(client, worker, results / "1", name=name, checkpoint={"watch": "/tmp/saves"})
+        await training.reaching(300)
+        made = len(training.steps())
+        await delete_pods(job, 1)
+
+        def first_again() -> int | None:
+            pairs = pairwise(training.steps()[made - 1 :])
+            return next((after.number for before, after in pairs if after.number <= before.number), None)
+
+        first = await eventually(first_again, within=PATIENCE)
+        assert first % 50 == 1
+        assert first > 100
+        for rank in (0, 1):
+            (results / str(rank) / "finish").touch()
+        assert (await client.wait(name)).phase is JobPhase.SUCCEEDED
+        assert [incident.culprit for incident in await training.incidents()] == [1]
 
 
 @pytest.mark.long("cluster-faults")
