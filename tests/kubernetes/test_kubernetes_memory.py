@@ -233,5 +233,9 @@ async def test_a_requested_checkpoint_on_a_volume_is_loaded_by_torch_alone(
         )
         assert loaded.stdout.split() == [str(known.step), "True"], loaded.stderr
 
+        generation = (await training.status()).generation
+        await delete_pods(job, 0, 1)
+        again = await restored(training, RestoreSource.STORAGE, after=generation)
+        assert (again.restored_step or 0) >= known.step
         await client.cancel(name)
         assert (await client.wait(name)).phase is JobPhase.CANCELLED
