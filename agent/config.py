@@ -24,7 +24,7 @@ class ConfigError(Exception):
 class GatewayConnection(BaseModel):
     """How an agent reaches the control plane where Temporal is out of its reach."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     address: str
     """Host and port of the gateway."""
@@ -44,7 +44,7 @@ class AgentConfig(BaseModel):
     """The configuration of one agent. A direct connection to Temporal is configured by Temporal's own environment
     variables."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
 
     node: NodeCredentials
     """The incarnation that this agent serves, with its token."""

@@ -1,7 +1,7 @@
 """Sends a group's transitions to its job: the first at once, and those within the next moment together.
 
-The death of a rank must be reported without delay; a thousand nodes that become ready in the same second must not add a
-thousand signals to the job's history.
+A lost node and its replacement that joins a second later must be reported without delay; a thousand nodes that join in
+the same minute must not add a thousand signals to the job's history.
 """
 
 from __future__ import annotations
@@ -18,6 +18,27 @@ with workflow.unsafe.imports_passed_through():
     from workflows.messages import GroupTransitions, NodeTransition, NodeView, TransitionKind
     from workflows.node_record import TransitionsCarried
     from workflows.policy.behavior import CURRENT, Behavior
+
+_URGENT = frozenset(
+    {
+        TransitionKind.JOINED,
+        TransitionKind.READY,
+        TransitionKind.UNREACHABLE,
+        TransitionKind.UNRESPONSIVE,
+        TransitionKind.LOST,
+        TransitionKind.CREATE_FAILED,
+        TransitionKind.REMOVED,
+        TransitionKind.ENDING,
+    }
+)
+"""Transitions that a recovery may wait for. They end the gathering, which waits for a timer of the server that may fire
+a second late."""
+
+_MOST_AT_ONCE = 8
+"""How often in succession urgent transitions end the gathering: enough to recover from a few failures."""
+
+_REGAINED = timedelta(seconds=1)
+"""The time after which the gathering may be ended once more."""
 
 
 class TransitionBatch:
@@ -58,6 +79,9 @@ class TransitionBatch:
         self._delivered = carried.delivered
         """The number of transitions that the job has accepted, which is the number before the first that waits."""
         self._ownership_epoch = carried.ownership_epoch
+        self._at_once: float = _MOST_AT_ONCE
+        """How often the gathering may still be ended; a fraction is regained with time."""
+        self._counted_at: datetime | None = None
 
     @property
     def carried(self) -> TransitionsCarried:
@@ -101,11 +125,31 @@ class TransitionBatch:
                     continue
                 # The job has accepted it, or is closed: no workflow is left to report to.
                 return
+            pause = self._gather if delivery is Delivery.TAKEN else options.LOST_SIGNAL_RETRY
+            gathers = delivery is Delivery.TAKEN and self._may_be_ended()
             with suppress(TimeoutError):
                 await workflow.wait_condition(
-                    lambda waits=winding_down: self._stopped or (self._wound_down and not waits),
-                    timeout=self._gather if delivery is Delivery.TAKEN else options.LOST_SIGNAL_RETRY,
+                    lambda waits=winding_down, gathers=gathers: (
+                        self._stopped or (self._wound_down and not waits) or (gathers and self._is_urgent)
+                    ),
+                    timeout=pause,
                 )
+            if gathers and self._is_urgent:
+                self._at_once -= 1
+
+    def _may_be_ended(self) -> bool:
+        """Whether urgent transitions may end the gathering that begins now."""
+        if self._behavior < Behavior.RELEASE_0_2:
+            return False
+        now = workflow.now()
+        if self._counted_at is not None:
+            self._at_once = min(self._at_once + (now - self._counted_at) / _REGAINED, _MOST_AT_ONCE)
+        self._counted_at = now
+        return self._at_once >= 1
+
+    @property
+    def _is_urgent(self) -> bool:
+        return any(transition.kind in _URGENT for transition in self._waiting)
 
     @property
     def _has_news(self) -> bool:

@@ -70,7 +70,8 @@ class SignalTiming(Section):
         serialization_alias="edge_batch",  # what workers of release 0.1.0 read
     )
     """The time for which a group gathers its nodes' transitions before the next message to its job; the first is sent
-    at once. `edge_batch`, its name in release 0.1.0, is accepted, too."""
+    at once, and so are those that a recovery waits for, up to a number. `edge_batch`, its name in release 0.1.0, is
+    accepted, too."""
 
     def interval(self, nodes: int) -> timedelta:
         """The time between two heartbeat signals of a node in a group of this many."""

@@ -14,7 +14,13 @@ from workflows import transitions as transitions_module
 from workflows.delivery import Delivery
 from workflows.messages import GroupTransitions, TransitionKind
 from workflows.node_record import TransitionsCarried
+from workflows.policy.behavior import CURRENT, Behavior
 from workflows.transitions import TransitionBatch
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workflow, "now", lambda: datetime(2026, 1, 1, tzinfo=UTC))
 
 
 class Job:
@@ -117,3 +123,67 @@ async def test_that_a_group_is_gone_is_reported_again_until_the_job_takes_it_or_
     async with asyncio.timeout(10):
         await transitions.deliver()
     assert [message.wound_down for message in told] == [True, True, True]
+
+
+class Pauses:
+    """Stands for a group that gathers: each pause adds one transition, and ends if that may end it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, kind: TransitionKind, behavior: Behavior = CURRENT) -> None:
+        self.ended: list[bool] = []
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self._kind = kind
+        self.transitions = TransitionBatch(
+            job_id="job/ns/name",
+            uid="1",
+            group=0,
+            gather=timedelta(seconds=1),
+            carried=TransitionsCarried(ownership_epoch="t"),
+            behavior=behavior,
+        )
+        monkeypatch.setattr(transitions_module, "deliver", self._take)
+        monkeypatch.setattr(workflow, "wait_condition", self._until)
+        monkeypatch.setattr(workflow, "now", lambda: self.now)
+
+    async def deliver(self, *, pauses: int, quiet_before: int | None = None) -> list[bool]:
+        """Returns which of the pauses ended before their time; a second and a half passes before one of them."""
+        self._left, self._quiet_before = pauses, quiet_before
+        self._add()
+        async with asyncio.timeout(10):
+            await self.transitions.deliver()
+        return self.ended
+
+    def _add(self) -> None:
+        self.transitions.add(kind=self._kind, rank=0, incarnation=1, time=self.now)
+
+    async def _take(self, *_: Any, **__: Any) -> Delivery:
+        if len(self.ended) == self._quiet_before:
+            self.now += timedelta(seconds=1.5)
+        return Delivery.TAKEN
+
+    async def _until(self, condition: Callable[[], bool], *, timeout: timedelta | None = None) -> None:
+        if timeout is None:
+            assert condition()
+            return
+        self._left -= 1
+        self._add()
+        self.ended.append(condition())
+        if not self._left:
+            self.transitions.report_end()
+
+
+async def test_a_replacement_that_joins_soon_after_the_loss_is_reported_at_once(monkeypatch: pytest.MonkeyPatch):
+    assert await Pauses(monkeypatch, kind=TransitionKind.JOINED).deliver(pauses=3) == [True, True, True]
+
+
+async def test_a_step_waits_for_those_of_other_nodes(monkeypatch: pytest.MonkeyPatch):
+    assert await Pauses(monkeypatch, kind=TransitionKind.STEPPING).deliver(pauses=3) == [False, False, False]
+
+
+async def test_many_nodes_that_join_together_are_gathered_after_the_first_ones(monkeypatch: pytest.MonkeyPatch):
+    pauses = Pauses(monkeypatch, kind=TransitionKind.JOINED)
+    assert await pauses.deliver(pauses=12, quiet_before=10) == [True] * 8 + [False] * 2 + [True, False]
+
+
+async def test_a_run_of_an_older_release_gathers_as_it_did(monkeypatch: pytest.MonkeyPatch):
+    pauses = Pauses(monkeypatch, kind=TransitionKind.JOINED, behavior=Behavior.RELEASE_0_1)
+    assert await pauses.deliver(pauses=2) == [False, False]

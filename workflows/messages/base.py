@@ -59,7 +59,6 @@ class Message(BaseModel):
         extra="ignore",
         # Messages hold tokens and variables, and errors go to logs and histories.
         hide_input_in_errors=True,
-        use_attribute_docstrings=True,
         validate_by_name=True,
         validate_by_alias=True,
         serialize_by_alias=True,
