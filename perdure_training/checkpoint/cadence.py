@@ -1,4 +1,8 @@
-"""How often a step is saved."""
+"""How often a step is saved, and how all ranks agree on it.
+
+Saves cost more or less as a job goes on: other work comes and goes on the machine, and the first saves follow each
+other more closely than later ones. So the cost is measured again and again, and the number follows it.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +10,101 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 _ALLOCATING = 3
 """Number of saves that also allocate memory, one for each slot: they do not count."""
 _MEASURED = 3
-"""Number of saves after these whose median counts."""
+"""Number of saves after these that count."""
+_MEASURED_AGAIN = 4
+"""The cost is calculated again after each so many saves."""
+_REMEMBERED = 12
+"""Number of saves that count then."""
+_HEADROOM = 1.2
+"""Saves may cost this factor more than the last ones before they cost too much; a number that differs less than this
+is not chosen anew, which would only follow noise."""
+_LOOKED_FOR = 2
+"""A rank looks for another number at each so many saves: it asks another process, which takes a moment."""
+_KEY = "every"
 
 
 @dataclass
 class Measured:
     """The result of one measured save."""
 
+    saved: bool = True
+    """Whether the step was saved. The caller says so; what was not saved says nothing of the cost."""
     every: int | None = None
-    """The number of steps between two saves, once it is known."""
+    """The number of steps between two saves that the cost calls for, if it is another one than before."""
     seconds: float = 0.0
     """How long the save took."""
 
 
+class AgreedStore(Protocol):
+    """What ranks agree by: a part of torch's `Store`."""
+
+    def check(self, keys: list[str], /) -> bool: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+    def set(self, key: str, value: str, /) -> None: ...
+
+
+class AgreedCadence:
+    """The number of steps between two saves that rank 0 chose.
+
+    Invariants:
+        - All ranks look for a new number at the same steps, and change at the same step after: a step that only some of
+        them save could not be restored.
+        - Rank 0 changes as the others do, by looking.
+    """
+
+    def __init__(self, store: AgreedStore) -> None:
+        self._store = store
+        self._every: int | None = None
+        self._next: tuple[int, int] | None = None
+        """The first step of another number, and the number."""
+        self._chosen_from = 0
+        """As rank 0: the first step of the number that was chosen last."""
+
+    def every(self, step: int) -> int | None:
+        """The number at a step; None while rank 0 measures the first saves."""
+        if self._every is None and self._store.check([_KEY]):
+            begins, every, self._every = self._read()
+            self._next = begins, every
+        if self._next is not None and step >= self._next[0]:
+            self._every, self._next = self._next[1], None
+        return self._every
+
+    def look(self, step: int) -> None:
+        """Looks for another number, now and then; called after each step that is saved."""
+        if self._every is not None and step % (_LOOKED_FOR * self._every) == 0:
+            # Where the store is gone, the generation ends; a save is not what fails.
+            with suppress(RuntimeError):
+                begins, every, _ = self._read()
+                self._next = (begins, every) if every != self._every else None
+
+    def choose(self, every: int, *, step: int) -> None:
+        """Tells all ranks, as rank 0, after a step that was saved; not while the last choice is still ahead."""
+        if step < self._chosen_from:
+            return
+        # The others look for it no later than one step before.
+        looks = _LOOKED_FOR * (self._every or 0)
+        self._chosen_from = step - step % looks + looks + 1 if looks else 0
+        with suppress(RuntimeError):
+            self._store.set(_KEY, f"{self._chosen_from} {every} {self._every or every}")
+
+    def _read(self) -> tuple[int, int, int]:
+        """Returns the first step of the number that was chosen last, this number, and the one before."""
+        begins, every, before = self._store.get(_KEY).split()
+        return int(begins), int(every), int(before)
+
+
 class Cadence:
-    """Decides which steps are due, by a number or by the cost of the first saves."""
+    """Decides which steps are due, by a number or by the cost of the last saves."""
 
     def __init__(
         self,
@@ -62,44 +138,62 @@ class Cadence:
         self._cores = cores if cores is not None else _own_cores()
         self._begun: tuple[float, float, float] | None = None
         self._stalls: list[float] = []
+        """Since the cost was calculated."""
+        self._counted: list[float] = []
+        """The stalls before, as far as they still count."""
         self._steps: list[float] = []
         self._last: tuple[int, float] | None = None
 
-    def is_due(self, step: int, *, agreed: Callable[[], int | None]) -> bool:
+    def is_due(self, step: int, *, agreed: int | None) -> bool:
         """Whether a step is saved.
 
         Args:
             step: The step.
-            agreed: Returns the number that all ranks use with "auto", once there is one.
+            agreed: The number that all ranks use with "auto", once there is one.
         """
         return step % self.every(agreed=agreed) == 0
 
-    def every(self, *, agreed: Callable[[], int | None]) -> int:
-        """The number of steps between two saves; 1 while "auto" measures."""
-        return self._every or agreed() or 1
+    def every(self, *, agreed: int | None) -> int:
+        """The number of steps between two saves; 1 while "auto" measures the first ones."""
+        return self._every or agreed or 1
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the number depends on the cost."""
+        return self._every is None
 
     @contextmanager
-    def measure(self, step: int, *, finishing: float) -> Generator[Measured]:
+    def measure(self, step: int, *, agreed: int | None, finishing: float) -> Generator[Measured]:
         """Measures one save, and the steps since the one before.
 
         Args:
             step: The step that is saved.
+            agreed: As for `is_due`.
             finishing: Seconds of a core that were used for earlier saves after they had returned.
         """
-        begun, result = self._clock(), Measured()
-        if self._begun is None:
-            self._begun = begun, self._used(), finishing
-        if self._last is not None and step > self._last[0]:
-            self._steps.append((begun - self._last[1]) / (step - self._last[0]))
+        begun, used, result = self._clock(), self._used(), Measured()
         yield result
         now = self._clock()
-        self._last = (step, now)
         result.seconds = now - begun
-        self._stalls.append(now - begun)
-        if self._every is None and len(self._stalls) == _ALLOCATING + _MEASURED:
-            cost = statistics.median(self._stalls[_ALLOCATING:]) + self._taken_from_training(finishing)
-            share = cost / max(statistics.median(self._steps), 1e-9)
-            result.every = max(1, math.ceil(share / self._max_overhead))
+        if self.is_auto and result.saved:
+            self._begun = self._begun or (begun, used, finishing)
+            if self._last is not None and step > self._last[0]:
+                self._steps.append((begun - self._last[1]) / (step - self._last[0]))
+            self._stalls.append(result.seconds)
+            result.every = self._called_for(agreed, finishing)
+        self._last = (step, now)
+
+    def _called_for(self, agreed: int | None, finishing: float) -> int | None:
+        """The number that the cost of the last saves calls for, once enough were measured, and if it is another one."""
+        if len(self._stalls) < (_MEASURED_AGAIN if agreed else _ALLOCATING + _MEASURED):
+            return None
+        self._counted = [*self._counted, *(self._stalls if agreed else self._stalls[_ALLOCATING:])][-_REMEMBERED:]
+        cost = _HEADROOM * (_usual(self._counted) + self._taken_from_training(finishing))
+        share = cost / max(statistics.median(self._steps), 1e-9)
+        every = max(1, math.ceil(share / self._max_overhead))
+        self._begun, self._stalls, self._steps = None, [], []
+        is_noise = agreed is not None and 1 / _HEADROOM < every / agreed < _HEADROOM
+        return None if is_noise else every
 
     def _taken_from_training(self, finishing: float) -> float:
         """Seconds by which what follows a save makes the steps longer: none where the training leaves cores idle."""
@@ -108,6 +202,12 @@ class Cadence:
         busy = (self._used() - used) / max((self._clock() - begun) * self._cores, 1e-9)
         # The last save is not finished yet.
         return min(busy, 1.0) * (finishing - finished) / max(len(self._stalls) - 1, 1)
+
+
+def _usual(stalls: Sequence[float]) -> float:
+    """The mean without the longest one, which may be an accident; of a few, which may all be short by chance, the
+    longest."""
+    return statistics.mean(sorted(stalls)[:-1]) if len(stalls) > _MEASURED else max(stalls)
 
 
 def _own_cores() -> float:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from perdure_training.checkpoint.agreed_step import AgreedStep, agree_on_step
-from perdure_training.checkpoint.cadence import Cadence
+from perdure_training.checkpoint.cadence import AgreedCadence, Cadence
 from perdure_training.checkpoint.direct import DirectSaves
 from perdure_training.checkpoint.durable import DurableCheckpoints, Metrics, connect_storage
 from perdure_training.checkpoint.generators import Generators
@@ -66,7 +66,7 @@ class Checkpointer:
 
         Args:
             every: Saves each so many steps. "auto" chooses the densest number at which saving costs at most
-                `max_overhead` of the time of the steps, by the first saves; until then every step is saved.
+                `max_overhead` of the time of the steps, by the cost of the last saves; the first ones save every step.
             max_overhead: The share of a step's time that "auto" allows.
             replicated: Every rank's state is the same, as with DistributedDataParallel: a rank on a new node takes
                 another rank's. Otherwise a step can be loaded only if a snapshot of each rank's state is left.
@@ -142,8 +142,9 @@ class Checkpointer:
             world.arena.count_restore(slot)
         if decision.sources:
             exchange(decision.sources, sent=agreed.sent(world.own.rank), own=world.own, room=agreed.room)
-        world.load(agreed.loaded(world.own.rank), state)
-        world.slots.adopt(decision.step)
+        loaded = agreed.loaded(world.own.rank)
+        world.load(loaded, state)
+        world.slots.adopt(decision.step, loaded=loaded)
         world.leave_others()
         world.copy_loaded()
         world.begin_training(decision.step, source="peer" if decision.sources else "memory")
@@ -171,19 +172,23 @@ class Checkpointer:
         if world is None:
             return False
         world.made.write(step)
-        if not (durable or self._cadence.is_due(step, agreed=world.cadence_agreed)):
+        agreed = world.cadence.every(step) if self._cadence.is_auto else None
+        if not (durable or self._cadence.is_due(step, agreed=agreed)):
             return False
         world.measured(step, metrics)
         with (
             self._events.save(step=step, durable=durable, by=_EMITTER) as span,
-            self._cadence.measure(step, finishing=world.finishing_seconds) as measured,
+            self._cadence.measure(step, agreed=agreed, finishing=world.finishing_seconds) as measured,
         ):
             saved = world.save(step, lambda: Layout(capture(state)), replicated=self._replicated, durable=durable)
+            measured.saved = saved
             span.add(saved=saved)
         self._save_stall.add(measured.seconds)
-        world.announce(step, every=self._cadence.every(agreed=world.cadence_agreed))
-        if saved and world.own.rank == 0 and measured.every is not None:
-            world.agree_on_cadence(measured.every)
+        world.announce(step, every=self._cadence.every(agreed=agreed))
+        if self._cadence.is_auto:
+            world.cadence.look(step)
+        if world.own.rank == 0 and measured.every is not None:
+            world.cadence.choose(measured.every, step=step)
         return saved
 
     def flush(self) -> None:
@@ -240,7 +245,7 @@ class _World:
         self.finishing_seconds = 0.0
         """Time of a core that the thread which makes snapshots valid has used."""
         self._saved_any = False
-        self._agreed: int | None = None
+        self.cadence = AgreedCadence(self._store)
         self._made_before: int | None = None
         """As rank 0: the newest step that the last world has made."""
         self._distrusted: tuple[int, ...] = ()
@@ -397,16 +402,6 @@ class _World:
         self.slots.clear()
         direct.begin()
         return direct
-
-    def cadence_agreed(self) -> int | None:
-        """The number of steps between two saves that rank 0 chose; None while it measures."""
-        if self._agreed is None and self._store.check(["every"]):
-            self._agreed = int(self._store.get("every"))
-        return self._agreed
-
-    def agree_on_cadence(self, every: int) -> None:
-        """Tells all ranks, as rank 0."""
-        self._store.set("every", str(every))
 
     def flush(self) -> None:
         """Waits until all staged snapshots are valid."""

@@ -66,10 +66,12 @@ class Slots:
         """Records that nothing was loaded: every slot may be written. What is in them stays until then."""
         self._steps = {}
 
-    def adopt(self, step: int) -> None:
-        """Records that all ranks have loaded a step."""
+    def adopt(self, step: int, *, loaded: Slot) -> None:
+        """Records that all ranks have loaded a step, this one from the snapshot `loaded`."""
         self.reload()
         self._complete = step
+        for slot in self._slots:
+            slot.take_mapping(loaded)
 
     def complete(self) -> list[tuple[Slot, Header]]:
         """The snapshots of the step that all ranks have, as far as this rank knows."""

@@ -164,6 +164,12 @@ class Slot:
                 self._map = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         return memoryview(self._map)[PAGE : PAGE + header.size]
 
+    def take_mapping(self, of: Slot) -> None:
+        """Takes over the mapping of another object of the same slot: to end it, and to map the file again for the next
+        snapshot, takes as long as to verify the snapshot."""
+        if of.path == self.path:
+            self._map = of._map
+
     def map_privately(self) -> PrivateMap:
         """Maps a complete snapshot so that what is written there does not change it. Its bytes begin at `PAGE`.
 

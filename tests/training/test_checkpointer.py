@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from perdure_training.checkpoint import Checkpointer, Generators
-from perdure_training.checkpoint.cadence import Cadence
 from perdure_training.checkpoint.staging import Layout, read_state
 from perdure_training.events import TrainerEvents, process
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES
@@ -287,36 +286,6 @@ def test_without_perdure_it_does_nothing(world: World, monkeypatch: pytest.Monke
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], text: str):
     with pytest.raises(ValueError, match=f"^{text}: expected"):
         Checkpointer(**arguments)
-
-
-@pytest.mark.parametrize(("stall", "step", "every"), [(0.001, 0.1, 1), (0.01, 0.1, 4), (0.5, 0.1, 167)])
-def test_auto_saves_as_often_as_the_overhead_allows(stall: float, step: float, every: int):
-    now = 0.0
-    cadence = Cadence("auto", max_overhead=0.03, clock=lambda: now)
-    chosen: list[int | None] = []
-    for number in range(1, 8):
-        now += step
-        with cadence.measure(number, finishing=0.0) as measured:
-            # The first saves also allocate memory.
-            now += stall * (20 if number <= 3 else 1)
-        chosen.append(measured.every)
-    assert chosen == [None] * 5 + [every, None]
-    assert cadence.is_due(every, agreed=lambda: every)
-    assert every == 1 or not cadence.is_due(every + 1, agreed=lambda: every)
-
-
-@pytest.mark.parametrize(("busy", "every"), [(0.0, 4), (0.5, 6), (1.0, 7), (3.0, 7)])
-def test_auto_counts_what_follows_a_save_as_far_as_the_cores_are_busy(busy: float, every: int):
-    now, finishing = 0.0, 0.0
-    cadence = Cadence("auto", max_overhead=0.03, clock=lambda: now, used=lambda: busy * 2 * now, cores=2)
-    chosen: list[int | None] = []
-    for number in range(1, 7):
-        now += 0.1
-        with cadence.measure(number, finishing=finishing) as measured:
-            now += 0.01
-        chosen.append(measured.every)
-        finishing += 0.01
-    assert chosen == [None] * 5 + [every]
 
 
 def test_many_saves_in_a_row_leave_the_last_one(world: World):
