@@ -136,7 +136,7 @@ def test_a_restore_that_is_cut_off_is_made_again_by_the_next_world(world: World,
     class Killed(BaseException):
         """The process ends here."""
 
-    def killed(*_: object) -> None:
+    def killed(*_: object, **__: object) -> None:
         raise Killed
 
     checkpointer, _ = world.begin({"step": 0})
@@ -158,6 +158,30 @@ def test_ranks_restore_tensors_that_are_split_in_two_dimensions_and_layers_of_a_
         where = agent.environment | {"TEST_STORAGE": str(tmp_path / "storage")}
         run = run_ranks("restores_a_mesh.py", tmp_path / "memory", ranks=4, **where)
     assert sorted(run.stdout.splitlines()) == [f"rank {rank}: [5, True, 5, True, 5, True]" for rank in range(4)]
+
+
+def test_a_restore_leaves_the_snapshot_mapped_for_later_saves_which_do_not_change_what_was_loaded(world: World):
+    def fresh() -> dict[str, Any]:
+        model = nn.Linear(64, 64)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(1, 64)).sum().backward()
+        optimizer.step()
+        return {"model": model, "optimizer": optimizer, "step": 0}
+
+    first, _ = world.begin(fresh())
+    saved = fresh()
+    save(first, 5, saved | {"step": 5})
+    restored = fresh()
+    second, step = world.begin(restored)
+    assert step == 5
+    moments = restored["optimizer"].state_dict()["state"][0]["exp_avg"]
+    before = moments.clone()
+    for number in range(6, 20):
+        save(second, number, fresh() | {"step": number})
+    assert torch.equal(moments, before)
+    assert torch.equal(before, saved["optimizer"].state_dict()["state"][0]["exp_avg"])
+    again = fresh()
+    assert world.begin(again)[1] == again["step"] == 19
 
 
 def test_what_a_world_cannot_load_stays_for_the_next_one(world: World):
