@@ -85,7 +85,8 @@ class Measurement:
         return {name: value.state_dict() for name, value in self.state.items()}
 
     def memcpy(self) -> None:
-        source, target = torch.zeros(self.size, dtype=torch.uint8), torch.ones(self.size, dtype=torch.uint8)
+        # Both are written: all pages of an untouched source would be one page of zeros, which the cache keeps.
+        source, target = (torch.full((self.size,), value, dtype=torch.uint8) for value in (1, 2))
         self.times("memcpy", lambda step: target.copy_(source))
 
     def times(self, name: str, save: Callable[[int], object], *, after: Callable[[], object] = lambda: None) -> None:
