@@ -215,7 +215,8 @@ class NodeTable:
         if record is None or record.copies is None:
             return None
         receivers = {rank: other for rank, other in self.records.items() if other.copies and other.reports}
-        rank = choose_holder(node.rank, holders=self._copy_holders, receivers=receivers)
+        racks = {rank: other.copies.rack for rank, other in receivers.items() if other.copies}
+        rank = choose_holder(node.rank, holders=self._copy_holders, receivers=racks)
         if rank is None:
             return None
         self._copy_holders = {**self._copy_holders, node.rank: rank}

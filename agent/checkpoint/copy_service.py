@@ -61,13 +61,16 @@ class CopyService:
         - What others need of a memory that is shared is left to them.
     """
 
-    def __init__(self, node: NodeCredentials, listening: socket.socket, *, folder: Path | None = None) -> None:
+    def __init__(
+        self, node: NodeCredentials, listening: socket.socket, *, folder: Path | None = None, rack: str = ""
+    ) -> None:
         """Begins to take requests.
 
         Args:
             node: The node that keeps the copies.
             listening: A socket that listens.
             folder: A folder in memory of its own; None for the machine's shared memory, half of which stays free.
+            rack: The node's rack, if it is known.
 
         Raises:
             OSError: if there is no memory folder.
@@ -82,7 +85,9 @@ class CopyService:
         self._coming = 0
         """Bytes of files that are being written."""
         self._free = threading.BoundedSemaphore(_CONNECTIONS)
-        self.receiver = CopyReceiver(port=cast("int", listening.getsockname()[1]), folder=self._memory.path.name)
+        self.receiver = CopyReceiver(
+            port=cast("int", listening.getsockname()[1]), folder=self._memory.path.name, rack=rack
+        )
         threading.Thread(target=self._accept, name="copy-service", daemon=True).start()
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import threading
 import time
@@ -21,6 +22,7 @@ from agent.checkpoint.watched import Json, Pieces, WatchedFiles
 from agent.config import AgentConfig
 from perdure.spec.network import read_ports
 from perdure_launcher.system.ports import PortPool
+from perdure_training.snapshots.copies import RACK_VARIABLE
 from workflows.messages import CopyHolder, CopyReceiver
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,9 @@ class PeerCopies:
         listening = None
         try:
             listening = pool.take(pool.numbers[0])
-            self._service = CopyService(config.node, listening, folder=config.copies_dir)
+            self._service = CopyService(
+                config.node, listening, folder=config.copies_dir, rack=os.environ.get(RACK_VARIABLE, "")
+            )
         except (OSError, IndexError) as error:
             if listening is not None:
                 listening.close()

@@ -32,7 +32,9 @@ MEMORY = Path("/dev/shm")
 
 def main(
     gigabytes: Annotated[float, typer.Option(help="Size of a rank's parameters and optimizer state.")] = 1.0,
-    saves: Annotated[int, typer.Option(help="Saves in each way that count; one more comes before.")] = 5,
+    saves: Annotated[
+        int, typer.Option(help="Saves in each way that count; one more comes before, or as many as allocate memory.")
+    ] = 5,
     steps: Annotated[int, typer.Option(help="Steps with snapshots, and as many without, three times in turn.")] = 30,
     quick: Annotated[bool, typer.Option("--quick", help="A tenth of the size.")] = False,
 ) -> None:

@@ -25,6 +25,8 @@ from perdure_training.checkpoint import Checkpointer
 WIDTH = 4096
 BYTES_PER_PARAMETER = 12
 """Parameter, and the two moments of AdamW, in 32 bits."""
+SLOTS = 4
+"""A rank's first snapshots, each of which takes memory of its own."""
 STEP_SECONDS = 0.4
 """Time of a step of the overhead's measurement: the model itself would take several seconds on two cores."""
 
@@ -55,11 +57,7 @@ class Measurement:
 
     def run(self) -> None:
         self.report("size", self.size)
-        self.memcpy()
-        checkpointer = self.checkpointer(every=1)
-        self.times("perdure", partial(self.save, checkpointer), after=checkpointer.flush)
-        checkpointer.close()
-        del checkpointer
+        self.save_beside_memcpy()
         self.store_durably()
         self.alone("torch.save", lambda step: torch.save(self.dictionaries(), self.folder / "saved.pt"))
         self.times("dcp.save", lambda step: state_dict_saver.save(self.dictionaries(), checkpoint_id=self.fresh("dcp")))
@@ -76,6 +74,7 @@ class Measurement:
             "perdure, durable",
             lambda step: checkpointer.save(step, self.state, durable=True),
             after=lambda: checkpointer.wait_until_durable(600),
+            allocating=SLOTS,
         )
         checkpointer.close()
         del os.environ["PERDURE_PROGRESS_DIR"]
@@ -84,21 +83,41 @@ class Measurement:
     def dictionaries(self) -> dict[str, Any]:
         return {name: value.state_dict() for name, value in self.state.items()}
 
-    def memcpy(self) -> None:
+    def save_beside_memcpy(self) -> None:
+        """Saves in memory, each time right after a memcpy of as many bytes: memory is not always equally fast."""
         # Both are written: all pages of an untouched source would be one page of zeros, which the cache keeps.
         source, target = (torch.full((self.size,), value, dtype=torch.uint8) for value in (1, 2))
-        self.times("memcpy", lambda step: target.copy_(source))
+        checkpointer = self.checkpointer(every=1)
+        copies: list[float] = []
 
-    def times(self, name: str, save: Callable[[int], object], *, after: Callable[[], object] = lambda: None) -> None:
-        """Reports the stall of each save, and the time until it is finished."""
+        def copy() -> None:
+            dist.barrier()
+            copies.append(seconds(lambda: target.copy_(source)))
+
+        self.times("perdure", partial(self.save, checkpointer), before=copy, after=checkpointer.flush, allocating=SLOTS)
+        checkpointer.close()
+        copied = statistics.median(copies[SLOTS:])
+        self.report("memcpy", {"stall": copied, "finished": copied})
+
+    def times(
+        self,
+        name: str,
+        save: Callable[[int], object],
+        *,
+        before: Callable[[], object] = lambda: None,
+        after: Callable[[], object] = lambda: None,
+        allocating: int = 1,
+    ) -> None:
+        """Reports the stall of each save, and the time until it is finished; without the first ones, which also
+        allocate memory."""
         stalls: list[float] = []
         finished: list[float] = []
-        for step in range(1, self.saves + 2):
+        for step in range(1, self.saves + allocating + 1):
+            before()
             dist.barrier()
             stall = seconds(lambda step=step: save(step))
             rest = seconds(after)
-            # The first one also allocates memory.
-            if step > 1:
+            if step > allocating:
                 stalls.append(stall)
                 finished.append(stall + rest)
         self.report(name, {"stall": statistics.median(stalls), "finished": statistics.median(finished)})

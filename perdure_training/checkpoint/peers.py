@@ -13,14 +13,12 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.snapshots.arena import Header, Slot
-from perdure_training.snapshots.copies import CopySender, ReceiverAddress, Refused
+from perdure_training.snapshots.copies import RACK_VARIABLE, CopySender, ReceiverAddress, Refused
 
 logger = logging.getLogger(__name__)
 
 RECEIVER_VARIABLE = "PERDURE_COPIES"
 """Variable with the address and the token of the node's receiver, which the launcher sets."""
-RACK_VARIABLE = "PERDURE_RACK"
-"""Variable that names the node's rack, or whatever part of the site fails at once; unset where that is unknown."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ from perdure_training.snapshots.arena import Arena, Header, NoRoom
 
 logger = logging.getLogger(__name__)
 
+RACK_VARIABLE = "PERDURE_RACK"
+"""Variable that names the node's rack, or whatever part of the site fails at once; unset where that is unknown."""
 _NUMBERS = ("step", "rank", "world_size", "generation", "index_at", "size", "checksum", "restores")
 _FOLDER = re.compile(r"stage-\d{1,9}/[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _LONGEST_LINE = 4096

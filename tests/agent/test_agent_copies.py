@@ -338,6 +338,13 @@ def test_a_file_that_does_not_arrive_as_a_whole_is_not_there(nodes: Nodes):
     assert ask(holder, do="read", path="a/b", offset=1, length=100) == ({"bytes": 4}, b"hole")
 
 
+def test_an_agent_says_its_rack(nodes: Nodes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PERDURE_RACK", "a17")
+    receiver = nodes.start(0).checkpoints.receiver
+    assert receiver is not None
+    assert receiver.rack == "a17"
+
+
 def test_connections_are_bounded_and_one_that_says_nothing_is_ended(nodes: Nodes, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(copy_service, "_INTRODUCTION", 1.0)
     holder = nodes.start(0)

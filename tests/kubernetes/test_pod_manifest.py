@@ -231,6 +231,15 @@ def test_a_suspect_machine_is_kept_away_from_beside_what_the_user_prefers():
     assert after == before | {"nodeAffinity": {**affinity["nodeAffinity"], preferred: [ssd, away]}}
 
 
+def test_the_agent_that_keeps_copies_of_others_learns_the_same_rack():
+    other = {"valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['acme.example/rack']"}}}
+    variable = {"name": "PERDURE_RACK", **other}
+    template = {"spec": {"containers": [{"name": "training", "env": [variable]}]}}
+    pod = manifest({"pod_template": template}, checkpoint={"watch": "/out"})
+    assert env(pod, "perdure-agent")["PERDURE_RACK"] == other["valueFrom"]
+    assert "PERDURE_RACK" not in env(manifest({"pod_template": template}), "perdure-agent")
+
+
 def test_a_node_learns_its_rack_from_a_label_of_its_pod_unless_the_template_tells_it():
     def rack(**variable: Any) -> Any:
         template = {"spec": {"containers": [{"name": "training", "env": [{"name": "PERDURE_RACK", **variable}]}]}}

@@ -196,7 +196,7 @@ class Copies:
             uid=NODE.uid, role="worker", rank=rank, incarnation=incarnation, token=f"secret-{rank}-{incarnation}"
         )
 
-    def join(self, rank: int, incarnation: int = 1, *, port: int = 1, started: datetime = NOW) -> None:
+    def join(self, rank: int, incarnation: int = 1, *, port: int = 1, started: datetime = NOW, rack: str = "") -> None:
         node = self.node(rank, incarnation)
         if self.table.current(node) is None:
             self.table.put(NodeRecord(node=node, since=NOW))
@@ -207,7 +207,7 @@ class Copies:
                 time=NOW,
                 agent_started_at=started,
                 address=f"10.0.0.{rank}",
-                copies=CopyReceiver(port=port, folder=f"folder-{rank}-{incarnation}"),
+                copies=CopyReceiver(port=port, folder=f"folder-{rank}-{incarnation}", rack=rack),
             )
         )
 
@@ -217,6 +217,13 @@ class Copies:
     def holder(self, rank: int, incarnation: int = 1) -> tuple[int, int] | None:
         found = self.table.copy_holder(self.node(rank, incarnation))
         return None if found is None else (found.rank, found.incarnation)
+
+
+def test_copies_are_kept_in_another_rack_where_the_agents_know_theirs() -> None:
+    copies = Copies(4)
+    for rank, rack in enumerate(("a", "a", "b", "b")):
+        copies.join(rank, rack=rack)
+    assert [copies.holder(rank) for rank in range(4)] == [(2, 1), (3, 1), (0, 1), (1, 1)]
 
 
 def test_a_replacement_is_told_the_node_that_has_kept_the_copies_also_in_the_next_run_of_the_group() -> None:

@@ -75,6 +75,8 @@ class CopyReceiver(Message):
     port: Annotated[int, Field(ge=0, le=LARGEST_PORT)]
     folder: ShortText
     """The name of its folder, which is new where the copies of the one before are lost."""
+    rack: ShortText = ""
+    """The node's rack, or whatever part of the site fails at once; empty where that is unknown."""
 
 
 class Joined(AgentMessage):

@@ -30,6 +30,7 @@ from activities.nodes.local.folders import Ending, FolderOwner, NodeFolder, now
 from activities.nodes.local.processes import kill_leftovers
 from agent.config import GatewayConnection
 from perdure_launcher.layout import AGENT_SOCKET
+from perdure_training.snapshots.copies import RACK_VARIABLE
 from workflows.messages import NodeRequest
 
 logger = logging.getLogger(__name__)
@@ -174,8 +175,7 @@ class NodeSession:
     async def _start_launcher(self, record: FolderOwner) -> Process:
         environment = launch.common_environment(self._folder, record) | launch.secret_variables(self._folder)
         environment["PERDURE_LAUNCHER_CONFIG"] = str(self._folder.path / "launcher.json")
-        if self._machine.rack:
-            environment["PERDURE_RACK"] = self._machine.rack
+        environment |= self._rack
         # Users may call perdure by its path without activating its environment; torchrun beside it must still be found.
         path, beside = environment.get("PATH", os.defpath), str(Path(sys.executable).parent)
         if beside not in path.split(os.pathsep):
@@ -185,9 +185,13 @@ class NodeSession:
             "perdure_launcher", environment, output=None, errors=self._folder.path / "launcher.log"
         )
 
+    @property
+    def _rack(self) -> dict[str, str]:
+        return {RACK_VARIABLE: self._machine.rack} if self._machine.rack else {}
+
     async def _keep_agent(self, record: FolderOwner) -> None:
         """Starts the agent, and restarts it whenever it ends while its launcher runs."""
-        environment = launch.agent_environment(self._folder, record, self._connection.environment)
+        environment = launch.agent_environment(self._folder, record, self._connection.environment) | self._rack
         output = self._folder.path / "agent.out"
         loop = asyncio.get_running_loop()
         backoff = launch.agent_backoff()

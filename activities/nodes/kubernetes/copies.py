@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from perdure.spec.roles import Role
+from perdure_training.snapshots.copies import RACK_VARIABLE
 from workflows.messages import NodeRequest
 
 MOUNT: Final = "/perdure-copies"
@@ -33,6 +34,13 @@ def add_to(role: Role, *, agent: dict[str, Any], volumes: list[dict[str, Any]]) 
     resources = agent["resources"]
     limit = bytes_of(resources["limits"]["memory"]) + bytes_of(size)
     agent["resources"] = resources | {"limits": {**resources["limits"], "memory": str(limit)}}
+
+
+def tell_rack(spec: dict[str, Any], *, agent: str, training: str) -> None:
+    """Gives the agent's container the rack that the training container has, which `pod_template` may change."""
+    source = next(one for one in spec["containers"] if one["name"] == training)
+    target = next(one for one in spec["initContainers"] if one["name"] == agent)
+    target["env"] = [*target["env"], *(one for one in source["env"] if one["name"] == RACK_VARIABLE)]
 
 
 def bytes_of(quantity: str) -> int:

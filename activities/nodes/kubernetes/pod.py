@@ -30,6 +30,7 @@ from activities.nodes.kubernetes.settings import KubernetesSettings
 from activities.nodes.kubernetes.site_policy import Reserved, violations
 from activities.nodes.kubernetes.workdir import UNPACKED, archive_of, carry
 from perdure.spec.roles import Role
+from perdure_training.snapshots.copies import RACK_VARIABLE
 from workflows.messages import NodeRequest
 from workflows.names import group_index
 
@@ -96,6 +97,8 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
         pod = merge(merge(suggested, template), _required_fields(request, role, settings))
         if request.avoids and settings.gangs.may_differ(request):
             pod["spec"]["affinity"] = _avoid_machines(pod["spec"].get("affinity") or {}, request.avoids)
+        if copies.keeps_copies(request):
+            copies.tell_rack(pod["spec"], agent=AGENT, training=TRAINING)
         _confine(pod["spec"])
         reserved = Reserved(
             containers=(PREPARE, AGENT),
@@ -163,7 +166,7 @@ def _default_fields(request: NodeRequest, role: Role) -> dict[str, Any]:
             # Python asks for the user's name, torch's compiler among others, and finds it nowhere else.
             *({"name": name, "value": "perdure"} for name in ("USER", "LOGNAME")),
             # Empty if the pod has no such label.
-            {"name": "PERDURE_RACK", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_RACK_LABEL}']"}}},
+            {"name": RACK_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_RACK_LABEL}']"}}},
         ],
         "ports": [{"name": name, "containerPort": port} for name, port in role.ports.items()],
         "volumeMounts": [
