@@ -28,6 +28,7 @@ from py_compile import PycInvalidationMode
 from typing import Any
 
 from scripts.cluster.binaries import CACHE, packaged_file
+from scripts.setup import IMAGE_EXTRAS
 
 PAUSE_IMAGE = "localhost/perdure/pause:1"
 """The image of the container that holds a pod's namespaces."""
@@ -152,7 +153,8 @@ def _python_entries() -> Iterator[_Entry]:
 
 def _code_entries(code: Path) -> Iterator[_Entry]:
     with tempfile.TemporaryDirectory() as folder:
-        for package in OUR_PACKAGES:
+        # An earlier release has fewer.
+        for package in (one for one in OUR_PACKAGES if (code / one).is_dir()):
             copy = Path(folder, package)
             shutil.copytree(code / package, copy, ignore=shutil.ignore_patterns("__pycache__"))
             compileall.compile_dir(copy, quiet=1, stripdir=folder, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
@@ -168,9 +170,10 @@ def _code_entries(code: Path) -> Iterator[_Entry]:
 
 
 def dependencies() -> list[Distribution]:
-    """Returns the installed dependencies of Perdure with its extra `kubernetes`, which the worker needs."""
+    """Returns the installed dependencies of Perdure with the extras that its image has."""
     found: dict[str, Distribution] = {}
-    of_extra = [words for words in distribution("perdure").requires or () if "extra == 'kubernetes'" in words]
+    extras = [f"extra == '{extra}'" for extra in IMAGE_EXTRAS]
+    of_extra = [words for words in distribution("perdure").requires or () if any(extra in words for extra in extras)]
     waiting = ["perdure", *(_required_name(words) for words in of_extra)]
     while waiting:
         one = distribution(waiting.pop())
