@@ -26,13 +26,13 @@ demo: setup  ## Train on three nodes while ranks, nodes, worker and server are k
 
 test: check  ## Static checks, then all tests but the long ones, or those that PYTEST_ARGS names
 ifeq ($(PYTEST_ARGS),)
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long without
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long=without
 else
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
 
 test-long: setup  ## The long tests: whole matrices of launchers, frameworks, scripts and cluster faults; GROUP=NAME: one
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long $(GROUP)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long=$(GROUP)
 
 test-failed: setup  ## The tests that failed in the last run, one after another
 	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
