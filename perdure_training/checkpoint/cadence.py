@@ -185,7 +185,9 @@ class Cadence:
 
     def _called_for(self, agreed: int | None, finishing: float) -> int | None:
         """The number that the cost of the last saves calls for, once enough were measured, and if it is another one."""
-        if len(self._stalls) < (_MEASURED_AGAIN if agreed else _ALLOCATING + _MEASURED):
+        enough = len(self._stalls) >= (_MEASURED_AGAIN if agreed else _ALLOCATING + _MEASURED)
+        # A script that saves one step several times makes saves without steps.
+        if not (enough and self._steps):
             return None
         self._counted = [*self._counted, *(self._stalls if agreed else self._stalls[_ALLOCATING:])][-_REMEMBERED:]
         cost = _HEADROOM * (_usual(self._counted) + self._taken_from_training(finishing))

@@ -101,6 +101,12 @@ def test_what_was_not_saved_says_nothing_of_the_cost():
     assert training.save_first(0.009) == 4
 
 
+def test_saves_of_one_step_choose_nothing_until_steps_were_made():
+    training = Training()
+    assert [training.save(0.009, steps=0) for _ in range(8)] == [None] * 8
+    assert training.save(0.009) == 4
+
+
 def test_a_number_needs_no_measuring():
     cadence = Cadence(5, max_overhead=0.03)
     assert not cadence.is_auto
