@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
-from temporalio.client import Client, WorkflowExecution
+from temporalio.client import Client
 from temporalio.common import SearchAttributeKey
 
+from perdure.executions import OPEN, Execution, list_executions
 from perdure.metrics.samples import Sample
 from perdure.metrics.series import MOST_SERIES, ZERO_FOR, CurrentSamples, Series, text_of
 from perdure.metrics.table import BOTH, WORKER_METRICS
@@ -122,10 +123,10 @@ class JobMetrics:
             self.series.set("perdure_job_checkpoint_write_seconds", durable.took.total_seconds(), **labels)
 
     async def _list(self, now: float) -> None:
-        query = f"WorkflowType = '{TRAINING_JOB}' AND ExecutionStatus = 'Running'"
+        query = f"WorkflowType = '{TRAINING_JOB}' AND {OPEN}"
         try:
             async with asyncio.timeout(_LISTED_WITHIN.total_seconds()):
-                jobs = [job async for job in self._client.list_workflows(query, limit=MOST_SERIES)]
+                jobs = [job async for job in list_executions(self._client, query, limit=MOST_SERIES)]
         except Exception as error:
             logger.warning("open jobs cannot be listed for metrics: %s", error or type(error).__name__)
             self.series.count("perdure_listing_failures_total")
@@ -147,17 +148,17 @@ def _cause(incident: IncidentView | None) -> str:
     return incident.failure.value if incident.failure is not None else _REQUESTED
 
 
-def _of_job(job: WorkflowExecution) -> Sequence[Sample]:
+def _of_job(job: Execution) -> Sequence[Sample]:
     namespace, name = job_of(job.id)
     labels = {"job_namespace": namespace, "job_name": name}
-    size = job.typed_search_attributes.get(WORLD_SIZE)
+    size = job.search_attributes.get(WORLD_SIZE)
     return (
         Sample("perdure_job_phase", 1, {**labels, "phase": _attribute(job, JOB_PHASE)}),
         *([Sample("perdure_job_world_size", size, labels)] if size is not None else []),
     )
 
 
-def _numbers(jobs: Sequence[WorkflowExecution]) -> list[Sample]:
+def _numbers(jobs: Sequence[Execution]) -> list[Sample]:
     counts = Counter((job_of(job.id)[0], _attribute(job, JOB_BACKEND), _attribute(job, JOB_PHASE)) for job in jobs)
     return [
         Sample("perdure_jobs", count, {"job_namespace": namespace, "backend": backend, "phase": phase})
@@ -165,6 +166,6 @@ def _numbers(jobs: Sequence[WorkflowExecution]) -> list[Sample]:
     ]
 
 
-def _attribute(job: WorkflowExecution, key: SearchAttributeKey[str]) -> str:
+def _attribute(job: Execution, key: SearchAttributeKey[str]) -> str:
     """Returns a search attribute, which servers do not have where they could not be registered."""
-    return job.typed_search_attributes.get(key) or JobPhase.UNKNOWN.value
+    return job.search_attributes.get(key) or JobPhase.UNKNOWN.value

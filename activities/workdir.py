@@ -7,11 +7,12 @@ from datetime import timedelta
 from typing import Any, Protocol, runtime_checkable
 
 from temporalio import activity
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.nodes.backend import NodeBackend, NodeRefused
+from perdure.executions import describe, memo_value
 from workflows.messages import WorkdirRequest
 from workflows.names import WORKDIR_MEMO
 
@@ -88,13 +89,12 @@ class WorkdirActivities:
     async def _job_waits(self, request: WorkdirRequest) -> bool:
         """Returns whether the job that was started with this archive is open; another job may have taken its name."""
         try:
-            job = await self._client.get_workflow_handle(request.job_id).describe(rpc_timeout=_CALL_TIMEOUT)
+            job = await describe(self._client, request.job_id, rpc_timeout=_CALL_TIMEOUT)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return False
             raise
-        named = await job.memo_value(WORKDIR_MEMO, default=None)
-        return job.status is WorkflowExecutionStatus.RUNNING and named == request.archive.name
+        return job.is_open and await memo_value(self._client, job, WORKDIR_MEMO) == request.archive.name
 
     def _backend(self, request: WorkdirRequest) -> WorkdirBackend:
         backend = self._backends.get(request.backend)

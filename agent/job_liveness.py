@@ -9,8 +9,10 @@ from datetime import timedelta
 from enum import StrEnum
 from uuid import UUID
 
-from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
+from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
+
+from perdure.executions import ExecutionDescription, describe
 
 
 class JobLiveness(StrEnum):
@@ -26,15 +28,14 @@ class JobLiveness(StrEnum):
 
 async def query_job_liveness(client: Client, *, job_id: str, first_run_id: str, rpc_timeout: timedelta) -> JobLiveness:
     """Queries the server. Raises the error of the connection if there is no answer."""
-    newest = await _describe(client, job_id, run_id=None, rpc_timeout=rpc_timeout)
+    newest = await _describe(client, job_id, run_id="", rpc_timeout=rpc_timeout)
     if newest is None:
         return JobLiveness.NOT_FOUND
-    newest_first_run_id = newest.raw_description.workflow_execution_info.first_run_id
-    if newest_first_run_id == first_run_id:
-        return JobLiveness.OPEN if newest.status is WorkflowExecutionStatus.RUNNING else JobLiveness.CLOSED
+    if newest.first_run_id == first_run_id:
+        return JobLiveness.OPEN if newest.is_open else JobLiveness.CLOSED
     # Another job has the name. If it began later, this job must have closed before, even if the server has forgotten
     # it.
-    if _began_after(newest_first_run_id, first_run_id):
+    if _began_after(newest.first_run_id, first_run_id):
         return JobLiveness.CLOSED
     ours = await _describe(client, job_id, run_id=first_run_id, rpc_timeout=rpc_timeout)
     return JobLiveness.NOT_FOUND if ours is None else JobLiveness.CLOSED
@@ -51,11 +52,9 @@ def _began_after(one: str, other: str) -> bool:
     return first.version == 7 and second.version == 7 and first.int >> 80 > second.int >> 80
 
 
-async def _describe(
-    client: Client, job_id: str, *, run_id: str | None, rpc_timeout: timedelta
-) -> WorkflowExecutionDescription | None:
+async def _describe(client: Client, job_id: str, *, run_id: str, rpc_timeout: timedelta) -> ExecutionDescription | None:
     try:
-        return await client.get_workflow_handle(job_id, run_id=run_id).describe(rpc_timeout=rpc_timeout)
+        return await describe(client, job_id, run_id=run_id, rpc_timeout=rpc_timeout)
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             return None

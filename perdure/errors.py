@@ -74,6 +74,11 @@ class WorkflowTaskFails(NoWorker):
     """A worker answers, and fails the job's workflow task again and again: the job waits, nodes continue."""
 
 
+class JobPaused(NoWorker):
+    """An operator has paused the job's workflow in Temporal: the job decides and answers nothing until it is unpaused,
+    nodes continue."""
+
+
 class StateFolderError(ControlPlaneUnreachable):
     """The state folder of the embedded default cannot be used."""
 

@@ -20,6 +20,7 @@ from perdure.cli.common import (
     ReasonOption,
     Session,
     out,
+    say,
     session,
 )
 
@@ -197,9 +198,10 @@ def cancel(
     async def end(client: Client) -> str:
         from workflows.messages import JobPhase
 
-        await client.cancel(name, reason=reason)
+        accepted = await client.cancel(name, reason=reason)
         if not wait:
-            return f"{name} is being cancelled; its nodes are stopped within their grace period"
+            return accepted.message
+        say(accepted.message)
         result = await client.wait(name)
         if result.phase is JobPhase.CANCELLED:
             return f"{name} is cancelled; its nodes are gone"

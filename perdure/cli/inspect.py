@@ -38,7 +38,7 @@ def list_(
 
     [dim]perdure list · perdure list --running -A · perdure list -o json[/]
     """
-    from perdure.client import task_failures
+    from perdure.client import pauses, task_failures
 
     here = session(namespace=namespace, output=output, address=address)
     jobs = here.run(lambda client: client.list(everywhere=everywhere, running=running, limit=limit))
@@ -51,6 +51,8 @@ def list_(
         return
     out.print(_jobs_table(jobs, everywhere=everywhere))
     for job in jobs:
+        if job.pause:
+            out.print(f"[bold yellow]{escape(job.name)}[/]  {escape(pauses.describe_pauses([job.pause])[0])}")
         if job.task_failure:
             out.print(f"[bold red]{escape(job.name)}[/]  {escape(task_failures.explain(job.task_failure))}")
     flag = here.flag if jobs[0].namespace == namespace else f" -n {jobs[0].namespace}"
@@ -64,7 +66,7 @@ def _jobs_table(jobs: list[JobSummary], *, everywhere: bool) -> Table:
         table.add_row(
             escape(job.name),
             *([escape(job.namespace)] if everywhere else []),
-            text.phase(job.phase or "running") + (" [bold red](fails)[/]" if job.task_failure else ""),
+            _phase(job),
             "" if job.world_size is None else str(job.world_size),
             "" if job.restarts is None else str(job.restarts),
             escape(job.owner),
@@ -72,6 +74,13 @@ def _jobs_table(jobs: list[JobSummary], *, everywhere: bool) -> Table:
             text.duration(job.finished_at - job.started_at) if job.finished_at else "",
         )
     return table
+
+
+def _phase(job: JobSummary) -> str:
+    """The job's phase; the last known one if the job can decide nothing, and why."""
+    shown = text.phase(job.phase or "running")
+    shown += " [bold yellow](paused)[/]" if job.pause else ""
+    return shown + (" [bold red](fails)[/]" if job.task_failure else "")
 
 
 def _table(*columns: str) -> Table:
@@ -96,6 +105,7 @@ def status(
 
 
 async def _status(client: Client, here: Session, name: str) -> None:
+    from perdure.client.pauses import describe_pauses, remedy
     from perdure.client.views import all_warnings, overall_progress
     from perdure.errors import NoWorker
 
@@ -104,12 +114,16 @@ async def _status(client: Client, here: Session, name: str) -> None:
     except NoWorker:
         if not here.json:
             summary = await client.describe(name)
-            out.print(f"[bold]{escape(name)}[/]  {text.phase(summary.phase or 'submitted')}, as the server knows it")
+            out.print(f"[bold]{escape(name)}[/]  {_phase(summary)}, as the server knows it")
         raise
     nodes = await client.nodes(name)
     progress = overall_progress(nodes, known)
-    warnings = (*_describe_task_failures(await client.task_failures(name)), *all_warnings(nodes, known))
+    pauses = await client.pauses(name)
+    failures = _describe_task_failures(await client.task_failures(name))
+    warnings = (*describe_pauses(pauses), *failures, *all_warnings(nodes, known))
     known = known.model_copy(update={"progress": progress, "warnings": warnings})
+    if pauses:
+        known = known.model_copy(update={"next_action": remedy(pauses[0])})
     if here.json:
         here.show(known)
         return

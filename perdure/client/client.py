@@ -15,23 +15,20 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from pydantic import SecretStr
+from temporalio.client import Client as TemporalClient
 from temporalio.client import (
-    Client as TemporalClient,
-)
-from temporalio.client import (
-    WorkflowExecutionStatus,
     WorkflowFailureError,
     WorkflowHandle,
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
-from temporalio.service import RPCError
 
 from perdure.client.connection import CALL_TIMEOUT, Endpoint, connect, find_endpoint
-from perdure.client.error_mapping import failing_task, map_errors
-from perdure.client.leases import leases_of
+from perdure.client.error_mapping import map_errors, why_silent
 from perdure.client.logs import LogLine, read_logs
+from perdure.client.nodes import read_nodes
+from perdure.client.pauses import describe_pauses, pause_of, pauses_below
 from perdure.client.results import result_of
 from perdure.client.submission import start_job
 from perdure.client.task_failures import failures_among
@@ -40,15 +37,23 @@ from perdure.client.views import (
     IssuedTicket,
     JobSnapshot,
     JobSummary,
-    NodeLease,
+    Pause,
     Submission,
     TaskFailure,
-    merge_nodes,
     overall_progress,
 )
 from perdure.client.visibility import phase_of, summary_of
 from perdure.credentials.tickets import digest_of, id_of, new_secret
 from perdure.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWorker, PerdureError, Refused
+from perdure.executions import (
+    OPEN,
+    ExecutionDescription,
+    ExecutionStatus,
+    describe,
+    describe_all,
+    list_executions,
+    query,
+)
 from perdure.spec.job import JobSpec
 from perdure.spec.load import validate_file
 from perdure.spec.validate import validate_spec, validate_started
@@ -72,9 +77,6 @@ WATCH_INTERVAL = timedelta(seconds=1)
 
 OUTAGE_LIMIT = timedelta(minutes=10)
 """The time for which waiting for a job tolerates an outage of the control plane, before it raises an error."""
-
-_GROUPS_TOGETHER = 8
-"""The most groups whose nodes a job returns in one answer; a larger job is queried group by group."""
 
 UPDATE_TIMEOUT = timedelta(seconds=10)
 """The time that a job has to answer a request; it decides in milliseconds, but a worker may be just starting."""
@@ -231,7 +233,7 @@ class Client:
             NoWorker: if no worker runs to answer for them.
         """
         status = await self.status(name, namespace=namespace)
-        return await self._nodes(name, namespace, status)
+        return await read_nodes(self, name, namespace or self.namespace, status)
 
     async def list(
         self, *, namespace: str | None = None, everywhere: bool = False, running: bool = False, limit: int = 100
@@ -244,22 +246,29 @@ class Client:
             running: Only jobs that have not closed.
             limit: The most jobs to return.
         """
-        query = f"WorkflowType = '{TRAINING_JOB}'"
+        filter_ = f"WorkflowType = '{TRAINING_JOB}'"
         if not everywhere:
-            query += f" AND WorkflowId STARTS_WITH '{job_workflow_id(namespace or self.namespace, '')}'"
+            filter_ += f" AND WorkflowId STARTS_WITH '{job_workflow_id(namespace or self.namespace, '')}'"
         if running:
-            query += " AND ExecutionStatus = 'Running'"
+            filter_ += f" AND {OPEN}"
         temporal = await self.connect()
         found: dict[str, JobSummary] = {}
+        paused: list[str] = []
         async with map_errors(self):
-            async for execution in temporal.list_workflows(query, rpc_timeout=CALL_TIMEOUT):
+            async for execution in list_executions(temporal, filter_, rpc_timeout=CALL_TIMEOUT):
                 summary = summary_of(execution)
+                if execution.status is ExecutionStatus.PAUSED:
+                    paused.append(execution.id)
                 if summary and summary.workflow_id not in found:
                     found[summary.workflow_id] = summary
                 if len(found) >= limit:
                     break
             failing = await failures_among(temporal, [job.workflow_id for job in found.values() if not job.finished_at])
-        return [job.model_copy(update={"task_failure": failing.get(job.workflow_id)}) for job in found.values()]
+            pauses = {one.id: pause_of(one) for one in await describe_all(temporal, paused, rpc_timeout=CALL_TIMEOUT)}
+        return [
+            job.model_copy(update={"task_failure": failing.get(job.workflow_id), "pause": pauses.get(job.workflow_id)})
+            for job in found.values()
+        ]
 
     async def task_failures(self, name: str, *, namespace: str | None = None) -> tuple[TaskFailure, ...]:
         """Workflow tasks of the job or its groups that fail again and again, and so keep it from making decisions.
@@ -271,14 +280,20 @@ class Client:
         workflows = [job_workflow_id(status.namespace, name), *status.groups]
         return tuple((await failures_among(await self.connect(), workflows)).values())
 
+    async def pauses(self, name: str, *, namespace: str | None = None) -> tuple[Pause, ...]:
+        """What an operator has paused in Temporal of the job, its groups, its datasets and its store: whole workflows
+        and activities, such as leases. Needs no worker."""
+        async with map_errors(self, name, namespace):
+            return await pauses_below(await self.connect(), job_workflow_id(namespace or self.namespace, name))
+
     async def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:
         """The server's own information about the job, which needs no worker."""
         async with map_errors(self, name, namespace):
-            handle = await self._handle(name, namespace)
-            summary = summary_of(await handle.describe(rpc_timeout=CALL_TIMEOUT))
+            found = await self._described(name, namespace)
+        summary = summary_of(found)
         if summary is None:
-            raise Refused(f"{handle.id} is not a job of Perdure")
-        return summary
+            raise Refused(f"{found.id} is not a job of Perdure")
+        return summary.model_copy(update={"pause": pause_of(found)})
 
     async def wait(
         self, name: str, *, namespace: str | None = None, outage: timedelta | None = OUTAGE_LIMIT
@@ -303,7 +318,7 @@ class Client:
                         result: JobResult = await handle.result(rpc_timeout=timedelta(seconds=30))
                         return result
                     except WorkflowFailureError as error:
-                        return await result_of(error, handle)
+                        return await result_of(await self.connect(), error, handle)
             except NoWorker:
                 away_since = None  # The server answered; the long poll merely ended.
             except ControlPlaneUnreachable:
@@ -328,7 +343,7 @@ class Client:
             while not waiting.done():
                 try:
                     status = await self.status(name, namespace=namespace)
-                    nodes = await self._nodes(name, namespace, status)
+                    nodes = await read_nodes(self, name, namespace or self.namespace, status)
                 except ControlPlaneUnreachable as error:
                     snapshot = snapshot.model_copy(update={"time": datetime.now(UTC), "problem": str(error)})
                 else:
@@ -412,15 +427,18 @@ class Client:
         """Replaces one node by a new one."""
         return await self._update(name, namespace, "relaunch_node", RelaunchRequest(rank=rank, reason=reason), Accepted)
 
-    async def cancel(self, name: str, *, namespace: str | None = None, reason: str = "") -> None:
+    async def cancel(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """Requests that the job ends; its nodes are stopped within their grace period. Returns before that has
-        happened."""
+        happened. The server keeps the request for a job that is paused in Temporal; the message names the remedy."""
         async with map_errors(self, name, namespace):
             handle = await self._handle(name, namespace)
-            description = await handle.describe(rpc_timeout=CALL_TIMEOUT)
-            if description.status is not WorkflowExecutionStatus.RUNNING:
-                raise Refused(f"{name} does not run: it has ended as {phase_of(description)}")
+            found = await self._described(name, namespace)
+            if not found.is_open:
+                raise Refused(f"{name} does not run: it has ended as {phase_of(found)}")
             await handle.cancel(reason=reason, rpc_timeout=CALL_TIMEOUT)
+        if pause := pause_of(found):
+            return Accepted(message=f"{name} is cancelled once it is unpaused: {describe_pauses([pause])[0]}")
+        return Accepted(message=f"{name} is being cancelled; its nodes are stopped within their grace period")
 
     async def issue_ticket(
         self, name: str, *, nodes: int = 1, lifetime: timedelta = TICKET_LIFETIME, namespace: str | None = None
@@ -445,12 +463,13 @@ class Client:
         temporal = await self.connect()
         return temporal.get_workflow_handle(job_workflow_id(namespace or self.namespace, name), result_type=JobResult)
 
-    async def _query(
-        self, name: str, namespace: str | None, query: str, kind: type[ResultT], *arguments: Any
-    ) -> ResultT:
+    async def _described(self, name: str, namespace: str | None) -> ExecutionDescription:
+        job_id = job_workflow_id(namespace or self.namespace, name)
+        return await describe(await self.connect(), job_id, rpc_timeout=CALL_TIMEOUT)
+
+    async def _query(self, name: str, namespace: str | None, asked: str, kind: type[ResultT]) -> ResultT:
         async with map_errors(self, name, namespace):
-            handle = await self._handle(name, namespace)
-            return await handle.query(query, args=arguments, result_type=kind, rpc_timeout=CALL_TIMEOUT)
+            return await query(await self._handle(name, namespace), asked, result_type=kind, rpc_timeout=CALL_TIMEOUT)
 
     async def _update(
         self, name: str, namespace: str | None, update: str, request: Any, kind: type[ResultT]
@@ -465,36 +484,8 @@ class Client:
                 reason = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
                 raise Refused(f"{name} refuses: {reason}") from error
             except WorkflowUpdateRPCTimeoutOrCancelledError as error:
-                failing = await failing_task(self, name, namespace or self.namespace)
-                raise failing or NoWorker(
+                silent = await why_silent(self, name, namespace or self.namespace)
+                raise silent or NoWorker(
                     f"{name} did not answer within {UPDATE_TIMEOUT.total_seconds():.0f} s; no worker seems to run",
                     remedy="It may still accept the request when one starts: `perdure doctor`, then check its status.",
                 ) from error
-
-    async def _nodes(self, name: str, namespace: str | None, status: JobStatus) -> tuple[NodeView, ...]:
-        job = await self._nodes_of_job(name, namespace, status)
-        groups = await asyncio.gather(*(self._group(group) for group in status.groups))
-        views = [view for group_views, _ in groups for view in group_views]
-        leases = [lease for _, group_leases in groups for lease in group_leases]
-        return merge_nodes(job, views, leases)
-
-    async def _nodes_of_job(self, name: str, namespace: str | None, status: JobStatus) -> list[NodeView]:
-        """The job's own view of its nodes, in several answers if one could not hold all."""
-        if len(status.groups) <= _GROUPS_TOGETHER:
-            return await self._query(name, namespace, "nodes", list[NodeView])
-        indices = [int(group.rpartition("/")[2]) for group in status.groups]
-        answers = [await self._query(name, namespace, "nodes", list[NodeView], index) for index in indices]
-        return [view for views in answers for view in views]
-
-    async def _group(self, workflow_id: str) -> tuple[list[NodeView], list[NodeLease]]:
-        """A group's table and its leases' latest reports; empty if the group has ended or is too busy to answer."""
-        temporal = await self.connect()
-        handle = temporal.get_workflow_handle(workflow_id)
-        try:
-            views, description = await asyncio.gather(
-                handle.query("nodes", result_type=list[NodeView], rpc_timeout=CALL_TIMEOUT),
-                handle.describe(rpc_timeout=CALL_TIMEOUT),
-            )
-        except RPCError:
-            return [], []
-        return views, await leases_of(temporal, description)

@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 from temporalio.client import Client as TemporalClient
-from temporalio.converter import DataConverter, WorkflowSerializationContext
 from temporalio.envconfig import ClientConfigProfile
 from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RetryConfig
@@ -197,12 +196,6 @@ def payload_encryption(endpoint: Endpoint) -> PayloadEncryption:
             return configured
     path = state.payload_keys
     return PayloadEncryption.of(PayloadKeys(path), Plain.REFUSE) if path.exists() else PayloadEncryption.of(None)
-
-
-def converter_for(temporal: TemporalClient, workflow_id: str) -> DataConverter:
-    """The converter for payloads of one workflow that were read from the server itself."""
-    context = WorkflowSerializationContext(namespace=temporal.namespace, workflow_id=workflow_id)
-    return temporal.data_converter.with_context(context)
 
 
 def _is_server_of(state: StateFolder, address: str) -> bool:

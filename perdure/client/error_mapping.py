@@ -8,15 +8,16 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from temporalio.api.errordetails.v1 import QueryFailedFailure
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowQueryFailedError
+from temporalio.client import WorkflowFailureError, WorkflowQueryFailedError
 from temporalio.exceptions import ApplicationError, FailureError
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.client import task_failures
-from perdure.client.connection import CALL_TIMEOUT, converter_for, unreachable
+from perdure.client import pauses, task_failures
+from perdure.client.connection import CALL_TIMEOUT, unreachable
 from perdure.client.results import start_refusal
 from perdure.encryption.codec import REFUSED_PAYLOAD
-from perdure.errors import JobNotFound, NotPermitted, NoWorker, PerdureError, Refused, WorkflowTaskFails
+from perdure.errors import JobNotFound, JobPaused, NotPermitted, NoWorker, PerdureError, Refused, WorkflowTaskFails
+from perdure.executions import ExecutionStatus, QueryRejected, converter_for, describe
 from workflows.names import job_workflow_id
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ async def map_errors(client: Client, name: str = "", namespace: str | None = Non
         JobNotFound: if the server knows no such job.
         NoWorker: if the server answers and no worker does.
         WorkflowTaskFails: if a worker answers and cannot continue the job.
+        JobPaused: if an operator has paused the job's workflow in Temporal.
         ControlPlaneUnreachable: if the server does not answer, or has no capacity for the call now.
         NotPermitted: if the server does not permit the call to this caller.
         Refused: if the server or the job rejects the call.
@@ -41,6 +43,10 @@ async def map_errors(client: Client, name: str = "", namespace: str | None = Non
         workflow_id = job_workflow_id(namespace or client.namespace, name)
         refused = await _start_refusal(client, workflow_id) if name else None
         raise refused or Refused(f"{name} cannot answer: {await _query_failure(client, workflow_id, error)}") from error
+    except QueryRejected as error:
+        # It may have been unpaused since.
+        silent = await why_silent(client, name, namespace or client.namespace)
+        raise silent or NoWorker(f"{name} cannot answer: {error}", remedy="Try again.") from error
     except RPCError as error:
         raise await _explanation(client, name, namespace or client.namespace, error) from error
 
@@ -52,8 +58,8 @@ async def _explanation(client: Client, name: str, namespace: str, error: RPCErro
             return await _not_found(client, name, namespace)
         case RPCStatusCode.FAILED_PRECONDITION | RPCStatusCode.DEADLINE_EXCEEDED | RPCStatusCode.CANCELLED:
             if await _answers(client):
-                if failing := await failing_task(client, name, namespace):
-                    return failing
+                if silent := await why_silent(client, name, namespace):
+                    return silent
                 local = client.endpoint.is_local_default
                 return NoWorker(
                     f"no worker answers for {name or 'jobs'} at {client.endpoint.address}",
@@ -77,9 +83,10 @@ async def _explanation(client: Client, name: str, namespace: str, error: RPCErro
 
 async def _start_refusal(client: Client, workflow_id: str) -> Refused | None:
     """The error if the job never began, because the worker refused what it was started with."""
-    handle = (await client.connect()).get_workflow_handle(workflow_id)
+    temporal = await client.connect()
+    handle = temporal.get_workflow_handle(workflow_id)
     try:
-        if (await handle.describe(rpc_timeout=CALL_TIMEOUT)).status is WorkflowExecutionStatus.FAILED:
+        if (await describe(temporal, workflow_id, rpc_timeout=CALL_TIMEOUT)).status is ExecutionStatus.FAILED:
             await handle.result(rpc_timeout=CALL_TIMEOUT)
     except WorkflowFailureError as error:
         if isinstance(error.cause, ApplicationError) and error.cause.type == REFUSED_PAYLOAD:
@@ -100,13 +107,18 @@ async def _query_failure(client: Client, workflow_id: str, error: WorkflowQueryF
     return str(error)
 
 
-async def failing_task(client: Client, name: str, namespace: str) -> WorkflowTaskFails | None:
-    """The error if workers run but cannot complete the job's workflow task; None if no task fails."""
+async def why_silent(client: Client, name: str, namespace: str) -> NoWorker | None:
+    """The error if the server knows why the job does not answer: it is paused, or its workflow task fails."""
+    if not name:
+        return None
     try:
         temporal = await client.connect()
-        failure = await task_failures.task_failure(temporal, job_workflow_id(namespace, name)) if name else None
+        job = await describe(temporal, job_workflow_id(namespace, name), rpc_timeout=CALL_TIMEOUT)
+        failure = await task_failures.failure_of(temporal, job)
     except RPCError:
         return None
+    if pause := pauses.pause_of(job):
+        return JobPaused(f"{name} cannot answer: {pauses.explain(pause)}", remedy=pauses.remedy(pause))
     if failure is None:
         return None
     text = f"{name} cannot answer: {task_failures.explain(failure)}"

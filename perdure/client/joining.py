@@ -133,7 +133,7 @@ class DirectJobConnection:
             try:
                 return await handle.result(rpc_timeout=CALL_TIMEOUT)
             except WorkflowFailureError as error:
-                return await result_of(error, handle)
+                return await result_of(temporal, error, handle)
 
     async def report_departure(self, place: NodeRequest, *, time: Time, reason: str) -> None:
         node = place.node

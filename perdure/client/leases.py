@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import logging
-import re
 
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client as TemporalClient
-from temporalio.client import WorkflowExecutionDescription
 from temporalio.converter import DataConverter
 from temporalio.exceptions import FailureError
 
-from perdure.client.connection import converter_for
+from perdure.client.pauses import LEASE_ID, activity_pause_of
 from perdure.client.views import NodeLease
+from perdure.executions import ExecutionDescription, converter_for
 from workflows.messages import LeaseView
 
 logger = logging.getLogger(__name__)
 
-_LEASE_ID = re.compile(r"lease/(\d+)/(\d+)/\d+")
 
-
-async def leases_of(temporal: TemporalClient, group: WorkflowExecutionDescription) -> list[NodeLease]:
+async def leases_of(temporal: TemporalClient, group: ExecutionDescription) -> list[NodeLease]:
     """The latest reports of a group's agents."""
     converter = converter_for(temporal, group.id)
-    leases = [await _lease(converter, activity) for activity in group.raw_description.pending_activities]
-    return [lease for lease in leases if lease]
+    leases: list[NodeLease] = []
+    for activity in group.pending_activities:
+        if match := LEASE_ID.fullmatch(activity.activity_id):
+            view, pause = await _view(converter, activity), activity_pause_of(group, activity)
+            leases.append(NodeLease(rank=int(match[1]), incarnation=int(match[2]), view=view, pause=pause))
+    return leases
 
 
-async def _lease(converter: DataConverter, activity: PendingActivityInfo) -> NodeLease | None:
-    match = _LEASE_ID.fullmatch(activity.activity_id)
-    if not match or not activity.heartbeat_details.payloads:
+async def _view(converter: DataConverter, activity: PendingActivityInfo) -> LeaseView | None:
+    if not activity.heartbeat_details.payloads:
         return None
     try:
         (view,) = await converter.decode(activity.heartbeat_details.payloads, [LeaseView])
@@ -37,4 +37,4 @@ async def _lease(converter: DataConverter, activity: PendingActivityInfo) -> Nod
         # Another process may heartbeat by the activity's ID, or the key is not here.
         logger.warning("the report in %s cannot be read: %s", activity.activity_id, error)
         return None
-    return NodeLease(rank=int(match[1]), incarnation=int(match[2]), view=view)
+    return view

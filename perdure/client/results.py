@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError, TimeoutError
 from temporalio.service import RPCError
@@ -12,10 +13,13 @@ from temporalio.service import RPCError
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.encryption.codec import REFUSED_PAYLOAD
 from perdure.errors import ExitCode, Refused
+from perdure.executions import QueryRejected, describe, query
 from workflows.messages import JobPhase, JobResult, JobStatus
 
 
-async def result_of(error: WorkflowFailureError, handle: WorkflowHandle[Any, JobResult]) -> JobResult:
+async def result_of(
+    temporal: TemporalClient, error: WorkflowFailureError, handle: WorkflowHandle[Any, JobResult]
+) -> JobResult:
     """The result of a job whose workflow did not complete.
 
     Raises:
@@ -30,18 +34,18 @@ async def result_of(error: WorkflowFailureError, handle: WorkflowHandle[Any, Job
         if cause.type == REFUSED_PAYLOAD:
             raise start_refusal(cause) from error
         return await _reconstruct(
-            handle, JobPhase.FAILED, ExitCode.INFRASTRUCTURE, f"the workflow failed: {cause.message}"
+            temporal, handle, JobPhase.FAILED, ExitCode.INFRASTRUCTURE, f"the workflow failed: {cause.message}"
         )
     if isinstance(cause, CancelledError):
-        return await _reconstruct(handle, JobPhase.CANCELLED, ExitCode.CANCELLED, "")
+        return await _reconstruct(temporal, handle, JobPhase.CANCELLED, ExitCode.CANCELLED, "")
     if isinstance(cause, TerminatedError):
         reason = f"the workflow was terminated{f': {cause.message}' if cause.message else ''}"
-        return await _reconstruct(handle, JobPhase.CANCELLED, ExitCode.CANCELLED, reason)
+        return await _reconstruct(temporal, handle, JobPhase.CANCELLED, ExitCode.CANCELLED, reason)
     if isinstance(cause, TimeoutError):
         return await _reconstruct(
-            handle, JobPhase.FAILED, ExitCode.DEADLINE, "the workflow's own time limit was reached"
+            temporal, handle, JobPhase.FAILED, ExitCode.DEADLINE, "the workflow's own time limit was reached"
         )
-    return await _reconstruct(handle, JobPhase.FAILED, ExitCode.INFRASTRUCTURE, str(cause))
+    return await _reconstruct(temporal, handle, JobPhase.FAILED, ExitCode.INFRASTRUCTURE, str(cause))
 
 
 def start_refusal(cause: ApplicationError) -> Refused:
@@ -54,19 +58,19 @@ def start_refusal(cause: ApplicationError) -> Refused:
 
 
 async def _reconstruct(
-    handle: WorkflowHandle[Any, JobResult], phase: JobPhase, exit_code: ExitCode, reason: str
+    temporal: TemporalClient, handle: WorkflowHandle[Any, JobResult], phase: JobPhase, exit_code: ExitCode, reason: str
 ) -> JobResult:
     """Makes a result from the job's last state, including its reason if none is given; without a worker, from what the
     server knows."""
     now = datetime.now(UTC)
     try:
-        description = await handle.describe(rpc_timeout=CALL_TIMEOUT)
+        description = await describe(temporal, handle.id, run_id=handle.run_id or "", rpc_timeout=CALL_TIMEOUT)
         started, finished = description.start_time, description.close_time or now
     except RPCError:
         started = finished = now
     try:
-        status = await handle.query("status", result_type=JobStatus, rpc_timeout=CALL_TIMEOUT)
-    except RPCError:
+        status = await query(handle, "status", result_type=JobStatus, rpc_timeout=CALL_TIMEOUT)
+    except (RPCError, QueryRejected):
         status = None
     return JobResult(
         phase=phase,

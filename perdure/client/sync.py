@@ -129,9 +129,9 @@ class SyncClient:
         """See `Client.relaunch_node`."""
         return self._run(self._client.relaunch_node(name, rank, namespace=namespace, reason=reason))
 
-    def cancel(self, name: str, *, namespace: str | None = None, reason: str = "") -> None:
+    def cancel(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """See `Client.cancel`."""
-        self._run(self._client.cancel(name, namespace=namespace, reason=reason))
+        return self._run(self._client.cancel(name, namespace=namespace, reason=reason))
 
     def issue_ticket(
         self, name: str, *, nodes: int = 1, lifetime: timedelta = TICKET_LIFETIME, namespace: str | None = None

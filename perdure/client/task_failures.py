@@ -6,8 +6,8 @@ further attempts; a task in that state answers no query, as if there were no wor
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from temporalio.api.common.v1 import WorkflowExecution as Execution
@@ -16,13 +16,13 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
 from temporalio.client import Client as TemporalClient
-from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.converter import DataConverter
 from temporalio.exceptions import FailureError
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 
-from perdure.client.connection import CALL_TIMEOUT, converter_for
+from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.views import TaskFailure
+from perdure.executions import OPEN, ExecutionDescription, converter_for, describe_all, list_executions, time_of
 from workflows.names import NODE_GROUP, TRAINING_JOB
 
 _RECENT_EVENTS = 20
@@ -31,32 +31,20 @@ _RECENT_EVENTS = 20
 _SILENT_ATTEMPTS = 3
 """Attempts that time out before they count as a failure: the first two may be caused by a worker that ended."""
 
-_AT_ONCE = 16
 _LONGEST_CAUSE = 300
 
 _SETTLED = (EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED, EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED)
 _NONDETERMINISM = WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_NON_DETERMINISTIC_ERROR
 
 
-async def task_failure(temporal: TemporalClient, workflow_id: str) -> TaskFailure | None:
-    """Why the workflow's task fails; None if it does not, or if the workflow is closed or unknown.
+async def failure_of(temporal: TemporalClient, workflow: ExecutionDescription) -> TaskFailure | None:
+    """Why the task of a described workflow fails; None if it does not, or if the workflow has ended.
 
     Raises:
         RPCError: if the server does not answer.
     """
-    try:
-        description = await temporal.get_workflow_handle(workflow_id).describe(rpc_timeout=CALL_TIMEOUT)
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:
-            return None
-        raise
-    return await failure_of(temporal, description)
-
-
-async def failure_of(temporal: TemporalClient, workflow: WorkflowExecutionDescription) -> TaskFailure | None:
-    """Why the task of a described workflow fails; None if it does not."""
-    pending = workflow.raw_description.pending_workflow_task
-    if workflow.status is not WorkflowExecutionStatus.RUNNING or pending.attempt < 2:
+    pending = workflow.pending_task
+    if not workflow.is_open or pending.attempt < 2:
         return None
     request = GetWorkflowExecutionHistoryReverseRequest(
         namespace=temporal.namespace,
@@ -67,7 +55,7 @@ async def failure_of(temporal: TemporalClient, workflow: WorkflowExecutionDescri
     event = _failure_among(list(answer.history.events))
     if event is None and pending.attempt < _SILENT_ATTEMPTS:
         return None
-    since = pending.original_scheduled_time.ToDatetime(UTC)
+    since = time_of(pending.original_scheduled_time)
     known = TaskFailure(workflow_id=workflow.id, attempt=pending.attempt, since=since)
     if event is None:
         return known
@@ -78,7 +66,7 @@ async def failure_of(temporal: TemporalClient, workflow: WorkflowExecutionDescri
             "cause": text[:_LONGEST_CAUSE],
             "nondeterminism": failed.cause == _NONDETERMINISM,
             "worker": failed.identity,
-            "since": min(since, event.event_time.ToDatetime(UTC)),
+            "since": min(since, time_of(event.event_time)),
         }
     )
 
@@ -107,23 +95,18 @@ def _failure_among(newest_first: list[HistoryEvent]) -> HistoryEvent | None:
 async def failures_among(temporal: TemporalClient, workflow_ids: list[str]) -> dict[str, TaskFailure]:
     """The failures of those of some workflows whose tasks fail, by ID; workflows that the server cannot describe are
     left out."""
-    slots = asyncio.Semaphore(_AT_ONCE)
-
-    async def one(workflow_id: str) -> TaskFailure | None:
-        async with slots:
-            try:
-                return await task_failure(temporal, workflow_id)
-            except RPCError:
-                return None
-
-    found = await asyncio.gather(*(one(workflow_id) for workflow_id in workflow_ids))
-    return {failure.workflow_id: failure for failure in found if failure}
+    found: dict[str, TaskFailure] = {}
+    for workflow in await describe_all(temporal, workflow_ids, rpc_timeout=CALL_TIMEOUT):
+        with suppress(RPCError):
+            if failure := await failure_of(temporal, workflow):
+                found[workflow.id] = failure
+    return found
 
 
 async def open_workflows(temporal: TemporalClient, *, limit: int) -> AsyncGenerator[str]:
     """The IDs of open jobs and groups, the newest first."""
-    query = f"WorkflowType IN ('{TRAINING_JOB}', '{NODE_GROUP}') AND ExecutionStatus = 'Running'"
-    async for execution in temporal.list_workflows(query, limit=limit, rpc_timeout=CALL_TIMEOUT):
+    query = f"WorkflowType IN ('{TRAINING_JOB}', '{NODE_GROUP}') AND {OPEN}"
+    async for execution in list_executions(temporal, query, limit=limit, rpc_timeout=CALL_TIMEOUT):
         yield execution.id
 
 

@@ -57,6 +57,20 @@ class TaskFailure(View):
     since: datetime
 
 
+class Pause(View):
+    """A workflow or an activity that an operator has paused in Temporal."""
+
+    workflow_id: str
+    """The workflow of a job, of one of its groups or datasets, or of its store."""
+    activity_id: str = ""
+    """The activity of the workflow that is paused; empty: the whole workflow."""
+    activity_type: str = ""
+    by: str = ""
+    """Who has paused it, as the server knows it."""
+    reason: str = ""
+    since: datetime | None = None
+
+
 class JobSummary(View):
     """A job in a list, from Temporal's visibility: may be a moment old."""
 
@@ -74,6 +88,8 @@ class JobSummary(View):
     finished_at: datetime | None = None
     task_failure: TaskFailure | None = None
     """Set if no worker can make the job's next decision."""
+    pause: Pause | None = None
+    """Set if an operator has paused the job's workflow in Temporal."""
 
 
 class JobSnapshot(View):
@@ -96,7 +112,10 @@ class NodeLease:
 
     rank: int
     incarnation: int
-    view: LeaseView
+    view: LeaseView | None = None
+    """None before the first report."""
+    pause: Pause | None = None
+    """Set if an operator has paused the lease in Temporal."""
 
 
 def merge_nodes(
@@ -105,14 +124,14 @@ def merge_nodes(
     """Merges the views of each node: the job knows its place in the world, its group the facts, its lease the latest
     progress."""
     by_group = {(view.rank, view.incarnation): view for view in groups}
-    by_lease = {(lease.rank, lease.incarnation): lease.view for lease in leases}
+    by_lease = {(lease.rank, lease.incarnation): lease for lease in leases}
     return tuple(
         _merge(view, by_group.get((view.rank, view.incarnation)), by_lease.get((view.rank, view.incarnation)))
         for view in job
     )
 
 
-def _merge(job: NodeView, group: NodeView | None, lease: LeaseView | None) -> NodeView:
+def _merge(job: NodeView, group: NodeView | None, lease: NodeLease | None) -> NodeView:
     fields: dict[str, object] = {}
     if group:
         fields = {
@@ -123,9 +142,14 @@ def _merge(job: NodeView, group: NodeView | None, lease: LeaseView | None) -> No
             "log_path": group.log_path,
         }
     if lease and job.phase not in (NodePhase.LOST, NodePhase.REMOVED):
-        fields["log_end"] = lease.log_end
-        if lease.progress:
-            fields |= {"progress": lease.progress, "generation": lease.generation}
+        if lease.view:
+            fields["log_end"] = lease.view.log_end
+            if lease.view.progress:
+                fields |= {"progress": lease.view.progress, "generation": lease.view.generation}
+        if lease.pause:
+            # Nothing is known about the node until its agent holds the lease again.
+            by = f" by {lease.pause.by}" if lease.pause.by else ""
+            fields |= {"reachable": False, "reason": f"its lease is paused in Temporal{by}"}
     return job.model_copy(update=fields)
 
 

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import re
 
-from temporalio.client import WorkflowExecution, WorkflowExecutionStatus
-
 from perdure.client.views import JobSummary
+from perdure.executions import Execution, ExecutionStatus
 from workflows.messages import JobPhase
 from workflows.search_attributes import JOB_BACKEND, JOB_OWNER, JOB_PHASE, JOB_RESTARTS, WORLD_SIZE
 
 _JOB_ID = re.compile(r"job/([^/]+)/([^/]+)")
-_CLOSED = {
-    WorkflowExecutionStatus.COMPLETED: JobPhase.SUCCEEDED,
-    WorkflowExecutionStatus.FAILED: JobPhase.FAILED,
-    WorkflowExecutionStatus.TIMED_OUT: JobPhase.FAILED,
-    WorkflowExecutionStatus.CANCELED: JobPhase.CANCELLED,
-    WorkflowExecutionStatus.TERMINATED: JobPhase.CANCELLED,
+_PHASES_OF_ENDS = {
+    ExecutionStatus.COMPLETED: JobPhase.SUCCEEDED,
+    ExecutionStatus.FAILED: JobPhase.FAILED,
+    ExecutionStatus.TIMED_OUT: JobPhase.FAILED,
+    ExecutionStatus.CANCELED: JobPhase.CANCELLED,
+    ExecutionStatus.TERMINATED: JobPhase.CANCELLED,
 }
 
 
-def phase_of(execution: WorkflowExecution) -> JobPhase | None:
+def phase_of(execution: Execution) -> JobPhase | None:
     """The job's phase; None if the namespace has no search attributes and the job has not closed."""
-    if execution.status and (closed := _CLOSED.get(execution.status)):
-        return closed
-    shown = execution.typed_search_attributes.get(JOB_PHASE)
+    if ended := _PHASES_OF_ENDS.get(execution.status):
+        return ended
+    shown = execution.search_attributes.get(JOB_PHASE)
     return JobPhase(shown) if shown else None
 
 
-def summary_of(execution: WorkflowExecution) -> JobSummary | None:
+def summary_of(execution: Execution) -> JobSummary | None:
     """The job as an entry of a list; None if the workflow is not a job."""
     match = _JOB_ID.fullmatch(execution.id)
     if not match:
         return None
-    attributes = execution.typed_search_attributes
+    attributes = execution.search_attributes
     return JobSummary(
         name=match[2],
         namespace=match[1],

@@ -19,6 +19,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.credentials.grants import Grant
 from perdure.credentials.tickets import digest_of
+from perdure.executions import QueryRejected, query
 from perdure.gateway.callers import PlaceLost, Unauthenticated, Unavailable
 from perdure.gateway.limits import NEWCOMERS, Limits
 from perdure.gateway.recent import Recent
@@ -113,13 +114,13 @@ class Memberships:
         known = self._known.get(job_id)
         if known and known.age < longest:
             return known.view
-        query = self._queries.get(job_id)
-        if query is None:
-            query = self._queries[job_id] = asyncio.create_task(self._query(job_id))
-            query.add_done_callback(lambda ended: self._forget(job_id, ended))
+        asking = self._queries.get(job_id)
+        if asking is None:
+            asking = self._queries[job_id] = asyncio.create_task(self._query(job_id))
+            asking.add_done_callback(lambda ended: self._forget(job_id, ended))
         try:
             # A caller that hangs up does not end the query that others wait for.
-            return (await asyncio.shield(query)).view
+            return (await asyncio.shield(asking)).view
         except Unavailable:
             if known is None or known.age > _STALE_SECONDS:
                 raise
@@ -129,10 +130,9 @@ class Memberships:
     async def _query(self, job_id: str) -> _Known:
         began = time.monotonic()
         try:
-            view = await self._temporal.get_workflow_handle(job_id).query(
-                "machines", result_type=MachinesView, rpc_timeout=CALL_TIMEOUT
-            )
-        except (RPCError, WorkflowQueryFailedError) as error:
+            job = self._temporal.get_workflow_handle(job_id)
+            view = await query(job, "machines", result_type=MachinesView, rpc_timeout=CALL_TIMEOUT)
+        except (RPCError, WorkflowQueryFailedError, QueryRejected) as error:
             if not isinstance(error, RPCError) or error.status is not RPCStatusCode.NOT_FOUND:
                 raise Unavailable(f"{job_id} does not answer which machines it has: {error}") from error
             view = None

@@ -7,7 +7,6 @@ nodes.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,15 +14,16 @@ from typing import Any
 
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryRequest
-from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
+from temporalio.client import WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.client.client import Client
-from perdure.client.connection import CALL_TIMEOUT, converter_for
+from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
 from perdure.client.leases import leases_of
 from perdure.client.views import Submission, comparable
 from perdure.errors import ExitCode, PerdureError, Refused
+from perdure.executions import OPEN, converter_for, describe, describe_all, memo_value
 from perdure.operator.resource import TrainingJobResource
 from perdure.spec.accepted import read_accepted
 from perdure.spec.job import JobSpec
@@ -63,19 +63,18 @@ class Runs:
         temporal = await self._client.connect()
         async with map_errors(self._client):
             try:
-                found = await temporal.get_workflow_handle(resource.workflow_id).describe(rpc_timeout=CALL_TIMEOUT)
+                found = await describe(temporal, resource.workflow_id, rpc_timeout=CALL_TIMEOUT)
             except RPCError as error:
                 if error.status is RPCStatusCode.NOT_FOUND:
                     return None
                 raise
-            first_run_id = found.raw_description.workflow_execution_info.first_run_id
             return Run(
                 workflow_id=found.id,
                 run_id=found.run_id,
-                first_run_id=first_run_id,
-                object_uid=await found.memo_value(MEMO, ""),
-                open=found.status is WorkflowExecutionStatus.RUNNING,
-                page=self._client.endpoint.workflow_page(found.id, first_run_id),
+                first_run_id=found.first_run_id,
+                object_uid=await memo_value(temporal, found, MEMO) or "",
+                open=found.is_open,
+                page=self._client.endpoint.workflow_page(found.id, found.first_run_id),
             )
 
     async def start(self, job: JobSpec, resource: TrainingJobResource, *, owner: str = "") -> Submission:
@@ -116,14 +115,10 @@ class Runs:
     async def step(self, job: JobStatus) -> int | None:
         """The step of the slowest member of the world; None if it is not known."""
         temporal = await self._client.connect()
-        handles = [temporal.get_workflow_handle(group) for group in job.groups]
-        described = await asyncio.gather(
-            *(handle.describe(rpc_timeout=CALL_TIMEOUT) for handle in handles), return_exceptions=True
-        )
-        # A group that has ended or does not answer is skipped.
-        groups = [group for group in described if not isinstance(group, BaseException)]
+        groups = await describe_all(temporal, job.groups, rpc_timeout=CALL_TIMEOUT)
         leases = [lease for group in groups for lease in await leases_of(temporal, group)]
-        known = [one.view.progress for one in leases if one.view.progress and one.view.generation == job.generation]
+        views = [lease.view for lease in leases if lease.view and lease.view.generation == job.generation]
+        known = [view.progress for view in views if view.progress]
         steps = [progress.step for progress in comparable(known)]
         return min(steps) if steps else job.progress.step if job.progress else None
 
@@ -167,7 +162,7 @@ class Runs:
         """Whether groups of the run still wind down: those of a terminated run do that by themselves."""
         temporal = await self._client.connect()
         groups = f"{run.workflow_id}/{uid_of(run.first_run_id)}/"
-        query = f"WorkflowType = '{NODE_GROUP}' AND ExecutionStatus = 'Running' AND WorkflowId STARTS_WITH '{groups}'"
+        query = f"WorkflowType = '{NODE_GROUP}' AND {OPEN} AND WorkflowId STARTS_WITH '{groups}'"
         async with map_errors(self._client):
             return (await temporal.count_workflows(query, rpc_timeout=CALL_TIMEOUT)).count > 0
 

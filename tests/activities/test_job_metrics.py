@@ -22,7 +22,10 @@ from workflows.policy.state import JobState
 class NoServer:
     """A client whose server is away."""
 
-    def list_workflows(self, *_: Any, **__: Any) -> Any:
+    namespace = "default"
+
+    @property
+    def workflow_service(self) -> Any:
         raise ConnectionError("api_key=topsecret: no answer")
 
 

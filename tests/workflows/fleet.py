@@ -22,6 +22,7 @@ from temporalio.worker import Worker
 from activities.datasets import DatasetActivities
 from activities.signals import SignalActivities
 from activities.site import SiteActivities
+from agent.job_liveness import JobLiveness, query_job_liveness
 from tests.workflows.left_out import no_event_left_out
 from tests.workflows.played_node import PlayedNode, now
 from workflows.dataset import Dataset
@@ -47,6 +48,8 @@ from workflows.names import node_name, watch_task_queue
 from workflows.node_group import NodeGroup
 from workflows.store import Store
 from workflows.training_job import TrainingJob
+
+_RPC_TIMEOUT = timedelta(seconds=5)
 
 
 class _Signals(SignalActivities):
@@ -243,18 +246,16 @@ class Fleet:
     async def watch_nodes(self, request: WatchRequest) -> None:
         """Tells of nodes that exist, of known ones that do not any more, and that the job has closed."""
         self.watches += 1
-        job = self.client.get_workflow_handle(request.job_id)
         group = self.client.get_workflow_handle(request.group_id)
         told: set[tuple[int, int]] = set()
         waiting = [self._gone(node.rank, node.incarnation) for node in request.known if self._is_away(request, node)]
         while not self.watches_die.is_set():
             activity.heartbeat()
             waiting += self._news(request, told)
-            described = await job.describe()
-            owner_closed = (
-                described.raw_description.workflow_execution_info.first_run_id != request.job_first_run_id
-                or (described.status is not None and described.status.name != "RUNNING")
+            liveness = await query_job_liveness(
+                self.client, job_id=request.job_id, first_run_id=request.job_first_run_id, rpc_timeout=_RPC_TIMEOUT
             )
+            owner_closed = liveness is JobLiveness.CLOSED
             if waiting or owner_closed:
                 with suppress(RPCError):
                     await group.signal("node_events", NodeEvents(events=tuple(waiting), owner_closed=owner_closed))

@@ -19,6 +19,7 @@ from temporalio.client import Client
 from activities.nodes.kubernetes.api import TRANSIENT, KubernetesApi, KubernetesError, Object
 from activities.nodes.kubernetes.naming import OURS, UID, selector
 from agent.job_liveness import JobLiveness, query_job_liveness
+from perdure.executions import OPEN, list_executions
 from workflows.names import NODE_GROUP, TRAINING_JOB
 
 logger = logging.getLogger(__name__)
@@ -92,9 +93,7 @@ async def find_leftovers(
 
 
 async def _namespaces(client: Client) -> set[str]:
-    jobs = client.list_workflows(
-        f"WorkflowType = '{TRAINING_JOB}'", limit=MOST_JOBS, page_size=MOST_JOBS, rpc_timeout=_CALL_TIMEOUT
-    )
+    jobs = list_executions(client, f"WorkflowType = '{TRAINING_JOB}'", limit=MOST_JOBS, rpc_timeout=_CALL_TIMEOUT)
     return {job.id.split("/")[1] async for job in jobs if job.id.startswith("job/")}
 
 
@@ -111,7 +110,7 @@ async def _is_left_over(anchor: Object, client: Client, *, young: timedelta) -> 
         # A job that this Temporal namespace does not know may be another namespace's.
         return False
     groups = f"{job_id}/{metadata['labels'][UID]}/"
-    query = f"WorkflowType = '{NODE_GROUP}' AND ExecutionStatus = 'Running' AND WorkflowId STARTS_WITH '{groups}'"
+    query = f"WorkflowType = '{NODE_GROUP}' AND {OPEN} AND WorkflowId STARTS_WITH '{groups}'"
     return not (await client.count_workflows(query, rpc_timeout=_CALL_TIMEOUT)).count
 
 

@@ -10,10 +10,11 @@ import asyncio
 import logging
 from datetime import datetime, timedelta
 
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.nodes.local.folders import NodeFolder, NodeFolders, now
+from perdure.executions import describe
 from workflows.names import uid_of
 
 logger = logging.getLogger(__name__)
@@ -77,11 +78,10 @@ async def _is_open(client: Client, nodes: list[NodeFolder]) -> bool:
     if record is None:
         return False
     try:
-        newest = await client.get_workflow_handle(record.job_id).describe(rpc_timeout=_CALL_TIMEOUT)
+        newest = await describe(client, record.job_id, rpc_timeout=_CALL_TIMEOUT)
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             return False
         raise
     # The name may belong to another run by now: then this run has closed.
-    ours = uid_of(newest.raw_description.workflow_execution_info.first_run_id) == record.uid
-    return ours and newest.status is WorkflowExecutionStatus.RUNNING
+    return uid_of(newest.first_run_id) == record.uid and newest.is_open

@@ -1,0 +1,72 @@
+"""Reads the nodes of a job: from the job, from their groups, and from the agents' reports in their leases."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from temporalio.client import Client as TemporalClient
+from temporalio.client import WorkflowQueryFailedError
+from temporalio.service import RPCError
+
+from perdure.client.connection import CALL_TIMEOUT
+from perdure.client.error_mapping import map_errors
+from perdure.client.leases import leases_of
+from perdure.client.views import NodeLease, merge_nodes
+from perdure.executions import QueryRejected, describe, query
+from workflows.messages import JobStatus, NodeView
+from workflows.names import job_workflow_id
+
+if TYPE_CHECKING:
+    from perdure.client.client import Client
+
+_GROUPS_TOGETHER = 8
+"""The most groups whose nodes a job returns in one answer; a larger job is queried group by group."""
+
+
+async def read_nodes(client: Client, name: str, namespace: str, status: JobStatus) -> tuple[NodeView, ...]:
+    """The nodes of a job with this status, with their latest progress.
+
+    Raises:
+        NoWorker: if no worker runs to answer for them.
+    """
+    temporal = await client.connect()
+    async with map_errors(client, name, namespace):
+        job = await _nodes_of_job(temporal, job_workflow_id(namespace, name), status)
+    groups = await asyncio.gather(*(_group(temporal, group) for group in status.groups))
+    views = [view for group_views, _ in groups for view in group_views]
+    leases = [lease for _, group_leases in groups for lease in group_leases]
+    return merge_nodes(job, views, leases)
+
+
+async def _nodes_of_job(temporal: TemporalClient, job_id: str, status: JobStatus) -> list[NodeView]:
+    """The job's own view of its nodes, in several answers if one could not hold all."""
+    handle = temporal.get_workflow_handle(job_id)
+    if len(status.groups) <= _GROUPS_TOGETHER:
+        return await query(handle, "nodes", result_type=list[NodeView], rpc_timeout=CALL_TIMEOUT)
+    indices = [int(group.rpartition("/")[2]) for group in status.groups]
+    answers = [
+        await query(handle, "nodes", args=[index], result_type=list[NodeView], rpc_timeout=CALL_TIMEOUT)
+        for index in indices
+    ]
+    return [view for views in answers for view in views]
+
+
+async def _group(temporal: TemporalClient, group_id: str) -> tuple[list[NodeView], list[NodeLease]]:
+    """A group's table and its leases' latest reports; each empty if the group has ended or does not answer now."""
+    return await asyncio.gather(_table(temporal, group_id), _leases(temporal, group_id))
+
+
+async def _table(temporal: TemporalClient, group_id: str) -> list[NodeView]:
+    handle = temporal.get_workflow_handle(group_id)
+    try:
+        return await query(handle, "nodes", result_type=list[NodeView], rpc_timeout=CALL_TIMEOUT)
+    except (RPCError, WorkflowQueryFailedError, QueryRejected):
+        return []
+
+
+async def _leases(temporal: TemporalClient, group_id: str) -> list[NodeLease]:
+    try:
+        return await leases_of(temporal, await describe(temporal, group_id, rpc_timeout=CALL_TIMEOUT))
+    except RPCError:
+        return []

@@ -1,0 +1,249 @@
+"""Workflow executions as the server describes and lists them, whatever their status, and which of them are open.
+
+The SDK's own `describe` and `list_workflows` fail for a status that the SDK does not know yet: with SDK 1.35, one
+paused workflow fails every listing that includes it. And a workflow that is not running has not necessarily ended: the
+nodes of a job whose workflow an operator has paused continue to train, and must not be deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import WorkflowExecutionStatus as WireStatus
+from temporalio.api.workflow.v1 import PendingActivityInfo, PendingWorkflowTaskInfo, WorkflowExecutionInfo
+from temporalio.api.workflowservice.v1 import (
+    DescribeWorkflowExecutionRequest,
+    DescribeWorkflowExecutionResponse,
+    ListWorkflowExecutionsRequest,
+)
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowQueryRejectedError
+from temporalio.common import TypedSearchAttributes
+from temporalio.converter import DataConverter, WorkflowSerializationContext, decode_typed_search_attributes
+from temporalio.service import RPCError
+
+OPEN: Final = "CloseTime IS NULL"
+"""The visibility query for open executions. `ExecutionStatus = 'Running'` leaves out those that are paused."""
+
+_PAGE = 1000
+_AT_ONCE = 16
+"""Descriptions requested at a time."""
+
+ResultT = TypeVar("ResultT")
+
+
+class QueryRejected(Exception):
+    """The server did not give the query to the workflow, because of the workflow's status: it is paused."""
+
+
+class ExecutionStatus(StrEnum):
+    """The server's status of one run."""
+
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    """An operator has paused the workflow: it handles nothing until it is unpaused."""
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELED = "CANCELED"
+    TERMINATED = "TERMINATED"
+    TIMED_OUT = "TIMED_OUT"
+    CONTINUED_AS_NEW = "CONTINUED_AS_NEW"
+    """The run has ended and its workflow continues in another one."""
+    UNKNOWN = "UNKNOWN"
+    """A status of a newer server."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the workflow may still do something. A status that is unknown is no proof of an end."""
+        return self not in _CLOSED
+
+
+_CLOSED = frozenset(
+    {
+        ExecutionStatus.COMPLETED,
+        ExecutionStatus.FAILED,
+        ExecutionStatus.CANCELED,
+        ExecutionStatus.TERMINATED,
+        ExecutionStatus.TIMED_OUT,
+    }
+)
+
+
+def status_of(info: WorkflowExecutionInfo) -> ExecutionStatus:
+    """The status in a message of the server."""
+    try:
+        name = WireStatus.Name(info.status)
+    except ValueError:
+        return ExecutionStatus.UNKNOWN
+    # Not every value that the API names is one of these: there is UNSPECIFIED, and later ones will come.
+    return ExecutionStatus.__members__.get(name.removeprefix("WORKFLOW_EXECUTION_STATUS_"), ExecutionStatus.UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One run of a workflow, as visibility lists it."""
+
+    info: WorkflowExecutionInfo
+
+    @property
+    def id(self) -> str:
+        """The workflow ID."""
+        return self.info.execution.workflow_id
+
+    @property
+    def run_id(self) -> str:
+        return self.info.execution.run_id
+
+    @property
+    def status(self) -> ExecutionStatus:
+        return status_of(self.info)
+
+    @property
+    def is_open(self) -> bool:
+        return self.status.is_open
+
+    @property
+    def start_time(self) -> datetime:
+        return time_of(self.info.start_time)
+
+    @property
+    def close_time(self) -> datetime | None:
+        return time_of(self.info.close_time) if self.info.HasField("close_time") else None
+
+    @property
+    def search_attributes(self) -> TypedSearchAttributes:
+        return decode_typed_search_attributes(self.info.search_attributes)
+
+
+@dataclass(frozen=True)
+class ExecutionDescription(Execution):
+    """The newest run of a workflow, or a given one, as the server describes it."""
+
+    raw: DescribeWorkflowExecutionResponse
+
+    @property
+    def first_run_id(self) -> str:
+        """The first run's ID, which is the same for all runs of a workflow that continued as new or was reset."""
+        return self.info.first_run_id
+
+    @property
+    def pending_activities(self) -> Iterable[PendingActivityInfo]:
+        return self.raw.pending_activities
+
+    @property
+    def pending_task(self) -> PendingWorkflowTaskInfo:
+        return self.raw.pending_workflow_task
+
+
+async def describe(
+    client: Client, workflow_id: str, *, run_id: str = "", rpc_timeout: timedelta | None = None
+) -> ExecutionDescription:
+    """Describes a workflow's newest run, or the given one.
+
+    Raises:
+        RPCError: if the server does not know it, or does not answer.
+    """
+    request = DescribeWorkflowExecutionRequest(
+        namespace=client.namespace, execution=WorkflowExecution(workflow_id=workflow_id, run_id=run_id)
+    )
+    answer = await client.workflow_service.describe_workflow_execution(request, retry=True, timeout=rpc_timeout)
+    return ExecutionDescription(answer.workflow_execution_info, answer)
+
+
+async def describe_all(
+    client: Client, workflow_ids: Iterable[str], *, rpc_timeout: timedelta | None = None
+) -> list[ExecutionDescription]:
+    """Describes several workflows; those that the server cannot describe are left out."""
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(workflow_id: str) -> ExecutionDescription | None:
+        async with slots:
+            try:
+                return await describe(client, workflow_id, rpc_timeout=rpc_timeout)
+            except RPCError:
+                return None
+
+    found = await asyncio.gather(*(one(workflow_id) for workflow_id in workflow_ids))
+    return [description for description in found if description]
+
+
+async def list_executions(
+    client: Client, query: str, *, limit: int | None = None, rpc_timeout: timedelta | None = None
+) -> AsyncGenerator[Execution]:
+    """Lists the runs that match a visibility query, the newest first.
+
+    Args:
+        client: A client of the namespace.
+        query: A list filter; `OPEN` is the part of it that selects open executions.
+        limit: The most runs to list; None: all.
+        rpc_timeout: The timeout of the request for each page.
+
+    Raises:
+        RPCError: if the server refuses the query or does not answer.
+    """
+    page, listed = b"", 0
+    while True:
+        request = ListWorkflowExecutionsRequest(
+            namespace=client.namespace, query=query, page_size=min(_PAGE, limit or _PAGE), next_page_token=page
+        )
+        answer = await client.workflow_service.list_workflow_executions(request, retry=True, timeout=rpc_timeout)
+        for info in answer.executions:
+            yield Execution(info)
+            listed += 1
+            if listed == limit:
+                return
+        page = answer.next_page_token
+        if not page:
+            return
+
+
+async def query(
+    handle: WorkflowHandle[Any, Any],
+    name: str,
+    *,
+    result_type: type[ResultT],
+    args: Sequence[Any] = (),
+    rpc_timeout: timedelta | None = None,
+) -> ResultT:
+    """Queries a workflow.
+
+    Raises:
+        QueryRejected: if the workflow's status lets it answer no query.
+        WorkflowQueryFailedError: if the workflow refuses the query.
+        RPCError: if nothing answers.
+    """
+    try:
+        return await handle.query(name, args=args, result_type=result_type, rpc_timeout=rpc_timeout)
+    except WorkflowQueryRejectedError as error:
+        raise QueryRejected(str(error)) from error
+    except ValueError as error:
+        # The SDK reports the rejection with the workflow's status, which it does not know.
+        if WorkflowExecutionStatus.__name__ not in str(error):
+            raise
+        raise QueryRejected(str(error)) from error
+
+
+def converter_for(client: Client, workflow_id: str) -> DataConverter:
+    """The converter for payloads of one workflow that were read from the server itself."""
+    context = WorkflowSerializationContext(namespace=client.namespace, workflow_id=workflow_id)
+    return client.data_converter.with_context(context)
+
+
+async def memo_value(client: Client, execution: Execution, key: str) -> Any:
+    """A value of the memo; None where it has none."""
+    payload = execution.info.memo.fields.get(key)
+    if payload is None:
+        return None
+    (value,) = await converter_for(client, execution.id).decode([payload])
+    return value
+
+
+def time_of(stamp: Timestamp) -> datetime:
+    """A time in a message of the server."""
+    return stamp.ToDatetime(UTC)
