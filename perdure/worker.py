@@ -49,7 +49,7 @@ from perdure.spec.job import Backend
 from perdure.tracing import tracing_of
 from perdure.ui_front import ui_front
 from workflows.dataset import Dataset
-from workflows.event_sink import Sink, set_dataset_sink, set_sink
+from workflows.event_sink import Sink, set_dataset_sink, set_sinks
 from workflows.messages import GatewayFacts, SiteFacts
 from workflows.names import watch_task_queue
 from workflows.node_group import NodeGroup
@@ -188,18 +188,12 @@ async def exporting_events(
     """
     exporters = [exporter for exporter in (_to_file(path), to_collector()) if exporter is not None]
     to_exporters = _to_exporters(exporters) if exporters else None
-    sinks = [sink for sink in (to_exporters, metrics and metrics.on_event, _to_traces()) if sink is not None]
-
-    def sink(job: JobState, event: JobEvent) -> None:
-        for one in sinks:
-            one(job, event)
-
-    set_sink(sink if sinks else None)
+    set_sinks(*(sink for sink in (to_exporters, metrics and metrics.on_event, _to_traces()) if sink is not None))
     set_dataset_sink(metrics and metrics.on_dataset)
     try:
         yield exporters
     finally:
-        set_sink(None)
+        set_sinks()
         set_dataset_sink(None)
         await asyncio.gather(*(asyncio.to_thread(exporter.close) for exporter in exporters))
 

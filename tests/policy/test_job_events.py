@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import pytest
+
 from perdure.events import JobEvents
 from tests.policy.scenario import Scenario
-from workflows.event_sink import send_events, set_sink
-from workflows.messages import SetAside, ShardsSetAside, UnprocessedSamples
+from workflows.event_sink import send_dataset, send_events, set_dataset_sink, set_sinks
+from workflows.messages import DatasetParameters, SetAside, ShardsSetAside, UnprocessedSamples
+from workflows.policy.datasets import DatasetState
 from workflows.policy.events import CancelRequested
 from workflows.policy.job_events import JobEvent, events_between
 from workflows.policy.state import JobState
@@ -148,20 +151,50 @@ def test_each_event_has_a_method_in_the_vocabulary():
     assert source.count("JobEvent(") == source.count('name="')
 
 
-def test_a_sink_that_raises_ends_the_events_and_not_the_job():
-    job = Scenario("2")
-    before = job.state
-    job.running()
-    seen: list[JobEvent] = []
+def test_a_sink_that_raises_loses_its_event_and_nothing_else(caplog: pytest.LogCaptureFixture):
+    defective: list[tuple[str, str]] = []
+    sound: list[tuple[str, str]] = []
 
-    def sink(state: JobState, event: JobEvent) -> None:
-        seen.append(event)
+    def fails_for_worlds(state: JobState, event: JobEvent) -> None:
+        defective.append((state.name, event.name))
+        if event.name == "world":
+            raise RuntimeError("a defect")
+
+    set_sinks(fails_for_worlds, lambda state, event: sound.append((state.name, event.name)))
+    try:
+        for name in ("first", "second"):
+            job = Scenario("2")
+            before = job.state.replace(name=name)
+            job.running()
+            send_events(before, job.state.replace(name=name), job.now)
+            running = job.state.replace(name=name)
+            job.finish(0, 1)
+            job.command_ended(0, 1)
+            send_events(running, job.state.replace(name=name), job.now)
+    finally:
+        set_sinks()
+    assert defective == sound
+    for name in ("first", "second"):
+        assert (name, "world") in sound
+        assert (name, "outcome") in sound, "after the event for which a sink failed"
+        [line] = [record for record in caplog.records if record.getMessage().startswith(f"default/{name}: ")]
+        assert "its event world is lost" in line.getMessage()
+        assert line.exc_info is not None
+
+
+def test_a_dataset_sink_that_raises_is_tried_again_and_logged_once_a_minute(caplog: pytest.LogCaptureFixture):
+    taken: list[str] = []
+
+    def fails(job_id: str, name: str, state: DatasetState) -> None:
+        taken.append(job_id)
         raise RuntimeError("a defect")
 
-    set_sink(sink)
+    set_dataset_sink(fails)
     try:
-        send_events(before, job.state, job.now)
-        send_events(before, job.state, job.now)
+        for _ in range(3):
+            for job_id in ("job/default/a", "job/default/b"):
+                send_dataset(job_id, "train", DatasetState(parameters=DatasetParameters(size=10, shard_size=1)))
     finally:
-        set_sink(None)
-    assert len(seen) == 1
+        set_dataset_sink(None)
+    assert taken == ["job/default/a", "job/default/b"] * 3
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["job/default/a", "job/default/b"]
