@@ -13,7 +13,7 @@ GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-long test-failed test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-chaos bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-events cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo test test-long test-failed test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-events cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -61,6 +61,9 @@ bench-warm: setup  ## Warm and cold starts of ranks, beside the peers; kinds of 
 
 bench-kubernetes: setup  ## Faults of a cluster, and a job of a thousand nodes (Linux, root)
 	@$(BIN)/python -m benchmarks.kubernetes $(BENCH_ARGS)
+
+bench-oncall: setup  ## What a cluster and its administrators do to jobs, and what is said and left (Linux, root)
+	@$(BIN)/python -m benchmarks.oncall $(BENCH_ARGS)
 
 bench-chaos: setup  ## Random, overlapping faults on third-party programs: right results, no hang, true explanations
 	@$(BIN)/python -m benchmarks.chaos $(BENCH_ARGS)

@@ -23,7 +23,7 @@ from pathlib import Path
 from scripts.cluster import binaries, images
 from scripts.cluster.binaries import BinariesMissing, Report
 from scripts.cluster.certificates import Certificates
-from scripts.cluster.control_plane import SERVER, ControlPlane
+from scripts.cluster.control_plane import CONTROL_PLANE, SERVER, ControlPlane
 from scripts.cluster.images import Image
 from scripts.cluster.machine import NAME, Machine, leftovers
 from scripts.cluster.node import Node
@@ -128,6 +128,14 @@ class Cluster:
         control_plane = self._control_plane(binaries.ensure(lambda _: None))
         control_plane.start_api_server()
         control_plane.await_api_server()
+
+    def kill_control_plane(self) -> None:
+        """Kills etcd, the API server, the controllers and the scheduler; nodes and pods continue without them."""
+        self._processes.kill(*CONTROL_PLANE)
+
+    def start_control_plane(self) -> None:
+        """Starts the control plane with the state that it had. Returns when the API server answers."""
+        self._control_plane(binaries.ensure(lambda _: None)).start_programs()
 
     def kubeconfig_of(self, user: str, *groups: str) -> Path:
         """Returns a kubeconfig of a user with the rights that RBAC grants."""

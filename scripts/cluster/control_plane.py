@@ -16,6 +16,8 @@ SERVER = f"https://{API_ADDRESS}:443"
 _LOOPBACK = "127.213.0.1"
 """A loopback address on which no other etcd listens."""
 _CONTROLLERS = ("kube-controller-manager", "kube-scheduler")
+CONTROL_PLANE = ("kube-apiserver", "etcd", *_CONTROLLERS)
+"""The names of the processes that a cluster's control plane consists of; KWOK only simulates nodes."""
 _GATES = "GenericWorkload=true,GangScheduling=true"
 """Feature gates of Kubernetes' own gang scheduling, which is still alpha; they do not affect pods outside of gangs."""
 
@@ -42,12 +44,16 @@ class ControlPlane:
             "apiserver", user="kube-apiserver", hosts=[f"IP:{API_ADDRESS}", "DNS:kubernetes.default.svc"]
         )
         self._certificates.issue("kubelet-client", user="kube-apiserver-kubelet-client", groups=["system:masters"])
+        self.start_programs()
+        self._start_kwok()
+
+    def start_programs(self) -> None:
+        """Starts the processes of `CONTROL_PLANE`, with the state that an earlier start left."""
         self._start_etcd()
         self.start_api_server()
         self.await_api_server()
         for name in _CONTROLLERS:
             self._start_controller(name)
-        self._start_kwok()
 
     def start_api_server(self) -> None:
         pki = self._folder / "pki"

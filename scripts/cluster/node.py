@@ -41,7 +41,7 @@ class Node:
 
     def start_containerd(self) -> None:
         """Starts the container runtime. Returns when it answers."""
-        (self._folder / "cni").mkdir(parents=True)
+        (self._folder / "cni").mkdir(parents=True, exist_ok=True)
         self._write("cni/10-bridge.conflist", _network(self._number, self._folder))
         self._write_containerd_configuration()
         # The shim and runc are found on PATH.
@@ -57,6 +57,10 @@ class Node:
             within=30,
         )
 
+    def kill_containerd(self) -> None:
+        """Kills the container runtime; containers continue below their shims."""
+        self._processes.kill(f"{self.name}-containerd")
+
     def load(self, images: Sequence[Image]) -> None:
         """Imports the images that the node does not have yet."""
         known = self._ctr("images", "list", "--quiet").stdout.split()
@@ -67,8 +71,13 @@ class Node:
             if answer.returncode:
                 raise RuntimeError(f"{image.archive} could not be imported by {self.name}: {answer.stderr.strip()}")
 
-    def start_kubelet(self) -> None:
-        """Starts the kubelet, which registers the node by itself."""
+    def start_kubelet(self, *, evicts_below: Mapping[str, str] | None = None) -> None:
+        """Starts the kubelet, which registers the node by itself.
+
+        Args:
+            evicts_below: thresholds of node pressure by signal, such as `{"nodefs.available": "10%"}`. By default the
+                kubelet never evicts for pressure.
+        """
         address = node_address(self._number)
         kubeconfig = self._certificates.kubeconfig(
             self.name, server=SERVER, user=f"system:node:{self.name}", groups=["system:nodes"]
@@ -77,6 +86,7 @@ class Node:
             f"{self.name}-serving", user=self.name, hosts=[f"IP:{address}", f"DNS:{self.name}"]
         )
         configuration = self._kubelet_configuration(address, certificate, key)
+        configuration["evictionHard"] |= evicts_below or {}
         self._processes.start(
             f"{self.name}-kubelet",
             [

@@ -1,0 +1,405 @@
+"""The events of the day, in the words of the person on call. Each undoes what it did to the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from activities.nodes.kubernetes.api import KubernetesError
+from benchmarks.kubernetes.site import Site, eventually
+from benchmarks.recovery.processes import TrialFailed, free_port
+from scripts.cluster.images import BARE_IMAGE
+from scripts.cluster.machine import API_ADDRESS
+from scripts.cluster.node import Node
+
+from .scene import LONGEST_PAUSE, Scene
+
+AWAY_SECONDS = 20.0
+"""Seconds for which a component is away or a state lasts that must not interrupt training."""
+
+GIBIBYTE = 2**30
+
+
+async def kubelet_killed(scene: Scene) -> None:
+    await scene.train()
+    node = await _node(scene)
+    scene.strike()
+    await asyncio.to_thread(node.kill_kubelet)
+    await asyncio.sleep(AWAY_SECONDS / 2)
+    await asyncio.to_thread(node.start_kubelet)
+    await scene.undisturbed(AWAY_SECONDS)
+
+
+async def containerd_killed(scene: Scene) -> None:
+    await scene.train()
+    node = await _node(scene)
+    scene.strike()
+    await asyncio.to_thread(node.kill_containerd)
+    await asyncio.sleep(AWAY_SECONDS / 2)
+    await asyncio.to_thread(node.start_containerd)
+    await scene.undisturbed(AWAY_SECONDS)
+
+
+async def machine_not_ready(scene: Scene) -> None:
+    await scene.train()
+    node = await _node(scene)
+    scene.strike()
+    await asyncio.to_thread(node.kill_kubelet)
+    try:
+        await eventually(lambda: _ready(scene.site, node.name, "Unknown"), seconds=120, otherwise="never NotReady")
+        await scene.undisturbed(AWAY_SECONDS)
+    finally:
+        await asyncio.to_thread(node.start_kubelet)
+        await eventually(lambda: _ready(scene.site, node.name, "True"), seconds=120, otherwise="not Ready again")
+
+
+async def evicted_by_pressure(scene: Scene) -> None:
+    await scene.train()
+    node = await _node(scene)
+    await asyncio.to_thread(node.kill_kubelet)
+    scene.strike()
+    # The whole disk counts as pressure, whatever is on it.
+    await asyncio.to_thread(lambda: node.start_kubelet(evicts_below={"nodefs.available": "99%"}))
+    try:
+        await _evicted(scene, node.name)
+        await scene.stepping(2)
+    finally:
+        await asyncio.to_thread(node.kill_kubelet)
+        await asyncio.to_thread(node.start_kubelet)
+        await eventually(
+            lambda: _condition(scene.site, node.name, "DiskPressure", "False"),
+            seconds=120,
+            otherwise="the machine keeps its pressure",
+        )
+
+
+async def claim_not_bound(scene: Scene) -> None:
+    size = {"requests": {"storage": "1Gi"}}
+    claim = _object("v1", "PersistentVolumeClaim", "data")
+    claim["spec"] = {
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": "",
+        "volumeName": scene.namespace,
+        "resources": size,
+    }
+    await scene.make("persistentvolumeclaims", claim)
+    await scene.submit(volumes=[{"mount_path": "/data", "pvc": "data"}])
+    await scene.waits_for("PersistentVolumeClaim")
+    volume = _object("v1", "PersistentVolume", scene.namespace)
+    volume["spec"] = {
+        "accessModes": ["ReadWriteMany"],
+        "capacity": {"storage": "1Gi"},
+        "hostPath": {"path": "/tmp"},
+        "claimRef": {"namespace": scene.namespace, "name": "data"},
+    }
+    unmake = await scene.make("", volume, path="/api/v1/persistentvolumes")
+    try:
+        scene.strike()
+        await scene.stepping(2)
+    finally:
+        await unmake()
+
+
+async def limit_range(scene: Scene) -> None:
+    limits = _object("v1", "LimitRange", "small")
+    limits["spec"] = {"limits": [{"type": "Container", "max": {"memory": "1Gi"}}]}
+    unmake = await scene.make("limitranges", limits)
+    await scene.submit()
+    await scene.waits_for("maximum memory usage per Container is 1Gi")
+    await unmake()
+    scene.strike()
+    await scene.stepping(2)
+
+
+async def admission_denies(scene: Scene) -> None:
+    await scene.train(nodes="1:2")
+    async with _denying_pods(scene):
+        scene.strike()
+        await scene.delete_pod()
+        await scene.stepping(1)
+        repaired = scene.seconds
+        await asyncio.sleep(AWAY_SECONDS)
+        await scene.waits_for("no new pods today")
+    scene.strike()
+    await scene.stepping(2, within=300)
+    scene.seconds = repaired
+
+
+async def preempted(scene: Scene) -> None:
+    priority = _object("scheduling.k8s.io/v1", "PriorityClass", f"{scene.namespace}-urgent") | {"value": 1000}
+    unmake = await scene.make("", priority, path="/apis/scheduling.k8s.io/v1/priorityclasses")
+    try:
+        await scene.train()
+        pod = await scene.pod()
+        machine = await scene.site.api.get(f"/api/v1/nodes/{pod['spec']['nodeName']}")
+        assert machine is not None
+        whole = int(machine["status"]["allocatable"]["memory"].removesuffix("Ki")) * 1024
+        urgent = _object("v1", "Pod", "urgent")
+        urgent["spec"] = {
+            "priorityClassName": f"{scene.namespace}-urgent",
+            "nodeSelector": {"kubernetes.io/hostname": pod["spec"]["nodeName"]},
+            "containers": [
+                {
+                    "name": "urgent",
+                    "image": BARE_IMAGE,
+                    "command": ["sleep", "600"],
+                    "resources": {"requests": {"memory": str(whole - GIBIBYTE)}},
+                }
+            ],
+        }
+        scene.strike()
+        unmake_urgent = await scene.make("pods", urgent)
+        await _replaced(scene, pod["metadata"]["uid"])
+        await scene.stepping(2)
+        await unmake_urgent()
+    finally:
+        await unmake()
+
+
+async def disruption_budget(scene: Scene) -> None:
+    await scene.train()
+    budget = _object("policy/v1", "PodDisruptionBudget", "whole")
+    budget["spec"] = {"maxUnavailable": 0, "selector": {"matchExpressions": [_OURS]}}
+    unmake = await scene.make("policy/v1/poddisruptionbudgets", budget)
+    machine = await scene.machine()
+    await scene.site.api.set_spec(f"/api/v1/nodes/{machine}", unschedulable=True)
+    try:
+        scene.strike()
+        try:
+            await scene.evict()
+        except KubernetesError as refused:
+            if refused.status != 429:
+                raise
+        else:
+            raise TrialFailed("the budget did not hold the eviction back")
+        await scene.undisturbed(AWAY_SECONDS)
+        await unmake()
+        scene.strike()
+        await scene.evict()
+        await scene.stepping(2)
+    finally:
+        await scene.site.api.set_spec(f"/api/v1/nodes/{machine}", unschedulable=False)
+
+
+async def sidecar_injected(scene: Scene) -> None:
+    async with _injecting_sidecars(scene):
+        await scene.train()
+        names = [container["name"] for container in (await scene.pod())["spec"]["containers"]]
+        if "mesh" not in names:
+            raise TrialFailed(f"the webhook added nothing: {', '.join(names)}")
+        scene.strike()
+        await scene.delete_pod()
+        await scene.stepping(2)
+
+
+async def topology_spread(scene: Scene) -> None:
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchExpressions": [_OURS]},
+    }
+    await scene.train(role={"pod_spec": {"topologySpreadConstraints": [spread]}})
+    scene.strike()
+    await scene.delete_pod()
+    await scene.stepping(2)
+    machines = {await scene.machine(rank) for rank in (0, 1)}
+    if len(machines) != 2:
+        raise TrialFailed(f"both nodes are on {', '.join(machines)}")
+
+
+async def control_plane_restarted(scene: Scene) -> None:
+    await scene.train()
+    cluster = scene.site.cluster
+    scene.strike()
+    await asyncio.to_thread(cluster.kill_control_plane)
+    await asyncio.sleep(AWAY_SECONDS / 2)
+    await asyncio.to_thread(cluster.start_control_plane)
+    await scene.undisturbed(AWAY_SECONDS)
+    await scene.delete_pod()
+    scene.strike()
+    await scene.stepping(2)
+
+
+async def changed_while_created(scene: Scene) -> None:
+    await scene.submit(nodes="1:2")
+    await scene.pod(0)
+    await scene.client.scale(scene.name, "2")
+    scene.strike()
+    await scene.stepping(2)
+
+
+async def deleted_while_created(scene: Scene) -> None:
+    await scene.submit()
+    await scene.pod(0)
+    scene.strike()
+    await scene.client.cancel(scene.name)
+    result = await scene.client.wait(scene.name)
+    scene.seconds = (result.finished_at - result.started_at).total_seconds()
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event, and what is expected of a job that meets it."""
+
+    name: str
+    expected: str
+    play: Callable[[Scene], Awaitable[None]]
+
+
+_UNDISTURBED = f"trains on, no pause above {LONGEST_PAUSE:.0f} s"
+_REPAIRED = "both nodes step again"
+
+EVENTS = (
+    Event("kubelet killed, back after 10 s", _UNDISTURBED, kubelet_killed),
+    Event("containerd killed, back after 10 s", _UNDISTURBED, containerd_killed),
+    Event("machine NotReady", _UNDISTURBED, machine_not_ready),
+    Event("eviction by disk pressure", _REPAIRED, evicted_by_pressure),
+    Event("volume claim does not bind, then does", "names the claim; starts", claim_not_bound),
+    Event("LimitRange below the job's memory, then gone", "names the limit; starts", limit_range),
+    Event("admission denies pods; a pod is deleted", "on with one node, says why; grows back", admission_denies),
+    Event("preempted by an urgent pod", _REPAIRED, preempted),
+    Event("drain with, then without a disruption budget", "undisturbed, then " + _REPAIRED, disruption_budget),
+    Event("webhook adds a sidecar; a pod is deleted", _REPAIRED, sidecar_injected),
+    Event("topology spread; a pod is deleted", "again on two machines", topology_spread),
+    Event("whole control plane killed, back after 10 s", "undisturbed; repairs afterwards", control_plane_restarted),
+    Event("job scaled while pods are created", _REPAIRED, changed_while_created),
+    Event("job cancelled while pods are created", "ends, nothing left", deleted_while_created),
+)
+
+_OURS = {"key": "perdure.dev/uid", "operator": "Exists"}
+
+
+def _object(version: str, kind: str, name: str) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}}
+
+
+async def _node(scene: Scene) -> Node:
+    """Returns the machine of the node that the event hits."""
+    machine = await scene.machine()
+    (node,) = (node for node in scene.site.cluster.nodes() if node.name == machine)
+    return node
+
+
+async def _condition(site: Site, machine: str, condition: str, wanted: str) -> bool:
+    node = await site.api.get(f"/api/v1/nodes/{machine}")
+    conditions = node["status"].get("conditions", []) if node else []
+    return any(found["type"] == condition and found["status"] == wanted for found in conditions)
+
+
+async def _ready(site: Site, machine: str, wanted: str) -> bool:
+    return await _condition(site, machine, "Ready", wanted)
+
+
+async def _evicted(scene: Scene, machine: str) -> None:
+    async def moved() -> bool:
+        pods = await scene.pods(1)
+        return bool(pods) and pods[-1]["spec"].get("nodeName") not in (None, machine)
+
+    await eventually(moved, seconds=180, otherwise="node 1 did not move", pause=0.5)
+
+
+async def _replaced(scene: Scene, uid: str) -> None:
+    async def replaced() -> bool:
+        pods = await scene.pods(1)
+        return bool(pods) and pods[-1]["metadata"]["uid"] != uid
+
+    await eventually(replaced, seconds=120, otherwise="node 1 was not preempted", pause=0.2)
+
+
+@asynccontextmanager
+async def _denying_pods(scene: Scene) -> AsyncGenerator[None]:
+    """Has the API server deny all pods of the namespace, as a policy of an administrator may."""
+    group = "/apis/admissionregistration.k8s.io/v1"
+    policy = _object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", scene.namespace)
+    policy["spec"] = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "resourceRules": [
+                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+            ]
+        },
+        "validations": [{"expression": "false", "message": "no new pods today"}],
+    }
+    binding = _object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", scene.namespace)
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": scene.namespace}}
+    binding["spec"] = {
+        "policyName": scene.namespace,
+        "validationActions": ["Deny"],
+        "matchResources": {"namespaceSelector": selector},
+    }
+    unmake_policy = await scene.make("", policy, path=f"{group}/validatingadmissionpolicies")
+    unmake_binding = await scene.make("", binding, path=f"{group}/validatingadmissionpolicybindings")
+    try:
+        await eventually(lambda: _denied(scene), seconds=60, otherwise="the policy is not in force", pause=0.2)
+        yield
+    finally:
+        await unmake_binding()
+        await unmake_policy()
+
+
+async def _denied(scene: Scene) -> bool:
+    pod = _object("v1", "Pod", "probe")
+    pod["spec"] = {"containers": [{"name": "probe", "image": BARE_IMAGE}]}
+    try:
+        await scene.site.api.create(scene.path("pods"), pod, dry_run=True)
+    except KubernetesError:
+        return True
+    return False
+
+
+@asynccontextmanager
+async def _injecting_sidecars(scene: Scene) -> AsyncGenerator[None]:
+    """Serves a webhook that adds a container to every pod of the namespace, as a service mesh does."""
+    certificates = scene.site.cluster.certificates
+    certificate, key = certificates.issue("webhook", user="webhook", hosts=[f"IP:{API_ADDRESS}"])
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+    application = web.Application()
+    application.router.add_post("/mutate", _add_sidecar)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, API_ADDRESS, port, ssl_context=tls).start()
+    webhook = _object("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", scene.namespace)
+    webhook["webhooks"] = [
+        {
+            "name": "mesh.oncall.example",
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "clientConfig": {
+                "url": f"https://{API_ADDRESS}:{port}/mutate",
+                "caBundle": base64.b64encode(certificates.authority.read_bytes()).decode(),
+            },
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": scene.namespace}},
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+        }
+    ]
+    path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+    unmake = await scene.make("", webhook, path=path)
+    try:
+        yield
+    finally:
+        await unmake()
+        await runner.cleanup()
+
+
+async def _add_sidecar(request: web.Request) -> web.Response:
+    review = await request.json()
+    sidecar = {"name": "mesh", "image": BARE_IMAGE, "command": ["sleep", "2147483647"]}
+    patch = json.dumps([{"op": "add", "path": "/spec/containers/-", "value": sidecar}])
+    response = {
+        "uid": review["request"]["uid"],
+        "allowed": True,
+        "patchType": "JSONPatch",
+        "patch": base64.b64encode(patch.encode()).decode(),
+    }
+    return web.json_response({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response})
