@@ -16,15 +16,15 @@ from typing import Any
 from activities.nodes.kubernetes.api import Object
 from activities.nodes.kubernetes.pod import pod_of
 from activities.nodes.kubernetes.settings import KubernetesSettings
+from activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.spec.job import JobSpec
 from workflows.messages import NodeCredentials, NodeRequest
 from workflows.names import node_name
 
 from .records import Posted
-from .site import BenchmarkApi, Site, eventually
+from .site import KWOK, POLICY, BenchmarkApi, Site, eventually
 
 ROLE = "worker"
-KWOK = "kwok.x-k8s.io/node"
 AT_ONCE = KubernetesSettings(agent_image="").creates_at_once
 LOOK_SECONDS = 600.0
 PODS_EACH = 8
@@ -77,7 +77,11 @@ async def post_job(site: Site, name: str, nodes: int) -> Posted:
 
 async def post_bare(site: Site, nodes: int) -> Posted:
     """Measures the same for a loop that only creates the same pods, and deletes them."""
-    settings = KubernetesSettings(agent_image=site.pods.agent_image, connection={"TEMPORAL_ADDRESS": site.address})
+    settings = KubernetesSettings(
+        agent_image=site.pods.agent_image,
+        connection={"TEMPORAL_ADDRESS": site.address},
+        policy=SitePolicy.parse(POLICY),
+    )
     spec = JobSpec.model_validate(large_job("bare", site.namespace, nodes))
     pods = [pod_of(_request(spec, rank), settings) for rank in range(nodes)]
     began = time.monotonic()

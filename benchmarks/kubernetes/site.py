@@ -26,6 +26,11 @@ from scripts.cluster.machine import API_ADDRESS
 
 from .gateway import GatewaySwitch
 
+KWOK = "kwok.x-k8s.io/node"
+"""The taint of simulated machines."""
+POLICY = f"{SITE_POLICY}tolerations: [{KWOK}]\n"
+"""The site policy of the benchmarks' pods."""
+
 Found = TypeVar("Found")
 
 CANCEL_SECONDS = 60.0
@@ -103,7 +108,7 @@ async def site(report: Callable[[str], None]) -> AsyncGenerator[Site]:
     # The state folder contains sockets, whose paths are limited to 108 bytes.
     with Cluster().use(report) as cluster, tempfile.TemporaryDirectory(prefix="pb-") as folder:
         policy = Path(folder) / "site-policy.yaml"
-        policy.write_text(SITE_POLICY)
+        policy.write_text(POLICY)
         pods = PodSite(
             kubeconfig=cluster.kubeconfig,
             agent_image=cluster.load_perdure_image().reference,

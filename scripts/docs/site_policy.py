@@ -35,6 +35,32 @@ not start with a policy that it cannot read. Names are glob patterns, such as `t
 excludes what others include. `perdure doctor` shows the policy in force, as a worker answers it; its JSON (`-o json`)
 has the fields under `facts`. A [preset](kubernetes.md#presets) may allow more to the namespaces that may use it.
 
+The policy is complete by construction. One table, `activities/nodes/kubernetes/pod_fields.py`, has a decision on every
+field that a pod can have in Kubernetes' API; a field that it does not have is refused, also where `template_fields` has
+all that is above it. So a new release of Kubernetes opens no way around the policy, and its new fields can be used once
+a release of Perdure knows them. PodSecurity's level `restricted` is the floor: a pod that the default policy allows
+runs in a namespace that enforces it.
+
+Labels, annotations, priority classes and tolerations are powers over other users: a Service of another application
+selects by labels, annotations grant cloud roles and networks, priority preempts, and a toleration enters machines that
+are kept for others. The defaults allow common ones. A list replaces the default, so a site repeats what it keeps of it:
+
+```yaml
+sitePolicy:
+  labels: [project, team, acme.org/*]
+  priority_classes: [research-*]
+  tolerations: [nvidia.com/gpu, acme.org/gpu-pool]
+```
+
+What the worker itself sets, such as the labels of the site's [gang system](gangs.md), needs no permission. Some fields
+below those in `template_fields` are allowed only by their own whole path, with or without the names of containers and
+volumes: `spec.volumes.ephemeral.volumeClaimTemplate.spec.volumeName`, for example, which takes a certain volume of the
+cluster.
+
+`max_nodes` and `max_gpus` hold for all workers together: each takes a place in the ConfigMap `perdure-limits` of the
+namespace before it creates a pod. GPUs are counted as schedulers do, with those of sidecars and init containers. For
+limits that also hold for pods of others, create a ResourceQuota; a job that meets one waits.
+
 Whatever the policy says, no job may change Perdure's own containers and volumes, except for what its agents need to
 copy logs to the job's storage: `resources`, mounts beneath `/mnt`, and the variables of `agent_variables`. None of its
 init containers may mount the volume `perdure`, in which the agent and training code meet. No job may use the Secret
@@ -68,7 +94,7 @@ def _default(name: str, field: FieldInfo) -> str:
     value = to_jsonable_python(field.get_default())
     if isinstance(value, list):
         return ", ".join(f"`{one}`" for one in value) or "none"
-    return "unset" if value is None else f"`{str(value).lower()}`"
+    return "unset" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def _meaning(field: FieldInfo) -> str:

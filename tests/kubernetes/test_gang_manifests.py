@@ -12,11 +12,13 @@ from activities.nodes.kubernetes.gangs import GangAdapter, adapter_of
 from activities.nodes.kubernetes.naming import INCARNATION, RANK
 from activities.nodes.kubernetes.objects import Pod
 from activities.nodes.kubernetes.pod import pod_of
+from activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.spec.job import JobSpec
 from workflows.messages import NodeCredentials, NodeEventKind, NodeRequest
 from workflows.names import node_name
 
 UID = "0a1b2c3d"
+POLICY = SitePolicy(priority_classes=("high",))
 
 
 def request(
@@ -39,7 +41,7 @@ def request(
 
 
 def manifest(asked: NodeRequest, adapter: GangAdapter) -> dict[str, Any]:
-    return pod_of(asked, KubernetesSettings(agent_image="perdure:1", gangs=adapter))
+    return pod_of(asked, KubernetesSettings(agent_image="perdure:1", gangs=adapter, policy=POLICY))
 
 
 def test_kueue_has_a_group_for_the_base_and_one_per_unit():

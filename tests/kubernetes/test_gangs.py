@@ -38,7 +38,10 @@ ADMITTED_LATER: dict[str, Any] = {
 }
 """The fields that Kueue's webhook adds to a pod with a queue."""
 POLICY = SitePolicy.parse(SITE_POLICY).model_copy(
-    update={"template_fields": (*ORDINARY_FIELDS, "metadata.finalizers", "spec.schedulingGates")}
+    update={
+        "template_fields": (*ORDINARY_FIELDS, "metadata.finalizers", "spec.schedulingGates"),
+        "labels": (FINALIZER,),
+    }
 )
 """Lets a job's own template play that webhook's part, which comes after the worker's check."""
 

@@ -21,7 +21,7 @@ async def test_a_job_runs_as_its_preset_says(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, tmp_path: Path
 ) -> None:
     content = {
-        "job": {"env": {"SITE": "preset", "BOTH": "preset"}, "labels": {"fabric": "efa"}},
+        "job": {"env": {"SITE": "preset", "BOTH": "preset"}, "labels": {"team": "vision"}},
         "role": {"image": BARE_IMAGE, "pod_template": with_host_programs(tmp_path)},
         "allow": ["spec.nodeSelector"],
     }

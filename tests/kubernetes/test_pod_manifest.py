@@ -23,7 +23,11 @@ from perdure.spec.job import JobSpec
 from workflows.messages import LossCause, NodeCredentials, NodeEvent, NodeEventKind, NodeRequest
 from workflows.names import node_name
 
-SETTINGS = KubernetesSettings(agent_image="perdure:1", connection={"TEMPORAL_ADDRESS": "temporal:7233"})
+SETTINGS = KubernetesSettings(
+    agent_image="perdure:1",
+    connection={"TEMPORAL_ADDRESS": "temporal:7233"},
+    policy=SitePolicy(priority_classes=("high",), tolerations=("gpu",), annotations=("a",)),
+)
 
 
 def request(

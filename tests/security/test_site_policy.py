@@ -9,7 +9,9 @@ import pytest
 
 from activities.nodes.backend import NodeRefused
 from activities.nodes.kubernetes import KubernetesSettings
+from activities.nodes.kubernetes.gangs import adapter_of
 from activities.nodes.kubernetes.pod import pod_of
+from activities.nodes.kubernetes.room import gpus_of, shortage_of
 from activities.nodes.kubernetes.site_policy import SitePolicy
 from tests.kubernetes.test_pod_manifest import container, request
 
@@ -44,7 +46,31 @@ def agent(**fields: Any) -> dict[str, Any]:
     return {"spec": {"initContainers": [{"name": "perdure-agent", **fields}]}}
 
 
+def annotated(name: str) -> dict[str, Any]:
+    return {"metadata": {"annotations": {name: "x"}}}
+
+
+def on_machines(label: str) -> dict[str, Any]:
+    terms = [{"matchExpressions": [{"key": label, "operator": "Exists"}]}]
+    kind = "requiredDuringSchedulingIgnoredDuringExecution"
+    return {"spec": {"affinity": {"nodeAffinity": {kind: {"nodeSelectorTerms": terms}}}}}
+
+
+AWAY = "spec.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def away_from(pods: dict[str, Any]) -> dict[str, Any]:
+    term = {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {}, **pods}
+    return {"spec": {"affinity": {"podAntiAffinity": {AWAY.rpartition(".")[2]: [term]}}}}
+
+
+def projected(**source: Any) -> dict[str, Any]:
+    return volume(projected={"sources": [source]})
+
+
 HOST = {"path": "/"}
+NETWORK: dict[str, Any] = {"host_namespaces": ["network"]}
+POWER: dict[str, Any] = {"privileged": True}
 
 ATTACKS: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     (security(privileged=True), "spec.containers.training.securityContext.privileged", {"privileged": True}),
@@ -78,6 +104,61 @@ ATTACKS: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ({"spec": {"runtimeClassName": "runc-debug"}}, "runtimeClassName", {"runtime_classes": ["runc-*"]}),
     ({"spec": {"nodeName": "control-plane"}}, "pod_template.spec.nodeName", {"template_fields": ["spec.nodeName"]}),
     ({"spec": {"shareProcessNamespace": True}}, "shareProcess", {"template_fields": ["spec.shareProcessNamespace"]}),
+    *(
+        (training(**{probe: {kind: {"host": "10.0.0.1", "port": 1}}}), f"{probe}.{kind}.host", NETWORK)
+        for probe in ("livenessProbe", "readinessProbe", "startupProbe")
+        for kind in ("httpGet", "tcpSocket")
+    ),
+    *(
+        (training(lifecycle={hook: {kind: {"host": "10.0.0.1", "port": 1}}}), f"{hook}.{kind}.host", NETWORK)
+        for hook in ("postStart", "preStop")
+        for kind in ("httpGet", "tcpSocket")
+    ),
+    (training(ports=[{"containerPort": 1, "hostIP": "127.0.0.1"}]), "hostIP", NETWORK),
+    (security(seLinuxOptions={"type": "spc_t"}), 'seLinuxOptions.type: got "spc_t"', {"privileged": True}),
+    (security(seLinuxOptions={"user": "system_u"}), "seLinuxOptions.user", {"privileged": True}),
+    (security(seLinuxOptions={"role": "system_r"}), "seLinuxOptions.role", {"privileged": True}),
+    ({"spec": {"securityContext": {"seLinuxOptions": {"type": "spc_t"}}}}, "spc_t", {"privileged": True}),
+    (training(volumeMounts=[{"name": "tmp", "mountPath": "/x", "mountPropagation": "Bidirectional"}]), "Bidi", POWER),
+    ({"spec": {"priorityClassName": "system-node-critical"}}, "system-node", {"priority_classes": ["system-*"]}),
+    ({"spec": {"priorityClassName": "urgent"}}, 'priorityClassName: got "urgent"', {"priority_classes": ["urgent"]}),
+    (annotated("k8s.v1.cni.cncf.io/networks"), "cncf.io/networks", {"annotations": ["k8s.v1.cni.cncf.io/*"]}),
+    (annotated("iam.amazonaws.com/role"), "iam.amazonaws.com/role", {"annotations": ["iam.amazonaws.com/role"]}),
+    (annotated("container.apparmor.security.beta.kubernetes.io/training"), "apparmor", {"annotations": ["*apparmor*"]}),
+    (annotated("io.katacontainers.config.hypervisor.kernel"), "io.katacontainers", {"annotations": ["io.kata*"]}),
+    ({"metadata": {"labels": {"app": "shop"}}}, 'metadata.labels.app: got "shop"', {"labels": ["app"]}),
+    ({"metadata": {"labels": {"azure.workload.identity/use": "true"}}}, "azure", {"labels": ["azure.*"]}),
+    ({"spec": {"tolerations": [{"operator": "Exists"}]}}, 'tolerations: got "every taint"', {"tolerations": ["*"]}),
+    (
+        {"spec": {"tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"}]}},
+        "tolerations: got",
+        {"tolerations": ["node-role.kubernetes.io/*"]},
+    ),
+    (
+        {"spec": {"nodeSelector": {"node-role.kubernetes.io/control-plane": ""}}},
+        "nodeSelector: got",
+        {"node_selectors": ["*"]},
+    ),
+    (on_machines("node-role.kubernetes.io/control-plane"), "matchExpressions: got", {"node_selectors": ["*"]}),
+    (
+        away_from({"namespaceSelector": {}}),
+        "namespaceSelector",
+        {"template_fields": ["spec", f"{AWAY}.namespaceSelector"]},
+    ),
+    (away_from({"namespaces": ["other"]}), "namespaces", {"template_fields": ["spec", f"{AWAY}.namespaces"]}),
+    (projected(podCertificate={"signerName": "x.y/z", "keyType": "ED25519"}), "podCert", {"projected_sources": ["*"]}),
+    (projected(clusterTrustBundle={"name": "x", "path": "y"}), "clusterTrust", {"projected_sources": ["cluster*"]}),
+    (volume(emptyDir={"sizeLimit": "100Ti"}), 'emptyDir.sizeLimit: got "100Ti"', {"max_scratch": "200Ti"}),
+    (
+        volume(ephemeral={"volumeClaimTemplate": {"spec": {"volumeName": "theirs"}}}),
+        "volumeClaimTemplate.spec.volumeName",
+        {"template_fields": ["spec", "spec.volumes.ephemeral.volumeClaimTemplate.spec.volumeName"]},
+    ),
+    (
+        {"spec": {"evictionResponders": [{"name": "never.example/x"}]}},
+        "evictionResponders",
+        {"template_fields": ["spec.evictionResponders"]},
+    ),
 ]
 
 
@@ -212,7 +293,7 @@ def test_no_pod_of_a_job_is_an_endpoint_of_the_gateways_service() -> None:
     everything = {"template_fields": ["metadata", "spec"]}
     is_refused('metadata.labels.app.kubernetes.io/name: got "perdure"', labels=labels)
     is_refused("no label of Perdure's own pods", template={"metadata": {"labels": labels}}, policy=everything)
-    assert made(labels=labels | {"app.kubernetes.io/name": "mine"})
+    assert made(labels=labels | {"app.kubernetes.io/name": "mine"}, policy={"labels": ["app.kubernetes.io/*"]})
 
 
 @pytest.mark.parametrize(
@@ -252,13 +333,79 @@ def test_agents_get_what_they_need_for_the_jobs_storage() -> None:
     is_refused("perdure-agent.env.AWS_ACCESS_KEY_ID", template=template, policy={"secrets": ["job-*"]})
 
 
+def test_a_scratch_volume_without_a_limit_gets_the_sites() -> None:
+    pod = made(volume(emptyDir={}), policy={"max_scratch": "10Gi"})
+    limits = {one["name"]: one["emptyDir"]["sizeLimit"] for one in pod["spec"]["volumes"] if "emptyDir" in one}
+    assert {name: limits[name] for name in ("v", "home", "tmp")} == dict.fromkeys(("v", "home", "tmp"), "10Gi")
+
+
+def test_no_policy_gives_training_code_its_agents_token_or_files() -> None:
+    everything = {"service_account_tokens": True, "projected_sources": ["*"]}
+    token = projected(serviceAccountToken={"audience": "perdure-gateway", "path": "t"})
+    is_refused("no token for Perdure's gateway", template=token, policy=everything)
+    private = {"fileKeyRef": {"volumeName": "perdure-agent", "path": "agent.json", "key": "grant"}}
+    is_refused("Perdure's own volumes", template=training(env=[{"name": "A", "valueFrom": private}]), policy=everything)
+    for volume_name in ("perdure", "perdure-agent", "perdure-archive"):
+        is_refused("Perdure's own parts", template=volume(name=volume_name, configMap={"name": "x"}), policy=everything)
+
+
+def test_what_the_worker_sets_itself_needs_no_permission() -> None:
+    pod = made(role={"topology": {"preferred": "rack"}}, policy={"labels": [], "annotations": [], "node_selectors": []})
+    assert pod["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "perdure"
+    settings = KubernetesSettings(agent_image="perdure:1", policy=SitePolicy(labels=()), gangs=adapter_of("kueue"))
+    assert "kueue.x-k8s.io/queue-name" in pod_of(request(queue="research"), settings)["metadata"]["labels"]
+    theirs = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "theirs"}}}
+    with pytest.raises(NodeRefused, match='queue-name: got "theirs"; the site\'s policy allows none'):
+        pod_of(request({"pod_template": theirs}, queue="research"), settings)
+
+
 def test_limits_count_nodes_and_gpus() -> None:
     policy = SitePolicy(max_nodes=2, max_gpus=12)
-    pod = made(role={"resources": {"gpu": 8}})
-    assert policy.shortage([pod]) == ""
-    assert policy.shortage([pod, pod]) == "16 GPUs, and the site's policy allows 12 (max_gpus)"
-    assert policy.shortage([pod] * 3) == "3 nodes, and the site's policy allows 2 (max_nodes)"
-    assert SitePolicy().shortage([pod] * 1000) == ""
+    assert shortage_of(policy, [8]) == ""
+    assert shortage_of(policy, [8, 8]) == "16 GPUs, and the site's policy allows 12 (max_gpus)"
+    assert shortage_of(policy, [0] * 3) == "3 nodes, and the site's policy allows 2 (max_nodes)"
+    assert shortage_of(SitePolicy(), [8] * 1000) == ""
+
+
+def devices(kind: str = "containers", **limits: str) -> dict[str, Any]:
+    named = {
+        f"{domain.replace('_', '.')}/{rest.replace('_', '-')}": count
+        for name, count in limits.items()
+        for domain, _, rest in [name.partition("__")]
+    }
+    return {"spec": {kind: [{"name": "x", "image": "i", "resources": {"limits": named}}]}}
+
+
+@pytest.mark.parametrize(
+    ("template", "gpus"),
+    [
+        ({}, 2),
+        (devices(nvidia_com__gpu="4"), 6),
+        (devices("initContainers", nvidia_com__gpu="4"), 4),
+        (devices("initContainers", nvidia_com__gpu="1"), 2),
+        (devices(nvidia_com__mig_1g_5gb="7"), 9),
+        (devices(amd_com__gpu="1"), 3),
+        (devices(google_com__tpu="4"), 6),
+        (devices(unheard_com__accelerator="4"), 6),
+        (devices(deviceclass_resource_kubernetes_io__gpu="4"), 6),
+        (devices(rdma__hca="4", vpc_amazonaws_com__efa="4"), 2),
+    ],
+)
+def test_every_accelerator_of_every_container_counts(template: dict[str, Any], gpus: int) -> None:
+    pod = made(template, role={"resources": {"gpu": 2}})
+    assert gpus_of(SitePolicy(), pod) == gpus
+
+
+def test_a_sidecars_gpus_count_beside_those_of_the_training() -> None:
+    resources = {"limits": {"nvidia.com/gpu": "4"}}
+    sidecar = {"name": "x", "image": "i", "restartPolicy": "Always", "resources": resources}
+    assert gpus_of(SitePolicy(), made({"spec": {"initContainers": [sidecar]}}, role={"resources": {"gpu": 2}})) == 6
+
+
+def test_claims_whose_devices_cannot_be_counted_are_refused_where_gpus_are_limited() -> None:
+    claim = {"spec": {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "eight"}]}}
+    assert made(claim)
+    is_refused('spec.resourceClaims: got "gpus"', template=claim, policy={"max_gpus": 8})
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,9 @@ from activities.nodes.kubernetes.naming import GROUP, INCARNATION, OURS, RANK, R
 from activities.nodes.kubernetes.objects import Pod
 from activities.nodes.kubernetes.pod import BEYOND_GRACE, pod_of
 from activities.nodes.kubernetes.presets import Additions, find_presets, with_preset
+from activities.nodes.kubernetes.room import Room, gpus_of, shortage_of
 from activities.nodes.kubernetes.settings import KubernetesSettings
-from activities.nodes.kubernetes.site_policy import is_over, violation_of_namespace
+from activities.nodes.kubernetes.site_policy import violation_of_namespace
 from activities.nodes.kubernetes.watch import GroupWatch, pods_of
 from activities.runtime import PresetRefused
 from workflows.messages import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, WatchRequest, WorkdirRequest
@@ -54,6 +55,7 @@ class KubernetesBackend:
         self._connecting = asyncio.Lock()
         self._connected: tuple[KubernetesApi, Anchors] | None = None
         self._additions: Additions
+        self._room: Room
 
     async def create(self, request: NodeRequest) -> CreatedNode:
         """Creates the pod, unless it was created before."""
@@ -62,11 +64,12 @@ class KubernetesBackend:
             try:
                 # First of all: nothing is made or read in a namespace that the site's policy does not allow.
                 pod = await self._pod(request)
-                await self._await_room(api, request, pod)
+                self._refuse_too_large(request, pod)
                 await self._await_turn(api, request)
-                shared = self._settings.gangs.shared_objects(request, pod)
-                pod["metadata"]["ownerReferences"] = [await anchors.owner_reference(request, shared)]
-                await api.create(pods_of(request.spec.namespace), pod)
+                async with self._room.place_for(request.spec.namespace, pod):
+                    shared = self._settings.gangs.shared_objects(request, pod)
+                    pod["metadata"]["ownerReferences"] = [await anchors.owner_reference(request, shared)]
+                    await api.create(pods_of(request.spec.namespace), pod)
             except KubernetesError as error:
                 if error.reason == "AlreadyExists":
                     await self._accept_existing(api, request)
@@ -179,6 +182,7 @@ class KubernetesBackend:
                 api = await KubernetesApi.connect(self._kubeconfig)
                 self._connected = (api, Anchors(api))
                 self._additions = Additions(api, self._settings.presets_namespace)
+                self._room = Room(api, self._settings.policy)
             return self._connected
 
     async def _pod(self, request: NodeRequest) -> dict[str, Any]:
@@ -203,24 +207,22 @@ class KubernetesBackend:
                 raise
         return pod_of(request, replace(settings, policy=settings.policy.with_addition(granted.addition)))
 
-    async def _await_room(self, api: KubernetesApi, request: NodeRequest, pod: Mapping[str, Any]) -> None:
-        """Does nothing where the site's policy has room for the pod in its namespace.
+    def _refuse_too_large(self, request: NodeRequest, pod: Mapping[str, Any]) -> None:
+        """Does nothing where the site's policy has room for the job in an empty namespace.
 
         Raises:
-            NodeNotYet: if other pods must go first.
             NodeRefused: if the job alone is too large.
         """
-        policy, namespace = self._settings.policy, request.spec.namespace
-        if policy.max_nodes is None and policy.max_gpus is None:
-            return
         _, role = request.spec.role
-        shortage = policy.shortage([pod] * role.nodes.min)
-        if shortage:
+        policy = self._settings.policy
+        try:
+            gpus = gpus_of(policy, pod)
+        except ValueError as error:
+            raise NodeRefused(
+                f"roles.{request.node.role}: a resource has no quantity of Kubernetes: {error}"
+            ) from error
+        if shortage := shortage_of(policy, [gpus] * role.nodes.min):
             raise NodeRefused(f"roles.{request.node.role}.nodes: the job needs {shortage}")
-        there = await api.list(pods_of(namespace), labels=f"{selector(OURS)},{RANK}")
-        others = [one for one in there if not is_over(one) and one["metadata"]["name"] != request.name]
-        if shortage := policy.shortage([*others, pod]):
-            raise NodeNotYet(f"with it, the jobs in the namespace {namespace} have {shortage}")
 
     async def _await_turn(self, api: KubernetesApi, request: NodeRequest) -> None:
         """Checks that the pod may be created now.

@@ -21,13 +21,14 @@ from urllib.parse import urlsplit
 from activities.nodes.backend import NodeRefused
 from activities.nodes.configurations import agent_configuration, launcher_configuration
 from activities.nodes.containers import SHARED, TRAINING
-from activities.nodes.kubernetes import copies
+from activities.nodes.kubernetes import copies, workdir
 from activities.nodes.kubernetes.facts import NO_PYTHON
 from activities.nodes.kubernetes.gateway import TOKEN_MOUNT, TOKEN_VOLUME, token_volume
 from activities.nodes.kubernetes.merge import merge
 from activities.nodes.kubernetes.naming import GROUP, INCARNATION, JOB, OURS, RANK, ROLE, UID
+from activities.nodes.kubernetes.pod_policy import violations
 from activities.nodes.kubernetes.settings import KubernetesSettings
-from activities.nodes.kubernetes.site_policy import Reserved, violations
+from activities.nodes.kubernetes.site_policy import Reserved, SitePolicy
 from activities.nodes.kubernetes.workdir import UNPACKED, archive_of, carry
 from perdure.spec.roles import Role
 from perdure_training.snapshots.copies import RACK_VARIABLE
@@ -43,7 +44,7 @@ PRIVATE = "/perdure-agent"
 """The agent's private folder: its configuration contains the incarnation's token."""
 RUN_DIRECTORY = f"{SHARED}/run"
 
-_PRIVATE_VOLUMES = ("perdure-agent", TOKEN_VOLUME, copies.VOLUME)
+_PRIVATE_VOLUMES = ("perdure-agent", TOKEN_VOLUME, copies.VOLUME, workdir.VOLUME)
 _RUN_VOLUME = "perdure"
 
 BEYOND_GRACE = 10
@@ -58,9 +59,6 @@ TRAINING_USER = 1000
 HOME = "/home/perdure"
 """The home folder of training containers: a user without an entry in the image's passwd file has none."""
 
-_SCRATCH_LIMIT = "50Gi"
-"""Size limit of a training container's home folder, and of its temporary folder: each holds caches of compilers or
-downloaded models. A pod that exceeds it is evicted before it fills the machine's disk."""
 _SHARED_LIMIT = "8Gi"
 """Size limit of the folder that agent and training share: the log's rotated files, and the job's code."""
 _PRIVATE_LIMIT = "256Mi"
@@ -93,13 +91,13 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
     template = role.pod_template
     try:
         _refuse_command(template)
-        suggested = merge(_default_fields(request, role), settings.gangs.template(request))
-        pod = merge(merge(suggested, template), _required_fields(request, role, settings))
+        of_gang, required = settings.gangs.template(request), _required_fields(request, role, settings)
+        pod = merge(merge(merge(_default_fields(request, role), of_gang), template), required)
         if request.avoids and settings.gangs.may_differ(request):
             pod["spec"]["affinity"] = _avoid_machines(pod["spec"].get("affinity") or {}, request.avoids)
         if copies.keeps_copies(request):
             copies.tell_rack(pod["spec"], agent=AGENT, training=TRAINING)
-        _confine(pod["spec"])
+        _confine(pod["spec"], settings.policy)
         reserved = Reserved(
             containers=(PREPARE, AGENT),
             agent=AGENT,
@@ -107,9 +105,11 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
             run_volume=_RUN_VOLUME,
             secrets=settings.secrets_reserved_in(request.spec.namespace),
             service_accounts=settings.accounts_reserved_in(request.spec.namespace),
+            labels={**_metadata(of_gang, "labels"), **_metadata(required, "labels")},
+            annotations=_metadata(of_gang, "annotations"),
         )
         refused = violations(settings.policy, pod, template=template, reserved=reserved)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise NodeRefused(f"roles.{request.node.role}.pod_template is not a PodTemplateSpec: {error!r}") from error
     if refused:
         raise NodeRefused("; ".join(map(str, refused)))
@@ -123,8 +123,14 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
     return pod
 
 
-def _confine(spec: dict[str, Any]) -> None:
-    """Completes the security contexts of a pod, where its template removed or left out what Kubernetes leaves open."""
+def _metadata(template: Mapping[str, Any], field: str) -> Mapping[str, str]:
+    metadata: Mapping[str, Any] = template.get("metadata") or {}
+    return metadata.get(field) or {}
+
+
+def _confine(spec: dict[str, Any], policy: SitePolicy) -> None:
+    """Completes the security contexts and scratch volumes of a pod, where its template removed or left out what
+    Kubernetes leaves open."""
     of_pod = spec["securityContext"] = dict(spec.get("securityContext") or {})
     of_pod.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     of_pod.setdefault("runAsNonRoot", of_pod.get("runAsUser") != 0)
@@ -139,6 +145,11 @@ def _confine(spec: dict[str, Any]) -> None:
         if not security.get("privileged"):
             security.setdefault("allowPrivilegeEscalation", False)
             security["capabilities"] = {**(security.get("capabilities") or {}), "drop": ["ALL"]}
+    for volume in spec.get("volumes") or ():
+        # A pod that exceeds its limit is evicted before it fills the machine's disk. Memory is its container's.
+        folder = volume.get("emptyDir")
+        if folder is not None and folder.get("medium") != "Memory":
+            volume["emptyDir"] = {"sizeLimit": policy.max_scratch, **folder}
 
 
 def _refuse_command(template: Mapping[str, Any]) -> None:
@@ -195,7 +206,8 @@ def _default_fields(request: NodeRequest, role: Role) -> dict[str, Any]:
             }
             for index, volume in enumerate(spec.volumes)
         ]
-        + [{"name": name, "emptyDir": {"sizeLimit": _SCRATCH_LIMIT}} for name in ("home", "tmp")],
+        # Caches of compilers, downloaded models.
+        + [{"name": name, "emptyDir": {}} for name in ("home", "tmp")],
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {

@@ -12,17 +12,15 @@ policy allows it; its defaults run ordinary training jobs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from activities.nodes.kubernetes.merge import paths
-from perdure.spec.base import Section
+from perdure.spec.base import Quantity, Section
 from perdure.spec.errors import format_path, format_value
 
 _Patterns = tuple[str, ...]
@@ -35,8 +33,9 @@ ORDINARY_FIELDS = (
     *("spec.securityContext", "spec.serviceAccountName", "spec.automountServiceAccountToken"),
     *("spec.runtimeClassName", "spec.hostNetwork", "spec.hostPID", "spec.hostIPC"),
 )
-"""Fields of a pod template that a job may set. Rules on values restrict some of them further. Among those left out are
-`nodeName`, which evades the scheduler, and `shareProcessNamespace`, which shows training code the agent's processes."""
+"""Fields of a pod template that a job may set. `pod_fields` has the rules on what is below them. Among those left out
+are `nodeName`, which evades the scheduler, and `shareProcessNamespace`, which shows training code the agent's
+processes."""
 
 CONTROL_PLANE = ("app.kubernetes.io/name", "perdure")
 """A label of the control plane's own pods, by which the chart's Services and network policies select them."""
@@ -49,6 +48,36 @@ ORDINARY_VOLUMES = ("configMap", "downwardAPI", "emptyDir", "ephemeral", "persis
 credentials of its own."""
 
 
+ORDINARY_LABELS = ("project", "team", "owner", "cost-center", "environment", "experiment", "model")
+"""Labels by which sites count and find their jobs. Services, network policies, meshes and cloud identities select pods
+by others: a job with the label `app: shop` would receive what clients send to the shop."""
+
+ORDINARY_ANNOTATIONS = (
+    "cluster-autoscaler.kubernetes.io/safe-to-evict",
+    "karpenter.sh/do-not-disrupt",
+    "kubectl.kubernetes.io/default-container",
+    "kubectl.kubernetes.io/default-logs-container",
+)
+"""Annotations that keep a pod where it is, or choose what is shown of it. Others attach networks, grant cloud roles, or
+choose a container runtime's settings."""
+
+ORDINARY_TOLERATIONS = (
+    *(
+        "nvidia.com/gpu",
+        "amd.com/gpu",
+        "gpu.intel.com/*",
+        "habana.ai/gaudi",
+        "google.com/tpu",
+        "aws.amazon.com/neuron*",
+    ),
+    *("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"),
+)
+"""Taints of machines with accelerators, and those for which Kubernetes gives each pod a toleration of its own."""
+
+COUNTED_RESOURCES = ("*", "!rdma/*", "!*/rdma*", "!*/hca*", "!vpc.amazonaws.com/*", "!*/efa*", "!*/vf*", "!*/sriov*")
+"""Devices that are networks. Whatever else a device plugin names counts: a vendor's new name opens no hole."""
+
+
 class PolicyAddition(Section):
     """What a preset allows beyond the site's policy, in the policy's own fields; namespaces and numbers stay."""
 
@@ -57,7 +86,13 @@ class PolicyAddition(Section):
     service_accounts: _Patterns = ()
     service_account_tokens: bool = False
     secrets: _Patterns = ()
+    labels: _Patterns = ()
+    annotations: _Patterns = ()
+    priority_classes: _Patterns = ()
+    tolerations: _Patterns = ()
+    node_selectors: _Patterns = ()
     volumes: _Patterns = ()
+    projected_sources: _Patterns = ()
     host_paths: _Patterns = ()
     host_namespaces: tuple[Literal["network", "pid", "ipc"], ...] = ()
     privileged: bool = False
@@ -87,7 +122,7 @@ class SitePolicy(Section):
     """Images of all containers, such as `images.example/ml/*`."""
     template_fields: tuple[str, ...] = ORDINARY_FIELDS
     """Fields of `pod_template` that a job may set, with all below them: `spec.nodeSelector`,
-    `spec.containers.training.env`."""
+    `spec.containers.training.env`. Fields that give power, such as `spec.nodeName`, count only by their whole path."""
     service_accounts: _Patterns = ("default",)
     """Service accounts of pods."""
     service_account_tokens: bool = False
@@ -95,14 +130,31 @@ class SitePolicy(Section):
     secrets: _Patterns = ("*",)
     """Secrets of the job's namespace that a pod may use, in variables, volumes, or to pull images. Perdure's own
     Secrets are never among them."""
+    labels: _Patterns = ORDINARY_LABELS
+    """Labels of pods, by their keys, in the job's `labels` and in `pod_template`. Perdure's own and those of the site's
+    gang system are set by the worker alone."""
+    annotations: _Patterns = ORDINARY_ANNOTATIONS
+    """Annotations of pods, by their keys."""
+    priority_classes: _Patterns = ()
+    """Priority classes of pods, which let them preempt others."""
+    tolerations: _Patterns = ORDINARY_TOLERATIONS
+    """Taints that pods may tolerate, by their keys. A toleration of every taint needs `*`, and no exclusions."""
+    node_selectors: _Patterns = ("*", "!node-role.kubernetes.io/*")
+    """Labels of machines by which a pod may choose its machine."""
     volumes: _Patterns = ORDINARY_VOLUMES
     """Types of volumes, besides `hostPath`."""
+    projected_sources: _Patterns = ("configMap", "downwardAPI", "secret")
+    """Sources of projected volumes, besides `serviceAccountToken`."""
+    max_scratch: Quantity = "50Gi"
+    """Size of each `emptyDir` on the machine's disk. Those without `sizeLimit` get this one."""
     host_paths: _Patterns = ()
     """Folders and files of the machine that a pod may mount. Each allows all below it."""
     host_namespaces: tuple[Literal["network", "pid", "ipc"], ...] = ()
-    """The machine's namespaces that a pod may share. `network` includes its ports."""
+    """The machine's namespaces that a pod may share. `network` includes its ports, and probes and hooks that the
+    kubelet sends to other hosts."""
     privileged: bool = False
-    """Containers may be privileged, gain privileges, and run without seccomp and AppArmor."""
+    """Containers may be privileged, gain privileges, choose their SELinux type, and run without seccomp and
+    AppArmor."""
     run_as_root: bool = False
     """Containers may run as root. Those that say nothing run as the user 1000."""
     capabilities: _Patterns = ()
@@ -120,7 +172,10 @@ class SitePolicy(Section):
     max_nodes: int | None = Field(default=None, ge=1)
     """Nodes in one namespace at the same time; unset: no limit."""
     max_gpus: int | None = Field(default=None, ge=0)
-    """GPUs of all nodes in one namespace at the same time; unset: no limit."""
+    """Accelerators of all nodes in one namespace at the same time; unset: no limit. A MIG slice counts as one. Pods
+    with claims of dynamic resource allocation are refused then: a ResourceQuota counts their devices."""
+    gpu_resources: _Patterns = COUNTED_RESOURCES
+    """Resources of device plugins that `max_gpus` counts."""
 
     @classmethod
     def parse(cls, text: str) -> SitePolicy:
@@ -144,27 +199,6 @@ class SitePolicy(Section):
             own = getattr(self, name)
             added[name] = (*own, *more) if isinstance(own, tuple) else own or more
         return self.model_copy(update=added)
-
-    def shortage(self, pods: Sequence[Mapping[str, Any]]) -> str:
-        """Returns the first limit that these pods of one namespace exceed together; empty if they exceed none."""
-        if self.max_nodes is not None and len(pods) > self.max_nodes:
-            return f"{len(pods)} nodes, and the site's policy allows {self.max_nodes} (max_nodes)"
-        gpus = sum(map(_gpus, pods))
-        if self.max_gpus is not None and gpus > self.max_gpus:
-            return f"{gpus} GPUs, and the site's policy allows {self.max_gpus} (max_gpus)"
-        return ""
-
-
-def is_over(pod: Mapping[str, Any]) -> bool:
-    """Returns whether a pod has ended and uses no resources any more."""
-    return _section(pod, "status").get("phase") in ("Succeeded", "Failed")
-
-
-def _gpus(pod: Mapping[str, Any]) -> int:
-    """Counts the GPUs of all vendors that name them `VENDOR/gpu`."""
-    containers = cast("Sequence[Mapping[str, Any]]", pod["spec"]["containers"])
-    limits = (_section(_section(container, "resources"), "limits") for container in containers)
-    return sum(int(count) for one in limits for name, count in one.items() if name.endswith("/gpu"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,39 +229,17 @@ class Reserved:
     """Secrets of the pod's namespace that are the control plane's own."""
     service_accounts: _Patterns = ()
     """Service accounts of the pod's namespace that are the control plane's own."""
-
-
-def violations(
-    policy: SitePolicy, pod: Mapping[str, Any], *, template: Mapping[str, Any], reserved: Reserved = Reserved()
-) -> tuple[Violation, ...]:
-    """Checks the pod of a job against the policy.
-
-    Args:
-        policy: The site's policy.
-        pod: The whole manifest, with everything that the template added to it.
-        template: The job's `pod_template`.
-        reserved: Perdure's own parts of the pod.
-    """
-    found = [
-        *_of_template(policy, template, reserved),
-        *_of_labels(pod),
-        *_of_pod(policy, pod, reserved),
-        *_of_volumes(policy, pod["spec"], reserved),
-    ]
-    for field, container in _containers(pod["spec"]):
-        is_own = container["name"] in reserved.containers
-        found += _of_variables(policy, field, container, reserved)
-        if not is_own:
-            found += _of_container(policy, field, container, reserved)
-            found += _of_sources(policy, field, container, reserved)
-    return tuple(found)
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Labels that the worker itself has given the pod."""
+    annotations: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Annotations that the worker itself has given the pod."""
 
 
 def violation_of_namespace(policy: SitePolicy, namespace: str) -> Violation | None:
     """Returns why no job may use a namespace; None if jobs may."""
     if matches(policy.namespaces, namespace):
         return None
-    return Violation(field="namespace", value=format_value(namespace), rule=_rule("namespaces", policy.namespaces))
+    return Violation(field="namespace", value=format_value(namespace), rule=rule_of("namespaces", policy.namespaces))
 
 
 def matches(patterns: Sequence[str], name: str) -> bool:
@@ -236,210 +248,6 @@ def matches(patterns: Sequence[str], name: str) -> bool:
     return not refused and any(fnmatchcase(name, one) for one in patterns if not one.startswith("!"))
 
 
-def _rule(name: str, allowed: Sequence[str]) -> str:
+def rule_of(name: str, allowed: Sequence[str]) -> str:
+    """Returns what a field of the policy allows, for messages."""
     return f"{', '.join(allowed) if allowed else 'none'} ({name})"
-
-
-def _of_template(policy: SitePolicy, template: Mapping[str, Any], reserved: Reserved) -> Iterator[Violation]:
-    own = [
-        *(f"spec.{kind}.{name}" for kind in _CONTAINER_LISTS for name in reserved.containers),
-        *(f"spec.volumes.{name}" for name in reserved.volumes),
-    ]
-    for path in paths(template):
-        field = f"pod_template.{path}"
-        if any(f"{path}.".startswith(f"{one}.") for one in own):
-            if not _suits_agent(policy, path.removeprefix(f"spec.initContainers.{reserved.agent}.")):
-                rule = f"only resources, mounts beneath {AGENT_MOUNTS} and variables of agent_variables"
-                yield Violation(field=field, value="a change of Perdure's own parts", rule=rule)
-        elif not any(f"{path}.".startswith(f"{one}.") for one in policy.template_fields):
-            yield Violation(field=field, value="a value", rule="only the fields of template_fields")
-
-
-def _suits_agent(policy: SitePolicy, path: str) -> bool:
-    """Returns whether a job may add this to its agents: the settings that they need to copy logs to the job's
-    storage."""
-    kind, _, rest = path.partition(".")
-    match kind:
-        case "resources":
-            return True
-        case "env":
-            return matches(policy.agent_variables, rest.partition(".")[0])
-        case "volumeMounts":
-            return _is_beneath(rest.removesuffix(".name").removesuffix(".readOnly"), (AGENT_MOUNTS,))
-        case _:
-            return False
-
-
-def _of_labels(pod: Mapping[str, Any]) -> Iterator[Violation]:
-    """With the labels of the control plane, a pod would receive what others send to the gateway's Service."""
-    name, ours = CONTROL_PLANE
-    if pod["metadata"]["labels"].get(name) == ours:
-        yield Violation(
-            field=f"metadata.labels.{name}", value=format_value(ours), rule="no label of Perdure's own pods"
-        )
-
-
-def _of_pod(policy: SitePolicy, pod: Mapping[str, Any], reserved: Reserved) -> Iterator[Violation]:
-    spec: Mapping[str, Any] = pod["spec"]
-    namespace = pod["metadata"]["namespace"]
-    if refused := violation_of_namespace(policy, namespace):
-        yield refused
-    account = spec.get("serviceAccountName") or spec.get("serviceAccount") or "default"
-    if matches(reserved.service_accounts, account):
-        rule = "no use of Perdure's own service accounts"
-        yield Violation(field="spec.serviceAccountName", value=format_value(account), rule=rule)
-    elif not matches(policy.service_accounts, account):
-        rule = _rule("service_accounts", policy.service_accounts)
-        yield Violation(field="spec.serviceAccountName", value=format_value(account), rule=rule)
-    if spec.get("automountServiceAccountToken", True) and not policy.service_account_tokens:
-        yield Violation(field="spec.automountServiceAccountToken", value="true", rule="none (service_account_tokens)")
-    for field, kind in (("hostNetwork", "network"), ("hostPID", "pid"), ("hostIPC", "ipc")):
-        if spec.get(field) and kind not in policy.host_namespaces:
-            rule = _rule("host_namespaces", policy.host_namespaces)
-            yield Violation(field=f"spec.{field}", value=format_value(spec[field]), rule=rule)
-    runtime = spec.get("runtimeClassName")
-    if runtime and not matches(policy.runtime_classes, runtime):
-        rule = _rule("runtime_classes", policy.runtime_classes)
-        yield Violation(field="spec.runtimeClassName", value=format_value(runtime), rule=rule)
-    security: Mapping[str, Any] = spec.get("securityContext") or {}
-    for sysctl in security.get("sysctls") or ():
-        if not matches(policy.sysctls, sysctl["name"]):
-            rule = _rule("sysctls", policy.sysctls)
-            yield Violation(field="spec.securityContext.sysctls", value=format_value(sysctl["name"]), rule=rule)
-    yield from _of_confinement(policy, "spec.securityContext", security)
-
-
-_CONTAINER_LISTS = ("initContainers", "containers", "ephemeralContainers")
-
-
-def _containers(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for kind in _CONTAINER_LISTS:
-        for container in cast("Sequence[Mapping[str, Any]]", spec.get(kind) or ()):
-            yield f"spec.{kind}.{container['name']}", container
-
-
-def _of_container(
-    policy: SitePolicy, field: str, container: Mapping[str, Any], reserved: Reserved
-) -> Iterator[Violation]:
-    image = container.get("image") or ""
-    if not matches(policy.images, image):
-        yield Violation(field=f"{field}.image", value=format_value(image), rule=_rule("images", policy.images))
-    security: Mapping[str, Any] = container.get("securityContext") or {}
-    if not policy.privileged:
-        for name in ("privileged", "allowPrivilegeEscalation"):
-            if security.get(name):
-                yield Violation(field=f"{field}.securityContext.{name}", value="true", rule="none (privileged)")
-        if (kind := security.get("procMount")) not in (None, "Default"):
-            rule = "Default alone (privileged)"
-            yield Violation(field=f"{field}.securityContext.procMount", value=format_value(kind), rule=rule)
-    capabilities: Mapping[str, Any] = security.get("capabilities") or {}
-    for name in capabilities.get("add") or ():
-        if not policy.privileged and not matches(policy.capabilities, str(name).removeprefix("CAP_")):
-            rule = _rule("capabilities", policy.capabilities)
-            yield Violation(field=f"{field}.securityContext.capabilities.add", value=format_value(name), rule=rule)
-    yield from _of_confinement(policy, f"{field}.securityContext", security)
-    for port in cast("Sequence[Mapping[str, Any]]", container.get("ports") or ()):
-        if port.get("hostPort") and "network" not in policy.host_namespaces:
-            rule = _rule("host_namespaces", policy.host_namespaces)
-            yield Violation(field=f"{field}.ports.hostPort", value=format_value(port["hostPort"]), rule=rule)
-    for mount in cast("Sequence[Mapping[str, Any]]", container.get("volumeMounts") or ()):
-        is_early = field.startswith("spec.initContainers.") and mount.get("name") == reserved.run_volume
-        if is_early or mount.get("name") in reserved.volumes:
-            rule = "no use of Perdure's own volumes"
-            yield Violation(field=f"{field}.volumeMounts", value=format_value(mount["name"]), rule=rule)
-
-
-def _of_variables(
-    policy: SitePolicy, field: str, container: Mapping[str, Any], reserved: Reserved
-) -> Iterator[Violation]:
-    for variable in cast("Sequence[Mapping[str, Any]]", container.get("env") or ()):
-        if name := _name_in(variable, "valueFrom", "secretKeyRef"):
-            yield from _of_secret(policy, f"{field}.env.{variable['name']}", name, reserved)
-
-
-def _of_sources(
-    policy: SitePolicy, field: str, container: Mapping[str, Any], reserved: Reserved
-) -> Iterator[Violation]:
-    for source in cast("Sequence[Mapping[str, Any]]", container.get("envFrom") or ()):
-        if name := _name_in(source, "secretRef"):
-            yield from _of_secret(policy, f"{field}.envFrom", name, reserved)
-
-
-def _of_confinement(policy: SitePolicy, field: str, security: Mapping[str, Any]) -> Iterator[Violation]:
-    if not policy.run_as_root:
-        for name, root in (("runAsUser", 0), ("runAsNonRoot", False)):
-            if name in security and security[name] == root:
-                yield Violation(field=f"{field}.{name}", value=format_value(root), rule="no root (run_as_root)")
-    if policy.privileged:
-        return
-    for name in ("seccompProfile", "appArmorProfile"):
-        if _section(security, name).get("type") == "Unconfined":
-            yield Violation(field=f"{field}.{name}.type", value='"Unconfined"', rule="no such type (privileged)")
-    if _section(security, "windowsOptions").get("hostProcess"):
-        yield Violation(field=f"{field}.windowsOptions.hostProcess", value="true", rule="none (privileged)")
-
-
-def _of_volumes(policy: SitePolicy, spec: Mapping[str, Any], reserved: Reserved) -> Iterator[Violation]:
-    for volume in cast("Sequence[Mapping[str, Any]]", spec.get("volumes") or ()):
-        field = f"spec.volumes.{volume['name']}"
-        for kind in volume.keys() - {"name"}:
-            if kind == "hostPath":
-                path = str(volume[kind].get("path"))
-                if not _is_beneath(path, policy.host_paths):
-                    rule = _rule("host_paths", policy.host_paths)
-                    yield Violation(field=f"{field}.hostPath.path", value=format_value(path), rule=rule)
-            elif not matches(policy.volumes, kind):
-                yield Violation(field=field, value=format_value(kind), rule=_rule("volumes", policy.volumes))
-        for place, name in _secrets_in(volume, field):
-            yield from _of_secret(policy, place, name, reserved)
-        for source in cast("Sequence[Mapping[str, Any]]", _section(volume, "projected").get("sources") or ()):
-            # Perdure's own volume, which no template can change, has a token for the gateway only.
-            own = volume["name"] in reserved.volumes
-            if "serviceAccountToken" in source and not (own or policy.service_account_tokens):
-                place = f"{field}.projected.sources.serviceAccountToken"
-                yield Violation(field=place, value="a token", rule="none (service_account_tokens)")
-    for reference in cast("Sequence[Mapping[str, Any]]", spec.get("imagePullSecrets") or ()):
-        yield from _of_secret(policy, "spec.imagePullSecrets", str(reference.get("name")), reserved)
-
-
-def _secrets_in(content: Any, field: str) -> Iterator[tuple[str, str]]:
-    """Finds the Secrets that a volume of any type names, with the place of each: as `secretName`, or as the `name` in
-    `secret`, `secretRef`, `nodePublishSecretRef` and the like."""
-    if isinstance(content, list):
-        for item in cast("list[Any]", content):
-            yield from _secrets_in(item, field)
-    elif isinstance(content, Mapping):
-        for key, value in cast("Mapping[str, Any]", content).items():
-            inside = f"{field}.{key}"
-            if key == "secretName":
-                yield inside, str(value)
-            is_reference = key == "secret" or key.lower().endswith("secretref")
-            fields: Mapping[str, Any] = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
-            if is_reference and (name := fields.get("name")):
-                yield inside, str(name)
-            yield from _secrets_in(value, inside)
-
-
-def _of_secret(policy: SitePolicy, field: str, name: str, reserved: Reserved) -> Iterator[Violation]:
-    if matches(reserved.secrets, name):
-        yield Violation(field=field, value=format_value(name), rule="no use of Perdure's own Secrets")
-    elif not matches(policy.secrets, name):
-        yield Violation(field=field, value=format_value(name), rule=_rule("secrets", policy.secrets))
-
-
-def _section(content: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    return content.get(field) or {}
-
-
-def _name_in(content: Mapping[str, Any], *fields: str) -> str:
-    for field in fields:
-        content = _section(content, field)
-    return str(content.get("name") or "")
-
-
-def _is_beneath(path: str, allowed: Sequence[str]) -> bool:
-    """Returns whether a path of the machine is one of these or below one; paths with `..` are not."""
-    place = PurePosixPath(path)
-    if ".." in place.parts or not place.is_absolute():
-        return False
-    return any(place.is_relative_to(one) for one in allowed)

@@ -22,6 +22,8 @@ UNPACKED = "/perdure/workdir"
 """The command's working directory, in the volume that agent and training container share; it is deleted with the
 pod."""
 
+VOLUME = "perdure-archive"
+"""The volume of the archive's parts, which only the init container mounts."""
 _PARTS = "/perdure-archive"
 _KEY = "part"
 _DIGEST = "perdure.dev/digest"
@@ -39,10 +41,10 @@ def carry(archive: WorkdirArchive, *, prepare: dict[str, Any], volumes: list[dic
         {"configMap": {"name": _part_name(archive.name, index), "items": [{"key": _KEY, "path": f"{index:04}"}]}}
         for index in range(archive.parts)
     ]
-    volumes.append({"name": "perdure-archive", "projected": {"sources": sources}})
+    volumes.append({"name": VOLUME, "projected": {"sources": sources}})
     prepare["volumeMounts"] = [
         *prepare["volumeMounts"],
-        {"name": "perdure-archive", "mountPath": _PARTS, "readOnly": True},
+        {"name": VOLUME, "mountPath": _PARTS, "readOnly": True},
     ]
     prepare["env"] += [
         {"name": "PERDURE_PREPARE_ARCHIVE", "value": _PARTS},

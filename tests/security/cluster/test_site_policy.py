@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import Any
 
@@ -12,7 +13,7 @@ from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
 from activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.client.client import Client
 from scripts.cluster.host_programs import SITE_POLICY
-from tests.kubernetes.pods import PodJob, TestCluster
+from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure
 from tests.support.temporal_server import DevServer
 from workflows.messages import JobPhase, JobResult
@@ -89,6 +90,39 @@ async def test_a_namespace_has_room_for_so_many_nodes(cluster: TestCluster, job:
         )
         with pytest.raises(NodeRefused, match="the job needs 2 nodes"):
             await backend.create(larger)
+    finally:
+        await backend.close()
+
+
+async def test_workers_that_create_pods_at_the_same_time_share_one_limit(cluster: TestCluster, job: PodJob) -> None:
+    policy = SitePolicy.parse(SITE_POLICY).model_copy(update={"max_nodes": 3})
+    settings = KubernetesSettings(agent_image=cluster.agent_image, policy=policy)
+    workers = [KubernetesBackend(settings, kubeconfig=cluster.kubeconfig) for _ in range(4)]
+
+    async def created(rank: int) -> bool:
+        try:
+            await workers[rank % len(workers)].create(job.request(rank))
+        except NodeNotYet:
+            return False
+        return True
+
+    try:
+        assert sum(await asyncio.gather(*map(created, range(12)))) == 3
+        assert len(await job.pods()) == 3
+        # Nodes that had no room are told so again, and the others are there already.
+        assert sum(await asyncio.gather(*map(created, range(12)))) == 3
+    finally:
+        await asyncio.gather(*(worker.close() for worker in workers))
+
+
+async def test_a_pod_that_cannot_be_created_leaves_its_place(cluster: TestCluster, job: PodJob) -> None:
+    policy = SitePolicy.parse(SITE_POLICY).model_copy(update={"max_nodes": 1})
+    settings = KubernetesSettings(agent_image=cluster.agent_image, policy=policy)
+    backend = KubernetesBackend(settings, kubeconfig=cluster.kubeconfig)
+    try:
+        with pytest.raises(NodeRefused, match="dnsPolicy"):
+            await backend.create(job.changed(role(pod_template={"spec": {"dnsPolicy": "Sideways"}})).request(5))
+        await backend.create(job.request(0))
     finally:
         await backend.close()
 

@@ -6,14 +6,12 @@ and those beyond the minimum as capacity allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from decimal import Decimal
-from typing import Any, cast
-
-from kubernetes.utils import quantity
+from collections.abc import Mapping
+from typing import Any
 
 from activities.nodes.kubernetes.gangs.adapter import SharedObject
 from activities.nodes.kubernetes.naming import run_name
+from activities.nodes.kubernetes.resources import requests_of
 from workflows.messages import NodeRequest
 
 
@@ -33,34 +31,4 @@ def pod_group(request: NodeRequest, version: str, spec: dict[str, Any], *, mutab
 
 def minimum_resources(request: NodeRequest, pod: Mapping[str, Any]) -> dict[str, str]:
     """Returns the resources that the job's minimum of nodes needs together."""
-    return {name: f"{amount * request.minimum:f}" for name, amount in sorted(_requests(pod["spec"]).items())}
-
-
-def _requests(pod: Mapping[str, Any]) -> dict[str, Decimal]:
-    """Returns the resources that schedulers count for a pod: those of its containers and sidecars together, or more if
-    an init container that runs before them needs more."""
-    running: dict[str, Decimal] = {}
-    most: dict[str, Decimal] = {}
-    for container in pod.get("initContainers", ()):
-        requests = _sum(running, dict(_quantities(container)))
-        if container.get("restartPolicy") == "Always":
-            running = requests
-        most = _most(most, requests)
-    for container in pod["containers"]:
-        running = _sum(running, dict(_quantities(container)))
-    return _most(most, running)
-
-
-def _quantities(container: Mapping[str, Any]) -> Iterator[tuple[str, Decimal]]:
-    resources = container.get("resources", {})
-    # A resource with a limit only is requested with the same amount.
-    for name, amount in {**resources.get("limits", {}), **resources.get("requests", {})}.items():
-        yield name, cast("Any", quantity).parse_quantity(amount)
-
-
-def _sum(one: Mapping[str, Decimal], other: Mapping[str, Decimal]) -> dict[str, Decimal]:
-    return {name: one.get(name, Decimal(0)) + other.get(name, Decimal(0)) for name in {**one, **other}}
-
-
-def _most(one: Mapping[str, Decimal], other: Mapping[str, Decimal]) -> dict[str, Decimal]:
-    return {name: max(one.get(name, Decimal(0)), other.get(name, Decimal(0))) for name in {**one, **other}}
+    return {name: f"{amount * request.minimum:f}" for name, amount in sorted(requests_of(pod["spec"]).items())}

@@ -1,0 +1,50 @@
+"""The resources that schedulers count for a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any, cast
+
+from kubernetes.utils import quantity
+
+
+def requests_of(spec: Mapping[str, Any]) -> dict[str, Decimal]:
+    """Returns the resources that schedulers count for a pod: those of its containers and sidecars together, or more if
+    an init container that runs before them needs more."""
+    running: dict[str, Decimal] = {}
+    most: dict[str, Decimal] = {}
+    for container in spec.get("initContainers") or ():
+        requests = _sum(running, dict(_quantities(container)))
+        if container.get("restartPolicy") == "Always":
+            running = requests
+        most = _most(most, requests)
+    for container in spec["containers"]:
+        running = _sum(running, dict(_quantities(container)))
+    return _most(most, running)
+
+
+def amount(text: Any) -> Decimal:
+    """Returns the number of a quantity, as Kubernetes writes it.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    return cast("Any", quantity).parse_quantity(text)
+
+
+def _quantities(container: Mapping[str, Any]) -> Iterator[tuple[str, Decimal]]:
+    resources: Mapping[str, Any] = container.get("resources") or {}
+    # A resource with a limit only is requested with the same amount.
+    limits: Mapping[str, Any] = resources.get("limits") or {}
+    requests: Mapping[str, Any] = resources.get("requests") or {}
+    for name, text in {**limits, **requests}.items():
+        yield name, amount(text)
+
+
+def _sum(one: Mapping[str, Decimal], other: Mapping[str, Decimal]) -> dict[str, Decimal]:
+    return {name: one.get(name, Decimal(0)) + other.get(name, Decimal(0)) for name in {**one, **other}}
+
+
+def _most(one: Mapping[str, Decimal], other: Mapping[str, Decimal]) -> dict[str, Decimal]:
+    return {name: max(one.get(name, Decimal(0)), other.get(name, Decimal(0))) for name in {**one, **other}}
