@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 
 from agent.outbox import envelope
+from agent.output_errors import exceptions_in, explained
 from agent.protocol import time_of, time_or_arrival
 from agent.state import AgentState
 from perdure.spec.durations import format_duration
@@ -24,6 +25,9 @@ _TRACEBACK_MAX = 2_000
 
 LOG_TAIL_MAX = 4_000
 """Characters of a command's output that a report carries."""
+
+OUTPUT_MAX = 256 * 1024
+"""Bytes of the output in which errors are looked for: each rank of a node that NCCL aborts prints a long C++ stack."""
 
 
 class Meaning(Enum):
@@ -42,8 +46,14 @@ class Scene:
     node: NodeCredentials
     state: AgentState
     progress: Progress | None
-    log_tail: str
-    """The end of the command's output. An exit by `sys.exit("…")` leaves its text nowhere else."""
+    output: str
+    """The end of the command's output since its last ranks ended: the last lines of a world are not those of the next.
+    An exit by `sys.exit("…")` leaves its text nowhere else."""
+
+    @property
+    def log_tail(self) -> str:
+        """The part of the output that a report carries."""
+        return self.output[-LOG_TAIL_MAX:]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +92,7 @@ def ranks_failure(scene: Scene, body: ReadyReport) -> FoundFailure:
     """Returns the failure of the ranks that ended a node's last world."""
     state = scene.state
     ranks, wrong = _own_exits(state, body.ranks)
+    ranks = explained(ranks, scene.output)
     return FoundFailure(
         identity=f"ranks of {state.attempt}/{body.after_generation}: {sorted((rank.pid or 0) for rank in ranks)}",
         report=Failure(
@@ -102,6 +113,9 @@ def ranks_failure(scene: Scene, body: ReadyReport) -> FoundFailure:
 def command_failure(scene: Scene, body: CommandExit, generation: int, *, starts_again: bool) -> FoundFailure:
     """Returns the failure of a command in this generation, or before it entered it."""
     ranks, wrong = _own_exits(scene.state, body.ranks)
+    output = body.log_tail or scene.output
+    ranks = explained(ranks, output)
+    failed = body.exit_code and not ranks
     return FoundFailure(
         identity=f"command {body.attempt}/{body.generation}",
         report=Failure(
@@ -114,6 +128,7 @@ def command_failure(scene: Scene, body: CommandExit, generation: int, *, starts_
             signal=body.signal,
             starts_again=starts_again,
             message=_command_message(scene.state, body, generation),
+            error=exceptions_in(output).get(None) if failed else None,
             log_tail=body.log_tail[-LOG_TAIL_MAX:],
             progress=scene.progress,
             store_ports=scene.state.store_ports,

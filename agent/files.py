@@ -12,6 +12,7 @@ from typing import BinaryIO
 from perdure.files import write_private_file
 from perdure_launcher.layout import LOG_TIMES, LOGS, OUTPUT_LOG, ROTATED_LOGS
 from perdure_launcher.system.untrusted_files import NotARegularFile, open_beneath
+from workflows.messages import LogPosition
 
 logger = logging.getLogger(__name__)
 
@@ -95,11 +96,20 @@ class KeptFile:
         return path
 
 
-def log_tail(run_dir: Path, limit: int) -> str:
-    """Returns the end of the log's newest file, at most `limit` bytes; empty if there is none."""
+def log_tail(run_dir: Path, limit: int, *, since: LogPosition | None = None) -> str:
+    """Returns the end of the log's newest file, at most `limit` bytes; empty if there is none.
+
+    Args:
+        run_dir: The node's run directory.
+        limit: The most bytes.
+        since: Leave out what was printed before this position.
+    """
     try:
         with open_beneath(run_dir, f"{LOGS}/{OUTPUT_LOG}") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
+            begin = max(0, file.seek(0, os.SEEK_END) - limit)
+            if since is not None and since.file == os.fstat(file.fileno()).st_ino:
+                begin = max(begin, since.offset)
+            file.seek(begin)
             return file.read(limit).decode(errors="replace")
     except OSError:
         return ""

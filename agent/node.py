@@ -16,6 +16,7 @@ from agent import ends
 from agent.config import AgentConfig
 from agent.ends import Meaning, Scene
 from agent.files import log_tail
+from agent.log_reader import end_of_log
 from agent.node_events import NodeEventEmitter
 from agent.notifier import Notifier
 from agent.outbox import envelope
@@ -232,6 +233,7 @@ class Node:
             ready_after=after,
             store_ports=body.store_ports,
             processes=processes,
+            output_since=end_of_log(self.config.run_dir),
             # A torchrun without ranks exits at once, and the command continues with its next line.
             rendezvous_attempt=0 if passes else state.rendezvous_attempt,
         )
@@ -443,7 +445,7 @@ class Node:
             node=self.config.node,
             state=self.state,
             progress=self._progress(),
-            log_tail=log_tail(self.config.run_dir, ends.LOG_TAIL_MAX),
+            output=log_tail(self.config.run_dir, ends.OUTPUT_MAX, since=self.state.output_since),
         )
 
     def _received(self, generation: int) -> int:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from agent.files import KeptFile
 from perdure_launcher.layout import AGENT_STATE
 from perdure_launcher.protocol import Desired, World, WorldAnswer
+from workflows.messages import LogPosition
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,8 @@ class AgentState(BaseModel):
     entered_at: datetime | None = None
     entered_base_rank: int | None = None
     """The global rank of the node's first rank in that generation; None where it is not known."""
+    output_since: LogPosition | None = None
+    """The end of the log when the ranks of the last world had ended."""
     stepping: int = 0
     """The newest generation that was reported to run or to step."""
     stepped: int = 0

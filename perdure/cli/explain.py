@@ -11,7 +11,9 @@ from perdure.cli import text
 from workflows.policy.failures import FAILURE_CLASSES
 
 if TYPE_CHECKING:
-    from workflows.messages import Evidence, IncidentView
+    from workflows.messages import IncidentView, Suspect
+
+_NAMED = 8
 
 
 def explanation(incident: IncidentView, *, job: str, flag: str) -> Text:
@@ -74,20 +76,35 @@ def _meaning(incident: IncidentView) -> str:
     if incident.failure is None:
         by_user = "USER" in sources
         return "requested by a user" if by_user else "nothing failed: the available nodes changed"
-    evidence = [one for one in incident.evidence if _supports_verdict(one, incident)]
-    sources = {one.source for one in evidence}
-    confidence = "high" if len(sources) > 1 else "fair"
     culprit = "" if incident.culprit is None else f"; culprit: node {incident.culprit}"
     if incident.also_failed:
         several = "s" if len(incident.also_failed) > 1 else ""
         culprit += f"; also failed: node{several} {', '.join(map(str, incident.also_failed))}"
+    return f"{FAILURE_CLASSES[incident.failure].meaning}{culprit}{_suspicion(incident)}; {_confidence(incident)}"
+
+
+def _suspicion(incident: IncidentView) -> str:
+    return "".join(f"; suspected: {_suspect(one)}" for one in incident.suspects)
+
+
+def _suspect(suspect: Suspect) -> str:
+    ranks = ", ".join(map(str, suspect.ranks[:_NAMED])) + (" and more" if len(suspect.ranks) > _NAMED else "")
+    several = "s" if len(suspect.ranks) > 1 else ""
+    signs = [f"rank{several} {ranks} reported no timeout of {'their' if several else 'its'} own"] if ranks else []
+    signs += ["it stopped stepping before the others"] if suspect.stalled_first else []
+    return f"node {suspect.rank}" + (f" ({', '.join(signs)})" if signs else "")
+
+
+def _confidence(incident: IncidentView) -> str:
+    """How sure the verdict is. Only reports about the culprit itself, from several sources, make it sure."""
+    if incident.culprit is None:
+        # Those that report are the ones that waited: however many they are, they do not know for whom.
+        independent = any(one.stalled_first and one.ranks for one in incident.suspects)
+        return "fair confidence: two signs agree" if independent else "low confidence: no node reported the cause"
+    evidence = [one for one in incident.evidence if one.rank == incident.culprit or one.source == "PEERS"]
+    sources = {one.source for one in evidence}
     basis = f"{text.count(len(evidence), 'piece')} of evidence from {text.count(len(sources), 'source')}"
-    return f"{FAILURE_CLASSES[incident.failure].meaning}{culprit}; {confidence} confidence: {basis}"
-
-
-def _supports_verdict(evidence: Evidence, incident: IncidentView) -> bool:
-    """Whether the evidence concerns the culprit: it is about that node, or about a peer that lost a connection."""
-    return incident.culprit is None or evidence.rank == incident.culprit or evidence.source == "PEERS"
+    return f"{'high' if len(sources) > 1 else 'fair'} confidence: {basis}"
 
 
 def _decision(incident: IncidentView) -> str:
@@ -155,7 +172,8 @@ def _starts(incident: IncidentView) -> str:
 def _advice(incident: IncidentView, *, job: str, flag: str) -> str:
     if incident.failure is None:
         return f"nothing to do; perdure status {job}{flag}"
-    node = "" if incident.culprit is None else f" --node {incident.culprit}"
+    named = incident.culprit if incident.culprit is not None else next((s.rank for s in incident.suspects), None)
+    node = "" if named is None else f" --node {named}"
     return FAILURE_CLASSES[incident.failure].advice.format(job=job, flag=flag, node=node)
 
 

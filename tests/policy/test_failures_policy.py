@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from workflows.messages import Failure, FailureClass, FailureKind, NodeCredentials, RankExit
+from workflows.policy.behavior import Behavior
 from workflows.policy.failures import classify, classify_rank, describe_rank, signal_name
 
 VICTIMS = {
@@ -17,25 +18,42 @@ VICTIMS = {
     "[10.0.0.2]:4411: Connection reset by peer",
     "gloo: write": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:446] writev [10.0.0.1]:1: "
     "Broken pipe",
-    "gloo: timeout": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting "
-    "1800000ms for recv operation to complete",
-    "gloo: pair": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:144] Application timeout caused pair "
-    "closure",
     "gloo: mesh": "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] "
     "no error",
     "nccl: remote": "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/"
     "ProcessGroupNCCL.cpp:1970, remote process exited or there was a network error, NCCL version 2.27.5\n"
     "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
-    "nccl: watchdog": "RuntimeError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=137, "
-    "OpType=ALLREDUCE, NumelIn=26214400, NumelOut=26214400, Timeout(ms)=600000) ran for 600020 milliseconds",
     "nccl: aborted": "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.",
-    "nccl: heartbeat": "RuntimeError: ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress",
     "store: connect": "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying "
     "to connect to (10.0.0.1, 29500).",
-    "store: clients": "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 joined.",
     "store: recv": "RuntimeError: recvValue failed on SocketImpl(fd=20, addr=[localhost]:51060): Connection was likely "
     "closed. Did the remote server shutdown or crash?",
     "store: reset": "RuntimeError: Connection reset by peer",
+}
+WAITED = {
+    "gloo: recv": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting "
+    "1800000ms for recv operation to complete",
+    "gloo: send": "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:116] "
+    "Timed out waiting 6000ms for send operation to complete",
+    "gloo: pair": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:144] Application timeout caused pair "
+    "closure",
+    "gloo: rendezvous": "RuntimeError: Gloo connectFullMesh failed with wait timeout after 300000ms, keys: "
+    "/default_pg/0//cpu//0/rank_1",
+    "gloo: monitored barrier": "RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 5000 ms",
+    "gloo: monitored barrier, one": "RuntimeError: Rank 1 timed out in monitoredBarrier after 5000 ms. "
+    "No ranks successfully processed in monitoredBarrier.",
+    "nccl: watchdog": "RuntimeError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=137, "
+    "OpType=ALLREDUCE, NumelIn=26214400, NumelOut=26214400, Timeout(ms)=600000) ran for 600020 milliseconds",
+    "nccl: terminate": "c10::DistBackendError: [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread "
+    "terminated with exception: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, "
+    "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=60000) ran for 60081 milliseconds before timing out.",
+    "nccl: aborted for it": "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1. Original "
+    "reason for failure was: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLGATHER) ran",
+    "nccl: heartbeat": "RuntimeError: ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress",
+    "store: wait": "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cuda//0",
+    "store: wait, older": "RuntimeError: Socket Timeout",
+    "store: barrier": "torch.distributed.DistStoreError: barrier timeout after 5000ms, key: b/3",
+    "store: clients": "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 joined.",
 }
 OUT_OF_MEMORY = {
     "cuda": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of "
@@ -56,6 +74,7 @@ USERS_OWN = {
     "op.preamble.length <= op.nbytes. 8 vs 4. ",
     "nccl, misuse": "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
     "file": "FileNotFoundError: [Errno 2] No such file or directory: 'data/train.bin'",
+    "a timeout of its own": "TimeoutError: socket timeout while downloading the weights",
     "none": None,
 }
 
@@ -69,6 +88,19 @@ def failure(kind: FailureKind = FailureKind.COMMAND, **fields: Any) -> Failure:
 @pytest.mark.parametrize("how", [{"exit_code": 1}, {"signal": 6}], ids=["raised", "aborted"])
 def test_who_fails_because_a_peer_went_away_is_a_victim(text: str, how: dict[str, Any]):
     assert classify_rank(RankExit(local_rank=0, error=text, **how)) is FailureClass.PEER_LOST
+
+
+@pytest.mark.parametrize("text", WAITED.values(), ids=WAITED)
+@pytest.mark.parametrize("how", [{"exit_code": 1}, {"signal": 6}], ids=["raised", "aborted"])
+def test_who_waited_in_a_collective_until_its_timeout_did_not_lose_a_connection(text: str, how: dict[str, Any]):
+    assert classify_rank(RankExit(local_rank=0, error=text, **how)) is FailureClass.COLLECTIVE_TIMEOUT
+
+
+@pytest.mark.parametrize("text", WAITED.values(), ids=WAITED)
+def test_a_run_that_the_first_release_began_reads_a_timeout_as_it_did(text: str):
+    exit = RankExit(local_rank=0, error=text, exit_code=1)
+    found = classify_rank(exit, behavior=Behavior.RELEASE_0_1)
+    assert found is not FailureClass.COLLECTIVE_TIMEOUT
 
 
 @pytest.mark.parametrize("text", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
@@ -103,6 +135,12 @@ def test_signals(signal: int, oom: bool, expected: FailureClass):
         ([{"exit_code": 1, "error": VICTIMS["gloo: reset"]}, {"signal": 9}], 1, FailureClass.KILLED),
         ([{"exit_code": 1, "error": OUT_OF_MEMORY["cuda"]}, {"signal": 11}], 0, FailureClass.OUT_OF_MEMORY),
         ([{"exit_code": 1, "error": VICTIMS["gloo: closed"]}] * 2, 0, FailureClass.PEER_LOST),
+        (
+            [{"exit_code": 1, "error": e} for e in (VICTIMS["gloo: reset"], WAITED["gloo: recv"])],
+            1,
+            FailureClass.COLLECTIVE_TIMEOUT,
+        ),
+        ([{"exit_code": 1, "error": WAITED["gloo: recv"]}, {"signal": 11}], 1, FailureClass.CRASH),
     ],
 )
 def test_the_cause_speaks_for_its_node(exits: list[dict[str, Any]], speaks: int, expected: FailureClass):
@@ -178,3 +216,8 @@ def test_a_rank_that_is_a_shell_is_read_alike_where_no_exception_is_known(exit_c
     raised = RankExit(local_rank=0, exit_code=exit_code, error="ValueError: bad batch")
     assert classify_rank(raised) is FailureClass.USER_CODE
     assert describe_rank(RankExit(local_rank=0, exit_code=137)).endswith("as of a shell whose child got SIGKILL")
+
+
+def test_a_command_that_failed_outside_of_its_ranks_is_described_by_the_error_that_it_printed():
+    reported = failure(exit_code=1, message="the command exited with 1", error="ModuleNotFoundError: No module named x")
+    assert classify(reported)[1] == "the command exited with 1: ModuleNotFoundError: No module named x"

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
 parser.add_argument("--steps", type=int, default=100_000)
 parser.add_argument("--fail-at", type=int, help="raise at this step, every time")
+parser.add_argument("--timeout", type=float, default=1800.0, help="seconds that a collective waits")
 parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM")
 parser.add_argument("--linger", type=float, default=0.0, help="seconds that the last rank needs for its final save")
 options = parser.parse_args()
@@ -27,7 +29,7 @@ options = parser.parse_args()
 if options.stubborn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout))
 rank, world_size, generation = dist.get_rank(), dist.get_world_size(), int(os.environ.get("PERDURE_GENERATION", "0"))
 model = nn.Linear(16, 16)
 optimizer = Descent(model.parameters(), lr=0.01)

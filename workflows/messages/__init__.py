@@ -136,7 +136,16 @@ from workflows.messages.store import (
     StoreView,
 )
 from workflows.messages.users import Accepted, ReasonRequest, RelaunchRequest, ScaleRequest
-from workflows.messages.views import Considered, Evidence, IncidentView, JobResult, JobStatus, NodeView, Observation
+from workflows.messages.views import (
+    Considered,
+    Evidence,
+    IncidentView,
+    JobResult,
+    JobStatus,
+    NodeView,
+    Observation,
+    Suspect,
+)
 from workflows.messages.vocabulary import (
     EvidenceSource,
     FailureClass,
@@ -261,6 +270,7 @@ __all__ = [
     "StoreNeeded",
     "StoreRequest",
     "StoreView",
+    "Suspect",
     "Term",
     "Ticket",
     "TicketRef",

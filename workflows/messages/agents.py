@@ -271,6 +271,8 @@ class Failure(AgentMessage):
     the meantime."""
     message: ShortText = ""
     """One line for people."""
+    error: ErrorText | None = None
+    """The exception with which the command's output ends, where no rank names its own."""
     log_tail: LogTail = ""
     """The last lines of the command's output; at most 4,000 characters."""
     progress: Progress | None = None

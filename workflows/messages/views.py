@@ -79,6 +79,17 @@ class Observation(Message):
     """Checkpoints could not be stored. Its entry is written when that begins, and its title changed when it is over."""
 
 
+class Suspect(Message):
+    """A node that may have begun an interruption that no node has reported as its own: a suspicion, not a finding."""
+
+    rank: int
+    """The node (slot)."""
+    ranks: tuple[int, ...] = ()
+    """Its global ranks that reported no timeout of their own while others waited for them."""
+    stalled_first: bool = False
+    """It stopped stepping before the others, by the reports of the agents: an independent sign."""
+
+
 class IncidentView(Message):
     """One interruption, from its first evidence until the world steps again, or an observation. `perdure explain`
     prints these."""
@@ -93,6 +104,8 @@ class IncidentView(Message):
     """The node (slot) where it began, where that is known."""
     also_failed: tuple[int, ...] = ()
     """Other nodes (slots) that failed in the same generation by themselves."""
+    suspects: tuple[Suspect, ...] = ()
+    """Nodes that may have begun it, where no node is known to have."""
     started_at: Time
     """When it happened."""
     noticed_at: Time

@@ -65,6 +65,9 @@ class FailureClass(Vocabulary):
     """Host or device memory ran out."""
     PEER_LOST = "PEER_LOST"
     """A victim: the rank failed because another one went away."""
+    COLLECTIVE_TIMEOUT = "COLLECTIVE_TIMEOUT"
+    """A rank waited in a collective, or for another rank's key in a store, until torch's timeout ended it: a rank that
+    is alive did not come. Who reports it is not the one that hangs."""
     LAUNCH = "LAUNCH"
     """The command could not be started: not found, not executable, or it rejected its options."""
     COMMAND_LOST = "COMMAND_LOST"

@@ -10,16 +10,21 @@ report.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from workflows.messages import EvidenceSource, Failure, FailureClass, FailureKind, RankExit
 from workflows.messages.agents import UNKNOWN_RANK
+from workflows.policy.behavior import CURRENT, Behavior
+from workflows.policy.error_texts import is_collective_timeout, is_out_of_memory, is_peer_lost
 from workflows.policy.state import NodeFailure
 
 _READ_LOGS = "perdure logs {job}{flag}{node} --tail 50"
 _WATCH_NODES = "nothing to do, unless it repeats; perdure nodes {job}{flag}"
+_FIND_HANG = (
+    "perdure logs {job}{flag}{node} --tail 50 shows what it did last; a shorter timeout in init_process_group() ends a "
+    "hang sooner"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,10 @@ class FailureTraits:
     advice: str
     """The advice to the user; `{job}`, `{flag}` and `{node}` stand for the job and the options that name its place."""
     users_own: bool = False
-    """Users' own failure: it will probably happen again, so it counts against progress, and the job exits with 1."""
+    """Users' own failure: it will probably happen again, and the job exits with 1."""
+    needs_progress: bool = False
+    """It may happen again at the same step: a job that restarts for it again and again must make progress in between.
+    That holds for users' own failures, too."""
     victim: bool = False
     """The effect of another node's failure: it decides nothing while a culprit may still report."""
     took_part: bool = True
@@ -139,8 +147,16 @@ FAILURE_CLASSES = complete(
         FailureClass.UNKNOWN: FailureTraits(
             meaning="a kind of failure that this release does not know", advice=_WATCH_NODES
         ),
+        FailureClass.COLLECTIVE_TIMEOUT: FailureTraits(
+            meaning="ranks waited for another one until a timeout of torch ended them: one hangs, is much slower, or "
+            "did not call the same collective",
+            advice=_FIND_HANG,
+            victim=True,
+            needs_progress=True,
+            among_ranks=4,
+        ),
         FailureClass.PEER_LOST: FailureTraits(
-            meaning="ranks failed because another one went away", advice=_WATCH_NODES, victim=True, among_ranks=4
+            meaning="ranks failed because another one went away", advice=_WATCH_NODES, victim=True, among_ranks=5
         ),
     }
 )
@@ -150,6 +166,8 @@ culprit."""
 _PRECEDENCE = {failure: index for index, failure in enumerate(FAILURE_CLASSES)}
 
 USERS_OWN = frozenset(failure for failure, traits in FAILURE_CLASSES.items() if traits.users_own)
+
+NEED_PROGRESS = USERS_OWN | {failure for failure, traits in FAILURE_CLASSES.items() if traits.needs_progress}
 
 NODE_FAILURES = frozenset(
     failure for failure, traits in FAILURE_CLASSES.items() if traits.give_up is not None and traits.give_up.at_once
@@ -169,20 +187,6 @@ _CRASH_SIGNALS = frozenset({SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV})
 _ENDING_SIGNALS = _CRASH_SIGNALS | {1, 2, 3, SIGKILL, SIGTERM, 24, 25}
 """Signals with which people, kernels and clusters end processes."""
 
-_PEER_LOST = re.compile(
-    r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|socket closed"
-    r"|remote (process|peer) (exited|closed)|connectfullmesh|gloo.*(timed out|timeout|recvbuf|transport)"
-    r"|nccl.*(remote error|watchdog|aborted|timeout)|watchdog (caught|got)|processgroupnccl.*(abort|timeout)"
-    r"|distnetworkerror|diststoreerror|heartbeat.*timed? ?out",
-    re.IGNORECASE | re.DOTALL,
-)
-"""Errors of torch's gloo and NCCL backends and of its stores after another process has gone."""
-
-_UNEQUAL = re.compile(r"enforce fail at .*gloo.* vs ", re.IGNORECASE | re.DOTALL)
-"""gloo's error when ranks bring tensors of different sizes to one collective, which is the script's own fault."""
-
-_OUT_OF_MEMORY = re.compile(r"out of memory|outofmemoryerror|cannot allocate memory|\bmemoryerror\b", re.IGNORECASE)
-
 
 def signal_in_shell(exit_code: int | None) -> int | None:
     """The signal that ended a shell's child, if the shell's exit code indicates one: a shell then exits with 128 + n.
@@ -193,29 +197,32 @@ def signal_in_shell(exit_code: int | None) -> int | None:
     return number if number in _ENDING_SIGNALS else None
 
 
-def classify_rank(exit: RankExit, *, out_of_memory: bool = False, shells: bool = True) -> FailureClass:
-    """Classifies one rank's exit; `shells` is as in `classify`."""
+def classify_rank(exit: RankExit, *, out_of_memory: bool = False, behavior: Behavior = CURRENT) -> FailureClass:
+    """Classifies one rank's exit."""
     text = exit.error or ""
     number = exit.signal
-    if number is None and not text and shells:
+    if number is None and not text and behavior >= Behavior.RELEASE_0_2:
         number = signal_in_shell(exit.exit_code)
     if number in (SIGKILL, SIGTERM):
         return FailureClass.OUT_OF_MEMORY if out_of_memory and number == SIGKILL else FailureClass.KILLED
-    if _OUT_OF_MEMORY.search(text):
+    if is_out_of_memory(text):
         return FailureClass.OUT_OF_MEMORY
-    if _PEER_LOST.search(text) and not _UNEQUAL.search(text):
+    if is_collective_timeout(text) and behavior >= Behavior.RELEASE_0_2:
+        return FailureClass.COLLECTIVE_TIMEOUT
+    if is_peer_lost(text):
         return FailureClass.PEER_LOST
     if number in _CRASH_SIGNALS:
         return FailureClass.CRASH
     return FailureClass.USER_CODE
 
 
-def classify(failure: Failure, *, shells: bool = True) -> tuple[FailureClass, str, int | None]:
+def classify(failure: Failure, *, behavior: Behavior = CURRENT) -> tuple[FailureClass, str, int | None]:
     """Classifies a node's report.
 
     Args:
         failure: The agent's report.
-        shells: Read an exit code of 128 + n as the end of a shell's child by signal n.
+        behavior: That of the run. The first release neither read an exit code of 128 + n as the end of a shell's child
+            by signal n, nor told a timeout in a collective from a broken connection.
 
     Returns:
         The class, one line for people, and the exit code that led to the class (None where a signal did).
@@ -228,7 +235,7 @@ def classify(failure: Failure, *, shells: bool = True) -> tuple[FailureClass, st
         return FailureClass.RENDEZVOUS_TIMEOUT, failure.message or "it did not enter its world in time", None
     if failure.ranks:
         oom = failure.out_of_memory
-        classes = [(classify_rank(exit, out_of_memory=oom, shells=shells), exit) for exit in failure.ranks]
+        classes = [(classify_rank(exit, out_of_memory=oom, behavior=behavior), exit) for exit in failure.ranks]
         worst, exit = min(classes, key=lambda pair: FAILURE_CLASSES[pair[0]].among_ranks)
         return worst, describe_rank(exit), exit.exit_code
     if failure.kind is FailureKind.RANKS:
@@ -244,7 +251,8 @@ def classify(failure: Failure, *, shells: bool = True) -> tuple[FailureClass, st
             failure.message or f"the command was ended by {signal_name(failure.signal)}",
             None,
         )
-    if shells and (number := signal_in_shell(failure.exit_code)) is not None:
+    number = signal_in_shell(failure.exit_code) if behavior >= Behavior.RELEASE_0_2 else None
+    if number is not None:
         # A program may choose such a code itself, so the text says that this is an inference.
         said = failure.message or f"the command exited with {failure.exit_code}"
         return (
@@ -254,12 +262,13 @@ def classify(failure: Failure, *, shells: bool = True) -> tuple[FailureClass, st
         )
     if failure.exit_code == 0:
         return FailureClass.COMMAND_LOST, failure.message or "the command ended although its world continues", 0
-    return FailureClass.USER_CODE, failure.message or f"the command exited with {failure.exit_code}", failure.exit_code
+    said = failure.message or f"the command exited with {failure.exit_code}"
+    return FailureClass.USER_CODE, f"{said}: {failure.error}" if failure.error else said, failure.exit_code
 
 
-def node_failure(failure: Failure, *, shells: bool = True) -> NodeFailure:
-    """Returns what a node's report says about its failure; `shells` is as in `classify`."""
-    failure_class, text, exit_code = classify(failure, shells=shells)
+def node_failure(failure: Failure, *, behavior: Behavior = CURRENT) -> NodeFailure:
+    """Returns what a node's report says about its failure; `behavior` is as in `classify`."""
+    failure_class, text, exit_code = classify(failure, behavior=behavior)
     certain = not (failure_class is FailureClass.USER_CODE and not any(rank.error for rank in failure.ranks))
     # The backend knows why a node ends, and reports it a moment later.
     certain = (certain or failure.kind is not FailureKind.RANKS) and failure.kind not in (
@@ -274,6 +283,7 @@ def node_failure(failure: Failure, *, shells: bool = True) -> NodeFailure:
         text=text,
         log_tail=failure.log_tail or next((rank.traceback or "" for rank in failure.ranks), ""),
         certain=certain,
+        ranks=tuple(rank.global_rank for rank in failure.ranks if rank.global_rank is not None),
     )
 
 

@@ -20,10 +20,12 @@ from workflows.messages import (
     IncidentView,
     RankStarts,
     RestoreSource,
+    Suspect,
 )
 from workflows.messages.base import shorten
 from workflows.policy.incident_texts import within_budget
-from workflows.policy.state import JobState
+from workflows.policy.state import JobState, NodeFailure
+from workflows.policy.suspicion import without
 
 KEPT_INCIDENTS = 50
 """Incidents that a job keeps and carries through continue-as-new. Older ones are in the workflow's history."""
@@ -86,10 +88,12 @@ def record_decision(
     culprit: int | None = None,
     considered: tuple[Considered, ...] = (),
     also_failed: Collection[int] = (),
+    suspects: tuple[Suspect, ...] = (),
 ) -> JobState:
     """Records the decision; a later one for the same incident replaces it.
 
-    `also_failed` are the nodes that failed by themselves, with or without the culprit.
+    `also_failed` are the nodes that failed by themselves, with or without the culprit; `suspects` those that may have
+    begun it where none is known to have.
     """
     incident = state.open_incident
     if incident is None:
@@ -107,6 +111,7 @@ def record_decision(
                 "failure": failure,
                 "culprit": culprit,
                 "also_failed": tuple(sorted(also)),
+                "suspects": suspects,
                 "decided_at": incident.decided_at if same else now,
                 "rule": rule,
                 "action": shorten(action),
@@ -229,14 +234,17 @@ def follow_with_another(state: JobState, time: datetime) -> JobState:
 
 
 def add_late_evidence(
-    state: JobState, evidence: Evidence, *, generation: int, also_failed: Collection[int]
+    state: JobState, evidence: Evidence, failure: NodeFailure, *, generation: int, also_failed: Collection[int]
 ) -> JobState:
-    """Adds evidence to the incident that ended an earlier world, and the nodes that failed by themselves; drops both
-    where there is no such incident."""
+    """Adds evidence to the incident that ended an earlier world, and the nodes that failed by themselves, and takes
+    ranks that report their own end from its suspects; drops all that where there is no such incident."""
     for incident in reversed(state.incidents):
         if incident.generation_before == generation and incident.failure is not None:
             more = set(also_failed) - {incident.culprit, *incident.also_failed}
-            update: dict[str, object] = {"also_failed": (*incident.also_failed, *sorted(more))}
+            update: dict[str, object] = {
+                "also_failed": (*incident.also_failed, *sorted(more)),
+                "suspects": without(incident.suspects, failure.rank, failure.ranks),
+            }
             if evidence not in incident.evidence and not incident.left_out:
                 update["evidence"] = (*incident.evidence, evidence)[-KEPT_EVIDENCE:]
             return _replace(state, incident.model_copy(update=update))

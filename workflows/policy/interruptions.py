@@ -92,7 +92,7 @@ def explain_earlier_world(state: JobState, failure: NodeFailure, *, generation: 
     """Takes in a report about a world that is over: it explains that world's end, and does not end the current one."""
     evidence = Evidence(time=failure.time, source=source_of(failure), rank=failure.rank, text=failure.text)
     return incidents.add_late_evidence(
-        state, evidence, generation=generation, also_failed=failed_by_themselves([failure])
+        state, evidence, failure, generation=generation, also_failed=failed_by_themselves([failure])
     )
 
 

@@ -11,14 +11,14 @@ from datetime import datetime, timedelta
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
-from workflows.messages import Considered, FailureClass, JobPhase, ProgressSource
+from workflows.messages import Considered, FailureClass, JobPhase, ProgressSource, Suspect
 from workflows.policy import incidents, user_requests
 from workflows.policy.behavior import Behavior
 from workflows.policy.budget import follows, made_progress, within_window
 from workflows.policy.failures import (
     FAILURE_CLASSES,
+    NEED_PROGRESS,
     NODE_FAILURES,
-    USERS_OWN,
     VICTIMS,
     GiveUp,
     failed_by_themselves,
@@ -26,6 +26,7 @@ from workflows.policy.failures import (
 )
 from workflows.policy.rendezvous import usable
 from workflows.policy.state import Interruption, JobState, NodeFailure, Outcome
+from workflows.policy.suspicion import names, suspected_again, suspects_of
 
 _WORTH_WAITING = timedelta(milliseconds=100)
 
@@ -39,6 +40,7 @@ class Verdict:
     action: str
     failure: FailureClass | None = None
     culprit: int | None = None
+    suspects: tuple[Suspect, ...] = ()
     considered: tuple[Considered, ...] = ()
     stop: Outcome | None = None
     replace: tuple[int, ...] = field(default=())
@@ -86,6 +88,8 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
     give_up = traits.give_up
     if give_up is not None and (give_up.at_once or culprit.rank in _to_replace(state, interruption)):
         return _node_gone(state, interruption, culprit, give_up, job, now)
+    if culprit.failure is FailureClass.COLLECTIVE_TIMEOUT:
+        return _hang(state, interruption, culprit, job)
     if traits.victim:
         return Verdict(
             rule='peers-lost/1 "no culprit reported: restart in place"',
@@ -141,6 +145,39 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
             Considered(option="continue with fewer nodes", why_not="no capacity is lost"),
         ),
     )
+
+
+def _hang(state: JobState, interruption: Interruption, culprit: NodeFailure, job: JobSpec) -> Verdict:
+    """The verdict on ranks that waited for another one in vain. Who reports a timeout is not the one that hangs."""
+    suspects = suspects_of(state, interruption)
+    named = f"{names(suspects)} may hang" if suspects else "no node is known to hang"
+    title = f"a collective timed out, {named}: {culprit.text}"
+    again = suspected_again(state, suspects) if failures_without_progress(state, culprit) else None
+    if again is not None and _may_replace(job):
+        request, action = _replacement(job)
+        return Verdict(
+            rule='collective-timeout/2 "the same node is suspected again, and no step was gained: replace it"',
+            title=f"{title}, {request}",
+            action=f"give node {again} up although it is only suspected; {action}; restart the other ranks in place",
+            failure=culprit.failure,
+            suspects=suspects,
+            considered=(Considered(option="restart in place", why_not="that was done for the last timeout"),),
+            replace=(again,),
+        )
+    why_not = "it is suspected only: it reported no timeout of its own" if suspects else "no evidence names one"
+    return Verdict(
+        rule='collective-timeout/1 "a rank did not come: restart in place"',
+        title=title,
+        action="restart the ranks of every node in place, which ends the one that hangs",
+        failure=culprit.failure,
+        suspects=suspects,
+        considered=(Considered(option="replace a node", why_not=why_not),),
+    )
+
+
+def _may_replace(job: JobSpec) -> bool:
+    """Whether a node may be replaced that is not known to be lost."""
+    return CAPABILITIES[job.backend].creates_nodes and job.recovery.on_capacity_loss is not CapacityLoss.FAIL
 
 
 def _blame(
@@ -279,7 +316,7 @@ def _must_stop(
         return stop(
             'no-progress/1 "restarts make no progress"',
             f"no progress over {retry.no_progress_limit} restarts (retry.no_progress_limit); last: {culprit.text}",
-            1,
+            1 if traits.users_own else 3,
         )
     used = len(within_window(state.restarts, now=now, window=retry.window))
     if used >= retry.max_restarts and not _belongs_to_the_last(state, culprit.failure, job, now):
@@ -296,8 +333,8 @@ def _why_fatal(culprit: NodeFailure) -> str:
 
 
 def failures_without_progress(state: JobState, culprit: NodeFailure) -> int:
-    """The number of users' own failures in a row without progress, including this one."""
-    if culprit.failure not in USERS_OWN:
+    """The number of failures in a row that need progress in between and made none, including this one."""
+    if culprit.failure not in NEED_PROGRESS:
         return state.failures_without_progress
     if made_progress(state.progress, best_step=state.best_step, last_generation_steps=state.last_generation_steps):
         return 0
@@ -320,6 +357,7 @@ def record(state: JobState, verdict: Verdict, interruption: Interruption, job: J
         failure=verdict.failure,
         culprit=verdict.culprit,
         considered=verdict.considered,
+        suspects=verdict.suspects,
         also_failed=failed_by_themselves(interruption.failures) if verdict.failure is not None else (),
     )
     if verdict.failure is not None and not interruption.counted:

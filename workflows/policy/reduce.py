@@ -69,7 +69,7 @@ def _(failure: Failure, state: JobState, now: datetime) -> JobState:
         return state
     state, node = known
     state, failure = claims.verify_failure(state, node, failure)
-    reported = node_failure(failure, shells=state.behavior >= Behavior.RELEASE_0_2)
+    reported = node_failure(failure, behavior=state.behavior)
     member = state.is_member(node)
     node = _with_preparation(node, preparing=False).replace(
         phase=NodePhase.READY if failure.kind is FailureKind.RANKS else NodePhase.JOINED,

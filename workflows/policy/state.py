@@ -45,6 +45,8 @@ class NodeFailure(Message):
     log_tail: LogTail = ""
     certain: bool = True
     """False where only an exit code is known: the node may be a victim that did not report why it failed."""
+    ranks: tuple[int, ...] = ()
+    """The global ranks that failed, as far as they are known."""
 
 
 class NodeState(Incarnation):
