@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -49,9 +50,28 @@ def run_service(
     return ExitCode.OK
 
 
+@dataclass(frozen=True)
+class Readiness:
+    """The answer to `GET /readyz`."""
+
+    ready: bool
+    report: str
+    """What the service serves and what it does not, for people."""
+
+
+def _serving() -> Readiness:
+    return Readiness(True, "ok\n")
+
+
 @asynccontextmanager
-async def health_endpoint(port: int | None) -> AsyncGenerator[None]:
-    """Answers `GET /healthz` on a port, if one is given, while the context is open, for probes."""
+async def health_endpoint(port: int | None, readiness: Callable[[], Readiness] = _serving) -> AsyncGenerator[None]:
+    """Answers probes on a port, if one is given, while the context is open: `GET /healthz` succeeds for as long as the
+    process runs its event loop, and `GET /readyz` while the service is ready.
+
+    Args:
+        port: The port; None to serve nothing.
+        readiness: Is called for each `GET /readyz`; by default a service is ready while the context is open.
+    """
     if port is None:
         yield
         return
@@ -60,8 +80,13 @@ async def health_endpoint(port: int | None) -> AsyncGenerator[None]:
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
+    async def ready(_: web.Request) -> web.Response:
+        state = readiness()
+        return web.Response(text=state.report, status=200 if state.ready else 503)
+
     application = web.Application()
     application.router.add_get("/healthz", healthy)
+    application.router.add_get("/readyz", ready)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     try:

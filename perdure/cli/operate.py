@@ -28,6 +28,17 @@ HealthPortOption = Annotated[
     ),
 ]
 
+OperatorHealthPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--health-port",
+        min=1,
+        max=65535,
+        help="Answer GET /healthz on this port while the operator runs, and GET /readyz with the namespaces that it "
+        "serves and those that it cannot serve now.",
+        show_default="none",
+    ),
+]
 
 LogFormatOption = Annotated[
     LogFormat,
@@ -198,19 +209,28 @@ def operator(
             "check that the owner may use what the job names; accept objects without one unchecked; or ignore owners.",
         ),
     ] = Ownership.REQUIRE,
+    metrics_port: MetricsPortOption = None,
+    health_port: OperatorHealthPortOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     address: AddressOption = None,
 ) -> None:
     """Run the operator, which starts a job for each TrainingJob object of a cluster and mirrors its status there.
 
-    It keeps no state: jobs continue without it, and after a restart it handles the changes that it missed.
+    It keeps no state: jobs continue without it, and after a restart it handles the changes that it missed. A namespace
+    that it cannot serve, because it is gone or its rights are, is reported and tried again; the others are served.
 
     [dim]perdure operator · perdure operator --namespace nlp --namespace vision[/]
     """
     from perdure.operator import serve
     from perdure.services import run_service
 
-    service = serve.serve(address=address, namespaces=namespaces or (), ownership=owners)
+    service = serve.serve(
+        address=address,
+        namespaces=namespaces or (),
+        ownership=owners,
+        health_port=health_port,
+        metrics_port=metrics_port,
+    )
     raise typer.Exit(run_service(service, logger=serve.logger, log_format=log_format))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from activities.nodes.kubernetes.api import TRANSIENT, KubernetesApi, KubernetesError
 from perdure.operator.resource import GROUP, KIND, VERSION, TrainingJobResource
-from perdure.operator.status import REFUSED, ResourceStatus, Truth
+from perdure.operator.status import ADOPTED, REFUSED, ResourceStatus, Truth
 from workflows.messages import JobPhase
 
 logger = logging.getLogger("perdure.operator")
@@ -38,16 +38,28 @@ class Occurrence:
 def occurrences(before: ResourceStatus, after: ResourceStatus) -> tuple[Occurrence, ...]:
     """Returns what happened between two statuses of an object, in order."""
     found: list[Occurrence] = []
-    refusal = after.condition("Accepted")
+    accepted = after.condition("Accepted")
     if (
-        refusal
-        and refusal.status is Truth.FALSE
+        accepted
+        and accepted.status is Truth.FALSE
         and _reason_and_message(before, "Accepted") != _reason_and_message(after, "Accepted")
     ):
-        found.append(Occurrence(reason="Refused", message=f"{refusal.reason}: {refusal.message}", warning=True))
+        found.append(Occurrence(reason="Refused", message=f"{accepted.reason}: {accepted.message}", warning=True))
+    for kind in ("Accepted", "Running"):
+        doubt = after.condition(kind)
+        if doubt and doubt.status is Truth.UNKNOWN and _reason_and_message(before, kind)[0] != doubt.reason:
+            found.append(Occurrence(reason=doubt.reason, message=doubt.message, warning=True))
     if after.run_id and not before.run_id:
-        message = f"The workflow {after.workflow_id} was started, run {after.run_id}"
-        found.append(Occurrence(reason="Submitted", message=message))
+        if accepted and accepted.reason == ADOPTED:
+            message = (
+                f"The workflow {after.workflow_id}, run {after.run_id}, which an earlier object started, continues"
+            )
+            found.append(Occurrence(reason=ADOPTED, message=message))
+        else:
+            message = f"The workflow {after.workflow_id} was started, run {after.run_id}"
+            found.append(Occurrence(reason="Submitted", message=message))
+    if _holds(after, "Kept") and not _holds(before, "Kept"):
+        found.append(Occurrence(reason="Kept", message=_reason_and_message(after, "Kept")[1], warning=True))
     if after.last_incident and _number(before.last_incident) != _number(after.last_incident):
         found.append(Occurrence(reason="Incident", message=after.last_incident, warning=True))
     if _holds(after, "Running") and not _holds(before, "Running"):

@@ -8,10 +8,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed, Removed
+from pydantic import ValidationError
+
+from activities.nodes.kubernetes.api import TRANSIENT, Change, Changed, KubernetesApi, KubernetesError, Listed, Removed
 from perdure.backoff import Backoff
 from perdure.client.client import Client
-from perdure.errors import ControlPlaneUnreachable, PerdureError
+from perdure.errors import PerdureError
+from perdure.operator.coverage import EVERYWHERE, Coverage
+from perdure.operator.metrics import OperatorMetrics
 from perdure.operator.owners import Owners
 from perdure.operator.ownership import Ownership
 from perdure.operator.reconcile import Reconciler
@@ -26,7 +30,8 @@ LOOKS_AT_ONCE = 8
 ROUND = 3.0
 """Seconds between two queries for jobs that have changed: the server's visibility is about a second behind."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Seconds before an object is reconciled again after an error; doubles each time."""
+"""Seconds before an object is reconciled again after an error, or a namespace is tried again that could not be served;
+doubles each time."""
 
 logger = logging.getLogger("perdure.operator")
 
@@ -53,48 +58,67 @@ class Operator:
         self._api = api
         self._runs = Runs(client)
         self._reconciler = Reconciler(api, self._runs, Owners(api, ownership))
-        self._namespaces = tuple(dict.fromkeys(namespaces))
+        self.coverage = Coverage(namespaces or (EVERYWHERE,))
+        self.metrics = OperatorMetrics(self.coverage, lambda: len(self._resources))
         self._resources: dict[str, TrainingJobResource] = {}
         self._queue = Workqueue(per_second=LOOKS_PER_SECOND)
         self._backoffs: dict[str, Backoff] = {}
 
     async def run(self) -> None:
-        """Serves the objects.
+        """Serves the objects; a namespace that cannot be served is a state of `coverage`, and no error."""
+        async with asyncio.TaskGroup() as group:
+            for namespace in self.coverage.namespaces:
+                group.create_task(self._serve_namespace(namespace))
+            group.create_task(self._notice())
+            for _ in range(LOOKS_AT_ONCE):
+                group.create_task(self._serve())
 
-        Raises:
-            KubernetesError: if the API server does not know the resource, or does not permit watching it.
-        """
-        try:
-            async with asyncio.TaskGroup() as group:
-                for namespace in self._namespaces or (None,):
-                    group.create_task(self._follow(namespace))
-                group.create_task(self._notice())
-                for _ in range(LOOKS_AT_ONCE):
-                    group.create_task(self._serve())
-        except ExceptionGroup as errors:
-            refused, others = errors.split(KubernetesError)
-            if refused is None or others is not None:
-                raise
-            raise refused.exceptions[0] from None
+    async def _serve_namespace(self, namespace: str) -> None:
+        """Follows the objects of a namespace. While it cannot be served, its objects are not reconciled; a later list
+        finds what was missed."""
+        path = collection(None if namespace == EVERYWHERE else namespace)
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                async with contextlib.aclosing(self._api.follow(path)) as changes:
+                    async for change in changes:
+                        self.coverage.gain(namespace)
+                        self._take(change, namespace)
+            except Exception as error:
+                # Whatever it is, the other namespaces are served.
+                self.coverage.lose(namespace, error)
+                if not isinstance(error, KubernetesError):
+                    logger.exception("following %s failed", path)
+            for uid in self._known_in(namespace):
+                self._forget(uid)
+            await asyncio.sleep(backoff.next_pause(ran=loop.time() - began))
 
-    async def _follow(self, namespace: str | None) -> None:
-        async with contextlib.aclosing(self._api.follow(collection(namespace))) as changes:
-            async for change in changes:
-                match change:
-                    case Listed(objects):
-                        listed = {uid: known for uid, known in self._resources.items() if _within(known, namespace)}
-                        for thing in objects:
-                            listed.pop(self._see(thing), None)
-                        for uid in listed:
-                            self._forget(uid)
-                    case Changed(thing):
-                        self._see(thing)
-                    case Removed(thing):
-                        self._forget(thing["metadata"]["uid"])
+    def _take(self, change: Change, namespace: str) -> None:
+        match change:
+            case Listed(objects):
+                gone = self._known_in(namespace) - {self._see(thing) for thing in objects}
+                for uid in gone:
+                    self._forget(uid)
+            case Changed(thing):
+                self._see(thing)
+            case Removed(thing):
+                self._forget(thing["metadata"]["uid"])
+
+    def _known_in(self, namespace: str) -> set[str]:
+        known = self._resources.items()
+        return {uid for uid, one in known if namespace in (EVERYWHERE, one.metadata.namespace)}
 
     def _see(self, thing: dict[str, Any]) -> str:
-        resource = TrainingJobResource.model_validate(thing)
-        uid = resource.metadata.uid
+        metadata = thing["metadata"]
+        uid: str = metadata["uid"]
+        try:
+            resource = TrainingJobResource.model_validate(thing)
+        except ValidationError as error:
+            # Perhaps another release wrote it. Its job is left as it is, and other objects are served.
+            logger.error("%s/%s cannot be read: %s", metadata.get("namespace"), metadata.get("name"), error)
+            return uid
         if uid in self._resources:
             self._know(resource)
         else:
@@ -136,8 +160,10 @@ class Operator:
                 continue
             try:
                 now = await self._runs.edges()
-            except PerdureError as error:
-                logger.warning("%s", error)
+            except Exception as error:
+                # Objects are reconciled by time meanwhile.
+                expected = isinstance(error, PerdureError)
+                logger.warning("jobs that have changed are unknown: %s", error, exc_info=not expected)
                 continue
             for workflow_id, uid in waited_for.items():
                 if before is not None and before.get(workflow_id) != now.get(workflow_id):
@@ -159,24 +185,29 @@ class Operator:
         try:
             looked = await self._reconciler.look(resource)
         except Exception as error:
+            self.metrics.count_reconcile(failed=True)
             # An error in one object must not block the others.
             pause = self._backoffs.setdefault(uid, Backoff(FIRST_PAUSE, LONGEST_PAUSE)).next_pause()
-            expected = isinstance(error, PerdureError | KubernetesError | OSError | TimeoutError)
+            expected = isinstance(error, (PerdureError, KubernetesError, OSError, *TRANSIENT))
             text = f"{error} {getattr(error, 'remedy', '')}".strip() or type(error).__name__
             logger.warning(
                 "%s: looked at again in %.0f s: %s", resource.workflow_id, pause, text, exc_info=not expected
             )
             self._queue.plan(uid, after=pause)
-            if isinstance(error, ControlPlaneUnreachable):
-                with contextlib.suppress(KubernetesError, OSError, TimeoutError):
-                    await self._reconciler.doubt(resource, error)
+            await self._doubt(resource, error)
             return
+        self.metrics.count_reconcile(failed=False)
         self._backoffs.pop(uid, None)
         if uid in self._resources:
             self._know(looked.resource)
         if looked.again is not None:
             self._queue.plan(uid, after=looked.again)
 
-
-def _within(resource: TrainingJobResource, namespace: str | None) -> bool:
-    return namespace is None or resource.metadata.namespace == namespace
+    async def _doubt(self, resource: TrainingJobResource, error: Exception) -> None:
+        """Shows in the object why it is not reconciled, unless the API server is the reason."""
+        if not isinstance(error, PerdureError) and not (isinstance(error, KubernetesError) and error.unauthorized):
+            return
+        with contextlib.suppress(KubernetesError, OSError, *TRANSIENT):
+            looked = await self._reconciler.doubt(resource, error)
+            if resource.metadata.uid in self._resources:
+                self._know(looked.resource)

@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from activities.nodes.kubernetes.api import KubernetesApi
+from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
 from perdure.errors import JobAlreadyRunning, PerdureError, Refused
 from perdure.operator import status as statuses
 from perdure.operator.changes import refusal_of_changes
+from perdure.operator.definition import Definition
 from perdure.operator.events import Events
 from perdure.operator.owners import Owners
 from perdure.operator.resource import FINALIZER, TrainingJobResource
 from perdure.operator.runs import Run, Runs
 from perdure.operator.status import ResourceStatus
 from perdure.spec.errors import SpecError
+from perdure.spec.job import JobSpec
 from workflows.messages import JobPhase, JobStatus
 
 SOON = 1.0
@@ -54,6 +56,7 @@ class Reconciler:
         self._runs = runs
         self._owners = owners
         self._events = Events(api)
+        self._definition = Definition(api)
 
     async def look(self, resource: TrainingJobResource) -> Looked:
         """Reconciles one object with its run.
@@ -67,17 +70,18 @@ class Reconciler:
         if resource.status.finished:
             return await self._stay_ended(resource)
         run = await self._runs.find(resource)
-        if run is not None and run.object_uid == resource.metadata.uid:
+        if run is not None and _belongs(run, resource):
             return await self._mirror(resource, run)
         if resource.status.run_id:
             text = f"Temporal no longer has {resource.workflow_id}, run {resource.status.run_id}"
             return await self._show(resource, _unknown(resource, "RunNotFound", text), again=RETRY)
         return await self._begin(resource, run)
 
-    async def doubt(self, resource: TrainingJobResource, error: PerdureError) -> Looked:
-        """Shows in the status that no worker answers for the job."""
-        text = f"{error} {error.remedy}".strip()
-        return await self._show(resource, _unknown(resource, type(error).__name__, text))
+    async def doubt(self, resource: TrainingJobResource, error: PerdureError | KubernetesError) -> Looked:
+        """Shows in the status what keeps the object from being reconciled: who does not answer, or who refuses."""
+        remedy = error.remedy if isinstance(error, PerdureError) else "See docs/kubernetes-resource.md."
+        reason = type(error).__name__ if isinstance(error, PerdureError) else error.reason
+        return await self._show(resource, _unknown(resource, reason, f"{error}. {remedy}".strip()))
 
     async def _begin(self, resource: TrainingJobResource, other: Run | None) -> Looked:
         generation, now = resource.metadata.generation, _now()
@@ -85,17 +89,19 @@ class Reconciler:
             job, warnings = resource.job()
         except SpecError as error:
             return await self._refuse(resource, "InvalidSpec", str(error))
-        if other is not None and other.open:
+        adopted = other if other is not None and other.open else None
+        if adopted is not None and not await self._continues(adopted, job):
             return await self._refuse(resource, "NameTaken", _name_taken(resource), again=RETRY)
         if refusal := await self._owners.refusal(resource, job):
             # Only others can change that: those who grant rights.
             return await self._refuse(resource, "Forbidden", refusal, again=RETRY)
         message = "\n".join(str(warning) for warning in warnings)
         status = statuses.accepted_status(resource.status, message, generation=generation, now=now)
+        if adopted is not None:
+            return await self._adopt(resource, adopted, status)
         if resource.suspended:
             return await self._show(resource, statuses.held_status(status, generation=generation, now=now))
-        if FINALIZER not in resource.metadata.finalizers:
-            resource = await self._with_finalizers(resource, (*resource.metadata.finalizers, FINALIZER))
+        resource = await self._protected(resource)
         try:
             submission = await self._runs.start(job, resource, owner=self._owners.name_of(resource))
         except JobAlreadyRunning:
@@ -111,10 +117,29 @@ class Reconciler:
         )
         return await self._show(resource, status, again=SOON)
 
-    async def _mirror(self, resource: TrainingJobResource, run: Run) -> Looked:
+    async def _continues(self, run: Run, job: JobSpec) -> bool:
+        """Whether the open run may become the object's: an earlier object of this name started it with the same
+        specification. That object is gone without the end of its job, as when the definition was removed."""
+        return bool(run.object_uid) and not refusal_of_changes(await self._runs.spec_of(run), job)
+
+    async def _adopt(self, resource: TrainingJobResource, run: Run, status: ResourceStatus) -> Looked:
+        resource = await self._protected(resource)
+        logger.info("%s: adopted run %s of an earlier object", run.workflow_id, run.first_run_id)
+        status = statuses.adopted_status(
+            status, run.workflow_id, run.first_run_id, generation=resource.metadata.generation, now=_now()
+        )
+        return await self._show(resource, status, again=SOON)
+
+    async def _protected(self, resource: TrainingJobResource) -> TrainingJobResource:
+        """Returns the object with the finalizer that keeps it until its job has ended."""
+        if FINALIZER in resource.metadata.finalizers:
+            return resource
+        return await self._with_finalizers(resource, (*resource.metadata.finalizers, FINALIZER))
+
+    async def _mirror(self, resource: TrainingJobResource, run: Run, status: ResourceStatus | None = None) -> Looked:
         generation = resource.metadata.generation
         status = statuses.update_status(
-            resource.status, workflow_id=run.workflow_id, run_id=run.first_run_id, page=run.page
+            status or resource.status, workflow_id=run.workflow_id, run_id=run.first_run_id, page=run.page
         )
         if not run.open:
             result, job = await self._runs.result(resource)
@@ -164,11 +189,17 @@ class Reconciler:
         return scales or switches
 
     async def _end(self, resource: TrainingJobResource) -> Looked:
-        """Ends the job of an object that is being deleted; the object is released when the job's nodes are gone."""
+        """Ends the job of an object that a user deletes; the object is released when the job's nodes are gone.
+
+        Where the definition is being removed, the job continues, and its end releases the object.
+        """
         if FINALIZER not in resource.metadata.finalizers:
             return Looked(resource=resource)
         run = await self._runs.find(resource)
-        if run is not None and run.object_uid == resource.metadata.uid:
+        if run is not None and _belongs(run, resource):
+            if run.open and await self._definition.deletes(resource):
+                kept = statuses.kept_status(resource.status, generation=resource.metadata.generation, now=_now())
+                return await self._mirror(resource, run, kept)
             if run.open:
                 await self._runs.cancel(run)
                 status = statuses.update_status(resource.status, phase=JobPhase.STOPPING.value)
@@ -223,6 +254,12 @@ class Reconciler:
         metadata = {**content.get("metadata", {}), "uid": resource.metadata.uid}
         made = await self._api.patch(f"{resource.path}{part}", {**content, "metadata": metadata})
         return resource if made is None else TrainingJobResource.model_validate(made)
+
+
+def _belongs(run: Run, resource: TrainingJobResource) -> bool:
+    """Whether the run is that of the object, which started or adopted it."""
+    adopted = bool(run.object_uid) and run.first_run_id == resource.status.run_id
+    return run.object_uid == resource.metadata.uid or adopted
 
 
 def _unknown(resource: TrainingJobResource, reason: str, message: str) -> ResourceStatus:

@@ -15,6 +15,10 @@ from workflows.messages import IncidentView, JobPhase, JobResult, JobStatus
 
 REFUSED = "REFUSED"
 """The phase of an object that never became a job."""
+PENDING = "PENDING"
+"""The phase of an object whose job could not be started yet: the condition Accepted has the reason."""
+ADOPTED = "Adopted"
+"""The reason of `Accepted` for an object that has adopted a running job."""
 
 
 class Part(BaseModel):
@@ -41,7 +45,7 @@ class Condition(Part):
     """One aspect of the job."""
 
     type: str
-    """Accepted, Running, Succeeded or Failed."""
+    """Accepted, Running, Kept, Succeeded or Failed."""
     status: Truth
     """Whether the condition holds."""
     reason: str
@@ -61,7 +65,7 @@ class ResourceStatus(Part):
     """The newest generation of the object that the operator has reconciled."""
     phase: str = ""
     """STARTING, WAITING, RENDEZVOUS, RUNNING, RECOVERING, SUSPENDED, HELD, STOPPING, SUCCEEDED, FAILED or CANCELLED;
-    REFUSED if no job was started."""
+    REFUSED if no job was started, PENDING if none could be started yet."""
     nodes: str = ""
     """Nodes in the current world, and the most that it may have, such as 14/16."""
     world_size: int | None = None
@@ -88,7 +92,8 @@ class ResourceStatus(Part):
     page: str = ""
     """The job's page in the Temporal UI, if its address is known."""
     conditions: tuple[Condition, ...] = ()
-    """Accepted, Running, and in the end Succeeded or Failed."""
+    """Accepted, Running, and in the end Succeeded or Failed; Kept while the definition of the resource is being
+    removed."""
 
     @property
     def finished(self) -> bool:
@@ -133,6 +138,29 @@ def accepted_status(status: ResourceStatus, message: str, *, generation: int, no
     return with_condition(status, "Accepted", Truth.TRUE, "Valid", message, generation=generation, now=now)
 
 
+def adopted_status(
+    status: ResourceStatus, workflow_id: str, run_id: str, *, generation: int, now: datetime
+) -> ResourceStatus:
+    """The status of an object that becomes that of a running job, which an earlier object of its name started."""
+    status = update_status(status, workflow_id=workflow_id, run_id=run_id)
+    accepted = status.condition("Accepted")
+    message = accepted.message if accepted else ""
+    return with_condition(status, "Accepted", Truth.TRUE, ADOPTED, message, generation=generation, now=now)
+
+
+def kept_status(status: ResourceStatus, *, generation: int, now: datetime) -> ResourceStatus:
+    """The status of an object that the removal of the definition deletes, while its job runs."""
+    return with_condition(
+        status, "Kept", Truth.TRUE, "DefinitionRemoved", _DEFINITION_REMOVED, generation=generation, now=now
+    )
+
+
+_DEFINITION_REMOVED = (
+    "the definition of TrainingJobs is being removed, which deletes all objects; the job continues, and the object "
+    "is kept until it has ended. See docs/kubernetes-resource.md"
+)
+
+
 def refused_status(
     status: ResourceStatus, reason: str, message: str, *, generation: int, now: datetime
 ) -> ResourceStatus:
@@ -151,7 +179,11 @@ def held_status(status: ResourceStatus, *, generation: int, now: datetime) -> Re
 def unknown_status(
     status: ResourceStatus, reason: str, message: str, *, generation: int, now: datetime
 ) -> ResourceStatus:
-    """The status while no worker answers for the job, which probably continues: other fields keep their last values."""
+    """The status while nothing is known about the job, such as while no worker answers: it probably continues, and
+    other fields keep their last values. The reason names what a job that has not been started waits for."""
+    if not status.run_id:
+        status = update_status(status, phase=PENDING)
+        return with_condition(status, "Accepted", Truth.UNKNOWN, reason, message, generation=generation, now=now)
     return with_condition(status, "Running", Truth.UNKNOWN, reason, message, generation=generation, now=now)
 
 

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from aiohttp import web
-from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.utils import Backoff
 
 from activities.nodes.kubernetes import api as api_module
 from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed
+from tests.support.played_api import played_api, refusal
 
 PODS = "/api/v1/namespaces/nlp/pods"
 NOT_YET = 'pods is forbidden: User "worker" cannot list resource "pods" in API group "" in the namespace "nlp"'
 QUOTA = 'pods "a" is forbidden: exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0'
-
-
-def forbidden(message: str) -> web.Response:
-    return web.json_response({"code": 403, "reason": "Forbidden", "message": message}, status=403)
 
 
 @dataclass
@@ -37,7 +33,7 @@ class PlayedServer:
         what = "WATCH" if request.query.get("watch") else request.method
         self.asked.append(what)
         if self.refuses(request) and self.refusals:
-            return forbidden(self.refusals.pop(0))
+            return refusal(403, "Forbidden", self.refusals.pop(0))
         if what == "WATCH":
             response = web.StreamResponse()
             await response.prepare(request)
@@ -49,21 +45,8 @@ class PlayedServer:
         return web.json_response(await request.json())
 
 
-@asynccontextmanager
-async def played(server: PlayedServer) -> AsyncIterator[KubernetesApi]:
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", server.answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    configuration = Configuration()
-    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    api = KubernetesApi(configuration)
-    try:
-        yield api
-    finally:
-        await api.close()
-        await runner.cleanup()
+def played(server: PlayedServer) -> AbstractAsyncContextManager[KubernetesApi]:
+    return played_api(server.answer)
 
 
 @pytest.fixture(autouse=True)

@@ -66,10 +66,11 @@ async def test_prometheus_finds_all_parts_and_reaches_agents_where_the_values_sa
         "agentMetrics": {"port": 9465},
         "networkPolicy": {"metricsFrom": prometheus},
         "podMonitors": {"enabled": True, "labels": {"release": "kps"}},
+        "operator": {"enabled": True},
     }
     objects = await rendered(helm, **values)
     monitors = {one["metadata"]["name"]: one for one in objects if one["kind"] == "PodMonitor"}
-    assert monitors.keys() == {"perdure-worker", "perdure-gateway", "perdure-agents"}
+    assert monitors.keys() == {"perdure-worker", "perdure-gateway", "perdure-operator", "perdure-agents"}
     assert {one["metadata"]["labels"]["release"] for one in monitors.values()} == {"kps"}
     assert monitors["perdure-agents"]["spec"]["namespaceSelector"] == {"matchNames": ["nlp"]}
     assert [one["port"] for one in monitors["perdure-agents"]["spec"]["podMetricsEndpoints"]] == [METRICS_PORT]

@@ -9,7 +9,7 @@ import re
 import secrets
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -117,8 +117,10 @@ class Resources:
 class Operator:
     """`perdure operator`."""
 
-    def __init__(self, kubeconfig: str | Path, namespace: str, address: str, log: Path) -> None:
-        self._command = [sys.executable, "-m", "perdure.cli.main", "operator", "--namespace", namespace]
+    def __init__(
+        self, kubeconfig: str | Path, namespace: str, address: str, log: Path, *, options: Sequence[str] = ()
+    ) -> None:
+        self._command = [sys.executable, "-m", "perdure.cli.main", "operator", "--namespace", namespace, *options]
         self._environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "TEMPORAL_ADDRESS": address}
         self._log = log
         self._process: asyncio.subprocess.Process | None = None

@@ -13,7 +13,7 @@ _SELECTOR = re.compile(r"\b((?:perdure|temporal)[_:][\w:]+)(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+) *(=~|!~|!=|=) *"([^"]*)"')
 _GROUPING = re.compile(r"\b(by|on|without|ignoring|group_left|group_right) *\(([^)]*)\)")
 _STRING = re.compile(r'"[^"]*"')
-_SDK = re.compile(r"^\| `(temporal_\w+)` \| (\w+)[^|]*\| ([^|]*)\|", flags=re.MULTILINE)
+_OF_PAGE = re.compile(r"^\| `((?:temporal|perdure_operator)_\w+)` \| (\w+)[^|]*\| ([^|]*)\|", flags=re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,13 @@ def result_labels(expression: str, known: Mapping[str, frozenset[str]]) -> froze
 
 
 def exported_series() -> dict[str, frozenset[str]]:
-    """Returns the labels of all series by their names; those of Temporal's SDK are as docs/metrics.md has them."""
+    """Returns the labels of all series by their names; those of Temporal's SDK and of the operator are as the page has
+    them."""
     found: dict[str, frozenset[str]] = {}
     for metric in METRICS.values():
         found.update(_series(metric.name, metric.kind, metric.all_labels))
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    for name, kind, cell in _SDK.findall(page):
+    for name, kind, cell in _OF_PAGE.findall(page):
         found.update(_series(name, kind, [*re.findall(r"`(\w+)`", cell), "namespace"]))
     return found
 

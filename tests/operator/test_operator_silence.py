@@ -1,0 +1,120 @@
+"""Tests that an object says within seconds what its job waits for, where Temporal or a worker does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from temporalio.client import Client as TemporalClient
+
+from activities.nodes.kubernetes.merge import merge
+from perdure.client.client import Client
+from perdure.client.connection import Endpoint
+from perdure.operator.operator import Operator
+from perdure.operator.ownership import Ownership
+from perdure.operator.resource import TrainingJobResource
+from perdure.operator.serve import TemporalLink
+from tests.support.played_api import played_api
+from tests.support.temporal_server import DevServer
+from tests.support.waiting import eventually
+
+WITHIN = 20.0
+"""Seconds: a call to a server that does not answer takes 5, and as many for the question who it is."""
+
+
+class PlayedObject:
+    """An API server that holds one TrainingJob, and the Events about it."""
+
+    def __init__(self, name: str) -> None:
+        metadata = {"name": name, "namespace": "nlp", "uid": "1", "generation": 1, "resourceVersion": "10"}
+        command = ["sleep", "600"]
+        self.content: dict[str, Any] = {
+            "metadata": metadata,
+            "spec": {"backend": "local", "roles": {"worker": {"nodes": 1, "command": command}}},
+        }
+        self.events: list[str] = []
+
+    @property
+    def resource(self) -> TrainingJobResource:
+        return TrainingJobResource.model_validate(self.content)
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        found = self.resource.status.condition(kind)
+        return (found.status.value, found.reason) if found else ("", "")
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        match request.method:
+            case "PATCH":
+                self.content = merge(self.content, await request.json())
+                version = int(self.content["metadata"]["resourceVersion"]) + 1
+                self.content["metadata"]["resourceVersion"] = str(version)
+                return web.json_response(self.content)
+            case "POST":
+                event = await request.json()
+                self.events.append(f"{event['type']} {event['reason']}")
+                return web.json_response(event)
+            case _ if request.query.get("watch"):
+                response = web.StreamResponse()
+                await response.prepare(request)
+                await asyncio.Event().wait()
+                return response
+            case _:
+                return web.json_response({"metadata": {"resourceVersion": "10"}, "items": [self.content]})
+
+
+@asynccontextmanager
+async def operating(played: PlayedObject, client: Client) -> AsyncIterator[Operator]:
+    async with played_api(played.answer) as api:
+        operator = Operator(api, client, namespaces=("nlp",), ownership=Ownership.IGNORE)
+        tasks = [asyncio.create_task(operator.run())]
+        if isinstance(client, TemporalLink):
+            tasks.append(asyncio.create_task(client.keep_connecting()))
+        try:
+            yield operator
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_job_that_no_worker_decides_says_so_in_a_condition_and_an_event(
+    temporal_client: TemporalClient,
+) -> None:
+    played = PlayedObject("silent")
+    async with operating(played, Client(temporal=temporal_client)) as operator:
+        await eventually(lambda: played.resource.status.phase == "STARTING", within=WITHIN)
+        assert played.condition("Accepted") == ("True", "Valid")
+        await eventually(lambda: "Warning NoWorker" in played.events, within=WITHIN)
+        assert played.condition("Running") == ("Unknown", "NoWorker")
+        running = played.resource.status.condition("Running")
+        assert running is not None
+        assert "no worker answers for silent" in running.message
+        failed = 'perdure_operator_reconciles_total{outcome="failed"}'
+
+        async def failed_again() -> bool:
+            return f"{failed} 2.0" in (await operator.metrics.text()).decode()
+
+        await eventually(failed_again)
+        assert played.events.count("Warning NoWorker") == 1
+
+
+async def test_an_object_says_that_temporal_does_not_answer_and_its_job_starts_when_it_does(tmp_path: Path) -> None:
+    played, server = PlayedObject("early"), DevServer(tmp_path / "temporal.db")
+    link = TemporalLink(Endpoint(address=server.address))
+    async with operating(played, link):
+        await eventually(lambda: "Warning ControlPlaneUnreachable" in played.events, within=WITHIN)
+        assert played.resource.status.phase == "PENDING"
+        assert played.condition("Accepted") == ("Unknown", "ControlPlaneUnreachable")
+        assert server.address in link.report()
+        try:
+            await server.start()
+            await eventually(lambda: played.resource.status.phase == "STARTING")
+            assert played.condition("Accepted") == ("True", "Valid")
+            assert "Normal Submitted" in played.events
+            assert link.report() == ""
+        finally:
+            server.kill()

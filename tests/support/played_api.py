@@ -1,0 +1,36 @@
+"""A Kubernetes API server that a test plays, where the real one cannot fail on demand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
+
+from activities.nodes.kubernetes.api import KubernetesApi
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def played_api(answer: Answer) -> AsyncIterator[KubernetesApi]:
+    """Yields a client of a server that answers every request by a function."""
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    configuration = Configuration()
+    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    api = KubernetesApi(configuration)
+    try:
+        yield api
+    finally:
+        await api.close()
+        await runner.cleanup()
+
+
+def refusal(status: int, reason: str, message: str) -> web.Response:
+    """A refusal, as the API server words it."""
+    return web.json_response({"code": status, "reason": reason, "message": message}, status=status)
