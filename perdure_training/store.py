@@ -22,19 +22,27 @@ from typing import TYPE_CHECKING, Any
 from perdure_training.agent_link import Agent, find_agent
 from perdure_training.store_calls import StoreCalls, StoreError, StoreSuperseded, StoreTimeout, values_of
 
+_TIMEOUT = timedelta(seconds=300)
+"""The timeout of torch's stores."""
+
+
+class _WithoutTorch:
+    """The part of torch's `Store` that is not overridden."""
+
+    timeout = _TIMEOUT
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+
+
 if TYPE_CHECKING:
-
-    class _Base:
-        def set_timeout(self, timeout: timedelta) -> None: ...
-
+    _Base = _WithoutTorch
 else:
     try:
+        # It keeps the timeout: a store around this one, such as a PrefixStore, sets it there and calls no method.
         from torch.distributed import Store as _Base
     except ImportError:
-
-        class _Base:
-            def set_timeout(self, timeout: timedelta) -> None:
-                """torch keeps a timeout of its own, which nothing else reads."""
+        _Base = _WithoutTorch
 
 
 __all__ = ["JobStore", "StoreError", "StoreSuperseded", "StoreTimeout"]
@@ -42,8 +50,6 @@ __all__ = ["JobStore", "StoreError", "StoreSuperseded", "StoreTimeout"]
 _kept: list[JobStore] = []
 """All stores of this process. torch keeps only the C++ part of a store that it is given, as in a `PrefixStore`, and its
 calls fail once the Python part is gone."""
-_TIMEOUT = timedelta(seconds=300)
-"""The timeout of torch's stores."""
 
 
 class JobStore(_Base):
@@ -82,16 +88,6 @@ class JobStore(_Base):
         """The rounds of barriers that this rank has joined and not waited for."""
         self.set_timeout(timeout)
         _kept.append(self)
-
-    @property
-    def timeout(self) -> timedelta:
-        """Time that a call waits."""
-        return self._timeout
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Changes the time that a call waits."""
-        self._timeout = timeout
-        super().set_timeout(timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
         """Sets a key."""
@@ -161,7 +157,7 @@ class JobStore(_Base):
 
     def clone(self) -> JobStore:
         """Returns another store with the same keys."""
-        return JobStore(lasting=self._lasting, timeout=self._timeout, agent=self._agent)
+        return JobStore(lasting=self._lasting, timeout=self.timeout, agent=self._agent)
 
     def join(self, name: str, world_size: int | None = None) -> bool:
         """Records that this rank has arrived at a barrier, and does not wait.
@@ -208,7 +204,7 @@ class JobStore(_Base):
         timeout: timedelta | None = None,
         **fields: int,
     ) -> dict[str, Any]:
-        seconds = (self._timeout if timeout is None else timeout).total_seconds()
+        seconds = (self.timeout if timeout is None else timeout).total_seconds()
         return self._calls.call(action, keys, values, timeout=seconds, **fields)
 
 

@@ -155,4 +155,5 @@ def _reason(call: Json, timeout: float, missing: list[str] | None, problem: str)
     names = ", ".join(missing)
     if call["action"] == "AWAIT_JOINS":
         return f"timeout after {timeout:g} s: at barrier {call['keys'][0]!r} these ranks have not arrived: {names}"
-    return f"timeout after {timeout:g} s, keys that are not set: {names}"
+    # torch's text for its own stores, which scripts may match.
+    return f"wait timeout after {timeout * 1000:.0f}ms, keys: {names}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -113,13 +114,72 @@ def test_the_extended_api(store: Any):
     assert (store.get("foo"), store.get("new")) == (b"pota", b"to")
 
 
-def test_the_default_timeout_can_be_changed(agent: AgentInThread, monkeypatch: pytest.MonkeyPatch):
-    store = store_of(agent, monkeypatch)
+@pytest.mark.timeout(60)
+def test_a_timeout_that_was_set_is_the_one_that_counts_and_breaks_nothing(store: Any):
     assert store.timeout == timedelta(seconds=300)
     store.set_timeout(SOON)
     assert store.timeout == SOON
-    with pytest.raises(dist.DistStoreError, match="bad_key"):
-        store.get("bad_key")
+    for wait in (store.get, lambda key: store.wait([key]), lambda key: store.multi_get([key])):
+        with pytest.raises(dist.DistStoreError, match=r"wait timeout after 250ms, keys: (prefix/)?the_key"):
+            wait("the_key")
+    store.set("the_key", "x")
+    assert store.get("the_key") == b"x"
+
+
+def test_the_timeout_of_a_deleted_key_is_the_one_that_was_set(store: Any):
+    store.add("key", 3)
+    store.set("key1", "value1")
+    store.delete_key("key")
+    store.set_timeout(SOON)
+    with pytest.raises(RuntimeError):
+        store.get("key")
+    store.set("key4", "value4")
+    assert store.num_keys() == 2
+
+
+def test_keys_may_look_like_options(store: Any):
+    store.set("-key3", "7")
+    assert store.check(["-key3"])
+    assert store.delete_key("-key3")
+
+
+def test_a_store_in_prefix_stores_is_found_again(agent: AgentInThread, monkeypatch: pytest.MonkeyPatch):
+    store = store_of(agent, monkeypatch)
+    prefixed = dist.PrefixStore("outer", dist.PrefixStore("inner", store))
+    assert prefixed._underlying_non_prefix_store is store
+    prefixed.multi_set(["a", "b"], [b"c", b"d"])
+    assert store.multi_get(["inner/outer/a", "inner/outer/b"]) == [b"c", b"d"]
+
+
+def test_a_key_of_another_thread_ends_a_wait_in_time(store: Any):
+    store.set_timeout(timedelta(seconds=30))
+    with ThreadPoolExecutor(1) as threads:
+        wait = threads.submit(store.wait, ["key"])
+        store.set("key", "value")
+        wait.result(30)
+    assert store.get("key") == b"value"
+
+
+def test_a_signal_does_not_break_a_wait(agent: AgentInThread, store: Any):
+    arrived = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda *_: arrived.set())
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            thread = threads.submit(threading.get_ident).result(30)
+            wait = threads.submit(store.wait, ["key"], timedelta(seconds=60))
+            wait_for(lambda: agent.calls >= 1)
+            signal.pthread_kill(thread, signal.SIGUSR1)
+            # The handler runs in this thread, which such a signal does not wake.
+            wait_for(arrived.is_set)
+            store.set("key", "value")
+            wait.result(60)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_queues_are_refused_as_by_torchs_stores_without_them(store: Any):
+    with pytest.raises(NotImplementedError):
+        store.queue_push("queue", "1")
 
 
 def test_torch_reaches_it_through_its_own_calls(agent: AgentInThread, monkeypatch: pytest.MonkeyPatch):

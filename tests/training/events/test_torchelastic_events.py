@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from perdure_training.events import AsyncExporter, EventEmitter
-from perdure_training.torchelastic import events as api
+from perdure_training.torchelastic import events
+from perdure_training.torchelastic.events import api
 from tests.training.events.collected import Collected, run
 
 
@@ -49,6 +52,51 @@ def test_the_documented_examples_run():
     console, custom = run(DOCUMENTED).splitlines()
     assert console.endswith("] foo:test_event")
     assert custom == "[stdout_events]: event_name: test"
+
+
+def test_both_documented_modules_have_the_same_names():
+    assert set(events.__all__) == set(api.__all__)
+    assert all(getattr(events, name) is getattr(api, name) for name in api.__all__)
+
+
+class Kept(api.EventHandler):
+    def __init__(self) -> None:
+        self.events: list[api.Event] = []
+
+    def record(self, event: api.Event) -> None:
+        self.events.append(event)
+
+
+def test_handlers_receive_the_events_as_they_were_recorded():
+    """What torchelastic's own tests of this API check."""
+    by_default, by_type = Kept(), Kept()
+    api.configure(by_default)
+    api.configure(by_type, "mine")
+    without_type = api.Event("first", metadata={})
+    api.record_event(without_type)
+    metadata = {"number": 10, "text": "value"}
+    with_type = api.Event("second", "mine", metadata)
+    api.record_event(with_type)
+    api.record("third", "mine", metadata)
+    api.record("fourth", "mine")
+    assert by_default.events == [without_type]
+    assert by_type.events[0] is with_type
+    assert [(event.name, event.type, event.metadata) for event in by_type.events] == [
+        ("second", "mine", metadata),
+        ("third", "mine", metadata),
+        ("fourth", "mine", {}),
+    ]
+
+
+def test_an_event_shows_its_fields():
+    event = api.Event("epoch_done", "training", {"epoch": 3}, timestamp=5)
+    assert repr(event) == "Event(name='epoch_done', type='training', metadata={'epoch': 3}, timestamp=5)"
+
+
+@pytest.mark.parametrize("wrong", ["x", None, api.ConsoleEventHandler])
+def test_what_cannot_record_an_event_is_refused_when_it_is_configured(wrong: Any):
+    with pytest.raises(TypeError, match=r"handler: expected .* found "):
+        api.configure(wrong)
 
 
 def test_events_of_a_type_reach_its_handler_or_the_default(capsys: pytest.CaptureFixture[str]):

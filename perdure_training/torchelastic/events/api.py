@@ -70,6 +70,9 @@ class Event:
         """The same as `type`."""
         return self.type
 
+    def __repr__(self) -> str:
+        return f"Event(name={self.name!r}, type={self.type!r}, metadata={self.metadata!r}, timestamp={self.timestamp})"
+
 
 class EventHandler(ABC):
     """Records the events of the types that it is configured for."""
@@ -132,7 +135,14 @@ def configure(handler: EventHandler, event_type: str = "") -> None:
     Args:
         handler: Records the events.
         event_type: The type; empty for all types that have no handler of their own.
+
+    Raises:
+        TypeError: if it cannot record an event.
     """
+    if isinstance(handler, type) or not callable(getattr(handler, "record", None)):
+        raise TypeError(
+            f"handler: expected an object with a method record(event), such as ConsoleEventHandler(), found {handler!r}"
+        )
     if event_type:
         _handlers.by_type[event_type] = handler
     else:
