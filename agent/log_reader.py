@@ -7,10 +7,11 @@ import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from agent.files import LogFile, log_files
 from perdure_launcher.log_times import line_times, offset_since
-from workflows.messages import LineTime, LogChunk, LogPosition
+from workflows.messages import LONGEST_LINE, LineTime, LogChunk, LogPosition
 
 CHUNK_BYTES = 256 * 1024
 """Bytes of one answer: below Temporal's warning threshold (512 KiB), and below its limit (2 MiB) with any JSON
@@ -55,12 +56,29 @@ def read_log(
     with files[index].open() as log:
         log.seek(offset)
         content = log.read(limit)
-    text, taken = _decode(content)
-    times = _times(files[index], offset, content[:taken])
-    offset += taken
+        text, taken = _decode(content)
+        times = _times(files[index], offset, content[:taken])
+        offset += taken
+        left_out = 0
+        if taken > LONGEST_LINE and b"\n" not in content:
+            left_out = _middle_of_line(log, offset)
+            offset += left_out
     at_end = index + 1 == len(files) and offset >= files[index].size
     position = LogPosition(file=files[index].inode, offset=offset)
-    return LogChunk(text=text, times=times, position=position, at_end=at_end)
+    return LogChunk(text=text, times=times, position=position, left_out=left_out, at_end=at_end)
+
+
+def _middle_of_line(log: BinaryIO, offset: int) -> int:
+    """Returns the number of bytes from there on that no view shows of this line: all but its end, which may be what a
+    progress bar has written last."""
+    log.seek(offset)
+    length = 0
+    while block := log.read(_BLOCK):
+        if (line_end := block.find(b"\n")) >= 0:
+            length += line_end
+            break
+        length += len(block)
+    return max(length - LONGEST_LINE, 0)
 
 
 def _times(file: LogFile, begin: int, content: bytes) -> tuple[LineTime, ...]:

@@ -57,7 +57,7 @@ def logs(
     address: AddressOption = None,
 ) -> None:
     """Print the nodes' output in the order of time: from files here, from running nodes' agents, or from the copies at
-    outputs.logs.
+    outputs.logs. Lines are cut after 16,384 characters, and --grep searches what is left; the log itself has all.
 
     [dim]perdure logs llama-8b-sft -f --rank 8 · perdure logs llama-8b-sft --since 10m --grep NCCL -t[/]
     """

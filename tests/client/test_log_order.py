@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+import contextlib
+import tracemalloc
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.log_reader import read_log
+from perdure.client.logs.agents import AgentLog
+from perdure.client.logs.copies import CopiedLog
 from perdure.client.logs.files import FileLog
 from perdure.client.logs.lines import Lines, PrintedLine
 from perdure.client.logs.order import merge_by_time
 from perdure.client.logs.read import LogLine
 from perdure_launcher.supervisor.capture import RotatingFile
+from workflows.messages import LONGEST_LINE, LogChunk, NodeId, ReadLog
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -86,13 +93,87 @@ async def test_lines_in_files_have_the_times_of_their_beginnings(tmp_path: Path)
     again.close()
 
 
-async def test_a_line_of_10_mb_and_bytes_that_are_no_text_lose_no_other_line(tmp_path: Path) -> None:
+LONG = 20_000_000
+PART = 500_000
+SHOWN = LONGEST_LINE - 7
+CUT = f"xxxxx\ufffd\ufffd{'x' * SHOWN}… ({LONG - 5 - SHOWN:,} more characters)"
+
+
+def write_long_lines(path: Path) -> None:
+    """A line of 20 MB, bytes that are no text, a progress bar of 20 MB, and a line that has not ended."""
     now = START.timestamp()
-    writer = RotatingFile(tmp_path / "output.log", max_bytes=1 << 24, clock=lambda: now)
-    long = b"x" * 10_000_000
+    writer = RotatingFile(path, max_bytes=1 << 27, clock=lambda: now)
+    long = b"x" * LONG
     for piece in (b"before\n", long[:5], b"\xff\xc3" + long[5:] + b"\n", b"\xe2\x82\nafter \x1b[2J\n"):
         writer.write(piece)
+    for percent in range(100):
+        writer.write(b"\r%3d%% " % percent + b"#" * (LONG // 100 - 6))
+    writer.write(b"\r100% done\r\n" + long)
+
+
+LINES = ["before", CUT, "\ufffd", "after \x1b[2J", "100% done"]
+LAST = f"{'x' * LONGEST_LINE}… ({LONG - LONGEST_LINE:,} more characters)"
+
+
+@contextlib.contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Reading takes no more memory for a longer line, and so no more time for each of its pieces."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < LONG / 4, f"{peak:,} bytes for lines of {LONG:,}"
+
+
+@pytest.mark.parametrize("tail", [None, 2])
+async def test_long_lines_are_cut_and_no_other_line_is_lost(tmp_path: Path, tail: int | None) -> None:
+    write_long_lines(tmp_path / "output.log")
     log = FileLog(tmp_path / "output.log")
-    found = [line.text async for line in log.old_lines(None, None)]
+    with bounded_memory():
+        found = [line.text async for line in log.old_lines(tail, None)]
+        last = [line.text for line in log.last_line()]
     log.close()
-    assert found == ["before", "xxxxx\ufffd\ufffd" + "x" * 9_999_995, "\ufffd", "after \x1b[2J"]
+    assert (found, last) == (LINES[-tail if tail else 0 :], [LAST])
+
+
+async def test_long_lines_are_cut_when_they_are_followed(tmp_path: Path) -> None:
+    log = FileLog(tmp_path / "output.log")
+    assert [line.text async for line in log.old_lines(None, None)] == []
+    write_long_lines(tmp_path / "output.log")
+    with bounded_memory():
+        found = [line.text async for line in log.new_lines()]
+        last = [line.text for line in log.last_line()]
+    assert (found, last) == (LINES, [LAST])
+    log.close()
+
+
+@pytest.mark.parametrize("tail", [None, 0, 3])
+async def test_long_lines_of_copies_are_cut(tmp_path: Path, tail: int | None) -> None:
+    write_long_lines(tmp_path / "output.log")
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    content = (tmp_path / "output.log").read_bytes()
+    for number, begin in enumerate(range(0, len(content), PART)):
+        (copies / f"part-{number:06}.log").write_bytes(content[begin : begin + PART])
+    with bounded_memory():
+        found = [line.text async for line in CopiedLog(f"file://{copies}", rank=0, incarnation=1).old_lines(tail, None)]
+    assert found == ([*LINES, LAST] if tail is None else [*LINES, LAST][len(LINES) + 1 - tail :])
+
+
+async def test_of_long_lines_an_agent_sends_only_what_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    write_long_lines(tmp_path / "logs" / "output.log")
+    pieces: list[LogChunk] = []
+
+    async def ask(request: ReadLog) -> LogChunk:
+        pieces.append(read_log(tmp_path, position=request.position, lines=request.lines, since=request.since))
+        return pieces[-1]
+
+    log = AgentLog(ask, NodeId(uid="0a1b2c3d", role="worker", rank=0, incarnation=1))
+    with bounded_memory():
+        found = [line.text async for line in log.old_lines(None, None)]
+        last = [line.text for line in log.last_line()]
+    assert (found, last) == (LINES, [LAST])
+    assert sum(len(piece.text) for piece in pieces) < LONG / 4

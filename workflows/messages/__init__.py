@@ -124,7 +124,7 @@ from workflows.messages.joining import (
     TicketRef,
     TicketRequest,
 )
-from workflows.messages.logs import LineTime, LogChunk, LogPosition, ReadLog
+from workflows.messages.logs import LONGEST_LINE, LineTime, LogChunk, LogPosition, ReadLog
 from workflows.messages.store import (
     StoreAction,
     StoreAnswer,
@@ -157,6 +157,7 @@ from workflows.messages.vocabulary import (
 from workflows.messages.workdirs import WorkdirRequest
 
 __all__ = [
+    "LONGEST_LINE",
     "Accepted",
     "Adopt",
     "AgentMessage",

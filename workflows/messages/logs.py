@@ -5,6 +5,9 @@ from __future__ import annotations
 from workflows.messages.base import Message, Time
 from workflows.messages.identity import NodeId
 
+LONGEST_LINE = 16 * 1024
+"""Characters of a line that views of a log show."""
+
 
 class LogPosition(Message):
     """A position in a node's log, which consists of several files once it was rotated."""
@@ -43,5 +46,7 @@ class LogChunk(Message):
     """When its lines were printed, as far as that is known; at most 1,000."""
     position: LogPosition | None = None
     """The position of the next piece; None where the log is empty."""
+    left_out: int = 0
+    """Bytes between this piece and the next one: the middle of a long line."""
     at_end: bool = True
     """The piece reaches the current end of the log."""

@@ -77,6 +77,7 @@ class AgentLog:
             self._position, at_end = chunk.position, chunk.at_end
             for line in self._lines.add(chunk.text, ((one.line, one.at) for one in chunk.times)):
                 yield line
+            self._lines.leave_out(chunk.left_out)
 
 
 async def ask_agent(client: Client, job_id: str, request: ReadLog) -> LogChunk:

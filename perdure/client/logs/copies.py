@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import importlib
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from typing import Any
 
-from perdure.client.logs.lines import PrintedLine
+from perdure.client.logs.lines import Lines, PrintedLine
 from perdure.errors import LogsUnavailable
 
 
@@ -33,8 +34,18 @@ class CopiedLog:
         Raises:
             LogsUnavailable: if it cannot be read.
         """
+        lines = Lines()
+        kept = deque[PrintedLine](maxlen=tail)
         try:
-            content = await asyncio.to_thread(self._content, tail)
+            files, parts = await asyncio.to_thread(self._parts, tail)
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            for part in parts:
+                content = await asyncio.to_thread(files.cat_file, part)
+                for line in lines.add(decoder.decode(content), ()):
+                    if tail is None:
+                        yield line
+                    else:
+                        kept.append(line)
         except FileNotFoundError:
             raise LogsUnavailable(
                 f"no log of node {self._node} is in {self._folder}",
@@ -46,8 +57,9 @@ class CopiedLog:
                 f"the log of node {self._node} cannot be read from {self._folder}: {error}",
                 remedy="This machine needs the storage's client and credentials, as the nodes do.",
             ) from error
-        for line in content.splitlines()[-tail if tail else 0 :] if tail != 0 else ():
-            yield PrintedLine(line.decode(errors="replace"), None)
+        kept.extend(lines.rest())
+        for line in kept:
+            yield line
 
     async def new_lines(self) -> AsyncGenerator[PrintedLine]:
         """Yields nothing."""
@@ -61,13 +73,15 @@ class CopiedLog:
     def close(self) -> None:
         """Does nothing: the log holds no resource."""
 
-    def _content(self, tail: int | None) -> bytes:
-        """Reads from the newest part backwards, until there are enough lines."""
+    def _parts(self, tail: int | None) -> tuple[Any, Sequence[str]]:
+        """Returns the storage, and the parts that hold the last lines, the oldest first."""
         fsspec: Any = importlib.import_module("fsspec.core")
         files, root = fsspec.url_to_fs(self._folder)
-        parts: deque[bytes] = deque()
-        for part in sorted(files.ls(root, detail=False), reverse=True):
-            parts.appendleft(files.cat_file(part))
-            if tail is not None and sum(content.count(b"\n") for content in parts) > tail:
-                break
-        return b"".join(parts)
+        parts: list[str] = sorted(files.ls(root, detail=False))
+        if tail is None:
+            return files, parts
+        begin, ends = len(parts), 0
+        while begin > 0 and ends <= tail:
+            begin -= 1
+            ends += files.cat_file(parts[begin]).count(b"\n")
+        return files, parts[begin:]

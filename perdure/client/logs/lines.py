@@ -1,10 +1,16 @@
-"""Lines of one node's log, with the times at which they were printed as far as these are known."""
+"""Lines of one node's log, with the times at which they were printed as far as these are known.
+
+A line may be of any size, as of a progress bar without line breaks, or of a tensor that is printed. Only its beginning
+is kept, so that reading takes memory for one piece, and time in proportion to the log.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
+
+from workflows.messages import LONGEST_LINE
 
 
 class PrintedLine(NamedTuple):
@@ -20,10 +26,13 @@ class Lines:
 
     def __init__(self) -> None:
         self._rest = ""
+        """The beginning of the line that has not ended yet."""
+        self._cut = 0
+        """The number of its characters that follow and are left out."""
         self._rest_time: datetime | None = None
 
     def add(self, text: str, times: Iterable[tuple[int, datetime]]) -> Iterator[PrintedLine]:
-        """Yields the lines that the next piece ends.
+        """Yields the lines that the next piece ends, cut to `LONGEST_LINE` characters.
 
         Args:
             text: The piece.
@@ -32,15 +41,38 @@ class Lines:
         texts = text.split("\n")
         known = _time_of_each(len(texts), times)
         if self._rest:
-            texts[0], known[0] = self._rest + texts[0], self._rest_time
-        self._rest, self._rest_time = texts[-1], known[-1]
+            known[0] = self._rest_time
         for one, time in zip(texts[:-1], known[:-1], strict=True):
-            yield PrintedLine(one.rstrip("\r"), time)
+            self._extend(one)
+            yield PrintedLine(self._take(), time)
+        self._rest_time = known[-1]
+        self._extend(texts[-1])
+
+    def leave_out(self, count: int) -> None:
+        """Counts bytes of the line that were not read."""
+        self._cut += count
 
     def rest(self) -> Sequence[PrintedLine]:
         """Returns the text after the last line break, if there is any; once."""
-        rest, self._rest = self._rest, ""
-        return [PrintedLine(rest.rstrip("\r"), self._rest_time)] if rest else []
+        return [PrintedLine(self._take(), self._rest_time)] if self._rest else []
+
+    def _extend(self, text: str) -> None:
+        """Adds to the line. Of a line that is too long, a terminal shows what follows the last carriage return."""
+        if self._cut:
+            visible = text.rstrip("\r").rfind("\r")
+            if visible < 0:
+                self._cut += len(text)
+                return
+            self._rest, self._cut, text = "", 0, text[visible + 1 :]
+        self._rest += text
+        if len(self._rest) > LONGEST_LINE:
+            line = self._rest[self._rest.rstrip("\r").rfind("\r") + 1 :]
+            self._rest, self._cut = line[:LONGEST_LINE], max(len(line) - LONGEST_LINE, 0)
+
+    def _take(self) -> str:
+        line, cut = self._rest.rstrip("\r"), self._cut
+        self._rest, self._cut = "", 0
+        return f"{line}… ({cut:,} more characters)" if cut else line
 
 
 def _time_of_each(count: int, times: Iterable[tuple[int, datetime]]) -> list[datetime | None]:
