@@ -185,6 +185,29 @@ def hear_events(handler: logging.Handler) -> None:
         destination.addHandler(handler)
 
 
+def signal_programs(send: Callable[[int, signal.Signals], object]) -> None:
+    """Makes torchrun signal its ranks through this function, where it would signal their process groups, that is, also
+    their DataLoader workers. SIGKILL still goes to the groups.
+
+    `SubprocessHandler.close`, and `proc` of its objects; read in torch 2.8 and 2.15. If it is missing, a warning is
+    logged and torchrun signals the groups.
+    """
+    try:
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+    except ImportError:
+        logger.warning("torchrun's signals to ranks cannot be changed; they also reach the children of ranks")
+        return
+    kill_group = SubprocessHandler.close
+
+    def close(self: Any, death_sig: signal.Signals | None = None) -> None:
+        if death_sig == signal.SIGKILL:
+            kill_group(self, death_sig)
+        else:
+            send(self.proc.pid, death_sig or signal.SIGTERM)
+
+    SubprocessHandler.close = close
+
+
 def torchrun_is_terminated() -> bool:
     """Returns whether torchrun is handling the signal that terminates it, as `SignalException`.
 

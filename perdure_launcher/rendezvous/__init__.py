@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from ..environment import TORCHRUN_VARIABLE, TorchrunSettings
 from ..supervisor.commands import BACKEND
-from ..torch_internals import Launch, current_launch, replace_rendezvous_backends
+from ..system.program_signals import signal_program
+from ..torch_internals import Launch, current_launch, replace_rendezvous_backends, signal_programs
 from ..warm_start.names import EXECUTABLE_VARIABLE, PYTHON_VARIABLE
 from ..warm_start.plan import Plan
 from ..warm_start.starts import record_all_cold
@@ -34,6 +35,7 @@ def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
     text = os.environ.get(TORCHRUN_VARIABLE)
     if text is not None:
         replace_rendezvous_backends(create)
+        signal_programs(signal_program)
         settings = TorchrunSettings.load(text)
         if settings.warm_starts and (reason := offer(settings.warm_folder, os.environ)):
             logger.info("ranks start cold: %s", reason)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from ..system.program_signals import SHELLS
+
 BACKEND = "perdure"
 
 _DEEPSPEED = frozenset({"deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner", "deepspeed.launcher.launch"})
@@ -23,7 +25,6 @@ _MODULES = frozenset(
         *("deepspeed.launcher.runner", "deepspeed.launcher.launch"),
     }
 )
-_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 _IN_SHELL = re.compile(
     r"(?<![\w.-])(?:(?:torchrun|accelerate|accelerate-launch|deepspeed)(?![\w.-])|(?:fabric|lightning)\s+run\b)"
     r"|(?:torch\.distributed|accelerate\.commands)\.(?:run|launch)\b|deepspeed\.launcher\.\w+"
@@ -53,7 +54,7 @@ def starts_torchrun(command: Sequence[str], *, workdir: Path) -> bool:
         return True
     if any(name in _LIGHTNINGS and after == "run" for name, after in pairwise(names)):
         return True
-    if names and names[0] in _SHELLS:
+    if names and names[0] in SHELLS:
         return any(_names_launcher(text) for text in _shell_texts(words[1:], workdir))
     return bool(words) and _names_launcher(_script_text(workdir / words[0]))
 
@@ -62,7 +63,7 @@ def begins_with_torchrun(command: Sequence[str]) -> bool:
     """Returns whether the command starts nothing but torchrun or another launcher; a script may do other work first."""
     words = list(_before_script(command))
     names = [os.path.basename(word) for word in words]
-    if names and names[0] in _SHELLS:
+    if names and names[0] in SHELLS:
         return False
     return bool(_LAUNCHERS.intersection(names) or _MODULES.intersection(words) or _LIGHTNINGS.intersection(names))
 

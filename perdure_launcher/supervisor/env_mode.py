@@ -113,7 +113,8 @@ class EnvMode:
         if tree.empty or tree.ending:
             return
         if current.failures:
-            tree.terminate(self._node.config.stop_grace)
+            grace = self._node.config.stop_grace
+            tree.terminate(grace, leftover_grace=grace)
         elif len(current.codes) == len(current.local_ranks):
             tree.terminate_leftovers(self._node.config.stop_grace)
 
@@ -173,10 +174,10 @@ class EnvMode:
         generation = current.world.generation
         newer = desired.world is not None and desired.world.generation > generation
         if not desired.run and desired.attempt >= self.attempt:
-            tree.terminate(config.termination_grace)
+            tree.terminate(config.termination_grace, leftover_grace=config.stop_grace)
         elif newer or desired.stop_generation >= generation or desired.attempt > self.attempt:
             current.superseded = True
-            tree.terminate(config.stop_grace)
+            tree.terminate(config.stop_grace, leftover_grace=config.stop_grace)
 
     def _start(self, world: World) -> None:
         node = self._node

@@ -248,7 +248,7 @@ class Launcher:
         if self._leaving is not None and time.monotonic() >= self._terminate_at:
             if not self._leave_by:
                 self._leave_by = time.monotonic() + self._leaving_grace.total_seconds()
-            self._tree.terminate(self._leaving_grace)
+            self._tree.terminate(self._leaving_grace, leftover_grace=self._config.stop_grace)
         elif self._begun:
             self._mode.follow(self._desired)
         elif self._watched is not None and self._watched.restored:

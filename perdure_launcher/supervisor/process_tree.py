@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from ..system import processes
+from ..system.program_signals import any_runs, signal_program
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,9 @@ class ProcessTree:
         self._kill_at: float | None = None
         self._killing_since: float | None = None
         self._terminating = False
+        self._signaled: list[int] = []
+        """Processes that `terminate` has signaled; cleared when all have ended."""
+        self._leftover_grace = timedelta()
 
     @property
     def empty(self) -> bool:
@@ -114,6 +118,7 @@ class ProcessTree:
             return process.pid
         if self._empty:
             self._terminating = False
+            self._signaled = []
             self._kill_at = self._killing_since = None
         self._roots.add(process.pid)
         self._empty = False
@@ -137,19 +142,23 @@ class ProcessTree:
             ended.append(Exit(pid, os.waitstatus_to_exitcode(status)))
         if self._companions and not self._roots and not self._empty:
             self._empty = not self._remaining_processes()
+        if self._signaled and not any_runs(self._signaled):
+            self._signaled = []
+            self.terminate_leftovers(self._leftover_grace)
         return ended
 
-    def terminate(self, grace: timedelta) -> None:
+    def terminate(self, grace: timedelta, *, leftover_grace: timedelta) -> None:
         """Ends everything: SIGTERM once, SIGKILL after the grace period. A later call can only shorten the period.
 
-        Only the process groups of the started processes are signaled: torchrun forwards the signal to its ranks, which
-        must not receive it twice.
+        The started programs are signaled, and not their helpers. torchrun forwards the signal to its ranks, which must
+        not receive it twice. What outlives the programs has the shorter grace period for leftovers.
         """
         if self._empty:
             return
         if not self._terminating:
             self._terminating = True
-            processes.send_to_groups(self._roots, signal.SIGTERM)
+            self._leftover_grace = leftover_grace
+            self._signaled = [pid for root in self._roots for pid in signal_program(root, signal.SIGTERM)]
         self._kill_after(grace)
 
     def terminate_leftovers(self, grace: timedelta) -> None:

@@ -15,7 +15,6 @@ from ..layout import RANK_EXITS
 from ..protocol import CommandExit, Desired
 from ..rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool, describe_status, split_status
 from ..state import RendezvousState
-from ..system import processes
 from ..system.text import well_formed
 from ..warm_start.names import EXECUTABLE_VARIABLE
 from ..warm_start.plan import Plan
@@ -71,9 +70,9 @@ class TorchrunMode:
             if tree.ending or self._current.code is not None:
                 return
             if not desired.run and desired.attempt >= self.attempt:
-                tree.terminate(config.termination_grace)
+                tree.terminate(config.termination_grace, leftover_grace=config.stop_grace)
             elif desired.run and desired.attempt > self.attempt:
-                tree.terminate(config.stop_grace)
+                tree.terminate(config.stop_grace, leftover_grace=config.stop_grace)
         elif tree.empty and desired.run and desired.attempt > self.attempt:
             self._start(desired.attempt)
 
@@ -83,12 +82,9 @@ class TorchrunMode:
             if current is None or ended.pid != current.root:
                 continue
             current.code, current.ended_at = ended.code, time.time()
-            if tree.empty:
+            if tree.empty or tree.ending:
                 continue
-            if tree.ending:
-                if not any(process.group == current.root for process in processes.descendants()):
-                    tree.terminate_leftovers(self._node.config.stop_grace)
-            elif ended.code == 0:
+            if ended.code == 0:
                 tree.terminate_leftovers(self._node.config.stop_grace)
             else:
                 # Without torchrun the ranks would continue alone, and write to files that their successors read.

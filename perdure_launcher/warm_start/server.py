@@ -12,6 +12,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..system.program_signals import signal_program
 from .context import difference, process_context
 from .forks import CannotFork, Forks
 from .imports import Imports
@@ -163,12 +164,12 @@ class Server:
             received = b""
         if received:
             for number in received.split():
-                _signal(rank.pid, int(number))
+                signal_program(rank.pid, signal.Signals(int(number)))
             return
         self._loop.forget(rank.connection.fileno())
         rank.connection.close()
         rank.abandoned = True
-        _signal(rank.pid, signal.SIGKILL)
+        _kill(rank.pid)
 
     def _end(self, rank: _Rank, ended: int) -> None:
         _, status = os.waitpid(rank.pid, 0)
@@ -198,11 +199,11 @@ class Server:
             self._standbys.keep(learned, reason=reason, without=left_out)
 
 
-def _signal(pid: int, number: int) -> None:
-    """Signals the rank and its process group, as torchrun signals its own children."""
+def _kill(pid: int) -> None:
+    """Kills the rank and its process group, as torchrun kills its own children."""
     try:
-        os.killpg(pid, number)
+        os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
         # The rank has not created its process group yet.
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+            os.kill(pid, signal.SIGKILL)

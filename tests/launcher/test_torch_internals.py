@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import signal
 import socket
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.agent.server import api as agents
 from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
 from torch.distributed.launcher import api as launcher
 
@@ -60,6 +62,19 @@ def test_a_store_is_served_on_a_socket_that_listens() -> None:
     client = TCPStore("127.0.0.1", port, is_master=False)
     client.set("key", "value")
     assert served.get("key") == b"value"
+
+
+def test_torchrun_signals_programs_and_kills_their_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SubprocessHandler, "close", SubprocessHandler.close)
+    signaled: list[tuple[int, signal.Signals]] = []
+    torch_internals.signal_programs(lambda pid, number: signaled.append((pid, number)))
+    rank = SubprocessHandler("sh", ("-c", "sleep 1000 & wait"), {}, None, None, 0, None)
+    for number in (None, signal.SIGINT):
+        rank.close(number)
+    assert signaled == [(rank.proc.pid, signal.SIGTERM), (rank.proc.pid, signal.SIGINT)]
+    assert rank.proc.poll() is None
+    rank.close(signal.SIGKILL)
+    assert rank.proc.wait() == -signal.SIGKILL
 
 
 def test_process_groups_and_plugins_have_their_functions() -> None:

@@ -1,0 +1,72 @@
+"""Signals a program, and not the helpers that it needs to act on the signal.
+
+A rank that saves after SIGTERM still reads from its DataLoader workers and other children. A signal to the whole
+process group, which torchrun sends, ends those children first, and the save is lost. A signal to the group's leader
+alone is lost if the leader is a shell or another wrapper.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+
+from . import processes
+
+SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
+"""Shells do not pass a signal on by themselves, even if they trap it."""
+
+_HANDLED = ("SigCgt", "SigIgn", "SigBlk")
+"""Fields of `/proc/<pid>/status` whose signals do not end the process: it has a handler, ignores them, or waits for
+them."""
+
+
+def signal_program(leader: int, number: signal.Signals) -> list[int]:
+    """Signals the program that leads a process group; ignores processes that are gone.
+
+    From the leader downwards, in its group: a process that handles the signal is responsible for its children, so they
+    do not receive it. A process that ends by the signal, and a shell, are not: their children receive it, too. Without
+    a leader the whole group receives it.
+
+    Returns:
+        The processes that were signaled.
+    """
+    found = _recipients(leader, number)
+    processes.send(found, number)
+    return found
+
+
+def any_runs(pids: Iterable[int]) -> bool:
+    """Returns whether one of the processes has not ended yet."""
+    return any((process := processes.read_process(pid)) and not process.zombie for pid in pids)
+
+
+def _recipients(leader: int, number: signal.Signals) -> list[int]:
+    group = [process for process in processes.all_processes() if process.group == leader and not process.zombie]
+    if not any_runs([leader]):
+        return [process.pid for process in group]
+    children: dict[int, list[int]] = {}
+    for process in group:
+        children.setdefault(process.parent, []).append(process.pid)
+    # A leader that was just forked has not created its group yet.
+    found = [leader]
+    for pid in found:
+        if _is_shell(pid) or not _handles(pid, number):
+            found += children.get(pid, [])
+    return found
+
+
+def _is_shell(pid: int) -> bool:
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in {*SHELLS, "busybox"}
+    except OSError:
+        return False
+
+
+def _handles(pid: int, number: signal.Signals) -> bool:
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            masks = [int(line.split()[1], 16) for line in file if line.startswith(_HANDLED)]
+    except OSError:
+        return False
+    return any(mask >> (number - 1) & 1 for mask in masks)

@@ -1,0 +1,49 @@
+"""Tests of the grace period: a rank alone gets the signal, and its children serve it until it has saved."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+
+from perdure_launcher.warm_start.starts import read_starts
+from tests.launcher.nodes import READY, TORCHRUN, Node, first_world, running
+from tests.launcher.test_env_mode import ENV_READY
+
+pytestmark = pytest.mark.timeout(300)
+
+SCRIPT = "saves_with_children.py"
+SHELL = ["bash", "-c", f"{sys.executable} -u {SCRIPT}; exit $?"]
+"""A rank whose script is a shell's: the shell ends by the signal without passing it on."""
+WRAPPER = [sys.executable, "-c", f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '{SCRIPT}']))"]
+"""The same with a program that does not handle the signal."""
+ENV = [sys.executable, "-u", SCRIPT]
+
+
+@pytest.mark.parametrize(
+    ("command", "ready", "warm"),
+    [
+        pytest.param([*TORCHRUN, SCRIPT], READY, True, id="torchrun-warm"),
+        pytest.param([*TORCHRUN, SCRIPT], READY, False, id="torchrun-cold"),
+        pytest.param(ENV, ENV_READY, True, id="env-warm"),
+        pytest.param(ENV, ENV_READY, False, id="env-cold"),
+        pytest.param(SHELL, ENV_READY, False, id="env-shell"),
+        pytest.param(WRAPPER, ENV_READY, False, id="env-wrapper"),
+    ],
+)
+async def test_children_of_ranks_serve_them_until_they_have_saved_and_end_with_them(
+    command: list[str], ready: str, *, warm: bool
+) -> None:
+    node = Node(command, processes=2, warm_starts=warm, termination_grace_s=100)
+    async with running(node):
+        await first_world([node], processes=2, path=ready)
+        starts = read_starts(node.run_directory / "warm", generation=1, processes=2)
+        assert [start.warm for start in starts] == ([True, True] if warm else [])
+        asked_at = time.monotonic()
+        await node.agent.want(exit=True, reason="the job was cancelled")
+        assert await node.left() == 0
+        assert time.monotonic() - asked_at < 60, "children were waited for until the grace was over"
+        for rank in (0, 1):
+            assert (node.run_directory / f"saved-{rank}").read_text() == "42 still there after 1 signal"
+        assert node.processes() == []
