@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
 
 from activities.nodes.kubernetes.api import TRANSIENT, KubernetesApi, KubernetesError, Object
 from activities.nodes.kubernetes.naming import OURS, UID, selector
@@ -60,11 +61,19 @@ async def keep_tidy(
     while True:
         try:
             for leftover in await find_leftovers(api, client, young=young):
-                logger.warning("%s is closed: deleting its ConfigMap %s", leftover.job_id, leftover.name)
-                await api.delete(leftover.path, uid=leftover.uid)
+                await _delete(api, leftover)
         except Exception as error:
             logger.warning("leftovers of closed jobs could not be deleted: %s", error)
         await asyncio.sleep(interval.total_seconds())
+
+
+async def _delete(api: KubernetesApi, leftover: Leftover) -> None:
+    """Deletes one leftover; a namespace that forbids it keeps its own only."""
+    logger.warning("%s is closed: deleting its ConfigMap %s", leftover.job_id, leftover.name)
+    try:
+        await api.delete(leftover.path, uid=leftover.uid)
+    except (KubernetesError, *TRANSIENT) as error:
+        logger.warning("%s is not deleted: %s", leftover.path, error or type(error).__name__)
 
 
 async def find_leftovers(
@@ -88,7 +97,15 @@ async def find_leftovers(
         except (KubernetesError, *TRANSIENT) as error:
             logger.info("the leftovers in namespace %s are unknown: %s", namespace, error or type(error).__name__)
             continue
-        found += [_leftover(anchor) for anchor in anchors if await _is_left_over(anchor, client, young=young)]
+        for anchor in anchors:
+            try:
+                if await _is_left_over(anchor, client, young=young):
+                    found.append(_leftover(anchor))
+            except RPCError as error:
+                # Users can write such a ConfigMap, too. One that names no workflow must not keep the others.
+                if error.status is not RPCStatusCode.INVALID_ARGUMENT:
+                    raise
+                logger.info("%s/%s is no anchor: %s", namespace, anchor["metadata"]["name"], error)
     return found
 
 
