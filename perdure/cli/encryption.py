@@ -1,4 +1,4 @@
-"""Commands for encrypted payloads: the codec server for Temporal's own tools, and the file of keys."""
+"""Commands for encrypted payloads: Temporal's own tools with the codec that they need, and the file of keys."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,9 +36,31 @@ def codec_server(
     Runs the command with the variables that Temporal's command line needs: the server's address and the codec
     server's. Without a command, prints the endpoint for the UI's settings. Serves only callers that have the token.
 
-    [dim]perdure codec-server -- temporal workflow show -w job/default/llama · perdure codec-server[/]
+    [dim]perdure codec-server · perdure codec-server -- bash[/]
     """
     raise typer.Exit(run_async(_codec_server(command or [], port=port, address=address)))
+
+
+def temporal(context: typer.Context) -> None:
+    """Run Temporal's own command line on the jobs' server: all that follows is its own.
+
+    It needs no installation and no settings: it is the one that Perdure comes with, finds the server as the other
+    commands do, and shows and sends payloads as they are where they are encrypted.
+
+    [dim]perdure temporal workflow show -w job/default/llama · perdure temporal workflow list[/]
+    """
+    from perdure.client.connection import find_endpoint
+    from perdure.errors import ControlPlaneUnreachable
+    from perdure.local import temporal_binary
+
+    command = [str(temporal_binary.ensure(say)), *context.args]
+    try:
+        find_endpoint()
+    except ControlPlaneUnreachable as missing:
+        # Its help, for example, needs no server.
+        say(f"{missing}. {missing.remedy}")
+        raise typer.Exit(subprocess.run(command, check=False).returncode) from None
+    raise typer.Exit(run_async(_codec_server(command, port=0, address=None)))
 
 
 async def _codec_server(command: list[str], *, port: int, address: str | None) -> int:
@@ -72,10 +95,11 @@ async def _run(command: list[str], endpoint: Endpoint, codec: CodecAddress) -> i
 
     environment = {**os.environ, **codec.environment, "TEMPORAL_ADDRESS": endpoint.address}
     environment["TEMPORAL_NAMESPACE"] = endpoint.namespace
-    program = shutil.which(command[0])
-    if program is None and command[0] == "temporal":
-        found = await asyncio.to_thread(temporal_binary.find)
-        program = str(found) if found else None
+    if shutil.which("temporal") is None:
+        # For the command itself, and for what it runs, such as a shell.
+        found = await asyncio.to_thread(temporal_binary.ensure, say)
+        environment["PATH"] = os.pathsep.join((environment.get("PATH", os.defpath), str(found.parent)))
+    program = shutil.which(command[0], path=environment.get("PATH"))
     if program is None:
         raise typer.BadParameter(f"{command[0]!r} is not on PATH", param_hint="COMMAND")
     process = await asyncio.create_subprocess_exec(program, *command[1:], env=environment)

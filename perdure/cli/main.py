@@ -67,6 +67,13 @@ app.command("worker", rich_help_panel=_CONTROL_PLANE)(operate.worker)
 app.command("operator", rich_help_panel=_CONTROL_PLANE)(operate.operator)
 app.command("gateway", rich_help_panel=_CONTROL_PLANE)(operate.gateway)
 app.command("doctor", rich_help_panel=_CONTROL_PLANE)(operate.doctor)
+app.command(
+    "temporal",
+    rich_help_panel=_CONTROL_PLANE,
+    add_help_option=False,
+    options_metavar="[ARGUMENTS]...",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+)(encryption.temporal)
 app.command("codec-server", rich_help_panel=_CONTROL_PLANE)(encryption.codec_server)
 app.command("payload-keys", rich_help_panel=_CONTROL_PLANE)(encryption.payload_keys)
 

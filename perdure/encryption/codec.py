@@ -15,6 +15,7 @@ import functools
 import json
 import logging
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -26,6 +27,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from temporalio.api.common.v1 import Payload
+from temporalio.api.failure.v1 import Failure
 from temporalio.client import Client
 from temporalio.contrib.pydantic import PydanticPayloadConverter
 from temporalio.converter import (
@@ -36,6 +38,7 @@ from temporalio.converter import (
     DefaultFailureConverterWithEncodedAttributes,
     EncodingPayloadConverter,
     PayloadCodec,
+    PayloadConverter,
     SerializationContext,
     WithSerializationContext,
     WorkflowSerializationContext,
@@ -55,6 +58,16 @@ PLAIN_VARIABLE = "PERDURE_PAYLOAD_PLAIN"
 
 REFUSED_PAYLOAD = "RefusedPayload"
 """The type of the error with which a payload is refused."""
+
+ENCRYPTED_FAILURE = "encrypted; `perdure status` and `perdure explain` show it"
+"""The message of an encrypted failure. Temporal's command line prints it even with a codec server, because it decrypts
+payloads only; the failure itself is among the payloads, as `encodedAttributes`."""
+
+_NOT_CALLABLE = re.compile(
+    r"Query handler for '.*' expected but not found, known queries: \[[\w ]*\]|Failed decoding arguments"
+)
+"""The SDK's own messages for calls that a workflow does not have, or not with these arguments. They contain nothing of
+the job; the value of a wrong argument is in the cause, which is encrypted."""
 
 _REFUSED = b"binary/perdure-refused"
 _UNREADABLE = b"binary/perdure-unreadable"
@@ -114,9 +127,7 @@ class PayloadEncryption(PayloadCodec, WithSerializationContext):
         return DataConverter(
             payload_converter_class=_PayloadConverter,
             payload_codec=self,
-            failure_converter_class=DefaultFailureConverterWithEncodedAttributes
-            if self.keys
-            else DefaultFailureConverter,
+            failure_converter_class=EncryptedFailures if self.keys else DefaultFailureConverter,
         )
 
     def use(self, client: Client) -> None:
@@ -229,6 +240,16 @@ class _Unreadable(EncodingPayloadConverter):
 
     def from_payload(self, payload: Payload, type_hint: type | None = None) -> Any:
         raise RuntimeError(payload.data.decode())
+
+
+class EncryptedFailures(DefaultFailureConverterWithEncodedAttributes):
+    """Encrypts the messages and stack traces of failures, except what tells a caller how to call."""
+
+    def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
+        super().to_failure(exception, payload_converter, failure)
+        text = str(exception)
+        readable = type(exception) is RuntimeError and _NOT_CALLABLE.fullmatch(text)
+        failure.message = text if readable else ENCRYPTED_FAILURE
 
 
 class _PayloadConverter(CompositePayloadConverter):

@@ -22,10 +22,7 @@ from temporalio.api.workflowservice.v1 import (
 )
 from temporalio.converter import WorkflowSerializationContext
 
-from perdure.encryption.codec import PayloadEncryption
-
-_ENCODED = "Encoded failure"
-"""What the SDK puts in the place of a message that it has encrypted."""
+from perdure.encryption.codec import ENCRYPTED_FAILURE, PayloadEncryption
 
 
 class GatewayPayloads:
@@ -95,9 +92,9 @@ async def _encode(codec: PayloadEncryption, payloads: Payloads) -> None:
 
 
 def _hide_text(failure: Failure) -> None:
-    """Moves the text of a failure, and of its causes, to where the codec encrypts it, as the SDK does."""
+    """Moves the text of a failure, and of its causes, to where the codec encrypts it, as workers do."""
     text = {"message": failure.message, "stack_trace": failure.stack_trace}
     failure.encoded_attributes.CopyFrom(Payload(metadata={"encoding": b"json/plain"}, data=json.dumps(text).encode()))
-    failure.message, failure.stack_trace = _ENCODED, ""
+    failure.message, failure.stack_trace = ENCRYPTED_FAILURE, ""
     if failure.HasField("cause"):
         _hide_text(failure.cause)

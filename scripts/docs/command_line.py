@@ -67,7 +67,7 @@ def _names(option: TyperOption, context: Any) -> str:
 
 
 def _words(command: TyperCommand) -> Iterator[str]:
-    yield "[OPTIONS]"
+    yield command.options_metavar or ""
     for parameter in command.params:
         if isinstance(parameter, TyperArgument):
             yield parameter.metavar or ""

@@ -77,13 +77,13 @@ def typed_lines(block: Block) -> Iterator[tuple[int, str]]:
 
 
 def all_commands() -> Iterator[Command]:
-    """Each command; one that another one starts, as srun and the codec server do, counts, too."""
+    """Each command; one that another one starts, as srun and `perdure temporal` do, counts, too."""
     for command in printed_commands():
         yield command
         if command.program == "srun" and "perdure" in command.words:
             yield replace(command, words=command.words[command.words.index("perdure") :])
-        if command.words[:2] == ("perdure", "codec-server") and "--" in command.words[:-1]:
-            yield replace(command, words=command.words[command.words.index("--") + 1 :])
+        if command.words[:2] == ("perdure", "temporal"):
+            yield replace(command, words=command.words[1:])
 
 
 def printed_commands() -> Iterator[Command]:

@@ -51,7 +51,7 @@ HELD_ELSEWHERE = {
     "worker": "tests/cli/test_cli_without_jobs.py",
     "operator": "tests/kubernetes/test_operator.py",
     "secret": "tests/security/test_secrets.py",
-    **dict.fromkeys(("codec-server", "payload-keys"), "tests/security/test_codec_server.py"),
+    **dict.fromkeys(("temporal", "codec-server", "payload-keys"), "tests/security/test_codec_server.py"),
     "gateway": "tests/security/cluster/test_gateway.py",
 }
 """Commands of perdure that need a server or a job: only parsed here, and run by these tests."""

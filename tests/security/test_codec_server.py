@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from temporalio.api.failure.v1 import Failure
 from temporalio.client import Client as Connection
 
 from perdure.client.client import Client
@@ -111,7 +113,7 @@ async def test_temporals_command_line_starts_and_reads_jobs(
     spec = {"name": job_name, "env": {"HF_TOKEN": password}, "roles": {"worker": {"nodes": 1, "command": ["true"]}}}
     command_line.write("job.json", json.dumps(spec))
     names = ("--type", "TrainingJob", "--task-queue", "perdure", "--workflow-id", f"job/default/{job_name}")
-    with_codec = ("codec-server", "--", "temporal", "workflow")
+    with_codec = ("temporal", "workflow")
     started = command_line.run(*with_codec, "start", *names, "--input-file", "job.json")
     assert started.code == 0, started.err
     result = await Client(endpoint=await control_plane.ensure_server()).wait(job_name)
@@ -123,6 +125,52 @@ async def test_temporals_command_line_starts_and_reads_jobs(
     assert "SUCCEEDED" in asked.out
     missing = command_line.run(*with_codec, "describe", "--workflow-id", "job/default/there-is-none")
     assert missing.code == 1, "the command's own exit code"
+
+
+async def test_temporals_command_line_says_in_words_what_was_wrong_with_a_query(
+    control_plane: LocalControlPlane, command_line: CommandLine, job_name: str
+) -> None:
+    client = Client(endpoint=await control_plane.ensure())
+    await client.submit({"name": job_name, "roles": {"worker": {"nodes": 1, "command": ["true"]}}})
+    await client.wait(job_name)
+    query = ("temporal", "workflow", "query", "--workflow-id", f"job/default/{job_name}", "--type")
+    unknown = command_line.run(*query, "statuss")
+    assert unknown.code == 1
+    assert "'statuss' expected but not found, known queries: [" in unknown.err
+    assert "incidents machines nodes status]" in unknown.err
+    wrong = command_line.run(*query, "nodes", "--input", '"hunter2"')
+    assert wrong.code == 1
+    assert "Failed decoding arguments" in wrong.err
+    assert "hunter2" not in wrong.err
+
+
+@pytest.mark.parametrize("message", ["the token is hunter2", "Failed decoding arguments: hunter2"])
+def test_messages_of_failures_are_encrypted(message: str, tmp_path: Path) -> None:
+    converter = PayloadEncryption.of(create_keys(tmp_path / "keys.json")).data_converter
+    failure = Failure()
+    converter.failure_converter.to_failure(RuntimeError(message), converter.payload_converter, failure)
+    assert "hunter2" not in failure.message
+    assert "perdure explain" in failure.message
+    assert message in str(converter.failure_converter.from_failure(failure, converter.payload_converter))
+
+
+async def test_a_command_and_what_it_runs_find_temporals_command_line(
+    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.pathsep.join(("/usr/bin", "/bin")))
+    assert shutil.which("temporal") is None
+    for command in (
+        ("temporal",),
+        ("codec-server", "--", "temporal"),
+        ("codec-server", "--", "sh", "-c", 'temporal "$@"', "x"),
+    ):
+        done = command_line.run(*command, "workflow", "list", "--limit", "1", "--output", "json")
+        assert done.code == 0, (command, done.out, done.err)
+        assert isinstance(done.json, list)
+    nowhere = CommandLine.local(command_line.folder, command_line.folder / "no-state")
+    helped = nowhere.run("temporal", "workflow", "--help")
+    assert (helped.code, "temporal workflow [command]" in helped.out) == (0, True)
+    assert "no Temporal server" in helped.err
 
 
 async def test_another_user_reads_nothing_through_a_codec_server(
