@@ -82,7 +82,7 @@ def all_commands() -> Iterator[Command]:
         yield command
         if command.program == "srun" and "perdure" in command.words:
             yield replace(command, words=command.words[command.words.index("perdure") :])
-        if command.words[:2] == ("perdure", "temporal"):
+        if command.words[:2] == ("perdure", "temporal") and len(command.words) > 2:
             yield replace(command, words=command.words[1:])
 
 
