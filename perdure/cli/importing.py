@@ -106,13 +106,16 @@ def import_(
 
 def _read(source: list[str], others: list[Path], *, backend: Backend | None, name: str | None) -> Imported:
     from perdure.spec.importers.documents import import_command, import_documents
+    from perdure.spec.importers.schedulers import refuse_batch_script
     from perdure.spec.load import read_documents
 
     if not _is_file(source):
         if others:
             raise typer.BadParameter("a command refers to no other files", param_hint="--with")
         return import_command(source, backend=backend, name=name)
-    documents = read_documents(f"{sys.stdin.read()}\n" if source[0] == _STDIN else Path(source[0]))
+    text = f"{sys.stdin.read()}\n" if source[0] == _STDIN else Path(source[0])
+    refuse_batch_script(text)
+    documents = read_documents(text)
     beside = [document for path in others for document in read_documents(path)]
     return import_documents(documents, others=beside, backend=backend, name=name)
 

@@ -108,7 +108,7 @@ def read_document(source: str | Path) -> SpecDocument:
         SpecError: if the text is neither.
         OSError: if the file cannot be read.
     """
-    text, folder = _read_text(source)
+    text, folder = read_text(source)
     with _syntax_of(text):
         data, lines = _read_json(text) if text.lstrip().startswith("{") else _read_yaml(text)
     return SpecDocument(data=data, lines=lines, folder=folder)
@@ -121,14 +121,22 @@ def read_documents(source: str | Path) -> list[SpecDocument]:
         SpecError: if the text is neither.
         OSError: if the file cannot be read.
     """
-    text, folder = _read_text(source)
+    text, folder = read_text(source)
     with _syntax_of(text):
         found = [_read_json(text)] if text.lstrip().startswith("{") else list(_yaml_documents(text))
     return [SpecDocument(data=data, lines=lines, folder=folder) for data, lines in found if data is not None]
 
 
-def _read_text(source: str | Path) -> tuple[str, Path | None]:
-    """The text, and the folder of its file if it is in one."""
+def read_text(source: str | Path) -> tuple[str, Path | None]:
+    """Reads a file's text.
+
+    Returns:
+        The text, and the folder of its file if it is in one.
+
+    Raises:
+        SpecError: if it is too large, or no text in UTF-8.
+        OSError: if the file cannot be read.
+    """
     if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
         return source, None
     path = Path(source)

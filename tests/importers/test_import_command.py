@@ -101,7 +101,7 @@ JOB = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: a}\nspec:\n  parallelis
             'containers[0].command: got "torchrun a.py"; expected a list',
         ),
         (JOB + "[{name: a, command: [torchrun, a.py], env: [{name: A, value: 1}]}]}}\n", "env[0].value: got 1"),
-        (JOB + "[{name: a}, {name: b}]}}\n", "spec.template.spec.containers: got a list; expected one container"),
+        (JOB + "[{name: a}, {name: b}]}}\n", "spec.template.spec.containers: the containers"),
         (JOB + "[{name: a, command: [torchrun, a.py], resources: {limits: {cpu: lots}}}]}}\n", "expected a quantity"),
         (JOB.replace("2", "two") + "[{name: a, command: [torchrun, a.py]}]}}\n", 'spec.parallelism: got "two"'),
         (JOB.replace("batch/v1", "batch/v2") + "[]}}\n", 'apiVersion: got "batch/v2"; expected batch/v1'),

@@ -40,6 +40,21 @@ def finish(*nodes: Node) -> None:
         (node.run_directory / "stop").touch()
 
 
+async def test_ranks_find_their_node_under_the_name_that_other_systems_give_it(tmp_path: Path) -> None:
+    write = 'echo "$NODE_RANK $GROUP_RANK ${MASTER_PORT:+port}" > part-$RANK && mv part-$RANK $RANK'
+    nodes = [
+        Node([*TORCHRUN, "--no-python", "sh", "-c", write], nodes="2", workdir=str(tmp_path), run_id="pair")
+        for _ in range(2)
+    ]
+    async with running(*nodes):
+        ready = await all_ready(*nodes)
+        await form_world(nodes, 1, port=ready[0].body["store_ports"][0])
+        for rank in (0, 1):
+            seen = tmp_path / str(rank)
+            await eventually(seen.exists, what=f"rank {rank} ran")
+            assert seen.read_text() == f"{rank} {rank} port\n"
+
+
 @pytest.mark.long("launchers")
 async def test_a_killed_rank_is_reported_with_its_signal_and_both_nodes_step_in_the_next_world() -> None:
     nodes = pair()

@@ -25,6 +25,7 @@ from .metadata import to_name
 from .pytorchjob import read_pytorch_job
 from .ray import is_ray_job_file, read_job_file, read_ray_job
 from .reader import Field, Source, SourceWarning, as_list, as_mapping
+from .schedulers import refuse_skypilot_task
 from .trainjob import RUNTIMES, read_train_job
 
 
@@ -323,6 +324,7 @@ def _format_of(document: SpecDocument) -> Format | None:
             [SpecProblem(location=_WHOLE, message="is a Perdure specification already", hint="perdure run FILE")]
         )
     if kind is None:
+        refuse_skypilot_task(mapping)
         return _RAY_JOB_FILE if is_ray_job_file(Source(data).root) else None
     found = next((item for item in FORMATS if item.kind == kind), None)
     version = mapping.get("apiVersion")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .draft import Draft
-from .launchers import LauncherError, read_launch
 from .metadata import drop_metadata, read_metadata
-from .pods import Overrides, Pod, read_pod
+from .pods import Overrides, Pod, read_pod, starts_torchrun
 from .policies import drop_suspend, put_restarts, put_seconds
 from .reader import Field
 from .world import Replicas, System, put_world
@@ -109,14 +108,8 @@ def _choose(parts_field: Field, parts: list[Field], named: str | None) -> Field 
 
 
 def _starts_torchrun(part: Field) -> bool:
-    for container in part["template"]["spec"]["template"]["spec"]["containers"].items():
-        words = [*(container["command"].texts() or []), *(container["args"].texts() or [])]
-        try:
-            if read_launch(words) is not None:
-                return True
-        except LauncherError:
-            return True
-    return False
+    containers = part["template"]["spec"]["template"]["spec"]["containers"]
+    return any(starts_torchrun(container) for container in containers.items())
 
 
 def _read_job(spec: Field, draft: Draft) -> Replicas:

@@ -158,6 +158,11 @@ class Launch:
     """The index of the word in the command that starts torchrun, or of the shell text that does."""
     _in_shell: bool
 
+    @property
+    def in_shell(self) -> bool:
+        """Whether a shell's text starts torchrun, which may do other work before and after it."""
+        return self._in_shell
+
     def last(self, use: Use) -> Given | None:
         """The last option given for this use, which is the one that counts."""
         return next((given for given in reversed(self.given) if given.option.use is use), None)
@@ -178,6 +183,12 @@ class Launch:
             words = plain_word(f"--{name}={value}" if option.takes_value else f"--{name}")
             self.words[name] = [words]
             self.given.append(Given(name=name, written=variable, value=value, option=option))
+
+    def essence(self) -> tuple[object, ...]:
+        """Returns what is the same for commands that train the same, whatever rendezvous they name."""
+        replaced = {Use.RENDEZVOUS, Use.DROP, Use.KEEP}
+        sizes = {given.name: given.value for given in self.given if given.option.use not in replaced}
+        return (self.dlrover, sizes, self.command())
 
     def command(self, *, keep: Sequence[Given] = ()) -> list[str]:
         """The command without the options that became fields of the specification, except those in `keep`."""
@@ -211,11 +222,11 @@ def read_launch(command: Sequence[str]) -> Launch | None:
         )
         if index is None:
             return None
-        starts = [(found, line) for line in simple_commands(words[index]) if (found := _find(line)) is not None]
+        starts = [(found, line) for line in simple_commands(words[index]) if (found := find_launcher(line)) is not None]
     else:
         index = None
         line = [plain_word(word) for word in words]
-        starts = [(found, line)] if (found := _find(line)) is not None else []
+        starts = [(found, line)] if (found := find_launcher(line)) is not None else []
     if len(starts) > 1:
         raise LauncherError(f"starts torchrun {len(starts)} times, and a Perdure job runs one")
     if not starts:
@@ -233,7 +244,7 @@ def read_launch(command: Sequence[str]) -> Launch | None:
     return launch
 
 
-def _find(line: Sequence[Word]) -> tuple[int, int, bool] | None:
+def find_launcher(line: Sequence[Word]) -> tuple[int, int, bool] | None:
     """Finds a command's launcher: the indexes of its start and of its end, and whether it is DLRover's."""
     if line and os.path.basename(line[0].text) in _NO_STARTERS:
         return None

@@ -4,12 +4,14 @@ into `pod_template` unchanged."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..job import OWN_VARIABLES
 from .draft import ROLE, Draft
-from .reader import Field
+from .launchers import LauncherError, read_launch
+from .reader import Field, as_list, as_mapping, show_value
 
 TRAINING_CONTAINER = "training"
 """The name of the container that runs the command, by which `pod_template` reaches it."""
@@ -38,6 +40,14 @@ _CONTAINER_FIELDS = (
 )
 """Fields of a container that have no field of their own."""
 
+_METADATA_PATH = re.compile(
+    r"metadata\.(?:labels|annotations)\['(?P<key>(?:"
+    r"[\w.-]*(?:jobset|leaderworkerset)\.(?:x-k8s|sigs\.k8s)\.io|batch\.kubernetes\.io"
+    r"|[\w.-]*kubeflow\.org|ray\.io|elasticjob\.dlrover|elastic\.iml\.github\.io"
+    r")/.+|job-name|controller-uid)'\]"
+)
+"""Paths of labels and annotations that the controllers of the imported systems write on their pods."""
+
 _PER_POD = {
     "hostname": "Perdure names the pods",
     "subdomain": "nodes find each other by address",
@@ -65,11 +75,23 @@ class Pod:
     command_fields: tuple[Field, ...] = ()
     variables: dict[str, str] = field(default_factory=dict[str, str])
     """Environment variables with a plain value."""
+    hidden: set[str] = field(default_factory=set[str])
+    """Environment variables whose value only the cluster knows."""
     options: dict[str, Field] = field(default_factory=dict[str, Field])
     """Environment variables that are options of torchrun, such as PET_NNODES."""
+    places: dict[str, Field] = field(default_factory=dict[str, Field])
+    """Environment variables that tell a process its place in the world, such as RANK; Perdure sets them itself."""
     gpus: int = 0
     cpus: int | None = None
     """Whole CPU cores, if the template sets them."""
+    metadata: set[str] = field(default_factory=set[str])
+    """The names of the template's own labels and annotations."""
+
+    def is_foreign(self, path: str) -> bool:
+        """Returns whether the path of a downward reference names a label or an annotation that another system's
+        controller writes."""
+        found = _METADATA_PATH.fullmatch(path)
+        return found is not None and found["key"] not in self.metadata
 
 
 def read_pod(template: Field, draft: Draft, *, containers: Sequence[str], overrides: Overrides | None = None) -> Pod:
@@ -86,6 +108,7 @@ def read_pod(template: Field, draft: Draft, *, containers: Sequence[str], overri
     """
     pod = Pod()
     metadata, spec = template["metadata"], template["spec"]
+    pod.metadata = {*metadata["labels"].entries(), *metadata["annotations"].entries()}
     _pass_on(metadata, ("labels", "annotations"), draft, (*_TEMPLATE, "metadata"))
     metadata["creationTimestamp"].drop("written by the cluster, and not a part of the job")
     metadata["name"].drop("Perdure names the pods")
@@ -102,6 +125,9 @@ def read_pod(template: Field, draft: Draft, *, containers: Sequence[str], overri
     _read_volumes(spec["volumes"], container["volumeMounts"], shared, draft)
     for other in others:
         draft.append((*_POD, "containers"), other.value, other)
+    for item in (*others, *spec["initContainers"].items(), *spec["volumes"].items()):
+        for path in filter(pod.is_foreign, _field_paths(item.value)):
+            item.warn_changed("the job's system writes it on its pods, and Perdure does not", part=path, value="")
     _read_scheduling(spec, draft)
     _pass_on(spec, _POD_FIELDS, draft, _POD)
     for name, message in _PER_POD.items():
@@ -114,13 +140,31 @@ def _training_container(containers: Field, names: Sequence[str]) -> tuple[Field 
     if not found:
         containers.source.problem(containers.location, message="missing", expected="a list with the training container")
         return None, []
-    named = [item for item in found if item["name"].value in names]
-    if len(found) > 1 and len(named) != 1:
-        words = " or ".join(f'"{name}"' for name in names) or "of which only one has a command"
-        containers.wrong(f"one container called {words}, or only one")
+    chosen = found
+    if len(found) > 1:
+        chosen = [item for item in found if (item["name"].value in names if names else starts_torchrun(item))]
+    if len(chosen) != 1:
+        called = " and ".join(show_value(item["name"].value) for item in found)
+        wanted = " or ".join(f'"{name}"' for name in names)
+        containers.source.problem(
+            containers.location,
+            message=f"the containers {called} could each be the one that trains, and a node trains in one",
+            expected=f"one container called {wanted}" if names else "one container, or one that starts torchrun",
+            hint="import the file once for each container that trains, with the others left out, as jobs of their own; "
+            "write a container that only helps into roles.worker.pod_template",
+        )
         return None, []
-    training = named[0] if len(named) == 1 else found[0]
+    training = chosen[0]
     return training, [item for item in found if item.location != training.location]
+
+
+def starts_torchrun(container: Field) -> bool:
+    """Returns whether the command of a container starts torchrun, as far as it can be seen."""
+    words = [*(container["command"].texts() or []), *(container["args"].texts() or [])]
+    try:
+        return read_launch(words) is not None
+    except LauncherError:
+        return True
 
 
 def _read_container(container: Field, draft: Draft, pod: Pod, overrides: Overrides) -> None:
@@ -131,8 +175,8 @@ def _read_container(container: Field, draft: Draft, pod: Pod, overrides: Overrid
     draft.put((*ROLE, "image_pull_policy"), policy.text(), policy)
     _read_environment(container["env"], overrides.env, draft, pod)
     command, arguments = _either(overrides.command, container["command"]), _either(overrides.args, container["args"])
-    program = _expand_words(command, pod.variables)
-    words = [*(program or []), *(_expand_words(arguments, pod.variables) or [])]
+    program = _expand_words(command, pod)
+    words = [*(program or []), *(_expand_words(arguments, pod) or [])]
     pod.command_fields = (command, arguments)
     pod.command = words if program else None
     _read_resources(_either(overrides.resources, container["resources"]), draft, pod)
@@ -148,30 +192,36 @@ def _either(override: Field | None, own: Field) -> Field:
     return override
 
 
+_VARIABLE_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _REFERENCE = re.compile(r"\$(\$|\((?P<name>[-._A-Za-z0-9]+)\))")
 
 
-def _expand_words(words: Field, variables: Mapping[str, str]) -> list[str] | None:
+def _expand_words(words: Field, pod: Pod) -> list[str] | None:
     """The words of a command, with Kubernetes' `$(NAME)` expanded as Kubernetes does."""
     texts = words.texts()
     if texts is None:
         return None
-    return [expand_references(text, variables, words) for text in texts]
+    return [_expand_references(text, pod, words) for text in texts]
 
 
-def expand_references(text: str, variables: Mapping[str, str], field: Field) -> str:
-    """Expands Kubernetes' `$(NAME)`; names without a plain value are kept, with a warning."""
+def _expand_references(text: str, pod: Pod, field: Field) -> str:
+    """Expands Kubernetes' `$(NAME)`; references to variables without a plain value are kept, with a warning.
+
+    Kubernetes leaves a name alone that is no variable, and then a shell runs it as a command. What no field defines may
+    still be a variable, of `envFrom` or of a Service, if it is written like one.
+    """
 
     def fill(match: re.Match[str]) -> str:
         name = match["name"]
         if name is None:
             return "$"
-        if name not in variables:
+        if name in pod.variables:
+            return pod.variables[name]
+        if name in pod.hidden or _VARIABLE_NAME.fullmatch(name):
             field.warn_changed(
                 "Perdure expands no references; use a shell and ${" + name + "}", part=match[0], value=""
             )
-            return match[0]
-        return variables[name]
+        return match[0]
 
     return _REFERENCE.sub(fill, text)
 
@@ -194,6 +244,8 @@ def _read_variable(name: str, item: Field, draft: Draft, pod: Pod) -> None:
     value, reference = item["value"], item["valueFrom"]
     secret = reference["secretKeyRef"]
     item["name"].settle()
+    if not value.present and reference.present:
+        pod.hidden.add(name)
     if len(found := [one for one, source in reference.entries().items() if source.present]) > 1:
         # The API server refuses such a pod, and only one of them could become a field of the specification.
         reference.refuse(f"a variable has one source, not {' and '.join(sorted(found))}")
@@ -205,19 +257,23 @@ def _read_variable(name: str, item: Field, draft: Draft, pod: Pod) -> None:
         else:
             pod.variables[name] = text
             value.settle()
-    elif name in OWN_VARIABLES or name.startswith("PERDURE_"):
+    elif name in OWN_VARIABLES:
         if (text := value.text()) is not None:
             pod.variables[name] = text
-        item.drop("Perdure sets this variable for each process")
+        pod.places[name] = item
+    elif name.startswith("PERDURE_"):
+        item.drop("names that begin with PERDURE_ are Perdure's own")
     elif secret.present:
         key = secret["key"].text()
         draft.put(("secrets", name), f"{secret['name'].text()}/{key}", secret["name"], secret["key"])
         secret["optional"].drop("a node waits for the secret")
+    elif foreign := next((one for one in _field_paths(reference.value) if pod.is_foreign(one)), None):
+        item.drop(f"the job's system writes {foreign} on its pods, and Perdure does not: ${name} is unset")
     elif reference.present:
         draft.put((*_CONTAINER, "name"), TRAINING_CONTAINER)
         draft.append((*_CONTAINER, "env"), item.value, item)
     else:
-        text = expand_references(value.text() or "", pod.variables, value)
+        text = _expand_references(value.text() or "", pod, value)
         pod.variables[name] = text
         draft.put(("env", name), text, value)
 
@@ -356,6 +412,17 @@ def _read_scheduling(spec: Field, draft: Draft) -> None:
         for name in ("key", "operator", "value", "effect"):
             draft.put((*place, name), item[name].text(), item[name])
         item["tolerationSeconds"].drop("the node stays on its machine for as long as the taint is tolerated")
+
+
+def _field_paths(value: Any) -> Iterator[str]:
+    """The paths of all downward references in a part of a template."""
+    for name, item in (as_mapping(value) or {}).items():
+        if name == "fieldPath" and isinstance(item, str):
+            yield item
+        else:
+            yield from _field_paths(item)
+    for item in as_list(value) or []:
+        yield from _field_paths(item)
 
 
 def _pass_on(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .draft import Draft
+from .launchers import Launch, LauncherError, Use, read_launch
 from .metadata import read_metadata
 from .pods import read_pod
 from .policies import put_restarts, read_run_policy
@@ -43,6 +44,7 @@ def read_pytorch_job(job: Field, draft: Draft) -> None:
         _read_restart_policy(role["restartPolicy"], draft)
     pod = read_pod(template["template"], draft, containers=("pytorch",))
     for other in present[1:]:
+        _settle_same_command(other["template"], template["template"])
         _compare(other["template"], template["template"].value)
     put_world(
         draft,
@@ -67,14 +69,12 @@ def _range(elastic: Field, count: int, fields: tuple[Field, ...]) -> Replicas:
     least, most = elastic["minReplicas"], elastic["maxReplicas"]
     if not elastic.present:
         return Replicas(least=count, most=count, fields=fields)
-    bounds = Replicas(
+    return Replicas(
         least=least.integer(least=1) or count,
         most=most.integer(least=1) or count,
         fields=(*fields, least, most),
+        first=count,
     )
-    if bounds.most != count:
-        most.warn_changed(f"Perdure requests all {bounds.most} nodes at once, and continues with what it gets")
-    return bounds
 
 
 def _processes(per_node: Field, deprecated: Field) -> int | str:
@@ -124,9 +124,34 @@ def _read_elastic_policy(elastic: Field, draft: Draft) -> None:
             pair.drop("Perdure's rendezvous has no such setting")
 
 
+def _settle_same_command(other: Field, template: Field) -> None:
+    """Settles the other replicas' commands that differ from the workers' only in options that Perdure's rendezvous
+    replaces, such as `--node_rank`; a warning names these."""
+    for mine, theirs in zip(template["spec"]["containers"].items(), other["spec"]["containers"].items(), strict=False):
+        own, launch = _launch_of(mine), _launch_of(theirs)
+        if own is None or launch is None or own.essence() != launch.essence():
+            continue
+        command = theirs["command"] if theirs["command"].present else theirs["args"]
+        for given in launch.given:
+            if given.option.use in {Use.RENDEZVOUS, Use.DROP}:
+                command.warn_part_dropped(given.written, given.option.message, value=given.value)
+        theirs["command"].settle()
+        theirs["args"].settle()
+
+
+def _launch_of(container: Field) -> Launch | None:
+    words = [*(container["command"].texts() or []), *(container["args"].texts() or [])]
+    try:
+        return read_launch(words)
+    except LauncherError:
+        return None
+
+
 def _compare(field: Field, value: Any) -> None:
     """Accounts for the other replicas' template, which equals the workers' or is not used."""
     mapping, items = as_mapping(value), as_list(value)
+    if field.settled:
+        return
     if field.value == value:
         field.settle()
     elif mapping is not None and as_mapping(field.value) is not None:

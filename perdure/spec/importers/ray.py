@@ -116,11 +116,9 @@ def _read_group(group: Field, draft: Draft) -> tuple[Pod, Replicas]:
     least, most = group["minReplicas"], group["maxReplicas"]
     low, high = least.integer() or 0, most.integer()
     low, high = (low or replicas) * per_replica, max(high or replicas, replicas) * per_replica
-    if high > replicas * per_replica:
-        most.warn_changed(f"Perdure requests all {high} nodes at once, and continues with what it gets")
     pod = read_pod(group["template"], draft, containers=("ray-worker",))
     fields = tuple(field for field in (count, hosts, least, most) if field.present)
-    return pod, Replicas(least=low, most=high, fields=fields)
+    return pod, Replicas(least=low, most=high, fields=fields, first=replicas * per_replica)
 
 
 def _finish(draft: Draft, pod: Pod, replicas: Replicas) -> None:

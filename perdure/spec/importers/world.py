@@ -50,6 +50,8 @@ class Replicas:
     """The fields of the source that set the number."""
     stated: bool = True
     """Whether the source starts the nodes, instead of its user on each machine."""
+    first: int | None = None
+    """The number of nodes that the source begins with, if it may grow beyond it."""
 
 
 def put_world(
@@ -134,6 +136,7 @@ class _World:
             self._name_dropped()
             self.command = self.launch.command(keep=kept)
         self.draft.put((*ROLE, "command"), self.command or None, *self.fields)
+        self._drop_places()
         self._name_variables()
 
     # Nodes
@@ -154,6 +157,10 @@ class _World:
         if most < max(least, 1):
             self._refuse(f"{least} to {most} nodes", "at least one node, and no more nodes than there are replicas")
             return
+        if replicas.first is not None and most > replicas.first and least < most:
+            replicas.fields[-1].warn_changed(
+                f"Perdure requests all {most} nodes at once, and continues with what it gets"
+            )
         if unit > 1:
             nodes: object = {"min": least, "max": most, "unit": unit}
         else:
@@ -175,7 +182,21 @@ class _World:
         if most > replicas.most:
             self._note(f"there are only {replicas.most} replicas", given.written, given.value)
             return min(least, replicas.most), replicas.most
-        if most < replicas.most:
+        if (least, most) == (replicas.least, replicas.most):
+            return least, most
+        if replicas.least < replicas.most:
+            elastic = f"{replicas.least}:{replicas.most}"
+            lost = (
+                f"no world had fewer than {least} nodes or more than {most}"
+                if least < most
+                else f"every world had {most} nodes"
+            )
+            self._note(
+                f"counts instead of the replicas' range {elastic}: {lost}; for an elastic job set nodes to {elastic}",
+                given.written,
+                given.value,
+            )
+        elif most < replicas.most:
             self._note(f"of the {replicas.most} replicas only {most} would train", given.written, given.value)
         return least, most
 
@@ -213,7 +234,7 @@ class _World:
         return [given]
 
     def _put_processes_without_torchrun(self, processes: int | str, field: Field | None) -> None:
-        if self.command and re.fullmatch(r"python[\d.]*", os.path.basename(self.command[0])):
+        if self._is_python():
             self.draft.put((*ROLE, "nproc_per_node"), 1)
             if field is not None:
                 field.drop("the command does not start torchrun: it runs once per node, as it did")
@@ -265,10 +286,33 @@ class _World:
             if given.option.use in {Use.DROP, Use.RENDEZVOUS} and self.place is not None:
                 self.place.warn_part_dropped(given.written, given.option.message, value=given.value)
 
+    def _drop_places(self) -> None:
+        """Drops the variables of the pod that tell a process its place: Perdure sets them itself."""
+        for name, field in self.pod.places.items():
+            if self.launch is None or not self.launch.in_shell:
+                around = (
+                    ""
+                    if self.launch or self._is_python()
+                    else "; if the command starts torchrun, only its ranks see it"
+                )
+                field.drop(f"Perdure sets this variable for each process{around}")
+            elif name in self._read():
+                field.drop(
+                    f"Perdure sets it in the ranks only, and the shell around torchrun reads ${name}: it is empty there"
+                )
+            else:
+                field.drop("Perdure sets this variable for each rank; the shell around torchrun does not read it")
+
     def _name_variables(self) -> None:
-        read = {name for word in self.command for name in variables_in(word)} & self.system.variables
-        for name in sorted(read - self.pod.variables.keys()):
+        for name in sorted((self._read() & self.system.variables) - self.pod.variables.keys()):
             self._note(f"{self.system.name} sets this variable, and Perdure does not", f"${name}")
+
+    def _read(self) -> set[str]:
+        """The variables that the command's text reads."""
+        return {name for word in self.command for name in variables_in(word)}
+
+    def _is_python(self) -> bool:
+        return bool(self.command) and re.fullmatch(r"python[\d.]*", os.path.basename(self.command[0])) is not None
 
     def _note(self, message: str, part: str, value: str = "") -> None:
         if self.place is not None:
