@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from agent.config import AgentConfig, ConfigError
 from agent.process import LogPlaces, serve
+from agent.storage_credentials import ignore_configuration
 from agent.transport import TemporalControlPlane
 from perdure import tracing
 from perdure.log_format import configured_format, formatter_of
@@ -60,6 +61,8 @@ def _run() -> int:
     except ConfigError as error:
         sys.stderr.write(f"agent: {error}\n")
         return _EXIT_CONFIG
+    if config.is_another_user:
+        ignore_configuration(config.private_dir)
     try:
         _lock(config.private_dir)
     except BlockingIOError:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
+from agent.storage_credentials import options_of
 from perdure_launcher.system.untrusted_files import NotARegularFile, folder_beneath, open_file
 
 
@@ -24,17 +25,21 @@ def open_storage(url: str, *, contained: bool = False) -> tuple[Any, str]:
 
     Args:
         url: A folder, as fsspec takes it.
-        contained: Whether a folder must be on the volume that its path names: see `LocalFiles`.
+        contained: Whether training code is another user, which must not lead the agent to the agent's own files: a
+            folder must then be on the volume that its path names (`LocalFiles`), and credentials are those of
+            `storage_credentials`.
 
     Raises:
         ValueError: if it is a chain of file systems: the last one would open files of the machine, and follow links.
+            Or if `options_of` refuses it.
     """
     if "::" in url:
         raise ValueError(f"storage: {url} chains file systems; expected the URL of one, such as file:///folder")
+    options = options_of(url) if contained else {}
     # Imported late: with its backends it is a large part of an agent's memory.
     fsspec: Any = importlib.import_module("fsspec.core")
     # Nodes write to the same folder, so listings are never kept.
-    files, root = fsspec.url_to_fs(url, use_listings_cache=False)
+    files, root = fsspec.url_to_fs(url, use_listings_cache=False, **options)
     protocols = (files.protocol,) if isinstance(files.protocol, str) else files.protocol
     root = str(root).rstrip("/")
     return (LocalFiles(Path(root), contained=contained) if "file" in protocols else files), root

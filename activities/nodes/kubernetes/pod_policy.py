@@ -10,6 +10,7 @@ from activities.nodes.kubernetes.pod_fields import CONTAINER, Found, walk
 from activities.nodes.kubernetes.pod_rules import Scope, is_beneath
 from activities.nodes.kubernetes.site_policy import (
     AGENT_MOUNTS,
+    NEVER_OF_AGENTS,
     Reserved,
     SitePolicy,
     Violation,
@@ -79,7 +80,8 @@ def _suits_agent(policy: SitePolicy, path: str) -> bool:
         case "resources":
             return True
         case "env":
-            return matches(policy.agent_variables, rest.partition(".")[0])
+            name = rest.partition(".")[0]
+            return matches(policy.agent_variables, name) and not matches(NEVER_OF_AGENTS, name)
         case "volumeMounts":
             return is_beneath(rest.removesuffix(".name").removesuffix(".readOnly"), (AGENT_MOUNTS,))
         case _:

@@ -40,6 +40,13 @@ processes."""
 CONTROL_PLANE = ("app.kubernetes.io/name", "perdure")
 """A label of the control plane's own pods, by which the chart's Services and network policies select them."""
 
+NEVER_OF_AGENTS = (
+    *("*_FILE", "*_DIR", "*_CONFIG", "*PATH", "*_PRELOAD", "HOME", "XDG_*", "PYTHON*", "PERDURE_*", "TEMPORAL_*"),
+    *("AWS_CONTAINER_*", "AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL_SSO*", "AZURE_AUTHORITY_HOST", "FSSPEC_*"),
+)
+"""Variables with which a job could have its agent read a file of the agent's own and send it away, or run code. The
+site's own admission webhooks set some of them, such as `AWS_WEB_IDENTITY_TOKEN_FILE`; no policy lets jobs do so."""
+
 AGENT_MOUNTS = "/mnt"
 """The folder of the agent's container beneath which a job may mount volumes: nothing runs from there."""
 
@@ -165,10 +172,10 @@ class SitePolicy(Section):
     """Runtime classes that a pod may name."""
     agent_variables: _Patterns = (
         *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"),
-        *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_*", "GOOGLE_APPLICATION_CREDENTIALS"),
+        *("AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_*", "GOOGLE_APPLICATION_CREDENTIALS"),
     )
-    """Variables that a job may give its agents, which copy logs to its storage. A variable that names a configuration
-    file, such as `AWS_CONFIG_FILE`, or makes Python load other code lets the job run commands as its agent."""
+    """Variables that a job may give its agents, which copy logs and checkpoints to its storage. Those that name a
+    configuration, a file with a token or code are never among them, such as `AWS_CONFIG_FILE` and `PYTHONPATH`."""
     max_nodes: int | None = Field(default=None, ge=1)
     """Nodes in one namespace at the same time; unset: no limit."""
     max_gpus: int | None = Field(default=None, ge=0)
