@@ -256,6 +256,8 @@ class Checkpoints:
                 return self._store(storage, request, files)
             case "await":
                 return self._await(storage, request)
+            case "failed":
+                return self._failed(request)
             case "list":
                 return self._list(storage, names.check_place(str(request["place"])))
             case "verify":
@@ -325,7 +327,14 @@ class Checkpoints:
         if not progress.committed and not progress.given_up:
             # Another node's agent may have committed it, or this node's before it was started again.
             progress.committed = storage.is_committed(saved)
-        return {"committed": progress.committed, "given_up": progress.given_up}
+        return {"committed": progress.committed, "given_up": progress.given_up, "delayed_by": progress.problem}
+
+    def _failed(self, request: Json) -> Json:
+        """Reports that the ranks could not store a checkpoint together."""
+        saved, generation = names.read_folder(str(request["folder"])), _number(request["generation"])
+        self._check_generation(generation)
+        self._fail(saved, generation, str(request["problem"]), final=True)
+        return {}
 
     def _store(self, storage: Storage, request: Json, files: Sequence[int]) -> Json:
         try:
@@ -344,7 +353,7 @@ class Checkpoints:
             try:
                 self._insist(storage, saved, part)
             except SnapshotChanged as error:
-                self._fail(saved, wanted, str(error), final=True)
+                self._fail(saved, wanted.generation, str(error), final=True)
                 raise Refused(str(error)) from error
             finally:
                 # Also where a process that the rank forked still has the file open.
@@ -366,9 +375,9 @@ class Checkpoints:
                 problem = f"{storage.url}: {getattr(error, 'strerror', None) or error or type(error).__name__}"
                 self._check_generation(request.generation)
                 if time.monotonic() + pause >= until:
-                    self._fail(saved, request, problem, final=True)
+                    self._fail(saved, request.generation, problem, final=True)
                     raise Refused(problem) from error
-                self._fail(saved, request, problem, final=False)
+                self._fail(saved, request.generation, problem, final=False)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -419,7 +428,7 @@ class Checkpoints:
             )
         )
 
-    def _fail(self, saved: names.Saved, request: PartRequest, problem: str, *, final: bool) -> None:
+    def _fail(self, saved: names.Saved, generation: int, problem: str, *, final: bool) -> None:
         """Reports a problem, once for each checkpoint."""
         with self._changed:
             progress = self._of(saved.folder)
@@ -433,8 +442,8 @@ class Checkpoints:
             self._send(
                 CheckpointStored(
                     **envelope(self._config.node),
-                    generation=request.generation,
-                    step=request.step,
+                    generation=generation,
+                    step=saved.step,
                     folder=saved.folder,
                     problem=problem,
                 )

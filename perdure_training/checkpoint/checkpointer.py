@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 _EMITTER = "Checkpointer"
 """Distinguishes its events from those that a script emits around its calls."""
+_ROOM_WITHIN = 60.0
+"""Seconds for which a step that the script has stored waits for memory. Other steps do not wait."""
+_LOOK = 0.02
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -132,7 +135,7 @@ class Checkpointer:
         decision = agreed.decision
         if world.own.rank == 0 and decision.reason:
             logger.warning("perdure: %s", decision.reason)
-        world.begin_durable(state, stored=self._storage, required=decision.step is None)
+        world.begin_durable(state, stored=self._storage, replicated=self._replicated, required=decision.step is None)
         if decision.step is None:
             world.slots.begin_anew()
             return world.restore_from_storage(state)
@@ -161,7 +164,8 @@ class Checkpointer:
             metrics: What was measured at this step, for `checkpoint.keep_best`. Those of rank 0 count.
 
         Returns:
-            Whether the step was saved. It counts once all ranks have saved it.
+            Whether this rank has saved the step. It counts once all ranks have. A `durable` one waits for up to a
+            minute for memory that older ones use, and is stored unless a newer one is requested before that begins.
 
         Raises:
             RuntimeError: if `restore` was not called before: the first save would replace what can be restored.
@@ -197,14 +201,15 @@ class Checkpointer:
             self._world.flush()
 
     def wait_until_durable(self, timeout: float) -> bool:
-        """Waits until the last step that was to be copied to storage is durable: a script that ends right after it
-        would not have it.
+        """Waits until the newest step that was to be copied to storage is durable: a script that ends right after it
+        would not have it. Call it on all ranks.
 
         Args:
             timeout: Seconds. The storage may be away.
 
         Returns:
-            Whether it is durable. False also where the job has no storage.
+            Whether it is durable: the same on all ranks. A warning says why it is not. False also where the job has no
+            storage.
         """
         self.flush()
         return self._world is not None and self._world.wait_until_durable(timeout)
@@ -253,12 +258,13 @@ class _World:
         self.made = MadeSteps(self.arena.folder, own.rank, generation=own.generation)
         threading.Thread(target=self._finish_snapshots, name="perdure-snapshots", daemon=True).start()
 
-    def begin_durable(self, state: Mapping[str, Any], *, stored: bool, required: bool) -> None:
+    def begin_durable(self, state: Mapping[str, Any], *, stored: bool, replicated: bool, required: bool) -> None:
         """Finds out whether the job stores checkpoints, and when.
 
         Args:
             state: What is saved.
             stored: Whether it may be stored.
+            replicated: Whether it is the same on every rank.
             required: Nothing is in memory: to begin anew because the agent is away would cost the whole training.
 
         Raises:
@@ -269,6 +275,7 @@ class _World:
             self._name,
             meshes=lambda: meshes_of(capture(state)),
             each_rank=frozenset(name for name, value in state.items() if isinstance(value, Generators)),
+            replicated=replicated,
             stored=stored,
             required=required and stored,
         )
@@ -363,6 +370,16 @@ class _World:
 
     def save(self, step: int, plan: Callable[[], Layout], *, replicated: bool, durable: bool = False) -> bool:
         """Copies a state into a slot; another thread makes the snapshot valid."""
+        if not durable or self._durable is None:
+            return self._save(step, plan, replicated=replicated, durable=durable)
+        self._durable.expect(step)
+        try:
+            return self._save(step, plan, replicated=replicated, durable=durable)
+        except BaseException as error:
+            self._durable.refuse(step, f"{type(error).__name__}: {error}")
+            raise
+
+    def _save(self, step: int, plan: Callable[[], Layout], *, replicated: bool, durable: bool) -> bool:
         if self._direct is not None:
             return self._direct.save(step, plan, replicated=replicated, durable=durable)
         if not self._saved_any:
@@ -371,24 +388,34 @@ class _World:
             self.leave_others()
         if durable:
             self.flush()
-        slot = self.slots.choose()
-        if slot is None:
-            direct = DirectSaves(self.own, self.arena, self._store, self._durable)
-            return direct.is_needed and self._store_directly(direct).save(
-                step, plan, replicated=replicated, durable=durable
-            )
-        layout = plan()
-        try:
-            room = slot.begin(layout.size)
-        except NoRoom as error:
-            if self.slots.leased:
-                # There is room again when the storage has taken what is copied to it.
-                return False
-            direct = self._store_directly(DirectSaves(self.own, self.arena, self._store, self._durable))
-            direct.announce_need(
-                f"{error}. A rank needs {self.slots.count * layout.size:,} bytes for its three snapshots"
-            )
-            return direct.save(step, lambda: layout, replicated=replicated, durable=durable)
+        direct = DirectSaves(self.own, self.arena, self._store, self._durable)
+        until = time.monotonic() + (_ROOM_WITHIN if durable and direct.stores else 0.0)
+        while True:
+            slot = self.slots.choose()
+            if slot is not None:
+                layout = plan()
+                try:
+                    return self._copy(layout, slot, step, replicated=replicated, durable=durable)
+                except NoRoom as error:
+                    if not self.slots.leased:
+                        size = self.slots.count * layout.size
+                        direct.announce_need(f"{error}. A rank needs {size:,} bytes for its three snapshots")
+                        return self._store_directly(direct).save(
+                            step, lambda layout=layout: layout, replicated=replicated, durable=durable
+                        )
+            elif direct.is_needed:
+                return self._store_directly(direct).save(step, plan, replicated=replicated, durable=durable)
+            if time.monotonic() >= until:
+                break
+            # Until other ranks have saved what this one has, or the storage has taken what is copied to it.
+            time.sleep(_LOOK)
+        if durable and self._durable is not None:
+            self._durable.refuse(step, f"no room to save it within {_ROOM_WITHIN:.0f} s")
+        return False
+
+    def _copy(self, layout: Layout, slot: Slot, step: int, *, replicated: bool, durable: bool) -> bool:
+        """Copies a state into a slot; raises NoRoom if it does not fit."""
+        room = slot.begin(layout.size)
         layout.copy_into(room)
         self.slots.stage(slot, step)
         header = snapshot_header(self.own, step, layout, replicated=replicated)
@@ -423,14 +450,14 @@ class _World:
                 self._staged.task_done()
 
     def _finish(self, slot: Slot, room: memoryview | None, header: Header, durable: bool) -> None:
+        durably: DurableCheckpoints | None = None
         try:
             begun = time.thread_time()
             if room is not None:
                 header = replace(header, checksum=fingerprint(room))
                 slot.finish(header)
-            durably = self._durable if room is not None else None
-            if durably is not None and not (durable or durably.is_announced(header.step)):
-                durably = None
+                if self._durable is not None and (durable or self._durable.is_announced(header.step)):
+                    durably = self._durable
             content = slot.read() if room is None else room
             crc = verified_crc32(content, header) if durably is not None or self._peers.wanted else 0
             self._peers.copy(slot, header, number=self.slots.number(slot), crc32=crc)
@@ -442,5 +469,7 @@ class _World:
         except (OSError, RuntimeError) as error:
             # The store ends with its generation, and this process with it.
             logger.debug("step %d is not complete: %s", header.step, error)
+            if durably is not None:
+                durably.refuse(header.step, str(error))
         finally:
             self.slots.finish(slot)

@@ -55,6 +55,11 @@ class DirectSaves:
         self._problem = ""
 
     @property
+    def stores(self) -> bool:
+        """Whether the job has a storage."""
+        return self._durably is not None
+
+    @property
     def is_needed(self) -> bool:
         """Whether another rank keeps no snapshots, so that no step will be complete, and steps are stored directly."""
         return self._durably is not None and self._store.check([_NO_ROOM])
@@ -88,6 +93,7 @@ class DirectSaves:
         if durably is None or not (durable or durably.is_announced(step)):
             return False
         if not durably.wait_until_taken(_PATIENCE if durable else 0.0):
+            durably.refuse(step, "the room for a step is taken: the storage has not taken the one before")
             return False
         layout = plan()
         try:
@@ -97,6 +103,7 @@ class DirectSaves:
             log = logger.debug if problem == self._problem else logger.warning
             log("perdure: step %d is not stored: %s. Set TMPDIR to a folder with room", step, problem)
             self._problem = problem
+            durably.refuse(step, problem)
             return False
         lease = _Room(descriptor)
         try:

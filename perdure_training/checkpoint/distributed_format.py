@@ -11,9 +11,9 @@ import io
 import json
 import pickle
 import struct
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from torch.distributed.checkpoint.planner import LoadItemType, SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from perdure_training.checkpoint.differing import Digest, checksum_of, differing_names, of_rank
 from perdure_training.checkpoint.staging import Parts, is_split
 
 METADATA = ".metadata"
@@ -46,10 +47,26 @@ class RankPlanner(DefaultSavePlanner):
     def __init__(self, contents: Mapping[int, torch.Tensor]) -> None:
         super().__init__()
         self._contents = contents
+        self._names: dict[str, str] = {}
+
+    def digests(self, plan: SavePlan) -> dict[MetadataIndex, Digest]:
+        """Returns what tells whether another rank has the same values as this one."""
+        return {item.index: self._digest(item) for item in plan.items}
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Takes names that are the rank's own, each with the name in the state."""
+        self._names = dict(names)
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        found = cast("dict[str, Any]", self.state_dict)[index.fqn]  # pyright: ignore[reportUnknownMemberType]
-        return self._contents[id(found)] if is_split(found) else super().lookup_object(index)
+        name = self._names.get(index.fqn, index.fqn)
+        found = cast("dict[str, Any]", self.state_dict)[name]  # pyright: ignore[reportUnknownMemberType]
+        return self._contents[id(found)] if is_split(found) else super().lookup_object(replace(index, fqn=name))
+
+    def _digest(self, item: WriteItem) -> Digest:
+        tensor = item.tensor_data
+        kind = (item.type, tensor.properties.dtype, tensor.size) if tensor is not None else (item.type,)
+        checksum = checksum_of(self.lookup_object(item.index))
+        return Digest(kind, checksum, is_split=item.type is WriteItemType.SHARD)
 
 
 @dataclass(frozen=True)
@@ -79,6 +96,32 @@ def planner_of(parts: Parts, *, rank: int, each_rank: frozenset[str] = frozenset
     state = apart(parts.state, rank=rank, each_rank=each_rank)
     planner.set_up_planner(state, is_coordinator=rank == 0)  # pyright: ignore[reportUnknownMemberType]
     return planner
+
+
+def plan_together(
+    planner: RankPlanner, plans: Sequence[tuple[SavePlan, Mapping[MetadataIndex, Digest]]]
+) -> tuple[list[SavePlan], Metadata, frozenset[str]]:
+    """Decides which rank stores what, as rank 0.
+
+    Args:
+        planner: The one of rank 0.
+        plans: The plan of each rank with its digests.
+
+    Returns:
+        The plan of each rank, the checkpoint's metadata, and the names whose values differ between ranks, so that each
+        rank stores its own.
+
+    Raises:
+        ValueError: if the plans do not belong together.
+    """
+    differ, split = differing_names([digests for _, digests in plans])
+    if split:
+        names = ", ".join(sorted(split)[:8])
+        raise ValueError(f"{names}: ranks have other values in the same part of a DTensor; expected the same on each")
+    size = len(plans)
+    own = [of_rank(plan, differ, rank=rank, world_size=size) for rank, (plan, _) in enumerate(plans)]
+    finals, metadata = planner.create_global_plan(own)
+    return finals, metadata, frozenset(differ)
 
 
 def apart(state: Mapping[str, Any], *, rank: int, each_rank: frozenset[str]) -> dict[str, Any]:
@@ -120,32 +163,47 @@ def metadata_file(metadata: Metadata, results: list[list[WriteResult]]) -> bytes
     return pickle.dumps(metadata)
 
 
-def load(target: dict[str, Any], *, metadata: bytes, read: ReadRange) -> None:
-    """Loads a checkpoint: the tensors of `target` are changed in place, other values are replaced.
+def read_metadata(content: bytes) -> Metadata:
+    """Reads a checkpoint's `.metadata`, which the job's own ranks wrote, and which was verified."""
+    return cast("Metadata", pickle.loads(content))
 
-    Args:
-        target: The state, which may be split over another number of ranks than the one that was stored.
-        metadata: The content of `.metadata`.
-        read: Reads from the checkpoint's other files.
 
-    Raises:
-        KeyError: if the checkpoint lacks a part of `target`, or has it in another size.
-    """
-    # Written by the job's own ranks, and verified.
-    described = cast("Metadata", pickle.loads(metadata))
-    planner = DefaultLoadPlanner()
-    planner.set_up_planner(target, described, is_coordinator=True)  # pyright: ignore[reportUnknownMemberType]
-    try:
-        [plan] = planner.create_global_plan([planner.create_local_plan()])
-    except (RuntimeError, ValueError) as error:
-        raise KeyError(f"the checkpoint does not have the state that is restored: {error}") from error
-    places = cast("dict[MetadataIndex, _StorageInfo]", described.storage_data)
-    for item in planner.finish_plan(plan).items:
-        place = places[item.storage_index]
-        content = io.BytesIO(read(place.relative_path, place.offset, place.length))
-        if item.type is LoadItemType.BYTE_IO:
-            planner.load_bytes(item, content)
-        else:
+class Loading:
+    """The plan to load a checkpoint into a state; nothing of the state is changed before `read`."""
+
+    def __init__(self, target: dict[str, Any], metadata: Metadata) -> None:
+        """Plans what is read.
+
+        Args:
+            target: The state, which may be split over another number of ranks than the one that was stored.
+            metadata: The checkpoint's, with the names that the state has.
+        """
+        self._metadata = metadata
+        self._planner = DefaultLoadPlanner()
+        self._planner.set_up_planner(target, metadata, is_coordinator=True)  # pyright: ignore[reportUnknownMemberType]
+        self.problem = ""
+        """Why the checkpoint does not have the state: it lacks a part, or has it in another form; empty if it has."""
+        try:
+            [plan] = self._planner.create_global_plan([self._planner.create_local_plan()])
+            self._plan = self._planner.finish_plan(plan)
+        except (RuntimeError, ValueError) as error:
+            self.problem = str(error)
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all values, as the checkpoint names them."""
+        return cast("dict[str, Any]", self._planner.state_dict).keys()  # pyright: ignore[reportUnknownMemberType]
+
+    def read(self, read: ReadRange) -> None:
+        """Loads the checkpoint: the tensors of the state are changed in place, other values are replaced."""
+        planner = self._planner
+        places = cast("dict[MetadataIndex, _StorageInfo]", self._metadata.storage_data)
+        for item in self._plan.items:
+            place = places[item.storage_index]
+            content = io.BytesIO(read(place.relative_path, place.offset, place.length))
+            if item.type is LoadItemType.BYTE_IO:
+                planner.load_bytes(item, content)
+                continue
             tensor = torch.load(content, map_location="cpu", weights_only=True)
             for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                 tensor = tensor.narrow(dimension, start, length)
@@ -154,11 +212,10 @@ def load(target: dict[str, Any], *, metadata: bytes, read: ReadRange) -> None:
             planner.commit_tensor(item, room)
 
 
-def names_in(metadata: bytes) -> dict[str, set[str]]:
+def names_in(metadata: Metadata) -> dict[str, set[str]]:
     """Returns the names of the state that a checkpoint has, each with the names in it."""
-    described = cast("Metadata", pickle.loads(metadata))
     names: dict[str, set[str]] = {}
-    for path in cast("dict[str, tuple[Any, ...]]", described.planner_data).values():
+    for path in cast("dict[str, tuple[Any, ...]]", metadata.planner_data).values():
         names.setdefault(str(path[0]), set()).update(map(str, path[1:2]))
     return names
 

@@ -1,37 +1,41 @@
 """Durable checkpoints: has snapshots copied to the job's storage, and restores from there.
 
-The ranks agree on a step that they will all save, keep that snapshot from being overwritten, plan who stores what, and
+The ranks agree on a step that they all store, keep that snapshot from being overwritten, plan who stores what, and
 hand the snapshot to the agents, as open files. Training does not wait for any of this. A checkpoint that cannot be
-stored is given up; the next one is another try.
+stored is given up; the next one is another try. Of steps that are requested faster than the storage takes them, the
+newest is stored.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import logging
 import os
-import pickle
-import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, SupportsFloat, cast
+from typing import Any, SupportsFloat
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh
 
-from perdure_training.checkpoint.distributed_format import (
-    METADATA,
-    load,
-    metadata_file,
-    names_in,
-    plan_file,
-    planner_of,
-)
+from perdure_training.checkpoint.differing import name_of_rank
+from perdure_training.checkpoint.distributed_format import metadata_file, plan_file, plan_together, planner_of
+from perdure_training.checkpoint.durable_requests import DurableRequests, Request, Snapshot
 from perdure_training.checkpoint.schedule import Schedule
 from perdure_training.checkpoint.staging import read_parts
+from perdure_training.checkpoint.store_round import (
+    CHOICE,
+    FINAL,
+    OFFER,
+    PLAN,
+    RESULTS,
+    RankFailed,
+    StoreRound,
+    Superseded,
+)
+from perdure_training.checkpoint.stored import PATIENCE, StoredCheckpoints
 from perdure_training.checkpoint.world import RankIdentity, connect
 from perdure_training.snapshots.arena import PAGE, Header, Lease, crc32
 from perdure_training.storage_link import Json, StorageAway, StorageLink, StorageProblem, find_storage
@@ -41,35 +45,20 @@ logger = logging.getLogger(__name__)
 Metrics = Mapping[str, SupportsFloat] | None
 """What was measured, by name."""
 
-_PLANNED_WITHIN = timedelta(minutes=3)
-"""Time in which all ranks must have planned a checkpoint: a rank that has not saved the step never does."""
+_SAVED_WITHIN = 180.0
+"""Seconds in which all ranks must have saved a step that one of them stores: a rank that has not then never does."""
 _COMMITTED_WITHIN = 1800.0
-"""Seconds after which rank 0 gives up a checkpoint whose parts it cannot know about."""
+"""Seconds after which a rank gives up a checkpoint whose other parts it cannot know about."""
 _LOOK = 5.0
 """Seconds of one request whether a checkpoint is committed."""
 _AGENT_RESTARTS = 120.0
 """Seconds for which a part is offered to an agent that is away."""
-_RESTORE_PATIENCE = 600.0
-"""Seconds for which a restore waits for its agent and the storage: to begin anew would cost the whole training."""
 _AGENT_PATIENCE = 60.0
 """Seconds for which a world waits to learn whether its job stores checkpoints."""
-_QUEUED = 1
-"""Checkpoints that may wait for the one in progress; each keeps a slot from being used."""
+_VERDICT_WITHIN = 10.0
+"""Seconds beside its own timeout that a rank waits to learn from rank 0 whether a step is durable."""
 _MEASURED = 64
 """Steps whose metrics are remembered: more than are saved while one is stored."""
-_ANNOUNCED = "durable/target"
-_COMMITTED = "durable/committed"
-
-
-@dataclass(frozen=True)
-class _Snapshot:
-    """A snapshot that is to be stored."""
-
-    header: Header
-    content: memoryview
-    lease: Lease
-    crc32: int | None
-    """Of the content, for the agent; None if it is not known yet."""
 
 
 class DurableCheckpoints:
@@ -78,6 +67,7 @@ class DurableCheckpoints:
     Invariants:
         - No call waits for storage, except for `restore` and `wait`.
         - A snapshot is leased from before it may be overwritten until the agent has copied it.
+        - All ranks store the same steps: the newest that was requested when the one before it was stored.
     """
 
     def __init__(
@@ -89,6 +79,7 @@ class DurableCheckpoints:
         *,
         meshes: Sequence[DeviceMesh],
         each_rank: frozenset[str],
+        replicated: bool,
     ) -> None:
         """Creates the object, and the thread that stores.
 
@@ -98,7 +89,8 @@ class DurableCheckpoints:
             link: The node's agent.
             schedule: When the job's checkpoints are due; None if it stores none.
             meshes: The device meshes of the state.
-            each_rank: Names in the state whose values differ between ranks.
+            each_rank: Names in the state of which each rank has its own value, and a new rank keeps its own.
+            replicated: Every rank's state is the same.
         """
         self._own = own
         self._link = link
@@ -107,20 +99,22 @@ class DurableCheckpoints:
         self._each_rank = each_rank
         stage = own.folder.name
         self._place = "/".join([*([stage] if stage != "stage-0" else []), *([name] if name != "state" else [])])
-        self._queue: queue.Queue[_Snapshot] = queue.Queue()
-        self._unfinished = threading.Condition()
-        self._waiting = 0
+        self._stored = StoredCheckpoints(own, link, place=self._place, each_rank=each_rank, replicated=replicated)
+        self._requests = DurableRequests()
+        self._in_progress = ""
+        """The folder of the checkpoint that is being stored."""
         self._announced = -1
         self._order = 0
         """The newest request that the announced step answers."""
-        self._target = -1
-        """The last step whose storing has begun."""
-        self._committed = -1
         self._metrics: dict[int, dict[str, float]] = {}
+        self._waits: Counter[int] = Counter()
+        """How often the script has waited for a step: all ranks count alike."""
+        self._named: frozenset[str] = frozenset()
+        """The names of which a warning has said that their values differ between ranks."""
         if schedule is not None:
             self._announcing = connect(own, name)
             self._asking = connect(own, name)
-            self._planning = connect(own, name, timeout=_PLANNED_WITHIN)
+            self._storing = connect(own, name)
             threading.Thread(target=self._run, name="perdure-durable", daemon=True).start()
 
     @property
@@ -160,11 +154,11 @@ class DurableCheckpoints:
             every: The number of steps between two saves.
         """
         schedule = self._schedule
-        if schedule is None or self._own.rank or self._waiting or step <= self._announced:
+        if schedule is None or self._own.rank or self._requests.is_busy or step <= self._announced:
             return
         if (target := schedule.next_target(step, every=every, orders=self._link.orders())) is not None:
             self._announced, self._order = target, schedule.order
-            self._announcing.set(_ANNOUNCED, str(target))
+            self._announcing.set(_announcement(target), "")
 
     def measured(self, step: int, metrics: Metrics) -> None:
         """Remembers, as rank 0, what the script measured at a step that may be stored."""
@@ -176,84 +170,146 @@ class DurableCheckpoints:
 
     def is_announced(self, step: int) -> bool:
         """Whether all ranks store this step. One thread calls it."""
-        if self._schedule is None:
-            return False
-        return self._asking.check([_ANNOUNCED]) and int(self._asking.get(_ANNOUNCED)) == step
+        return self._schedule is not None and self._asking.check([_announcement(step)])
+
+    def expect(self, step: int) -> None:
+        """Records that the script requests to store a step, which `store` or `refuse` follows."""
+        if self._schedule is not None:
+            self._requests.expect(step)
 
     def store(self, header: Header, content: memoryview, lease: Lease, *, crc32: int | None) -> None:
-        """Has a snapshot stored, by another thread."""
-        with self._unfinished:
-            if self._schedule is None or self._waiting > _QUEUED:
-                if self._schedule is not None:
-                    logger.warning(
-                        "perdure: step %d is not stored: the storage has not taken the last ones", header.step
-                    )
-                lease.end()
-                return
-            self._waiting += 1
-            self._target = header.step
-        self._queue.put(_Snapshot(header, content, lease, crc32))
+        """Has a snapshot stored, by another thread, unless a newer one is to be stored by then."""
+        if self._schedule is None:
+            lease.end()
+            return
+        self._requests.add(Request(header.step, Snapshot(header, content, lease, crc32)))
+
+    def refuse(self, step: int, problem: str) -> None:
+        """Records that this rank cannot store a step that all ranks are to store, so that the others do not wait."""
+        if self._schedule is not None:
+            self._requests.add(Request(step, None, problem))
 
     def wait_until_taken(self, timeout: float) -> bool:
         """Waits until no snapshot of this rank is being stored; returns whether that is so within `timeout`."""
-        with self._unfinished:
-            return self._unfinished.wait_for(lambda: not self._waiting, timeout)
+        return self._requests.wait_until_taken(timeout)
 
     def wait(self, timeout: float) -> bool:
-        """Waits until nothing is being stored; returns whether the last checkpoint was committed within `timeout`."""
+        """Waits until the newest step that was to be stored is durable; returns whether it is within `timeout`, the
+        same on all ranks. A warning says why it is not."""
         if self._schedule is None:
             return False
+        step = self._requests.requested
+        if step < 0:
+            return True
+        self._waits[step] += 1
+        key = f"durable/verdict/{step}/{self._waits[step]}"
+        if self._own.rank == 0:
+            problem = self._requests.wait_for_outcome(step, timeout)
+            if problem is None:
+                problem = f"not stored within {timeout:g} s"
+            self._announcing.set(key, problem)
+        else:
+            problem = self._verdict(key, timeout + _VERDICT_WITHIN)
+        if problem:
+            here = self._problem_here()
+            here = f"; on this node: {here}" if here and here not in problem else ""
+            logger.warning("perdure: step %d is not durable: %s%s", step, problem, here)
+        return not problem
+
+    def _verdict(self, key: str, timeout: float) -> str:
+        """Why rank 0 says that a step is not durable; empty if it is."""
         until = time.monotonic() + timeout
-        done = self.wait_until_taken(timeout)
-        while done and self._own.rank and time.monotonic() < until:
-            # Only rank 0 asks its agent.
-            if self._announcing.check([_COMMITTED]) and int(self._announcing.get(_COMMITTED)) >= self._target:
-                return True
-            time.sleep(0.1)
-        return done and self._committed >= self._target
+        while not self._announcing.check([key]):
+            if time.monotonic() >= until:
+                return f"rank 0 has not said within {timeout:g} s that it is"
+            # Not a wait in the store, during which no signal is handled.
+            time.sleep(0.05)
+        return self._announcing.get(key).decode()
+
+    def _problem_here(self) -> str:
+        """Why this node cannot store its part of the checkpoint in progress, as far as its agent knows."""
+        if not self._in_progress:
+            return ""
+        try:
+            answer = self._link.ask({"request": "await", "folder": self._in_progress, "within": 0}, within=_LOOK)
+        except (StorageAway, StorageProblem) as error:
+            return str(error)
+        return str(answer.get("given_up") or answer.get("delayed_by") or "")
 
     # Storing
 
     def _run(self) -> None:
-        while True:
-            snapshot = self._queue.get()
-            step = snapshot.header.step
+        own = self._own
+        for number in itertools.count():
+            step = self._requests.offer()
+            ranks = StoreRound(self._storing, number, rank=own.rank, world_size=own.world_size)
             try:
-                self._store(snapshot)
-            except (StorageAway, StorageProblem) as error:
-                logger.warning("perdure: step %d was not stored, and the next one will be tried: %s", step, error)
+                self._store_together(ranks, step)
             except Exception as error:
                 # The store ends with its generation. Nothing here may end the training.
-                logger.warning("perdure: step %d was not stored: %s: %s", step, type(error).__name__, error)
-            finally:
-                snapshot.lease.end()
-                with self._unfinished:
-                    self._waiting -= 1
-                    self._unfinished.notify_all()
+                self._requests.end(f"{type(error).__name__}: {error}")
+                logger.debug("no further step of generation %d is stored: %s", own.generation, error)
+                return
 
-    def _store(self, snapshot: _Snapshot) -> None:
-        own, header = self._own, snapshot.header
-        checksum = crc32(snapshot.content) if snapshot.crc32 is None else snapshot.crc32
-        order = self._order if header.step == self._announced else 0
+    def _store_together(self, ranks: StoreRound, offered: int) -> None:
+        """Has all ranks store the newest step that one of them has offered."""
+        own, requests, step = self._own, self._requests, offered
         begun = time.monotonic()
+        try:
+            offers = ranks.gather(OFFER, offered, within=_SAVED_WITHIN)
+            if offers is not None:
+                ranks.tell_all(CHOICE, max(offers))
+            step = ranks.learn(CHOICE, within=None)
+            self._store(ranks, requests.take(step, within=_SAVED_WITHIN), begun)
+        except Superseded as error:
+            logger.debug("step %d is not stored: %s", step, error)
+            ranks.fail(error)
+        except RankFailed as error:
+            self._record(step, str(error), ranks)
+        except Exception as error:
+            known = isinstance(error, StorageAway | StorageProblem)
+            problem = f"rank {own.rank}: {error if known else f'{type(error).__name__}: {error}'}"
+            self._record(step, problem, ranks)
+        else:
+            self._record(step, "", ranks)
+        finally:
+            requests.finish(step)
+
+    def _record(self, step: int, problem: str, ranks: StoreRound) -> None:
+        """Records what became of a step, and tells it to those who do not know it."""
+        if problem:
+            ranks.fail(StorageProblem(problem))
+        if self._own.rank:
+            return
+        if problem:
+            logger.warning("perdure: step %d was not stored, and the next one will be tried: %s", step, problem)
+            self._report_problem(step, problem)
+        self._requests.conclude(step, problem)
+
+    def _store(self, ranks: StoreRound, request: Request, begun: float) -> None:
+        """Stores this rank's part, and as rank 0 waits until the checkpoint is committed."""
+        own, snapshot = self._own, request.taken()
+        header = snapshot.header
+        order = self._order if header.step >= self._announced else 0
+        checksum = crc32(snapshot.content) if snapshot.crc32 is None else snapshot.crc32
         parts = read_parts(snapshot.content, index_at=header.index_at, meshes=self._meshes)
         planner = planner_of(parts, rank=own.rank, each_rank=self._each_rank)
-        key = f"durable/{header.step}"
-        self._tell(f"{key}/plan/{own.rank}", planner.create_local_plan())
-        plans = self._gather(f"{key}/plan")
+        plan = planner.create_local_plan()
+        digests = planner.digests(plan) if own.world_size > 1 else {}
+        plans = ranks.gather(PLAN, (plan, digests), within=_COMMITTED_WITHIN)
         metadata: Any = None
         if plans is not None:
-            finals, metadata = planner.create_global_plan(plans)
-            folder = f"step-{header.step}-{os.environ.get('PERDURE_RUN_ID', 'run')}-{own.generation}"
-            folder = f"{self._place}/{folder}" if self._place else folder
-            for rank, final in enumerate(finals):
-                self._tell(f"{key}/final/{rank}", (folder, final))
-        folder, final = self._learn(f"{key}/final/{own.rank}")
+            finals, metadata, differ = plan_together(planner, plans)
+            self._warn_of(differ)
+            folder = self._folder(header.step)
+            ranks.tell_each(FINAL, [(folder, final, differ) for final in finals])
+        folder, final, differ = ranks.learn(FINAL, own=True, within=_COMMITTED_WITHIN)
+        self._in_progress = folder
+        planner.rename({name_of_rank(name, rank=own.rank, world_size=own.world_size): name for name in differ})
         file = plan_file(planner.finish_plan(final), planner, snapshot.content, rank=own.rank)
-        self._tell(f"{key}/results/{own.rank}", file.results)
-        results = self._gather(f"{key}/results")
+        results = ranks.gather(RESULTS, file.results, within=_COMMITTED_WITHIN)
         others = [] if results is None else [metadata_file(metadata, results)]
-        request: Json = {
+        message: Json = {
             "request": "store",
             "folder": folder,
             "step": header.step,
@@ -266,14 +322,30 @@ class DurableCheckpoints:
             "metrics": self._metrics.get(header.step, {}),
             "snapshot": {"offset": PAGE, "size": header.size, "checksum": checksum},
         }
-        self._hand_over(request, snapshot.lease, [file.recipe, *others])
+        self._hand_over(message, snapshot.lease, [file.recipe, *others])
+        snapshot.lease.end()
         if results is not None:
-            self._until_committed(folder, header.step, begun)
+            self._until_committed(ranks, folder)
+            logger.info("perdure: step %d is durable after %.1f s", header.step, time.monotonic() - begun)
             if self._schedule is not None:
                 self._schedule.finish(order)
-            for kind in ("plan", "final", "results"):
-                for rank in range(own.world_size):
-                    self._planning.delete_key(f"{key}/{kind}/{rank}")
+            self._storing.delete_key(_announcement(header.step))
+            ranks.forget()
+
+    def _folder(self, step: int) -> str:
+        folder = f"step-{step}-{os.environ.get('PERDURE_RUN_ID', 'run')}-{self._own.generation}"
+        return f"{self._place}/{folder}" if self._place else folder
+
+    def _warn_of(self, differ: frozenset[str]) -> None:
+        """Warns once of values that only a world of the same size can load."""
+        if new := sorted(differ - self._named):
+            self._named |= differ
+            names = ", ".join(new[:8]) + (f" and {len(new) - 8} more" if len(new) > 8 else "")
+            logger.warning(
+                "perdure: values differ between ranks, and are stored for each of them, for worlds of %d: %s",
+                self._own.world_size,
+                names,
+            )
 
     def _hand_over(self, request: Json, lease: Lease, contents: Sequence[bytes]) -> None:
         """Has the agent copy this rank's part, and waits until it has."""
@@ -297,7 +369,7 @@ class DurableCheckpoints:
             for file in files:
                 os.close(file)
 
-    def _until_committed(self, folder: str, step: int, begun: float) -> None:
+    def _until_committed(self, ranks: StoreRound, folder: str) -> None:
         """Waits until the control plane has committed the checkpoint."""
         until = time.monotonic() + _COMMITTED_WITHIN
         while time.monotonic() < until:
@@ -305,115 +377,31 @@ class DurableCheckpoints:
                 {"request": "await", "folder": folder, "within": _LOOK}, patience=_AGENT_RESTARTS
             )
             if answer.get("committed"):
-                self._committed = step
-                self._planning.set(_COMMITTED, str(step))
-                logger.info("perdure: step %d is durable after %.1f s", step, time.monotonic() - begun)
                 return
             if answer.get("given_up"):
                 raise StorageProblem(str(answer["given_up"]))
+            ranks.check()
         raise StorageProblem("not all parts were stored and committed in time")
 
     # Restoring
 
     def restore(self, state: dict[str, Any], store: Store) -> tuple[int, str, dict[str, Any]] | None:
-        """Loads the newest checkpoint that is complete and undamaged.
+        """Loads the newest checkpoint that is complete and undamaged; see `StoredCheckpoints.restore`."""
+        return self._stored.restore(state, store)
 
-        Args:
-            state: What is restored: values, and the state dicts of objects. Tensors are changed in place.
-            store: The generation's store.
-
-        Returns:
-            The step, the checkpoint's folder, and the state; None if there is no checkpoint.
-
-        Raises:
-            StorageAway: if the agent did not answer for long, or could not reach the storage.
-            StorageProblem: if the storage cannot be read.
-            KeyError: if the checkpoint has another state.
-        """
-        own = self._own
-        listed: list[Json] = []
-        if own.rank == 0:
-            request: Json = {"request": "list", "place": self._place}
-            answer = self._link.insist(request, patience=_RESTORE_PATIENCE)
-            listed = answer["checkpoints"]
-            if steps := answer.get("distrusted"):
-                logger.warning(
-                    "perdure: checkpoints in storage are not loaded, as the job failed after their restore: step%s %s",
-                    "s" if len(steps) > 1 else "",
-                    ", ".join(map(str, steps)),
-                )
-            store.set("durable/found", json.dumps(listed))
-        listed = json.loads(store.get("durable/found"))
-        for number, found in enumerate(listed):
-            folder, step = str(found["folder"]), int(found["step"])
-            damage = self._damage(folder)
-            store.set(f"durable/damage/{number}/{own.rank}", damage)
-            damages = [store.get(f"durable/damage/{number}/{rank}").decode() for rank in range(own.world_size)]
-            if any(damages):
-                if own.rank == 0:
-                    logger.warning(
-                        "perdure: the checkpoint of step %d in storage is not loaded: %s",
-                        step,
-                        "; ".join(filter(None, damages)),
-                    )
-                continue
-            return step, folder, self._load(folder, state)
-        return None
+    def _report_problem(self, step: int, problem: str) -> None:
+        """Has the control plane learn of a problem that no agent knows."""
+        self._tell_agent({"request": "failed", "folder": self._folder(step), "step": step, "problem": problem})
 
     def _report(self, step: int, facts: Json) -> None:
-        if self._own.rank:
-            return
+        if self._own.rank == 0:
+            self._tell_agent({"request": "restored", "step": step, **facts})
+
+    def _tell_agent(self, message: Json) -> None:
         try:
-            self._link.ask(
-                {"request": "restored", "step": step, "generation": self._own.generation, **facts}, within=5.0
-            )
+            self._link.ask({**message, "generation": self._own.generation}, within=5.0)
         except (StorageAway, StorageProblem) as error:
-            logger.debug("the restore is not reported: %s", error)
-
-    def _damage(self, folder: str) -> str:
-        """Why a checkpoint cannot be loaded, as far as this rank has looked; empty if it can."""
-        share = {"request": "verify", "folder": folder, "share": [self._own.rank, self._own.world_size]}
-        try:
-            return str(self._link.insist(share, patience=_RESTORE_PATIENCE)["damage"])
-        except StorageProblem as error:
-            return str(error)
-
-    def _load(self, folder: str, state: dict[str, Any]) -> dict[str, Any]:
-        def read(name: str, offset: int, length: int) -> bytearray:
-            request = {"request": "read", "folder": folder, "name": name, "offset": offset, "length": length}
-            return self._link.read(request, patience=_RESTORE_PATIENCE)
-
-        request = {"request": "read", "folder": folder, "name": METADATA}
-        metadata = bytes(self._link.read(request, patience=_RESTORE_PATIENCE))
-        saved = names_in(metadata)
-        if saved.keys() != state.keys():
-            raise KeyError(f"the checkpoint has {sorted(saved)}, the state has {sorted(state)}: restore what was saved")
-        own = f"rank-{self._own.rank}"
-        # A world with more ranks than were saved leaves the others' generators as they are.
-        differs = {name for name in self._each_rank if own in saved[name]}
-        target = {name: value for name, value in state.items() if name not in self._each_rank}
-        target |= {name: {own: state[name]} for name in differs}
-        for name, value in target.items():
-            if isinstance(value, dict) and value.keys() >= {"state", "param_groups"} and "state" not in saved[name]:
-                # An optimizer that had made no step was saved without state, and is new again.
-                target[name] = {**value, "state": {}}
-        load(target, metadata=metadata, read=read)
-        return {name: value[own] if name in differs else value for name, value in target.items()}
-
-    # The ranks' store
-
-    def _tell(self, key: str, value: object) -> None:
-        # Its stub lacks bytes.
-        self._planning.set(key, cast("Any", pickle.dumps(value)))
-
-    def _learn(self, key: str) -> Any:
-        return pickle.loads(self._planning.get(key))
-
-    def _gather(self, key: str) -> list[Any] | None:
-        """Returns all ranks' values on rank 0, None elsewhere."""
-        if self._own.rank:
-            return None
-        return [self._learn(f"{key}/{rank}") for rank in range(self._own.world_size)]
+            logger.debug("the agent does not take the report %r: %s", message["request"], error)
 
 
 def connect_storage(
@@ -422,6 +410,7 @@ def connect_storage(
     *,
     meshes: Callable[[], Sequence[DeviceMesh]],
     each_rank: frozenset[str],
+    replicated: bool,
     stored: bool,
     required: bool,
 ) -> DurableCheckpoints | None:
@@ -431,7 +420,8 @@ def connect_storage(
         own: This rank.
         name: The checkpointer's name.
         meshes: Returns the device meshes of the state.
-        each_rank: Names in the state whose values differ between ranks.
+        each_rank: Names in the state of which each rank has its own value, and a new rank keeps its own.
+        replicated: Every rank's state is the same.
         stored: Whether this state may be stored.
         required: Whether to insist on an answer.
 
@@ -443,16 +433,16 @@ def connect_storage(
         return None
     try:
         request: Json = {"request": "hello", "generation": own.generation, "saves": stored}
-        hello = link.insist(request, patience=_RESTORE_PATIENCE if required else _AGENT_PATIENCE)
+        hello = link.insist(request, patience=PATIENCE if required else _AGENT_PATIENCE)
     except StorageAway as error:
         if required:
             raise
         logger.warning("perdure: no checkpoints in storage: %s", error)
         return None
     if not (stored and hello.get("stores")):
-        return DurableCheckpoints(own, name, link, None, meshes=(), each_rank=each_rank)
+        return DurableCheckpoints(own, name, link, None, meshes=(), each_rank=each_rank, replicated=replicated)
     schedule = Schedule(every_steps=hello.get("every_steps"), every_seconds=hello.get("every_s"))
-    return DurableCheckpoints(own, name, link, schedule, meshes=meshes(), each_rank=each_rank)
+    return DurableCheckpoints(own, name, link, schedule, meshes=meshes(), each_rank=each_rank, replicated=replicated)
 
 
 def _in_memory(content: bytes) -> int:
@@ -462,3 +452,7 @@ def _in_memory(content: bytes) -> int:
     while view:
         view = view[os.write(descriptor, view) :]
     return descriptor
+
+
+def _announcement(step: int) -> str:
+    return f"durable/announced/{step}"

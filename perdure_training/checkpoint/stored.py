@@ -1,0 +1,154 @@
+"""Restores a state from the job's storage: which checkpoint is undamaged, and what each rank loads of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+from perdure_training.checkpoint.differing import OwnView, own_view
+from perdure_training.checkpoint.distributed_format import METADATA, Loading, names_in, read_metadata
+from perdure_training.checkpoint.world import RankIdentity
+from perdure_training.storage_link import Json, StorageLink, StorageProblem
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 600.0
+"""Seconds for which a restore waits for its agent and the storage: to begin anew would cost the whole training."""
+
+
+class StoredCheckpoints:
+    """The checkpoints of one state in the job's storage, as one rank of a new world sees them.
+
+    Invariants:
+        - All ranks load the same checkpoint, or all of them raise the same error.
+        - Nothing of a state is changed before all ranks know that they can load it.
+    """
+
+    def __init__(
+        self, own: RankIdentity, link: StorageLink, *, place: str, each_rank: frozenset[str], replicated: bool
+    ) -> None:
+        """Creates the object.
+
+        Args:
+            own: This rank.
+            link: The node's agent.
+            place: The folder of the checkpoints within the storage.
+            each_rank: Names in the state that a rank which was not there keeps, such as generators.
+            replicated: Every rank's state is the same.
+        """
+        self._own = own
+        self._link = link
+        self._place = place
+        self._each_rank = each_rank
+        self._replicated = replicated
+
+    def restore(self, state: dict[str, Any], store: Store) -> tuple[int, str, dict[str, Any]] | None:
+        """Loads the newest checkpoint that is complete and undamaged.
+
+        Args:
+            state: What is restored: values, and the state dicts of objects. Tensors are changed in place.
+            store: The generation's store.
+
+        Returns:
+            The step, the checkpoint's folder, and the state; None if there is no checkpoint.
+
+        Raises:
+            StorageAway: if the agent did not answer for long, or could not reach the storage.
+            StorageProblem: if the storage cannot be read.
+            KeyError: if the checkpoint has another state.
+        """
+        own = self._own
+        listed: list[Json] = []
+        if own.rank == 0:
+            request: Json = {"request": "list", "place": self._place}
+            answer = self._link.insist(request, patience=PATIENCE)
+            listed = answer["checkpoints"]
+            if steps := answer.get("distrusted"):
+                logger.warning(
+                    "perdure: checkpoints in storage are not loaded, as the job failed after their restore: step%s %s",
+                    "s" if len(steps) > 1 else "",
+                    ", ".join(map(str, steps)),
+                )
+            store.set("durable/found", json.dumps(listed))
+        listed = json.loads(store.get("durable/found"))
+        for number, found in enumerate(listed):
+            folder, step = str(found["folder"]), int(found["step"])
+            damages = self._share(store, f"durable/damage/{number}", self._damage(folder))
+            if any(damages):
+                if own.rank == 0:
+                    logger.warning(
+                        "perdure: the checkpoint of step %d in storage is not loaded: %s",
+                        step,
+                        "; ".join(filter(None, damages)),
+                    )
+                continue
+            return step, folder, self._load(folder, state, store)
+        return None
+
+    def _share(self, store: Store, key: str, value: Any) -> list[Any]:
+        """Tells all ranks a value; returns those of all."""
+        store.set(f"{key}/{self._own.rank}", json.dumps(value))
+        return [json.loads(store.get(f"{key}/{rank}")) for rank in range(self._own.world_size)]
+
+    def _damage(self, folder: str) -> str:
+        """Why a checkpoint cannot be loaded, as far as this rank has looked; empty if it can."""
+        share = {"request": "verify", "folder": folder, "share": [self._own.rank, self._own.world_size]}
+        try:
+            return str(self._link.insist(share, patience=PATIENCE)["damage"])
+        except StorageProblem as error:
+            return str(error)
+
+    def _load(self, folder: str, state: dict[str, Any], store: Store) -> dict[str, Any]:
+        def read(name: str, offset: int, length: int) -> bytearray:
+            request = {"request": "read", "folder": folder, "name": name, "offset": offset, "length": length}
+            return self._link.read(request, patience=PATIENCE)
+
+        own = self._own
+        request = {"request": "read", "folder": folder, "name": METADATA}
+        metadata = read_metadata(bytes(self._link.read(request, patience=PATIENCE)))
+        view = own_view(metadata, rank=own.rank, world_size=own.world_size, replicated=self._replicated)
+        saved = names_in(metadata)
+        mark = f"rank-{own.rank}"
+        # A world with more ranks than were saved leaves the others' generators as they are.
+        differs = {name for name in self._each_rank if mark in saved.get(name, ())}
+        target = {name: value for name, value in state.items() if name not in self._each_rank}
+        target |= {name: {mark: state[name]} for name in differs}
+        for name, value in target.items():
+            if isinstance(value, dict) and value.keys() >= {"state", "param_groups"} and "state" not in saved[name]:
+                # An optimizer that had made no step was saved without state, and is new again.
+                target[name] = {**value, "state": {}}
+        loading = Loading(target, view.metadata)
+        problem = self._of_another_world(view, loading) or loading.problem
+        reports = self._share(store, f"durable/load/{folder}", {"names": sorted(state), "problem": problem})
+        wanted = {name for report in reports for name in report["names"]}
+        if not state.keys() <= saved.keys() <= wanted:
+            raise KeyError(f"the checkpoint has {sorted(saved)}, the state has {sorted(state)}: restore what was saved")
+        if problems := sorted({report["problem"] for report in reports} - {""}):
+            raise KeyError(f"{folder}: the checkpoint does not have the state that is restored: {'; '.join(problems)}")
+        loading.read(read)
+        return {name: value[mark] if name in differs else value for name, value in target.items()}
+
+    def _of_another_world(self, view: OwnView, loading: Loading) -> str:
+        """Why values that differ between ranks cannot be loaded into a world of this size; empty if they can."""
+        names = [name for name in view.others if name in loading.names]
+        if not names:
+            return ""
+        text = _values(names, {name: view.others[name] for name in names})
+        if not self._replicated:
+            return (
+                f"{text}, and a world of {self._own.world_size} cannot split them anew. Continue with as many ranks; or"
+                " save split tensors as DTensors, and leave out what each rank can begin anew"
+            )
+        if self._own.rank == 0:
+            logger.warning("perdure: %s, although the state is replicated; new ranks take those of rank 0", text)
+        return ""
+
+
+def _values(names: list[str], sizes: Mapping[str, int]) -> str:
+    first = ", ".join(sorted(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    ranks = max(sizes.values())
+    return f"{first} {'differ' if len(names) > 1 else 'differs'} between the {ranks} ranks that saved it"

@@ -1,0 +1,157 @@
+"""Values of one name that differ between ranks: each rank gets its own back from storage, or all are refused it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from perdure_training.checkpoint.differing import checksum_of
+from tests.training.ranks_in_threads import RankThreads, rank_threads
+
+WITHIN = 60.0
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[RankThreads]:
+    with rank_threads(tmp_path) as ranks:
+        yield ranks
+
+
+def states(ranks: int, *, filled: int = 0) -> list[dict[str, Any]]:
+    """Experts and positions of each rank's own, beside weights and a step that all have; new where nothing is filled
+    in."""
+    return [
+        {
+            "weights": torch.full((2000,), float(filled)),
+            "experts": torch.arange(3000, dtype=torch.int64) * filled * (rank + 1),
+            "loader": {"position": filled * (10 + rank), "seed": 7, "order": torch.full((3,), filled * rank)},
+            "step": filled,
+        }
+        for rank in range(ranks)
+    ]
+
+
+def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one["weights"], other["weights"])
+        assert torch.equal(one["experts"], other["experts"])
+        assert torch.equal(one["loader"].pop("order"), other["loader"].pop("order"))
+        assert one["loader"] == other["loader"]
+        assert one["step"] == other["step"]
+
+
+def stored(ranks: RankThreads, step: int, saved: list[dict[str, Any]]) -> None:
+    assert ranks.save(step, saved, durable=True) == [True] * len(saved)
+    assert ranks.wait_until_durable(WITHIN) == [True] * len(saved)
+
+
+def test_each_rank_gets_its_own_values_back_from_storage(ranks: RankThreads, caplog: pytest.LogCaptureFixture):
+    assert ranks.begin(states(3)) == [None] * 3
+    stored(ranks, 1, states(3))
+    assert "differ between ranks" not in caplog.text
+    # They were the same at the first save.
+    for step in (2, 3):
+        stored(ranks, step, states(3, filled=step))
+    assert caplog.text.count("values differ between ranks") == 1
+    assert "for worlds of 3: experts, loader.order, loader.position" in caplog.text
+    again = states(3)
+    assert ranks.begin(again, lose_memory=True) == [3, 3, 3]
+    assert_same(again, states(3, filled=3))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_world_of_another_size_is_refused_values_that_differ_by_name_on_all_ranks(ranks: RankThreads, size: int):
+    ranks.begin(states(3))
+    stored(ranks, 2, states(3, filled=2))
+    untouched = states(size)
+
+    def restore(rank: int) -> str:
+        with pytest.raises(KeyError) as raised:
+            ranks.checkpointers[rank].restore(untouched[rank])
+        return str(raised.value)
+
+    ranks.prepare(size, lose_memory=True)
+    texts = ranks.each(restore)
+    assert len(set(texts)) == 1
+    assert "experts, loader.order, loader.position differ between the 3 ranks that saved it" in texts[0]
+    assert_same(untouched, states(size))
+
+
+def test_ranks_of_another_world_take_the_values_of_rank_0_where_the_script_says_that_any_will_do(
+    ranks: RankThreads, caplog: pytest.LogCaptureFixture
+):
+    ranks.begin(states(2), replicated=True)
+    stored(ranks, 2, states(2, filled=2))
+    again = states(3)
+    assert ranks.begin(again, lose_memory=True, replicated=True) == [2, 2, 2]
+    first, second = states(2, filled=2)
+    assert_same(again, [first, second, states(2, filled=2)[0]])
+    assert "although the state is replicated" in caplog.text
+
+
+def test_ranks_with_tensors_of_other_shapes_and_types_get_their_own(ranks: RankThreads):
+    def parts(filled: int) -> list[dict[str, Any]]:
+        return [
+            {"part": torch.full((4, 2), float(filled))},
+            {"part": torch.full((3,), filled)},
+            {"part": f"text {filled}"},
+        ]
+
+    ranks.begin(parts(0))
+    stored(ranks, 1, parts(1))
+    again = parts(0)
+    assert ranks.begin(again, lose_memory=True) == [1, 1, 1]
+    for one, other in zip(again[:2], parts(1)[:2], strict=True):
+        assert torch.equal(one["part"], other["part"])
+    assert again[2] == parts(1)[2]
+
+
+def test_ranks_with_names_of_their_own_get_them_back(ranks: RankThreads):
+    def experts(filled: int) -> list[dict[str, Any]]:
+        return [{"step": filled, f"expert-{rank}": torch.full((5,), filled * (rank + 1))} for rank in range(2)]
+
+    ranks.begin(experts(0))
+    stored(ranks, 3, experts(3))
+    again = experts(0)
+    assert ranks.begin(again, lose_memory=True) == [3, 3]
+    for rank, (one, other) in enumerate(zip(again, experts(3), strict=True)):
+        assert torch.equal(one[f"expert-{rank}"], other[f"expert-{rank}"])
+
+
+def test_plain_torch_loads_what_is_the_same_on_all_ranks_and_is_refused_the_rest(ranks: RankThreads):
+    ranks.begin(states(2))
+    stored(ranks, 2, states(2, filled=2))
+    [metadata] = ranks.storage.rglob(".metadata")
+    found = {"weights": torch.zeros(2000), "step": 0}
+    load(found, checkpoint_id=metadata.parent)
+    assert found["step"] == 2
+    assert torch.equal(found["weights"], torch.full((2000,), 2.0))
+    with pytest.raises(CheckpointException, match="Missing key in checkpoint state_dict: experts"):
+        load({"experts": torch.zeros(3000, dtype=torch.int64)}, checkpoint_id=metadata.parent)
+
+
+def test_equal_values_have_one_checksum_whatever_their_objects_are():
+    text = "".join(["position", "-1"])
+    assert checksum_of([text, text]) == checksum_of(["position-1", "".join(["position-", "1"])])
+    assert checksum_of({"b", "a", "c"}) == checksum_of(set("cab"))
+    assert checksum_of(torch.zeros(2, 3).t()) == checksum_of(torch.zeros(3, 2))
+    assert checksum_of({"a": 1}) != checksum_of({"a": 2})
+    assert checksum_of((torch.zeros(2),)) != checksum_of((torch.ones(2),))
+    contained: list[Any] = [1]
+    contained.append(contained)
+    assert isinstance(checksum_of(contained), int)
+
+
+def test_a_checkpointer_of_one_rank_computes_no_checksums(ranks: RankThreads, monkeypatch: pytest.MonkeyPatch):
+    def fails(value: object) -> int:
+        raise AssertionError("there is no other rank to compare with")
+
+    monkeypatch.setattr("perdure_training.checkpoint.distributed_format.checksum_of", fails)
+    ranks.begin(states(1))
+    stored(ranks, 1, states(1, filled=1))
