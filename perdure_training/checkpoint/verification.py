@@ -1,8 +1,11 @@
 """The checksum by which ranks verify snapshots: several times faster than CRC-32, and only with torch.
 
-The bytes are 64-bit words in blocks of rows. The words in a column of a block are added up, and the checksum is the
-CRC-32 of the sums. Adding up reads memory at nearly its full speed, and leaves the CRC-32 a sixteenth of the bytes. Any
-damage that is no longer than a row changes the sums, since each sum has at most one of its words.
+The bytes are 64-bit words in blocks of rows. The words of each column of a block are added up, and so are those of each
+run of consecutive words; the checksum is the CRC-32 of all sums. Adding up reads memory at nearly its full speed, and
+the runs are still in the processor's cache. The CRC-32 sees a fifteenth of the bytes, and their order.
+
+Two words of a column are never in the same run. So the sums change with any three words, and with any damage that is no
+longer than a row. Words, runs and rows that change places change them, too, unless their own sums are equal.
 """
 
 from __future__ import annotations
@@ -18,10 +21,13 @@ logger = logging.getLogger(__name__)
 
 _ROWS = 16
 _COLUMNS = 2048
+_RUN = 256
 _WORD = 8
-_BLOCK = _ROWS * _COLUMNS * _WORD
-_BLOCKS_AT_ONCE = 64
-"""Blocks that are added up by one operation: other threads run between two of them."""
+_BLOCK_WORDS = _ROWS * _COLUMNS
+_BLOCK = _BLOCK_WORDS * _WORD
+_WORDS_AT_ONCE = 8 * _BLOCK_WORDS
+"""Words that are added up by one operation: 2 MiB, which stay in the processor's cache. Other threads run between two
+operations."""
 
 
 def fingerprint(content: memoryview) -> int:
@@ -29,13 +35,15 @@ def fingerprint(content: memoryview) -> int:
     value = 0
     whole = len(content) // _BLOCK * _BLOCK
     if whole:
-        words = torch.frombuffer(content, dtype=torch.int64, count=whole // _WORD).view(-1, _ROWS, _COLUMNS)
-        room = bytearray(_BLOCKS_AT_ONCE * _COLUMNS * _WORD)
-        sums = torch.frombuffer(room, dtype=torch.int64).view(-1, _COLUMNS)
-        for start in range(0, len(words), _BLOCKS_AT_ONCE):
-            blocks = words[start : start + _BLOCKS_AT_ONCE]
-            torch.sum(blocks, 1, out=sums[: len(blocks)])
-            value = zlib.crc32(memoryview(room)[: len(blocks) * _COLUMNS * _WORD], value)
+        words = torch.frombuffer(content, dtype=torch.int64, count=whole // _WORD)
+        for start in range(0, len(words), _WORDS_AT_ONCE):
+            piece = words[start : start + _WORDS_AT_ONCE]
+            columns = len(piece) // _ROWS
+            room = bytearray((columns + len(piece) // _RUN) * _WORD)
+            sums = torch.frombuffer(room, dtype=torch.int64)
+            torch.sum(piece.view(-1, _ROWS, _COLUMNS), 1, out=sums[:columns].view(-1, _COLUMNS))
+            torch.sum(piece.view(-1, _RUN), 1, out=sums[columns:])
+            value = zlib.crc32(room, value)
     return zlib.crc32(content[whole:], value)
 
 

@@ -29,7 +29,7 @@ from perdure_training.snapshots.private_map import PrivateMap
 
 PAGE = 4096
 """Bytes of the header, and the alignment of what follows it."""
-_MAGIC = b"PDSNAP02"
+_MAGIC = b"PDSNAP03"
 """Also the version of the format: a file of another one is not a snapshot."""
 _FRAME = struct.Struct("<8sII")
 """Magic number, length of the header's text, checksum of that text."""

@@ -106,18 +106,43 @@ def test_a_change_of_any_bytes_that_are_close_to_each_other_is_found(data: st.Da
     assert fingerprint(content) != before
 
 
-def test_rows_that_change_places_are_found():
-    content = memoryview(bytearray(os.urandom(1 << 19)))
-    before = fingerprint(content)
-    content[:] = bytes(content[1 << 18 :]) + bytes(content[: 1 << 18])
-    assert fingerprint(content) != before
+WORD, ROW, BLOCK = 8, 1 << 14, 1 << 18
+"""Of the checksum."""
+
+
+@settings(deadline=None, max_examples=50)
+@given(data=st.data(), bit=st.integers(0, 63))
+def test_opposite_changes_of_words_at_any_distance_are_found(data: st.DataObject, bit: int):
+    """A checksum of one sum for each column, or of one for each run, does not see them."""
+    content = bytearray(os.urandom(2 * BLOCK))
+    words = memoryview(content).cast("Q")
+    distance = data.draw(st.sampled_from([1, 255, 256, ROW // WORD, 3 * ROW // WORD, BLOCK // WORD]))
+    at = data.draw(st.integers(0, len(words) - 1 - distance))
+    words[at] |= 1 << bit
+    words[at + distance] &= ~(1 << bit)
+    before = fingerprint(memoryview(content))
+    words[at] ^= 1 << bit
+    words[at + distance] ^= 1 << bit
+    assert fingerprint(memoryview(content)) != before
+
+
+@settings(deadline=None, max_examples=50)
+@given(data=st.data(), size=st.sampled_from([WORD, 256 * WORD, 4096, ROW, BLOCK]))
+def test_pieces_that_change_places_are_found(data: st.DataObject, size: int):
+    content = bytearray(os.urandom(5 * BLOCK))
+    before = fingerprint(memoryview(content))
+    first = size * data.draw(st.integers(0, len(content) // size - 2))
+    second = size * data.draw(st.integers(first // size + 1, len(content) // size - 1))
+    one, other = content[first : first + size], content[second : second + size]
+    content[first : first + size], content[second : second + size] = other, one
+    assert fingerprint(memoryview(content)) != before
 
 
 def test_a_snapshot_of_an_older_format_is_none(tmp_path: Path):
     slot = Arena(tmp_path).slot(0, 0)
     write(slot, b"state")
     content = slot.path.read_bytes()
-    slot.path.write_bytes(b"PDSNAP01" + content[8:])
+    slot.path.write_bytes(b"PDSNAP02" + content[8:])
     assert slot.header() is None
 
 
