@@ -45,12 +45,18 @@ WORKER = Peer("10.1.0.10", "perdure", {**GATEWAY.labels, "app.kubernetes.io/comp
 FALSE_GATEWAY = Peer("10.1.0.11", "vision", GATEWAY.labels)
 TEMPORAL = Peer("10.1.0.12", "temporal", {"app.kubernetes.io/name": "temporal"})
 NAME_SERVER = Peer("10.1.0.13", "kube-system", {"k8s-app": "kube-dns"})
+NODE_LOCAL_CACHE = Peer("169.254.20.10")
+"""NodeLocal DNSCache runs on the machine's network, so only its address selects it."""
 
 
 @pytest.fixture
 async def policies(helm: Path) -> list[dict[str, Any]]:
     """The policies of the chart's defaults, with one namespace of jobs."""
-    objects = await rendered(helm, jobNamespaces=["nlp"])
+    return await policies_of(helm)
+
+
+async def policies_of(helm: Path, **values: Any) -> list[dict[str, Any]]:
+    objects = await rendered(helm, jobNamespaces=["nlp"], networkPolicy=values)
     return [one for one in objects if one["kind"] == "NetworkPolicy"]
 
 
@@ -69,16 +75,41 @@ DENIED = (
     (Peer("100.64.3.1"), 10250),
     (Peer("169.254.169.254"), 80),
     (Peer("fd00:ec2::254"), 80),
+    # A tunnel at the port of name servers, and name servers at others.
+    (NO_JOB, 53),
+    (OTHER_TENANT, 53),
+    (Peer("10.1.0.14", "vision", NAME_SERVER.labels), 53),
+    (Peer("10.96.0.1"), 53),
+    (Peer("169.254.169.254"), 53),
+    (NAME_SERVER, 9153),
+    (NODE_LOCAL_CACHE, 9253),
 )
-ALLOWED = ((SAME_NAMESPACE, 29500), (GATEWAY, 7433), (NAME_SERVER, 53), (Peer("198.51.100.7"), 443))
+PUBLIC = ((Peer("198.51.100.7"), 443), (Peer("198.51.100.8"), 7233), (Peer("198.51.100.9"), 6443))
+"""A hub of models, Temporal Cloud, and an API server with a public address."""
+ALLOWED = ((SAME_NAMESPACE, 29500), (GATEWAY, 7433), (NAME_SERVER, 53), (NODE_LOCAL_CACHE, 53))
 STRANGERS = (NO_JOB, OTHER_TENANT, TEMPORAL, Peer("198.51.100.7"))
 
 
-async def test_training_code_connects_to_its_peers_the_gateway_and_the_internet_only(
+async def test_training_code_connects_to_its_peers_the_gateway_and_name_servers_only(
     policies: list[dict[str, Any]],
 ) -> None:
-    assert [one for one in DENIED if connects(policies, JOB, *one)] == []
+    assert [one for one in (*DENIED, *PUBLIC) if connects(policies, JOB, *one)] == []
     assert [one for one in ALLOWED if not connects(policies, JOB, *one)] == []
+
+
+async def test_the_site_allows_single_addresses_the_internet_and_other_name_servers(helm: Path) -> None:
+    hub, temporal, api = PUBLIC
+    allowed = {"to": [{"ipBlock": {"cidr": "198.51.100.7/32"}}], "ports": [{"port": 443}]}
+    listed = await policies_of(helm, jobsEgress=[allowed])
+    assert [one for one in PUBLIC if connects(listed, JOB, *one)] == [hub]
+    private = ["10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"]
+    public = await policies_of(helm, jobsInternet=True, jobsDenied=[*private, "198.51.100.9/32"])
+    assert [one for one in PUBLIC if connects(public, JOB, *one)] == [hub, temporal]
+    assert [one for one in DENIED if connects(public, JOB, *one)] == []
+    service = await policies_of(helm, jobsDns=[{"ipBlock": {"cidr": "10.96.0.10/32"}}])
+    assert connects(service, JOB, Peer("10.96.0.10"), 53)
+    assert not connects(service, JOB, NAME_SERVER, 53)
+    assert not connects(service, JOB, *api)
 
 
 async def test_strangers_reach_neither_pods_of_jobs_nor_the_gateway(policies: list[dict[str, Any]]) -> None:
